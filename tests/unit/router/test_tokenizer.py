@@ -1,0 +1,73 @@
+"""Tokenizer and incremental detokenisation."""
+
+import random
+
+import pytest
+
+from disagg.errors import ConfigError
+from disagg.router.tokenizer import WINDOW_TOKENS_MAX, Tokenizer
+
+TEXTS = ["plain words here", "naïve café — 5 €", "日本語のテスト", "👩‍👩‍👧‍👦 and 🏳️‍🌈!", "a\ufffdb"]
+
+
+def stream(tokenizer, token_ids, prompt=()):
+    detokenizer = tokenizer.detokenizer(prompt)
+    return [detokenizer.push(token_id) for token_id in token_ids]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_join_to_the_text_and_never_break_a_character(tokenizer, text):
+    ids = tokenizer.encode(text)[1:]
+    pieces = stream(tokenizer, ids, prompt=tokenizer.encode("before "))
+    assert "".join(pieces) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+    # Negative control: decoding token by token does break these texts.
+    naive = [tokenizer.decode([i]) for i in ids]
+    assert text.isascii() or any("\ufffd" in piece for piece in naive)
+
+
+def test_an_unfinished_character_at_the_end_is_not_shown(tokenizer):
+    ids = tokenizer.encode("ok €")[1:]
+    assert "".join(stream(tokenizer, ids[:-1])) == "ok "
+
+
+def test_garbage_bytes_are_bounded_and_text_goes_on_after_them(tokenizer):
+    seed = random.randrange(2**32)
+    print(f"seed={seed}")
+    rng = random.Random(seed)
+    start = tokenizer.encode("é")[1]  # a byte that begins a two-byte character
+    ids = [start] * (3 * WINDOW_TOKENS_MAX) + list(tokenizer.encode("done")[1:])
+    detokenizer = tokenizer.detokenizer(())
+    text = ""
+    for token_id in ids:
+        text += detokenizer.push(token_id)
+        assert len(detokenizer._window) <= 2 * WINDOW_TOKENS_MAX
+    assert text.endswith("done")
+    noise = [rng.randrange(7, tokenizer.vocab_size) for _ in range(500)]
+    text = "".join(stream(tokenizer, [*noise, *tokenizer.encode("done")[1:]]))
+    assert text.endswith("done")
+
+
+def test_special_tokens_are_not_shown_but_are_named_in_logprobs(tokenizer):
+    eos = tokenizer.eos_token_ids[0]
+    assert stream(tokenizer, [eos]) == [""]
+    assert tokenizer.token_bytes(eos) == b"<eos>"
+    assert b"".join(tokenizer.token_bytes(i) for i in tokenizer.encode("a €")[1:]) == "a €".encode()
+
+
+def test_chat_template_and_defaults(tokenizer):
+    ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    assert tokenizer._backend.decode(list(ids), skip_special_tokens=False) == (
+        "<bos><|user|>hi<|end|><|assistant|>"
+    )
+    assert tokenizer.vocab_size == 320
+    assert tokenizer.eos_token_ids == (2, 6)
+
+
+def test_a_directory_without_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="config.json"):
+        Tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError):
+        Tokenizer(tmp_path)
