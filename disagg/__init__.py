@@ -1,0 +1,1 @@
+"""disagg: prefill/decode disaggregation for hybrid-attention language models."""

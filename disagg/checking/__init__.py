@@ -1,0 +1,1 @@
+"""Tools that show the protocol right: explorer and small worlds (core only)."""

@@ -1,0 +1,114 @@
+"""The one error tree of the project.
+
+::
+
+    DisaggError
+    ├── RequestError          the caller's mistake; names the field (400)
+    │   ├── ModelNotFoundError    no such model (404)
+    │   └── ContextLengthError    prompt or prompt + max_tokens too long (400)
+    ├── CapacityError         no room now; try again later (429)
+    ├── RemoteFault           a worker or peer failed (503)
+    │   └── ProtocolError         a peer sent what the protocol forbids (502)
+    ├── ExpiredError          a bound on waiting was reached (504)
+    ├── CancelledError        the client went away (499)
+    └── ConfigError           settings, checkpoint or contract unusable (start-up)
+
+``InvariantViolation`` stands outside the tree: it is a bug of ours and never caught.
+"""
+
+from typing import ClassVar
+
+
+class DisaggError(Exception):
+    """Base of everything disagg raises on purpose.
+
+    Attributes:
+        message: what happened and what to do, one sentence.
+        request_id: the request it belongs to, "" when none.
+        param: the request field or setting at fault, "" when none.
+    """
+
+    http_status: ClassVar[int] = 500
+    grpc_status: ClassVar[str] = "INTERNAL"
+    code: ClassVar[str] = "internal_error"
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str = "", request_id: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.request_id = request_id
+
+
+class RequestError(DisaggError):
+    """The caller's mistake; ``param`` names the field."""
+
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
+    code = "invalid_value"
+    type = "invalid_request_error"
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not served here."""
+
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+    code = "model_not_found"
+
+
+class ContextLengthError(RequestError):
+    """Prompt, or prompt + max_tokens, exceeds what the model or the pools can hold."""
+
+    code = "context_length_exceeded"
+
+
+class CapacityError(DisaggError):
+    """No room at present; the same request may succeed later."""
+
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+    code = "rate_limit_exceeded"
+    type = "rate_limit_error"
+
+
+class RemoteFault(DisaggError):
+    """A worker or a peer failed and the request could not be continued elsewhere."""
+
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+    code = "worker_unavailable"
+
+
+class ProtocolError(RemoteFault):
+    """A peer sent something the protocol forbids."""
+
+    http_status = 502
+    code = "protocol_error"
+
+
+class ExpiredError(DisaggError):
+    """A bound on waiting was reached."""
+
+    http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
+    code = "timeout"
+
+
+class CancelledError(DisaggError):
+    """The client went away; nobody reads the answer."""
+
+    http_status = 499
+    grpc_status = "CANCELLED"
+    code = "cancelled"
+
+
+class ConfigError(DisaggError):
+    """Settings, a checkpoint or a contract cannot be used; raised at start-up."""
+
+    grpc_status = "FAILED_PRECONDITION"
+    code = "config_error"
+
+
+class InvariantViolation(AssertionError):
+    """A bug of ours: an invariant of the design does not hold."""

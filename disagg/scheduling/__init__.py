@@ -1,0 +1,1 @@
+"""The worker's decisions: scheduler, batches, hand-overs; sans-IO."""

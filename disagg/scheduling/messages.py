@@ -1,0 +1,180 @@
+"""Messages between the router and a worker.
+
+Downstream `Submit` and `Cancel` travel on one ordered stream, so a cancel never overtakes its
+submit. Upstream, one `StepOutputs` per engine step carries the tokens of all its sequences.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from disagg.scheduling.sampling import SamplingParams, TokenLogprobs
+from disagg.transfer.identity import Incarnation, RequestKey
+
+
+class Role(StrEnum):
+    """What a worker does for one generation of a request."""
+
+    LOCAL = "local"
+    """Prefill and decode here; no lease, no reservation."""
+    PREFILL = "prefill"
+    """Prefill here, hand over to the peer."""
+    DECODE = "decode"
+    """Reserve, pull from the peer, decode."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where the other worker of a hand-over is reached, and in which life."""
+
+    incarnation: Incarnation
+    address: str
+    """host:port of its gRPC service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start one generation of a request on a worker."""
+
+    key: RequestKey
+    role: Role
+    token_ids: tuple[int, ...]
+    """Prompt, plus the tokens already emitted when the router plans anew."""
+    hashes: tuple[bytes, ...]
+    """Chain values of the full hash blocks of ``token_ids`` (hashed once, by the router)."""
+    cache_salt: bytes
+    sampling: SamplingParams
+    """``max_tokens`` counts from the end of ``token_ids``."""
+    peer: PeerAddress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a generation; unknown ones are ignored."""
+
+    key: RequestKey
+    reason: str
+
+
+RouterMessage = Submit | Cancel
+
+
+class FinishReason(StrEnum):
+    """Why a request is complete (OpenAI's names); NONE while it is not."""
+
+    NONE = ""
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """New tokens of one sequence. The router accepts them by generation and position."""
+
+    key: RequestKey
+    position: int
+    """Absolute index in the sequence of the first of ``token_ids``."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Parallel to ``token_ids``, or empty when not asked for."""
+    finish_reason: FinishReason = FinishReason.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """Everything one engine step emitted."""
+
+    outputs: tuple[SequenceOutput, ...]
+
+
+class EndReason(StrEnum):
+    """Why a worker ended its part of a generation without finishing it."""
+
+    CANCELLED = "cancelled"
+    PEER_ENDED = "peer_ended"
+    PEER_LOST = "peer_lost"
+    LEASE_DEAD = "lease_dead"
+    COMMIT_REFUSED = "commit_refused"
+    READ_FAILED = "read_failed"
+    READ_STUCK = "read_stuck"
+    RESERVE_REFUSED = "reserve_refused"
+    EXPIRED = "expired"
+    CAPACITY = "capacity"
+    STEP_FAILED = "step_failed"
+    REJECTED = "rejected"
+    """The request itself cannot be served here; planning anew does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnded:
+    """A worker ended its part before the request finished; the router plans anew or fails it."""
+
+    key: RequestKey
+    reason: EndReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReport:
+    """What the prefill (or local) part found in its cache; sent when its prefill completes."""
+
+    key: RequestKey
+    num_prompt_tokens: int
+    hit_tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTransfer:
+    """One KV cache group's share of a committed transfer."""
+
+    group: int
+    kind: str
+    """``full_attention``, ``sliding_window``, ..."""
+    window_tokens: int
+    """0 where the kind has none."""
+    block_tokens: int
+    block_map: str
+    """One character per block position: ``p`` pulled, ``h`` hit, ``.`` null, ``n`` new."""
+    pulled_blocks: int
+    pulled_bytes: int
+    """Moved, padding included."""
+    useful_bytes: int
+    """Of those, what layers of this group use."""
+    full_blocks: int
+    """Blocks that moving every position would have cost."""
+    full_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """Sent by the decode worker when its pull is committed."""
+
+    key: RequestKey
+    owner: Incarnation
+    groups: tuple[GroupTransfer, ...]
+    num_reads: int
+    read_ms: int
+    """From the first READ posted to the last one done."""
+    exposed_ms: int
+    """From the seal's arrival to the commit's OK."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """Load and counters of a worker; sent when they changed, at most once a heartbeat."""
+
+    num_waiting: int
+    num_running: int
+    num_prefill_tokens_queued: int
+    num_blocks_usable: int
+    num_blocks_free: int
+    num_leases: int
+    num_reservations: int
+    num_inbound: int
+    num_blocks_quarantined: int
+    ready: bool
+    counters: tuple[tuple[str, int], ...] = ()
+    """Monotonic counts by name, e.g. ``commits_refused``."""
+
+
+WorkerMessage = StepOutputs | PartEnded | PrefillReport | TransferReport | WorkerStats

@@ -1,0 +1,1 @@
+"""The transfer protocol: leases, inbound transfers, reservations; sans-IO."""

@@ -1,0 +1,156 @@
+"""Messages between two workers. Each is idempotent: it moves a state in a table, never a counter.
+
+The envelope (sender's and addressee's incarnation) is the shell's; a message with a wrong
+addressee epoch is answered `WrongEpoch` and changes nothing.
+"""
+
+from dataclasses import dataclass
+
+from disagg.transfer.identity import Attempt, RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedRange:
+    """Blocks of one group at consecutive positions, adjacent in the owner's pool.
+
+    Position is the block's index in its request; block ids are the owner's.
+    """
+
+    group: int
+    position: int
+    block_id: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Closes a lease's list of offers."""
+
+    num_tokens: int
+    """Tokens whose KV the lease covers: the prompt's length at a hand-over."""
+    num_ranges: tuple[int, ...]
+    """Per group."""
+    first_token_id: int = -1
+    """Token 0 of a hand-over; -1 for a prefix pull."""
+    first_logprob: float = 0.0
+    first_top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+# --- reservation: prefill worker (owner-to-be) -> decode worker (reader-to-be) and back
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Ask for memory for a hand-over; ``number`` counts up at the asker."""
+
+    key: RequestKey
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Answer to `Reserve`, at once: yes with what is lacked, or no with the reason."""
+
+    key: RequestKey
+    number: int
+    granted: bool
+    reason: str = ""
+    first_lacked: tuple[int, ...] = ()
+    """Per group: first block position that must be offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Frees reservations up to ``number``; later arrivals up to it are refused."""
+
+    key: RequestKey
+    number: int
+
+
+# --- lease
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """Owner -> reader: ranges numbered from ``first``, the seal if there is one, or the end.
+
+    Pushed when something is new and sent as the answer to `AskOffers`.
+    """
+
+    key: RequestKey
+    lease_id: int
+    first: int
+    ranges: tuple[OfferedRange, ...] = ()
+    seal: Seal | None = None
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskOffers:
+    """Reader -> owner: all offers from a number on."""
+
+    key: RequestKey
+    lease_id: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Reader -> owner, after every READ is done: did you hold all of it until now?"""
+
+    key: RequestKey
+    lease_id: int
+    attempt: Attempt
+    num_ranges: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswer:
+    """Owner -> reader: only ``ok`` for the current attempt makes the blocks readable."""
+
+    key: RequestKey
+    lease_id: int
+    attempt: Attempt
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSeen:
+    """Reader -> owner: the answer arrived; the owner may forget the lease."""
+
+    key: RequestKey
+    lease_id: int
+    attempt: Attempt
+
+
+# --- ends
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Whoever ends its part of a generation tells the peer worker directly."""
+
+    key: RequestKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongEpoch:
+    """Answer to a message addressed to another incarnation; nothing was changed."""
+
+    expected_epoch: str
+
+
+PeerMessage = (
+    Reserve
+    | Reserved
+    | Release
+    | Offers
+    | AskOffers
+    | Commit
+    | CommitAnswer
+    | CommitSeen
+    | Ended
+    | WrongEpoch
+)

@@ -1,0 +1,1 @@
+"""Router shell: HTTP front, gRPC services, tokenizer, worker clients."""

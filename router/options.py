@@ -1,0 +1,32 @@
+"""Plain numbers and names the router is built from; settings are read elsewhere."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """Everything the router needs to start. Validated where the settings are read."""
+
+    model_dir: str
+    """Checkpoint directory; only config, generation defaults and tokenizer are read."""
+    model_name: str
+    """The name clients use."""
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    """0: any free one (printed at start)."""
+    grpc_port: int = 50051
+    """0: any free one."""
+    hash_key: str = ""
+    """Must equal the workers'; "" derives it from the model's fingerprint."""
+    body_bytes_max: int = 32 << 20
+    requests_max: int = 1024
+    """Live requests; more are refused with 429."""
+    replans_max: int = 3
+    """Tries after the first before a request fails."""
+    request_timeout_ms: int = 600_000
+    """Without any progress for so long a request fails with 504."""
+    records_max: int = 1024
+    """Finished requests whose record stays readable."""
+    heartbeat_ms: int = 1_000
+    worker_silent_ms: int = 10_000
+    """A worker not heard of for so long is dropped."""

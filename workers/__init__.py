@@ -1,0 +1,1 @@
+"""Worker shell: engine, NIXL transport, gRPC service, Ray actor."""

@@ -1,0 +1,51 @@
+"""Plain numbers and names a worker is built from; settings are read elsewhere."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Everything one worker needs to start. Validated where the settings are read."""
+
+    worker_id: str
+    role: str
+    """prefill, decode or both: what the router prefers it for; any worker can do either."""
+    model_dir: str
+    model_name: str
+    """The name clients use."""
+    router_addresses: tuple[str, ...]
+    """host:port of each router's gRPC service."""
+    host: str = "127.0.0.1"
+    """Address the gRPC service binds to and announces."""
+    port: int = 0
+    """0: any free one."""
+    # engine
+    device: str = "cpu"
+    dtype: str = "float32"
+    num_threads: int = 1
+    num_blocks: int = 1024
+    block_tokens: int = 16
+    hash_key: str = ""
+    """Secret of the block hashes; "" derives it from the model's fingerprint."""
+    # scheduling
+    max_model_tokens: int = 0
+    """0: the model's own limit."""
+    max_step_tokens: int = 512
+    max_sequences: int = 64
+    max_waiting: int = 1024
+    # transfer
+    handover_share_max: float = 0.5
+    """Share of the pool that reservations, outgoing leases and hand-over prefills may take."""
+    reserve_timeout_ms: int = 2_000
+    reserve_passes_max: int = 20
+    reserve_retry_min_ms: int = 5
+    reserve_retry_max_ms: int = 60
+    reservation_ttl_ms: int = 120_000
+    lease_ttl_ms: int = 60_000
+    committed_max: int = 1024
+    commit_repeat_ms: int = 500
+    read_stuck_ms: int = 10_000
+    read_handle_bytes_max: int = 8 << 20
+    quarantine_share_max: float = 0.05
+    # registration
+    heartbeat_ms: int = 1_000
