@@ -1,0 +1,122 @@
+"""The calls of NIXL we use, typed. Not thread-safe: one thread makes and uses an agent.
+
+NIXL reports failures as exceptions of many classes; here each is a `RemoteFault`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NewType
+
+import numpy as np
+import numpy.typing as npt
+from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-untyped]
+
+from disagg.errors import RemoteFault
+from disagg.workers.transport import TransportInfo
+
+BlockIds = npt.NDArray[np.int32]
+PreparedPool = NewType("PreparedPool", object)
+"""A pool's blocks, ready to be read or written by index."""
+ReadHandle = NewType("ReadHandle", object)
+"""One posted READ."""
+
+_kept: list[object] = []
+"""Agents and pools stay as long as the process: a peer may read a pool at any time, and memory
+unmapped under a read has ended its owner's process (tcp)."""
+
+
+@contextmanager
+def _failures_as_remote_fault(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RemoteFault(f"{what}: {type(error).__name__}: {error}") from error
+
+
+class NixlAgent:
+    """One agent with one registered pool.
+
+    Args:
+        name: unique among all agents that ever meet.
+        pool: int8 tensor ``[num_blocks, block_bytes]``; registered once, kept for ever.
+
+    Raises:
+        RemoteFault: NIXL could not start or register the pool.
+    """
+
+    def __init__(self, name: str, pool: Any) -> None:
+        with _failures_as_remote_fault("starting NIXL"):
+            # Without a progress thread a busy owner stalls its readers by 5-40 ms (tcp).
+            config = nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
+            self._agent: Any = nixl_agent(name, config)
+            _kept.append((self._agent, pool))
+            self._agent.register_memory(pool)
+            metadata: bytes = self._agent.get_agent_metadata()
+        self.info = TransportInfo(
+            metadata=metadata,
+            pool_address=pool.data_ptr(),
+            num_blocks=pool.shape[0],
+            block_bytes=pool.shape[1],
+            memory_kind="VRAM" if pool.is_cuda else "DRAM",
+            device_id=pool.get_device() if pool.is_cuda else 0,
+        )
+        with _failures_as_remote_fault("preparing the own pool"):
+            self.pool: PreparedPool = self._prepare("NIXL_INIT_AGENT", self.info)
+
+    def add_peer(self, name: str, info: TransportInfo) -> PreparedPool:
+        """Load a peer's metadata, connect to it and prepare its pool.
+
+        Raises:
+            RemoteFault: NIXL refused, or the metadata belongs to somebody else.
+        """
+        with _failures_as_remote_fault(f"adding {name}"):
+            loaded: bytes | str = self._agent.add_remote_agent(info.metadata)
+            actual = loaded.decode() if isinstance(loaded, bytes) else loaded
+            try:
+                if actual != name:
+                    raise ValueError(f"its metadata names {actual!r}")
+                self._agent.make_connection(name)  # else the first READ takes 90-150 ms more
+                return self._prepare(name, info)
+            except Exception:
+                self._agent.remove_remote_agent(actual)
+                raise
+
+    def remove_peer(self, name: str, pool: PreparedPool) -> None:
+        """Forget a peer to which no handle is in progress."""
+        with _failures_as_remote_fault(f"removing {name}"):
+            self._agent.release_dlist_handle(pool)
+            self._agent.remove_remote_agent(name)
+
+    def make_read(self, source: PreparedPool, src: BlockIds, dst: BlockIds) -> ReadHandle:
+        """Make, but do not post, a READ of ``src`` blocks into our ``dst`` blocks."""
+        with _failures_as_remote_fault("making a READ"):
+            handle = self._agent.make_prepped_xfer("READ", self.pool, dst, source, src)
+            return ReadHandle(handle)
+
+    def post(self, handle: ReadHandle) -> bool:
+        """Post a READ (this can block); True when it is done already."""
+        with _failures_as_remote_fault("posting a READ"):
+            return _is_done(self._agent.transfer(handle))
+
+    def is_done(self, handle: ReadHandle) -> bool:
+        """Whether a posted READ is done; an exception ends it too."""
+        with _failures_as_remote_fault("READ"):
+            return _is_done(self._agent.check_xfer_state(handle))
+
+    def release(self, handle: ReadHandle) -> None:
+        """Give back a terminal handle. Never call it while the READ is in progress."""
+        with _failures_as_remote_fault("releasing a READ"):
+            self._agent.release_xfer_handle(handle)
+
+    def _prepare(self, name: str, info: TransportInfo) -> PreparedPool:
+        # One strided row: (address, length, device, stride, count).
+        row = [info.pool_address, info.block_bytes, info.device_id, info.block_bytes]
+        blocks = np.array([[*row, info.num_blocks]], dtype=np.uint64)
+        handle = self._agent.prep_xfer_dlist(name, blocks, info.memory_kind)
+        return PreparedPool(handle)
+
+
+def _is_done(state: str) -> bool:
+    if state == "ERR":
+        raise RuntimeError("NIXL reports ERR")
+    return state == "DONE"

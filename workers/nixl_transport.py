@@ -1,0 +1,395 @@
+"""KV reads by NIXL, posted and polled on one thread of their own: a post can block for 0.5 s."""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from disagg.errors import CapacityError, ConfigError, RemoteFault
+from disagg.workers.nixl_agent import BlockIds, NixlAgent, PreparedPool, ReadHandle
+from disagg.workers.transport import TransportInfo
+
+_log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+COMMANDS_MAX = 4096
+READS_MAX = 4096
+PEER_HANDLES_MAX = 16
+"""In progress per peer, so that one that stopped does not take the others' turns."""
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    read_id: int
+    src: BlockIds
+    dst: BlockIds
+    num_posted: int = 0  # blocks
+    handles: int = 0  # in progress
+    error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    name: str
+    info: TransportInfo
+    pool: PreparedPool | None = None
+    error: str = ""
+    waiting: deque[_Read] = field(default_factory=deque)
+    handles: int = 0  # in progress
+    removing: bool = False
+    again: TransportInfo | None = None  # added again while its removal waits
+
+
+@dataclass(slots=True, eq=False)
+class _Posted:
+    peer: _Peer
+    read: _Read
+    posted_s: float
+
+
+class NixlTransport:
+    """See `KVTransport`. Making one takes up to some seconds.
+
+    Args:
+        agent_name: ``worker_id:epoch``.
+        pool: int8 ``[num_blocks, block_bytes]``, contiguous, host or CUDA; it stays registered
+            and alive as long as the process.
+        on_read_done: called on the transport's thread with (read id, error or "").
+        handle_bytes_max: a read is cut into handles of about this size, 1-16 MiB.
+
+    Raises:
+        ConfigError: the pool's shape is wrong, or NIXL does not start.
+    """
+
+    def __init__(
+        self,
+        agent_name: str,
+        pool: torch.Tensor,
+        *,
+        on_read_done: Callable[[int, str], None],
+        handle_bytes_max: int,
+    ) -> None:
+        if pool.dtype != torch.int8 or pool.dim() != 2 or not pool.is_contiguous():
+            raise ConfigError("the pool is not a contiguous int8 [num_blocks, block_bytes] tensor")
+        self._name = agent_name
+        self._on_read_done = on_read_done
+        self._handle_blocks_max = max(1, handle_bytes_max // pool.shape[1])
+        # Calls meet the thread here alone; what follows belongs to the thread.
+        self._commands: queue.Queue[Callable[[], None]] = queue.Queue(COMMANDS_MAX)
+        self._peers: dict[str, _Peer] = {}
+        self._posted: dict[ReadHandle, _Posted] = {}
+        self._active_s = 0.0
+        self._closing = False
+        # Written by the thread, read by all.
+        self._failure = ""
+        self._ending = threading.Lock()  # no command slips in behind the last one
+        self._num_reads = 0
+        self._oldest_s: float | None = None
+        self._idle: Future[None] = Future()
+        started: Future[NixlAgent] = Future()
+        self._thread = threading.Thread(
+            target=self._main, args=(pool, started), name=f"nixl {agent_name}", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._agent = started.result(START_TIMEOUT_S)
+        except Exception as error:
+            raise ConfigError(f"the KV transport does not start: {error!r}") from error
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be read any more; "" while all is well."""
+        return self._failure
+
+    @property
+    def num_reads(self) -> int:
+        """Reads taken by the thread whose end was not reported yet."""
+        return self._num_reads
+
+    @property
+    def num_in_progress(self) -> int:
+        """Handles posted and not terminal."""
+        return len(self._posted)
+
+    @property
+    def oldest_in_progress_ms(self) -> int:
+        """Age of the oldest handle in progress (a post that blocks included), 0 without one."""
+        oldest_s = self._oldest_s
+        return 0 if oldest_s is None else int((time.monotonic() - oldest_s) * 1000)
+
+    def local_info(self) -> TransportInfo:
+        """What other workers need to read from here."""
+        return self._agent.info
+
+    def add_peer(self, name: str, info: TransportInfo) -> None:
+        """Make a peer known and connect to it, on the transport's thread."""
+        self._put(lambda: self._add(name, info))
+
+    def remove_peer(self, name: str) -> None:
+        """Fail what is not posted yet; forget the peer when nothing is in progress."""
+        with contextlib.suppress(RemoteFault):  # an ended transport knows nobody
+            self._put(lambda: self._remove(name))
+
+    def read(
+        self, read_id: int, peer: str, src_blocks: Sequence[int], dst_blocks: Sequence[int]
+    ) -> None:
+        """Queue a read of the peer's ``src_blocks[i]`` into our ``dst_blocks[i]``.
+
+        Raises:
+            ValueError: lists of unequal length, or a destination outside our pool.
+            CapacityError: too many commands wait; nothing was queued.
+            RemoteFault: the transport has failed or is closed; nothing was queued.
+        """
+        src = np.asarray(src_blocks, dtype=np.int32)
+        dst = np.asarray(dst_blocks, dtype=np.int32)
+        if src.shape != dst.shape or src.ndim != 1:
+            raise ValueError(f"{len(src_blocks)} source and {len(dst_blocks)} destination blocks")
+        if not _inside(dst, self._agent.info.num_blocks):
+            raise ValueError("a destination block lies outside the pool")
+        self._put(lambda: self._start(_Read(read_id, src, dst), peer))
+
+    def close(self, timeout_s: float) -> bool:
+        """Fail what is not posted and wait for what is; nothing is read any more.
+
+        Returns:
+            Whether every handle became terminal. If not, their destinations may be written until
+            the process ends, and it must end before anything is done with them. Handles that
+            become terminal later are still reported.
+        """
+        with contextlib.suppress(RemoteFault):  # has ended already
+            self._put(self._close)
+        try:
+            self._idle.result(timeout_s)
+        except TimeoutError:
+            return False
+        return not self._posted
+
+    def _put(self, command: Callable[[], None]) -> None:
+        with self._ending:
+            if self._failure:
+                raise RemoteFault(f"the KV transport has ended: {self._failure}")
+            try:
+                self._commands.put_nowait(command)
+            except queue.Full:
+                raise CapacityError(f"{COMMANDS_MAX} transport commands are waiting") from None
+
+    # --- everything below runs on the transport's thread
+
+    def _main(self, pool: torch.Tensor, started: "Future[NixlAgent]") -> None:
+        try:
+            if pool.is_cuda:
+                torch.cuda.set_device(pool.device)
+            self._agent = NixlAgent(self._name, pool)
+        except Exception as error:
+            self._failure = str(error)
+            started.set_exception(error)
+            return
+        started.set_result(self._agent)
+        try:
+            while self._posted or not self._closing:
+                self._run_commands()
+                progress = self._post_pieces()
+                progress |= self._poll()
+                if progress:
+                    self._active_s = time.monotonic()
+            self._end("closed")
+        except Exception as error:
+            # A bug, but one that must not pass for a healthy worker.
+            _log.exception("the KV transport's thread failed")
+            self._end(repr(error))
+        self._idle.set_result(None)
+        if self._posted:
+            threading.Event().wait()  # holds the handles: their finalisers would release them
+
+    def _end(self, why: str) -> None:
+        with self._ending:
+            self._failure = why
+        self._close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._commands.get_nowait()()
+
+    def _run_commands(self) -> None:
+        """Run what is queued; wait for more where there is nothing else to do."""
+        try:
+            self._commands.get(timeout=self._wait_s())()
+            while True:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _wait_s(self) -> float | None:
+        if any(self._can_post(peer) for peer in self._peers.values()):
+            return 0.0
+        if not self._posted:
+            return None
+        # At least 50 us; 1 % of the silence so far, so that a stopped peer costs no core.
+        silent_s = time.monotonic() - self._active_s
+        return min(max(silent_s / 100, 50e-6), 5e-3)
+
+    @staticmethod
+    def _can_post(peer: _Peer) -> bool:
+        return (
+            bool(peer.waiting)
+            and peer.pool is not None
+            and not peer.removing
+            and peer.handles < PEER_HANDLES_MAX
+        )
+
+    def _add(self, name: str, info: TransportInfo) -> None:
+        peer = self._peers.get(name)
+        if peer is not None and peer.removing:
+            peer.again = info
+        elif peer is None or peer.pool is None:
+            self._connect(name, info)
+        elif peer.info != info:
+            _log.error("peer %s announced another pool in the same epoch; ignored", name)
+
+    def _connect(self, name: str, info: TransportInfo) -> None:
+        peer = self._peers[name] = _Peer(name, info)
+        ours = self._agent.info
+        if name == self._name:
+            peer.error = "a worker does not read from itself"
+        elif info.block_bytes != ours.block_bytes:
+            peer.error = f"{name} has blocks of {info.block_bytes} bytes, not {ours.block_bytes}"
+        else:
+            try:
+                peer.pool = self._agent.add_peer(name, info)
+            except RemoteFault as error:
+                peer.error = error.message
+        if peer.error:
+            _log.warning("no KV reads from %s: %s", name, peer.error)
+
+    def _remove(self, name: str) -> None:
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        peer.removing = True
+        peer.again = None
+        self._fail_waiting(peer, f"peer {name} was removed")
+        self._forget_when_idle(peer)
+
+    def _fail_waiting(self, peer: _Peer, error: str) -> None:
+        for read in list(peer.waiting):
+            self._end_piece(peer, read, error)
+
+    def _forget_when_idle(self, peer: _Peer) -> None:
+        if not peer.removing or peer.handles:
+            return
+        name = peer.name
+        del self._peers[name]
+        if peer.pool is not None:
+            try:
+                self._agent.remove_peer(name, peer.pool)
+            except RemoteFault as error:
+                _log.warning("%s", error.message)
+        if peer.again is not None:
+            self._connect(name, peer.again)
+            fresh = self._peers[name]
+            fresh.waiting = peer.waiting
+            if fresh.error:
+                self._fail_waiting(fresh, fresh.error)
+
+    def _start(self, read: _Read, name: str) -> None:
+        self._num_reads += 1
+        peer = self._peers.get(name)
+        if self._closing:
+            read.error = "the transport is closing"
+        elif peer is None or (peer.removing and peer.again is None):
+            read.error = f"peer {name} is unknown"
+        elif peer.error:
+            read.error = peer.error
+        elif not _inside(read.src, (peer.again or peer.info).num_blocks):
+            read.error = f"a source block lies outside the pool of {name}"
+        elif self._num_reads > READS_MAX:
+            read.error = f"{READS_MAX} reads are waiting"
+        if read.error or not read.src.size or peer is None:
+            self._report(read)
+        else:
+            peer.waiting.append(read)
+
+    def _post_pieces(self) -> bool:
+        """Post one handle to each peer that has a turn; whether there was one."""
+        posted = False
+        for peer in list(self._peers.values()):
+            if not self._can_post(peer) or peer.pool is None:
+                continue
+            posted = True
+            read = peer.waiting[0]
+            piece = slice(read.num_posted, read.num_posted + self._handle_blocks_max)
+            try:
+                handle = self._agent.make_read(peer.pool, read.src[piece], read.dst[piece])
+            except RemoteFault as error:
+                self._end_piece(peer, read, error.message)
+                continue
+            read.num_posted = min(piece.stop, len(read.src))
+            if read.num_posted == len(read.src):
+                peer.waiting.popleft()
+            read.handles += 1
+            peer.handles += 1
+            self._posted[handle] = _Posted(peer, read, time.monotonic())
+            self._note_oldest()
+            self._settle(handle, self._agent.post)
+        return posted
+
+    def _poll(self) -> bool:
+        """Look at every handle in progress; whether one became terminal."""
+        before = len(self._posted)
+        for handle in list(self._posted):
+            self._settle(handle, self._agent.is_done)
+        self._note_oldest()
+        return len(self._posted) < before
+
+    def _note_oldest(self) -> None:
+        # Published by the thread: others cannot walk a dict that changes.
+        self._oldest_s = next((posted.posted_s for posted in self._posted.values()), None)
+
+    def _settle(self, handle: ReadHandle, ask: Callable[[ReadHandle], bool]) -> None:
+        error = ""
+        try:
+            if not ask(handle):
+                return
+        except RemoteFault as fault:
+            error = fault.message
+        posted = self._posted.pop(handle)
+        posted.read.handles -= 1
+        posted.peer.handles -= 1
+        try:
+            self._agent.release(handle)
+        except RemoteFault as fault:
+            _log.debug("%s", fault.message)  # of a failed READ
+        self._end_piece(posted.peer, posted.read, error)
+        self._forget_when_idle(posted.peer)
+
+    def _end_piece(self, peer: _Peer, read: _Read, error: str) -> None:
+        """Note a failure, which ends what is not posted; report when nothing is in progress."""
+        read.error = read.error or error
+        if read.error and read.num_posted < len(read.src):
+            read.num_posted = len(read.src)
+            peer.waiting.remove(read)
+        if not read.handles and read.num_posted == len(read.src):
+            self._report(read)
+
+    def _report(self, read: _Read) -> None:
+        self._num_reads -= 1
+        try:
+            self._on_read_done(read.read_id, read.error)
+        except Exception:
+            _log.exception("on_read_done(%d)", read.read_id)
+
+    def _close(self) -> None:
+        self._closing = True
+        for peer in list(self._peers.values()):
+            self._fail_waiting(peer, "the transport is closing")
+
+
+def _inside(blocks: BlockIds, num_blocks: int) -> bool:
+    return not blocks.size or (int(blocks.min()) >= 0 and int(blocks.max()) < num_blocks)

@@ -1,0 +1,72 @@
+"""What a worker asks of the thing that moves KV blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TransportInfo:
+    """What a reader must know to read another worker's pool; valid for one epoch."""
+
+    metadata: bytes
+    pool_address: int
+    num_blocks: int
+    block_bytes: int
+    memory_kind: str
+    """DRAM or VRAM."""
+    device_id: int
+
+
+class KVTransport(Protocol):
+    """Reads blocks of other workers' pools into this worker's pool.
+
+    No call waits. Peers are named ``worker_id:epoch``, so a restarted worker is another peer.
+    """
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be read any more; "" while all is well."""
+        ...
+
+    @property
+    def num_reads(self) -> int:
+        """Reads whose end was not reported yet."""
+        ...
+
+    @property
+    def num_in_progress(self) -> int:
+        """Handles posted and not terminal; their destinations may still be written."""
+        ...
+
+    @property
+    def oldest_in_progress_ms(self) -> int:
+        """Age of the oldest of them, 0 when there is none."""
+        ...
+
+    def local_info(self) -> TransportInfo:
+        """What other workers need to read from here."""
+        ...
+
+    def add_peer(self, name: str, info: TransportInfo) -> None:
+        """Make a peer known; a failure shows as the error of every read from it."""
+        ...
+
+    def remove_peer(self, name: str) -> None:
+        """Forget a peer once no handle to it is in progress; what is not posted yet fails."""
+        ...
+
+    def read(
+        self, read_id: int, peer: str, src_blocks: Sequence[int], dst_blocks: Sequence[int]
+    ) -> None:
+        """Read the peer's ``src_blocks[i]`` into our ``dst_blocks[i]``.
+
+        The end is reported exactly once, when every handle of the read is terminal. Until then
+        the destinations must stay held. After it they hold the peer's bytes, or anything where an
+        error was reported; only the owner's commit says whether they are the right ones.
+        """
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop; False when handles stay in progress, then only the process's end is a fence."""
+        ...
