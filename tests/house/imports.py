@@ -1,0 +1,196 @@
+"""Reads every import of the tree and holds it against the arrows of the design."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FLOORS = ("errors", "kv", "transfer", "scheduling", "routing")
+CHECKING = ("checking", "testing")
+SHELLS = ("workers", "router")
+COMPOSITION = ("config", "cluster", "cli")
+
+CORE_STDLIB = {
+    "__future__", "abc", "array", "bisect", "collections", "contextlib", "copy", "dataclasses",
+    "enum", "fractions", "functools", "hashlib", "heapq", "hmac", "itertools", "json", "math",
+    "numbers", "operator", "re", "statistics", "string", "struct", "sys", "textwrap", "types",
+    "typing",
+}  # fmt: skip
+"""What the core may use; clocks, sockets, files, processes and chance enter as arguments."""
+CORE_BANNED = {"socket", "threading", "time", "random", "secrets", "os", "asyncio", "subprocess"}
+CORE_BANNED_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
+
+GRPC = {"grpc", "google"}
+THIRD_PARTY: dict[str, set[str]] = {
+    "wire": GRPC,
+    "checking": set(),
+    "testing": set(),
+    "workers": GRPC
+    | {"torch", "transformers", "safetensors", "numpy", "nixl", "ray", "prometheus_client"},
+    "router": GRPC
+    | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "prometheus_client", "numpy"},
+}
+RAY_AT = ("disagg.workers.actor", "disagg.cluster")
+"""Ray starts and supervises; nothing on the way of a token may depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module, with the place that imports it."""
+
+    importer: str
+    target: str
+    path: Path
+    line: int
+
+
+def find_modules(root: Path) -> dict[str, Path]:
+    """Dotted name of every module under the installed name, each file once."""
+    modules: dict[str, Path] = {}
+    for folder, prefix in (("disagg", ()), ("workers", ("disagg",)), ("router", ("disagg",))):
+        for path in sorted((root / folder).rglob("*.py")):
+            relative = path.relative_to(root)
+            if folder == "disagg" and relative.parts[1] in SHELLS:
+                continue  # the link; its target is walked by its own name
+            parts = (*prefix, *relative.with_suffix("").parts)
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            modules[name] = path
+    return modules
+
+
+def read_imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[Import]:
+    """Every import of a file: nested ones, type-checking ones and literal import_module too."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name, alias.name, path, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield Import(name, full if full in modules else base, path, node.lineno)
+        elif isinstance(node, ast.Call):
+            match node.args:
+                case [ast.Constant(str(target)), *_] if _called(node).endswith("import_module"):
+                    yield Import(name, target, path, node.lineno)
+
+
+def find_violations(root: Path) -> list[str]:
+    """All broken arrows of a tree, one line each; empty when the house stands."""
+    modules = find_modules(root)
+    graph: dict[str, set[str]] = {}
+    found: list[str] = []
+    for name, path in modules.items():
+        for item in read_imports(name, path, modules):
+            reason = _why_forbidden(item)
+            if reason:
+                where = f"{path.relative_to(root)}:{item.line}"
+                found.append(f"{where}: {name} imports {item.target}: {reason}")
+            if item.target in modules and item.target != name:
+                graph.setdefault(name, set()).add(item.target)
+        found += _banned_calls(root, name, path)
+    found += _outside(root)
+    circle = find_circle(graph)
+    if circle:
+        found.append("import circle: " + " -> ".join(circle))
+    return found
+
+
+def find_circle(graph: dict[str, set[str]]) -> list[str]:
+    """One circle of the graph, first name repeated at its end; empty when there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(graph.get(name, ())):
+            circle = visit(target, [*trail, name])
+            if circle:
+                return circle
+        done.add(name)
+        return []
+
+    for name in sorted(graph):
+        circle = visit(name, [])
+        if circle:
+            return circle
+    return []
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Name):
+        return function.id
+    return function.attr if isinstance(function, ast.Attribute) else ""
+
+
+def _room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def _why_forbidden(item: Import) -> str:
+    """Why an import breaks the house, "" when it does not."""
+    room = _room(item.importer)
+    top = item.target.split(".")[0]
+    if top in SHELLS:
+        return "shells are named disagg.workers and disagg.router"
+    if room == "":
+        return "disagg/__init__ imports nothing"
+    if room not in (*FLOORS, *CHECKING, *SHELLS, *COMPOSITION, "wire"):
+        return f"room {room} is not in the design"
+    if top == "disagg":
+        return _why_not_inside(room, _room(item.target))
+    if top == "ray" and not item.importer.startswith(RAY_AT):
+        return "Ray belongs to the actor and the cluster"
+    if room in FLOORS:
+        if top in CORE_BANNED:
+            return "the core is sans-IO: it comes in as an argument"
+        return "" if top in CORE_STDLIB else "not among the modules the core may use"
+    if room in COMPOSITION or top in sys.stdlib_module_names:
+        return ""
+    return "" if top in THIRD_PARTY[room] else f"not a third-party package of {room}"
+
+
+def _why_not_inside(room: str, target: str) -> str:
+    if room in COMPOSITION or target == room:
+        return ""
+    if target in COMPOSITION:
+        return "nobody imports composition"
+    if room in FLOORS:
+        lower = FLOORS[: FLOORS.index(room)]
+        return "" if target in lower else f"{room} may import only {', '.join(lower) or 'nothing'}"
+    allowed: tuple[str, ...] = FLOORS
+    if room in CHECKING:
+        allowed = (*FLOORS, *CHECKING)
+    elif room in SHELLS:
+        allowed = (*FLOORS, "wire")
+    return "" if target in allowed else f"{room} may import only {', '.join(allowed)}"
+
+
+def _banned_calls(root: Path, name: str, path: Path) -> Iterator[str]:
+    if _room(name) not in FLOORS:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called = node.func.id
+            if called in CORE_BANNED_CALLS:
+                where = f"{path.relative_to(root)}:{node.lineno}"
+                yield f"{where}: {name} calls {called}(): the core does no I/O"
+
+
+def _outside(root: Path) -> Iterator[str]:
+    """Bare names in what is not installed: tests, demo, benchmarks."""
+    for folder in ("tests", "demo", "benchmarks"):
+        for path in sorted((root / folder).rglob("*.py")):
+            for item in read_imports(folder, path, {}):
+                if item.target.split(".")[0] in SHELLS:
+                    where = f"{path.relative_to(root)}:{item.line}"
+                    yield f"{where}: imports {item.target}: say disagg.{item.target}"
