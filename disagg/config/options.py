@@ -1,0 +1,81 @@
+"""From settings to the plain options that workers and router take."""
+
+from pathlib import Path
+
+from disagg.config.settings import Settings
+from disagg.errors import ConfigError
+from disagg.router.options import RouterOptions
+from disagg.workers.options import WorkerOptions
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def model_name(settings: Settings) -> str:
+    """The name clients use.
+
+    Raises:
+        ConfigError: ``model.dir`` is missing or holds no checkpoint.
+    """
+    if not settings.model.dir:
+        raise ConfigError("model.dir: which checkpoint? (--model DIR)", param="model.dir")
+    folder = Path(settings.model.dir)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model.dir: {folder} is not a checkpoint directory (it has no config.json)",
+            param="model.dir",
+        )
+    return settings.model.name or folder.resolve().name
+
+
+def local_router_address(settings: Settings) -> str:
+    """host:port of the router's gRPC service as this machine reaches it.
+
+    Raises:
+        ConfigError: the port is still open (0), so nobody could find it.
+    """
+    if not settings.router.grpc_port:
+        raise ConfigError(
+            "router.grpc_port: must be given where workers and router start apart",
+            param="router.grpc_port",
+        )
+    host = _ANY_HOST.get(settings.router.host, settings.router.host)
+    return f"{host}:{settings.router.grpc_port}"
+
+
+def router_options(settings: Settings) -> RouterOptions:
+    """Options of the router.
+
+    Raises:
+        ConfigError: no usable checkpoint directory.
+    """
+    name = model_name(settings)
+    return RouterOptions(
+        model_dir=str(Path(settings.model.dir).resolve()),
+        model_name=name,
+        hash_key=settings.model.hash_key,
+        heartbeat_ms=settings.cluster.heartbeat_ms,
+        **settings.router.model_dump(),
+    )
+
+
+def worker_options(settings: Settings, worker_id: str, role: str) -> WorkerOptions:
+    """Options of one worker.
+
+    ``host`` may still be "node": only the process that runs on that node can resolve it.
+
+    Raises:
+        ConfigError: no usable checkpoint directory, or no router to register with.
+    """
+    name = model_name(settings)
+    return WorkerOptions(
+        worker_id=worker_id,
+        role=role,
+        model_dir=str(Path(settings.model.dir).resolve()),
+        model_name=name,
+        hash_key=settings.model.hash_key,
+        router_addresses=settings.cluster.router_addresses or (local_router_address(settings),),
+        heartbeat_ms=settings.cluster.heartbeat_ms,
+        **settings.worker.model_dump(),
+        **settings.scheduling.model_dump(),
+        **settings.transfer.model_dump(),
+    )

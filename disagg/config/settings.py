@@ -1,0 +1,174 @@
+"""What can be set, by concern, with ranges. Defaults equal those of the options they become."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+Milliseconds = Annotated[int, Field(ge=1, le=24 * 3_600_000)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+HostPort = Annotated[str, Field(pattern=r"^[^\s:/]+:[1-9][0-9]{0,4}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSettings(_Section):
+    """Which checkpoint is served, under which name."""
+
+    dir: str = ""
+    """Checkpoint directory, the same path on every node; nothing is downloaded."""
+    name: str = ""
+    """The name clients use; "" takes the directory's."""
+    hash_key: str = Field(default="", repr=False)
+    """Secret of the block hashes; "" derives it from the model's fingerprint."""
+
+
+class WorkerSettings(_Section):
+    """One worker process: device, arithmetic, memory."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address the worker binds to and announces; "node" is its Ray node's."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda)$")
+    """cuda is the device Ray gives the worker."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    num_threads: int = Field(default=1, ge=1, le=1024)
+    """Torch threads of a worker."""
+    num_blocks: int = Field(default=1024, ge=2, le=1 << 31)
+    """KV blocks of a worker's pool, the null block included."""
+    block_tokens: int = Field(default=16, ge=1, le=4096)
+    """Tokens per block; a power of two."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.block_tokens & (self.block_tokens - 1):
+            raise ValueError(f"block_tokens: {self.block_tokens} is not a power of two")
+        return self
+
+
+class SchedulingSettings(_Section):
+    """How a worker batches."""
+
+    max_model_tokens: int = Field(default=0, ge=0)
+    """Longest prompt plus answer; 0 takes the model's own limit."""
+    max_step_tokens: Positive = 512
+    """Tokens computed in one step; longer prompts are prefilled in chunks."""
+    max_sequences: Positive = 64
+    """Sequences running at once."""
+    max_waiting: Positive = 1024
+    """Sequences waiting; more are refused."""
+
+
+class TransferSettings(_Section):
+    """How KV blocks move between workers; time-outs cost time, never correctness."""
+
+    handover_share_max: Share = 0.5
+    """Share of a pool that reservations, leases and hand-over prefills may take."""
+    reserve_timeout_ms: Milliseconds = 2_000
+    reserve_passes_max: Positive = 20
+    """Refused reservations after which the router plans the request anew."""
+    reserve_retry_min_ms: Milliseconds = 5
+    reserve_retry_max_ms: Milliseconds = 60
+    reservation_ttl_ms: Milliseconds = 120_000
+    lease_ttl_ms: Milliseconds = 60_000
+    committed_max: Positive = 1024
+    """Committed leases remembered for repeated commits."""
+    commit_repeat_ms: Milliseconds = 500
+    read_stuck_ms: Milliseconds = 10_000
+    """A read in progress for longer quarantines its blocks."""
+    read_handle_bytes_max: int = Field(default=8 << 20, ge=4096, le=1 << 30)
+    """Bytes per transfer handle."""
+    quarantine_share_max: Share = 0.05
+    """Share of a pool in quarantine at which the worker leaves and comes back."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.reserve_retry_min_ms > self.reserve_retry_max_ms:
+            raise ValueError("reserve_retry_min_ms: must not exceed transfer.reserve_retry_max_ms")
+        return self
+
+
+class RouterSettings(_Section):
+    """The HTTP front, the gRPC service and what they accept."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address both services bind to."""
+    http_port: Port = 8000
+    """OpenAI-compatible HTTP; 0 takes any free port."""
+    grpc_port: Port = 50051
+    """Registration of workers, and generation for gRPC clients; 0 takes any free port."""
+    body_bytes_max: int = Field(default=32 << 20, ge=1024)
+    requests_max: Positive = 1024
+    """Live requests; more are refused with 429."""
+    replans_max: int = Field(default=3, ge=0, le=100)
+    """Tries after the first before a request fails."""
+    request_timeout_ms: Milliseconds = 600_000
+    """Without any progress for so long a request fails with 504."""
+    records_max: Positive = 1024
+    """Finished requests whose record stays readable."""
+    worker_silent_ms: Milliseconds = 10_000
+    """A worker not heard of for so long is dropped."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.http_port and self.http_port == self.grpc_port:
+            raise ValueError("grpc_port: must differ from router.http_port")
+        return self
+
+
+class ClusterSettings(_Section):
+    """Which workers exist, where, and how they are supervised."""
+
+    ray_address: str = ""
+    """Ray cluster to join, e.g. "auto" or host:6379; "" starts one on this machine."""
+    num_prefill: int = Field(default=1, ge=0, le=1024)
+    num_decode: int = Field(default=1, ge=0, le=1024)
+    num_both: int = Field(default=0, ge=0, le=1024)
+    """Workers without a preferred role; any worker can do both."""
+    role_resources: bool = False
+    """Place workers by the Ray resources disagg_prefill and disagg_decode."""
+    num_cpus_per_worker: float = Field(default=0.1, ge=0, le=1024)
+    """CPUs Ray counts for a worker; it limits placement, not use."""
+    num_gpus_per_worker: float = Field(default=1, ge=0, le=1024)
+    """GPUs Ray counts for a worker on cuda; less than 1 lets workers share one."""
+    router_addresses: tuple[HostPort, ...] = Field(default=(), strict=False)
+    """host:port of every router's gRPC service; empty derives it from router.host."""
+    heartbeat_ms: Milliseconds = 1_000
+    """Workers register again that often."""
+    max_restarts: int = Field(default=-1, ge=-1, le=1_000_000)
+    """Restarts of one worker by Ray, each a new epoch; -1 is without limit."""
+    object_store_mib: int = Field(default=80, ge=76, le=1 << 20)
+    """Ray's object store of a local cluster; KV never passes through it."""
+    start_timeout_s: Seconds = 300
+    stop_timeout_s: Seconds = 20
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_prefill + self.num_decode + self.num_both == 0:
+            raise ValueError("num_prefill: there must be at least one worker")
+        return self
+
+
+class Settings(_Section):
+    """Everything that can be set. Built by :func:`disagg.config.read_settings`."""
+
+    model: ModelSettings = ModelSettings()
+    worker: WorkerSettings = WorkerSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    transfer: TransferSettings = TransferSettings()
+    router: RouterSettings = RouterSettings()
+    cluster: ClusterSettings = ClusterSettings()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.router.worker_silent_ms < 2 * self.cluster.heartbeat_ms:
+            raise ValueError("router.worker_silent_ms: must be at least twice cluster.heartbeat_ms")
+        return self
+
+    @staticmethod
+    def secrets() -> frozenset[str]:
+        """Dotted keys whose values are never printed."""
+        return frozenset({"model.hash_key"})

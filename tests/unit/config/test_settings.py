@@ -1,0 +1,172 @@
+"""Settings: sources, their order, and what is refused by name."""
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from disagg.config import read_settings, router_options, worker_options
+from disagg.config.sources import Given, setting_types
+from disagg.errors import ConfigError
+from disagg.router.options import RouterOptions
+from disagg.workers.options import WorkerOptions
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "disagg.yaml"
+    path.write_text(text)
+    return path
+
+
+def _checkpoint(tmp_path: Path) -> str:
+    folder = tmp_path / "tiny-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    effective = read_settings()
+    assert set(effective.sources.values()) == {"default"}
+    assert list(effective.sources) == list(setting_types())
+
+
+def test_flags_beat_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    path = _file(tmp_path, "router:\n  http_port: 1\n  grpc_port: 2\n  replans_max: 3\n")
+    effective = read_settings(
+        path,
+        {"DISAGG_ROUTER__HTTP_PORT": "11", "DISAGG_ROUTER__GRPC_PORT": "12", "PATH": "/bin"},
+        {"router.http_port": Given(21, "flag:--http-port")},
+    )
+    router = effective.settings.router
+    assert (router.http_port, router.grpc_port, router.replans_max) == (21, 12, 3)
+    assert router.requests_max == 1024
+    assert effective.sources["router.http_port"] == "flag:--http-port"
+    assert effective.sources["router.grpc_port"] == "env:DISAGG_ROUTER__GRPC_PORT"
+    assert effective.sources["router.replans_max"] == f"file:{path}:4"
+    assert effective.sources["router.requests_max"] == "default"
+
+
+def test_the_environment_names_the_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, "cluster:\n  num_decode: 3\n")
+    assert read_settings(environ={"DISAGG_CONFIG": str(path)}).settings.cluster.num_decode == 3
+
+
+def test_text_becomes_the_type_of_the_setting() -> None:
+    environ = {
+        "DISAGG_CLUSTER__ROUTER_ADDRESSES": "a:1, b:2",
+        "DISAGG_CLUSTER__ROLE_RESOURCES": "true",
+        "DISAGG_CLUSTER__NUM_CPUS_PER_WORKER": "2",
+        "DISAGG_MODEL__NAME": "0123",
+    }
+    settings = read_settings(environ=environ).settings
+    assert settings.cluster.router_addresses == ("a:1", "b:2")
+    assert settings.cluster.role_resources is True
+    assert settings.cluster.num_cpus_per_worker == 2
+    assert settings.model.name == "0123"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("router:\n  http_prot: 1\n", "router.http_prot is not a setting (did you mean router.ht"),
+        ("routr:\n  http_port: 1\n", "routr is not a setting (did you mean router.host?)"),
+        ("http_port: 1\n", "http_port is not a setting (did you mean router.http_port?)"),
+        ("router:\n  num_blocks: 1\n", "(did you mean worker.num_blocks?)"),
+        ("router:\n  <<: {http_port: 1}\n", "router.<< is not a setting"),
+        ("router:\n  http_port: 1\n  http_port: 2\n", "http_port is given twice, in lines 2 and 3"),
+        ("router: {}\nrouter: {}\n", "router is given twice, in lines 1 and 2"),
+        ("router: 5\n", "router must hold keys with values"),
+        ("- 1\n", "the file must hold keys with values"),
+        ("a: [\n", "not YAML"),
+        ("router:\n  http_port: 70000\n", "router.http_port: should be less than or equal to 65535"),
+        ("router:\n  http_port: '80'\n", "router.http_port: should be a valid integer"),
+        ("router:\n  http_port: true\n", "router.http_port: should be a valid integer"),
+        ("router:\n  http_port: 1.5\n", "router.http_port: should be a valid integer"),
+        ("router:\n  http_port: [1]\n", "router.http_port: should be a valid integer"),
+        ("router:\n  http_port: 5\n  grpc_port: 5\n", "router.grpc_port: must differ from router.h"),
+        ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
+        ("worker:\n  block_tokens: 24\n", "worker.block_tokens: 24 is not a power of two"),
+        ("worker:\n  device: tpu\n", "worker.device: String should match pattern"),
+        ("worker:\n  dtype: int8\n", "worker.dtype: should be 'float32', 'bfloat16' or 'float16'"),
+        ("transfer:\n  handover_share_max: 1.5\n", "transfer.handover_share_max: should be less"),
+        ("transfer:\n  handover_share_max: .nan\n", "transfer.handover_share_max: should be"),
+        ("transfer:\n  reserve_retry_min_ms: 99\n", "transfer.reserve_retry_min_ms: must not"),
+        ("cluster:\n  num_prefill: 0\n  num_decode: 0\n", "there must be at least one worker"),
+        ("cluster:\n  router_addresses: [nohost]\n", "cluster.router_addresses: String should"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings(_file(tmp_path, text))
+    assert said in caught.value.message
+
+
+def test_a_fault_names_its_line_and_all_faults_are_told(tmp_path: Path) -> None:
+    path = _file(tmp_path, "router:\n  http_port: -1\nworker:\n  num_blocks: x\n")
+    with pytest.raises(ConfigError) as caught:
+        read_settings(path)
+    first, second = sorted(caught.value.message.splitlines())
+    assert first.endswith(f"[file:{path}:2]")
+    assert second.endswith(f"[file:{path}:4]")
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"DISAGG_ROUTER__HTTP_PROT": "1"}, "did you mean router.http_port?"),
+        ({"DISAGG_ROUTER_HTTP_PORT": "1"}, "[env:DISAGG_ROUTER_HTTP_PORT]"),
+        ({"DISAGG_ROUTER__HTTP_PORT": ""}, "router.http_port: should be a valid integer"),
+        ({"DISAGG_ROUTER__HTTP_PORT": "a: ["}, "router.http_port: should be a valid integer"),
+        ({"DISAGG_CONFIG": "/nowhere.yaml"}, "/nowhere.yaml: No such file"),
+    ],
+)
+def test_a_bad_variable_is_refused_by_name(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings(environ=environ)
+    assert said in caught.value.message
+
+
+def test_defaults_are_those_of_the_options(tmp_path: Path) -> None:
+    effective = read_settings(flags={"model.dir": Given(_checkpoint(tmp_path), "flag:--model")})
+    for options in (
+        worker_options(effective.settings, "w", "both"),
+        router_options(effective.settings),
+    ):
+        for field in fields(options):
+            if field.default is not MISSING:
+                assert getattr(options, field.name) == field.default, field.name
+
+
+def test_every_option_can_be_set() -> None:
+    known = {key.split(".")[1] for key in setting_types()}
+    computed = {"worker_id", "role", "model_dir", "model_name", "port"}
+    for options in (WorkerOptions, RouterOptions):
+        assert {field.name for field in fields(options)} <= known | computed
+
+
+def test_workers_find_the_router(tmp_path: Path) -> None:
+    flags = {
+        "model.dir": Given(_checkpoint(tmp_path), "flag:--model"),
+        "router.host": Given("0.0.0.0", "flag:--set"),
+    }
+    options = worker_options(read_settings(flags=flags).settings, "prefill-0", "prefill")
+    assert options.router_addresses == ("127.0.0.1:50051",)
+    assert (options.model_name, options.worker_id) == ("tiny-model", "prefill-0")
+    flags["cluster.router_addresses"] = Given(["r1:1", "r2:2"], "flag:--set")
+    options = worker_options(read_settings(flags=flags).settings, "prefill-0", "prefill")
+    assert options.router_addresses == ("r1:1", "r2:2")
+
+
+def test_a_missing_checkpoint_or_router_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.dir"):
+        router_options(read_settings().settings)
+    empty = {"model.dir": Given(str(tmp_path), "flag:--model")}
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        router_options(read_settings(flags=empty).settings)
+    open_port = {
+        "model.dir": Given(_checkpoint(tmp_path), "flag:--model"),
+        "router.grpc_port": Given(0, "flag:--set"),
+    }
+    with pytest.raises(ConfigError, match=r"router\.grpc_port"):
+        worker_options(read_settings(flags=open_port).settings, "w", "both")
