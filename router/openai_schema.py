@@ -1,0 +1,287 @@
+"""The OpenAI request bodies: every field is checked, ignored by name, or refused by name."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from disagg.errors import RequestError
+from disagg.router.ask import TEMPERATURE_MAX, Ask
+from disagg.scheduling.sampling import TOP_LOGPROBS_MAX
+
+COMPLETION_LOGPROBS_MAX = 5
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for completions."""
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Accepted and without effect: they do not change what is generated."""
+
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Known fields that would change the answer: only null and these neutral values pass."""
+
+MESSAGE_IGNORED = ("annotations", "audio", "function_call", "refusal", "tool_calls")
+"""What clients echo of an assistant's message; only empty ones pass."""
+
+
+def _prompt(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return tuple(value)
+    if isinstance(value, list) and all(isinstance(item, str | list) for item in value):
+        raise ValueError(
+            "several prompts in one request are not supported; send one each"
+        )
+    raise ValueError("must be a string or a list of token ids")
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("must be a string or a list of strings")
+
+
+def _content(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of text parts")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise ValueError("only parts of type 'text' are supported")
+        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise ValueError("a text part has exactly 'type' and a string 'text'")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+    )
+
+
+class StreamOptions(_Strict):
+    """``stream_options``."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Ignored: chunks are never padded."""
+
+
+class _Generation(_Strict):
+    """The fields both endpoints share."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=TEMPERATURE_MAX)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_Request = TypeVar("_Request", bound=_Generation)
+
+
+class CompletionRequest(_Generation):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
+    logprobs: Annotated[int, Field(ge=0, le=COMPLETION_LOGPROBS_MAX)] | None = None
+
+    def ask(self) -> Ask:
+        """Hand over what is asked for, in the form both front ends share."""
+        return Ask(
+            model=self.model,
+            prompt=self.prompt,
+            prompt_field="prompt",
+            max_tokens=self.max_tokens,
+            default_max_tokens=COMPLETION_MAX_TOKENS,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            num_logprobs=-1 if self.logprobs is None else self.logprobs,
+            stop=self.stop,
+            ignore_eos=bool(self.ignore_eos),
+            cache_salt=self.cache_salt or "",
+        )
+
+
+class Message(_Strict):
+    """One chat message."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = None
+
+
+class ChatRequest(_Generation):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: list[Message]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+
+    def ask(self) -> Ask:
+        """Hand over what is asked for, in the form both front ends share."""
+        field = (
+            "max_tokens"
+            if self.max_completion_tokens is None
+            else "max_completion_tokens"
+        )
+        return Ask(
+            model=self.model,
+            prompt=tuple(
+                message.model_dump(exclude_none=True) for message in self.messages
+            ),
+            prompt_field="messages",
+            max_tokens=getattr(self, field),
+            max_tokens_field=field,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            num_logprobs=(self.top_logprobs or 0) if self.logprobs else -1,
+            stop=self.stop,
+            ignore_eos=bool(self.ignore_eos),
+            cache_salt=self.cache_salt or "",
+        )
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """Check a completions body.
+
+    Raises:
+        RequestError: the first field that is wrong, unknown or unsupported, by name.
+    """
+    return _build(CompletionRequest.model_validate, _object(body))
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Check a chat completions body.
+
+    Raises:
+        RequestError: the first field that is wrong, unknown or unsupported, by name.
+    """
+    data = _object(body)
+    messages = data.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        for name in MESSAGE_IGNORED if isinstance(message, dict) else ():
+            if message.pop(name, None):
+                raise RequestError(
+                    "is not supported", param=f"messages[{index}].{name}"
+                )
+    request = _build(ChatRequest.model_validate, data)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("needs logprobs: true", param="top_logprobs")
+    if None not in (request.max_tokens, request.max_completion_tokens) and (
+        request.max_tokens != request.max_completion_tokens
+    ):
+        raise RequestError(
+            "differs from max_completion_tokens; set one", param="max_tokens"
+        )
+    return request
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise RequestError("the body must be a JSON object")
+    for name in IGNORED:
+        data.pop(name, None)
+    for name in UNSUPPORTED.keys() & data.keys():
+        value = data.pop(name)
+        if value is not None and not any(_same(value, ok) for ok in UNSUPPORTED[name]):
+            raise RequestError(f"this value of {name} is not supported", param=name)
+    return data
+
+
+def _same(value: object, neutral: object) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _build(
+    validate: Callable[[dict[str, Any]], _Request], data: dict[str, Any]
+) -> _Request:
+    try:
+        request = validate(data)
+    except ValidationError as error:
+        raise _request_error(error) from error
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("is only allowed with stream: true", param="stream_options")
+    return request
+
+
+def _request_error(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ""
+    for part in first["loc"]:
+        param += (
+            f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+        )
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        message = "unknown field"
+    elif kind == "missing":
+        message = "is required"
+    elif kind == "value_error":
+        message = str(first["ctx"]["error"])
+    else:
+        message = first["msg"]
+    return RequestError(message, param=param)

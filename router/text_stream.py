@@ -1,0 +1,84 @@
+"""From tokens to text: whole characters, stop strings."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from disagg.router.token_stream import TokenStream
+from disagg.router.tokenizer import Tokenizer
+from disagg.scheduling.messages import FinishReason
+from disagg.scheduling.sampling import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Something new for the client; the last one has a finish reason."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str
+
+
+class StopMatcher:
+    """Cuts text before the first stop string, however it falls between pieces."""
+
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self._stop = stop
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Return the text that is safe to show and whether a stop string was found."""
+        if not self._stop:
+            return text, False
+        text = self._held + text
+        found = [at for at in map(text.find, self._stop) if at >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        self._held = ""
+        for size in range(min(len(text), max(map(len, self._stop)) - 1), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self._stop):
+                self._held = text[-size:]
+                return text[:-size], False
+        return text, False
+
+    def flush(self) -> str:
+        """Return what was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+async def pieces(
+    stream: TokenStream, tokenizer: Tokenizer, stop: tuple[str, ...]
+) -> AsyncIterator[Piece]:
+    """Decode a token stream; a stop string ends it and cancels the rest at the workers.
+
+    A token that ends the request by being a stop token is counted but not shown. Tokens are
+    reported when they arrive, their text when it can no longer be part of a stop string.
+
+    Raises:
+        DisaggError: the request failed.
+    """
+    detokenizer = tokenizer.detokenizer(stream.request.token_ids)
+    matcher = StopMatcher(stop)
+    stop_ids = stream.request.sampling.stop_token_ids
+    finish = ""
+    while not finish:
+        delta = await stream.next()
+        finish = delta.finish_reason.value
+        last_is_shown = delta.finish_reason is not FinishReason.STOP or (
+            bool(delta.token_ids) and delta.token_ids[-1] not in stop_ids
+        )
+        shown = len(delta.token_ids) if last_is_shown else len(delta.token_ids) - 1
+        text, used = "", len(delta.token_ids)
+        for index in range(shown):
+            new, stopped = matcher.push(detokenizer.push(delta.token_ids[index]))
+            text += new
+            if stopped:
+                finish, used = FinishReason.STOP.value, index + 1
+                stream.cancel("stop string")
+                break
+        else:
+            if finish:
+                text += matcher.flush()
+        yield Piece(text, delta.token_ids[:used], delta.logprobs[:used], finish)

@@ -1,0 +1,85 @@
+"""The tokens of one request on their way from the dispatcher to whoever answers the client."""
+
+import asyncio
+from collections.abc import Callable
+
+from disagg.errors import CancelledError, DisaggError
+from disagg.routing.messages import Deliver, NewRequest
+from disagg.scheduling.messages import FinishReason
+from disagg.scheduling.sampling import TokenLogprobs
+
+
+class TokenStream:
+    """Single reader, single writer, one event loop.
+
+    What the client has not taken waits here; ``max_tokens`` bounds it, and a slow client delays
+    nobody else.
+
+    Attributes:
+        request: what was asked.
+        hit_tokens: prompt tokens some worker had in its cache; known once the prefill is done.
+    """
+
+    def __init__(self, request: NewRequest, cancel: Callable[[str, str], None]) -> None:
+        self.request = request
+        self.hit_tokens = 0
+        self._cancel = cancel
+        self._pending: list[Deliver] = []
+        self._error: DisaggError | None = None
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.request.request_id
+
+    def put(self, delta: Deliver) -> None:
+        """Dispatcher's side: new tokens."""
+        self._pending.append(delta)
+        self._ended = delta.finish_reason is not FinishReason.NONE
+        self._wake()
+
+    def fail(self, error: DisaggError) -> None:
+        """Dispatcher's side: the request ended without being complete."""
+        self._error = error
+        self._ended = True
+        self._wake()
+
+    async def next(self) -> Deliver:
+        """Wait for tokens and take all there are, as one delta.
+
+        Raises:
+            DisaggError: the request failed; tokens delivered before were handed out first.
+        """
+        if not self._pending:
+            if self._error is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            if not self._pending:
+                assert self._error is not None
+                raise self._error
+        pending, self._pending = self._pending, []
+        if len(pending) == 1:
+            return pending[0]
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        for delta in pending:
+            tokens += delta.token_ids
+            logprobs += delta.logprobs
+        last = pending[-1].finish_reason
+        return Deliver(self.request_id, tuple(tokens), tuple(logprobs), last)
+
+    def cancel(self, reason: str) -> None:
+        """Reader's side: nobody wants the rest. The workers are told at once; idempotent."""
+        if not self._ended:
+            self._cancel(self.request_id, reason)
+            self._pending.clear()
+            self.fail(CancelledError(reason, request_id=self.request_id))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
