@@ -1,0 +1,1 @@
+"""Codecs between the core's dataclasses and the wire messages."""

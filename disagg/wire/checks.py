@@ -1,0 +1,62 @@
+"""What every decoder checks; each failure is a `ProtocolError` that names ``Message.field``."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from disagg.errors import ProtocolError
+
+HASH_BYTES = 32
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def malformed(parent: Message, field: str, what: str) -> ProtocolError:
+    """Build the error for one field of ``parent``."""
+    name = f"{parent.DESCRIPTOR.name}.{field}"
+    return ProtocolError(f"{name} {what}", param=name)
+
+
+def require_set(parent: Message, *fields: str) -> None:
+    """Raise unless every message field named is present."""
+    for field in fields:
+        if not parent.HasField(field):
+            raise malformed(parent, field, "is missing")
+
+
+def require_text(parent: Message, *fields: str) -> None:
+    """Raise unless every string field named is non-empty."""
+    for field in fields:
+        if not getattr(parent, field):
+            raise malformed(parent, field, "is empty")
+
+
+def enum_value(kind: type[E], parent: Message, field: str) -> E:
+    """Read a string field as a member of ``kind``."""
+    try:
+        return kind(getattr(parent, field))
+    except ValueError:
+        allowed = ", ".join(repr(member.value) for member in kind)
+        what = f"is {getattr(parent, field)!r}, not one of {allowed}"
+        raise malformed(parent, field, what) from None
+
+
+def split_hashes(parent: Message, field: str) -> tuple[bytes, ...]:
+    """Cut a bytes field into block hashes."""
+    return cut_hashes(parent, field, getattr(parent, field))
+
+
+def cut_hashes(parent: Message, field: str, joined: bytes) -> tuple[bytes, ...]:
+    """Cut one entry of a repeated bytes field into block hashes."""
+    if len(joined) % HASH_BYTES:
+        raise malformed(parent, field, f"has {len(joined)} bytes, not a multiple of {HASH_BYTES}")
+    return tuple(joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES))
+
+
+def join_hashes(hashes: Sequence[bytes]) -> bytes:
+    """Join block hashes into a bytes field; `ValueError` where one has the wrong length."""
+    if any(len(h) != HASH_BYTES for h in hashes):
+        raise ValueError(f"block hashes have {HASH_BYTES} bytes")
+    return b"".join(hashes)

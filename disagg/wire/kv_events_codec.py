@@ -1,0 +1,101 @@
+"""KV events and snapshots on the wire."""
+
+from typing import assert_never
+
+from disagg.kv.events import (
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    KVEventBatch,
+    KVSnapshot,
+)
+from disagg.wire.checks import (
+    HASH_BYTES,
+    cut_hashes,
+    join_hashes,
+    malformed,
+    require_text,
+    split_hashes,
+)
+from disagg.wire.v1 import worker_pb2 as pb
+
+
+def kv_batch_to_wire(epoch: str, batch: KVEventBatch | KVSnapshot) -> pb.KvEventBatch:
+    """Encode numbered events, or a snapshot that replaces everything before it."""
+    if isinstance(batch, KVSnapshot):
+        snapshot = pb.KvSnapshot(hashes=[join_hashes(group) for group in batch.hashes])
+        return pb.KvEventBatch(epoch=epoch, first_sequence=batch.next_seq, snapshot=snapshot)
+    events = [_event_to_wire(event) for event in batch.events]
+    return pb.KvEventBatch(epoch=epoch, first_sequence=batch.first_seq, events=events)
+
+
+def kv_batch_from_wire(wire: pb.KvEventBatch) -> tuple[str, KVEventBatch | KVSnapshot]:
+    """Decode a batch.
+
+    Returns:
+        The publisher's epoch, and its events or its snapshot.
+
+    Raises:
+        ProtocolError: a field is missing or malformed, or a kind of event is unknown.
+    """
+    require_text(wire, "epoch")
+    if wire.HasField("snapshot"):
+        if wire.events:
+            raise malformed(wire, "events", "accompany a snapshot")
+        groups = tuple(cut_hashes(wire.snapshot, "hashes", g) for g in wire.snapshot.hashes)
+        return wire.epoch, KVSnapshot(wire.first_sequence, groups)
+    events = tuple(_event_from_wire(event) for event in wire.events)
+    return wire.epoch, KVEventBatch(wire.first_sequence, events)
+
+
+def _event_to_wire(event: KVEvent) -> pb.KvEvent:
+    match event:
+        case BlocksStored():
+            stored = pb.BlocksStored(
+                group=event.group,
+                hashes=join_hashes(event.hashes),
+                parent_hash=b"" if event.parent_hash is None else join_hashes([event.parent_hash]),
+                first_position=event.first_position,
+                block_tokens=event.block_tokens,
+                token_ids=event.token_ids,
+            )
+            return pb.KvEvent(stored=stored)
+        case BlocksRemoved(group, hashes):
+            return pb.KvEvent(removed=pb.BlocksRemoved(group=group, hashes=join_hashes(hashes)))
+        case AllCleared():
+            return pb.KvEvent(cleared=pb.AllBlocksCleared())
+        case _:
+            assert_never(event)
+
+
+def _event_from_wire(wire: pb.KvEvent) -> KVEvent:
+    match wire.WhichOneof("event"):
+        case "stored":
+            return _stored_from_wire(wire.stored)
+        case "removed":
+            return BlocksRemoved(wire.removed.group, split_hashes(wire.removed, "hashes"))
+        case "cleared":
+            return AllCleared()
+        case _:
+            raise malformed(wire, "event", "is missing or of an unknown kind")
+
+
+def _stored_from_wire(wire: pb.BlocksStored) -> BlocksStored:
+    if len(wire.parent_hash) not in (0, HASH_BYTES):
+        what = f"has {len(wire.parent_hash)} bytes, not 0 or {HASH_BYTES}"
+        raise malformed(wire, "parent_hash", what)
+    if not wire.block_tokens:
+        raise malformed(wire, "block_tokens", "is 0")
+    hashes = split_hashes(wire, "hashes")
+    if len(wire.token_ids) not in (0, len(hashes) * wire.block_tokens):
+        what = f"has {len(wire.token_ids)} entries for {len(hashes)} blocks of {wire.block_tokens}"
+        raise malformed(wire, "token_ids", what)
+    return BlocksStored(
+        group=wire.group,
+        hashes=hashes,
+        parent_hash=wire.parent_hash or None,
+        first_position=wire.first_position,
+        block_tokens=wire.block_tokens,
+        token_ids=tuple(wire.token_ids),
+    )

@@ -1,0 +1,255 @@
+"""Messages between two workers on the wire."""
+
+from typing import assert_never
+
+from disagg.transfer.identity import Incarnation
+from disagg.transfer.messages import (
+    AskOffers,
+    Commit,
+    CommitAnswer,
+    CommitSeen,
+    Ended,
+    OfferedRange,
+    Offers,
+    PeerMessage,
+    Release,
+    Reserve,
+    Reserved,
+    Seal,
+    WrongEpoch,
+)
+from disagg.wire.checks import malformed, require_text
+from disagg.wire.identity_codec import (
+    attempt_from_wire,
+    attempt_to_wire,
+    incarnation_from_wire,
+    incarnation_to_wire,
+    key_from_wire,
+    key_to_wire,
+)
+from disagg.wire.openings import PeerHello
+from disagg.wire.registration_codec import contract_from_wire, contract_to_wire
+from disagg.wire.sampling_codec import top_from_wire, top_to_wire
+from disagg.wire.v1 import peer_pb2 as pb
+
+MEMORY_KINDS = ("DRAM", "VRAM")
+
+
+def peer_to_wire(
+    sender: Incarnation, addressee_epoch: str, message: PeerMessage | PeerHello
+) -> pb.PeerEnvelope:
+    """Put a message into its envelope.
+
+    Args:
+        sender: this worker.
+        addressee_epoch: of the worker it is meant for; "" only in a hello that cannot know it.
+        message: what to say.
+    """
+    envelope = pb.PeerEnvelope(sender=incarnation_to_wire(sender), addressee_epoch=addressee_epoch)
+    match message:
+        case PeerHello():
+            envelope.hello.CopyFrom(_hello_to_wire(message))
+        case Reserve(key, number):
+            envelope.reserve.CopyFrom(pb.Reserve(key=key_to_wire(key), number=number))
+        case Reserved(key, number, granted, reason, first_lacked):
+            envelope.reserved.CopyFrom(
+                pb.Reserved(
+                    key=key_to_wire(key),
+                    number=number,
+                    granted=granted,
+                    reason=reason,
+                    first_lacked=first_lacked,
+                )
+            )
+        case Release(key, number):
+            envelope.release.CopyFrom(pb.Release(key=key_to_wire(key), number=number))
+        case Offers():
+            envelope.offers.CopyFrom(_offers_to_wire(message))
+        case AskOffers(key, lease_id, first):
+            envelope.ask_offers.CopyFrom(
+                pb.AskOffers(key=key_to_wire(key), lease_id=lease_id, first=first)
+            )
+        case Commit(key, lease_id, attempt, num_ranges):
+            envelope.commit.CopyFrom(
+                pb.Commit(
+                    key=key_to_wire(key),
+                    lease_id=lease_id,
+                    attempt=attempt_to_wire(attempt),
+                    num_ranges=num_ranges,
+                )
+            )
+        case CommitAnswer(key, lease_id, attempt, ok, reason):
+            envelope.commit_answer.CopyFrom(
+                pb.CommitAnswer(
+                    key=key_to_wire(key),
+                    lease_id=lease_id,
+                    attempt=attempt_to_wire(attempt),
+                    ok=ok,
+                    reason=reason,
+                )
+            )
+        case CommitSeen(key, lease_id, attempt):
+            envelope.commit_seen.CopyFrom(
+                pb.CommitSeen(
+                    key=key_to_wire(key), lease_id=lease_id, attempt=attempt_to_wire(attempt)
+                )
+            )
+        case Ended(key, reason):
+            envelope.ended.CopyFrom(pb.Ended(key=key_to_wire(key), reason=reason))
+        case WrongEpoch(expected_epoch):
+            envelope.wrong_epoch.CopyFrom(pb.WrongEpoch(expected_epoch=expected_epoch))
+        case _:
+            assert_never(message)
+    return envelope
+
+
+def peer_from_wire(envelope: pb.PeerEnvelope) -> tuple[Incarnation, str, PeerMessage | PeerHello]:
+    """Take a message out of its envelope.
+
+    Returns:
+        Sender, addressee epoch and message. Whether the epoch is ours is the caller's to check.
+
+    Raises:
+        ProtocolError: a field is missing or malformed, or the kind of message is unknown.
+    """
+    message = _body_from_wire(envelope)
+    if not isinstance(message, PeerHello):
+        require_text(envelope, "addressee_epoch")
+    return incarnation_from_wire(envelope, "sender"), envelope.addressee_epoch, message
+
+
+def _body_from_wire(envelope: pb.PeerEnvelope) -> PeerMessage | PeerHello:
+    match envelope.WhichOneof("message"):
+        case "hello":
+            return _hello_from_wire(envelope.hello)
+        case "reserve":
+            reserve = envelope.reserve
+            return Reserve(key_from_wire(reserve), reserve.number)
+        case "reserved":
+            reserved = envelope.reserved
+            return Reserved(
+                key_from_wire(reserved),
+                reserved.number,
+                reserved.granted,
+                reserved.reason,
+                tuple(reserved.first_lacked),
+            )
+        case "release":
+            release = envelope.release
+            return Release(key_from_wire(release), release.number)
+        case "offers":
+            return _offers_from_wire(envelope.offers)
+        case "ask_offers":
+            ask = envelope.ask_offers
+            return AskOffers(key_from_wire(ask), ask.lease_id, ask.first)
+        case "commit":
+            commit = envelope.commit
+            return Commit(
+                key_from_wire(commit),
+                commit.lease_id,
+                attempt_from_wire(commit),
+                tuple(commit.num_ranges),
+            )
+        case "commit_answer":
+            answer = envelope.commit_answer
+            return CommitAnswer(
+                key_from_wire(answer),
+                answer.lease_id,
+                attempt_from_wire(answer),
+                answer.ok,
+                answer.reason,
+            )
+        case "commit_seen":
+            seen = envelope.commit_seen
+            return CommitSeen(key_from_wire(seen), seen.lease_id, attempt_from_wire(seen))
+        case "ended":
+            return Ended(key_from_wire(envelope.ended), envelope.ended.reason)
+        case "wrong_epoch":
+            require_text(envelope.wrong_epoch, "expected_epoch")
+            return WrongEpoch(envelope.wrong_epoch.expected_epoch)
+        case _:
+            raise malformed(envelope, "message", "is missing or of an unknown kind")
+
+
+def _hello_to_wire(hello: PeerHello) -> pb.PeerHello:
+    return pb.PeerHello(
+        contract=contract_to_wire(hello.contract),
+        address=hello.address,
+        transport_metadata=hello.transport_metadata,
+        pool_address=hello.pool_address,
+        num_blocks=hello.num_blocks,
+        block_bytes=hello.block_bytes,
+        memory_kind=hello.memory_kind,
+        device_id=hello.device_id,
+    )
+
+
+def _hello_from_wire(wire: pb.PeerHello) -> PeerHello:
+    require_text(wire, "address")
+    if wire.memory_kind not in MEMORY_KINDS:
+        raise malformed(wire, "memory_kind", f"is {wire.memory_kind!r}, not DRAM or VRAM")
+    for field in ("num_blocks", "block_bytes"):
+        if not getattr(wire, field):
+            raise malformed(wire, field, "is 0")
+    return PeerHello(
+        contract=contract_from_wire(wire),
+        address=wire.address,
+        transport_metadata=wire.transport_metadata,
+        pool_address=wire.pool_address,
+        num_blocks=wire.num_blocks,
+        block_bytes=wire.block_bytes,
+        memory_kind=wire.memory_kind,
+        device_id=wire.device_id,
+    )
+
+
+def _offers_to_wire(offers: Offers) -> pb.Offers:
+    return pb.Offers(
+        key=key_to_wire(offers.key),
+        lease_id=offers.lease_id,
+        first=offers.first,
+        ranges=[
+            pb.OfferedRange(
+                group=r.group, position=r.position, block_id=r.block_id, num_blocks=r.num_blocks
+            )
+            for r in offers.ranges
+        ],
+        seal=None if offers.seal is None else _seal_to_wire(offers.seal),
+        dead=offers.dead,
+    )
+
+
+def _offers_from_wire(wire: pb.Offers) -> Offers:
+    for offered in wire.ranges:
+        if not offered.num_blocks:
+            raise malformed(offered, "num_blocks", "is 0")
+    return Offers(
+        key=key_from_wire(wire),
+        lease_id=wire.lease_id,
+        first=wire.first,
+        ranges=tuple(
+            OfferedRange(r.group, r.position, r.block_id, r.num_blocks) for r in wire.ranges
+        ),
+        seal=_seal_from_wire(wire.seal) if wire.HasField("seal") else None,
+        dead=wire.dead,
+    )
+
+
+def _seal_to_wire(seal: Seal) -> pb.Seal:
+    return pb.Seal(
+        num_tokens=seal.num_tokens,
+        num_ranges=seal.num_ranges,
+        first_token_id=seal.first_token_id,
+        first_logprob=seal.first_logprob,
+        first_top=top_to_wire(seal.first_top_logprobs),
+    )
+
+
+def _seal_from_wire(wire: pb.Seal) -> Seal:
+    return Seal(
+        num_tokens=wire.num_tokens,
+        num_ranges=tuple(wire.num_ranges),
+        first_token_id=wire.first_token_id,
+        first_logprob=wire.first_logprob,
+        first_top_logprobs=top_from_wire(wire.first_top),
+    )

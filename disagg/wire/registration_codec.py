@@ -1,0 +1,118 @@
+"""What a worker tells a router about itself, and what a router tells about its workers."""
+
+from google.protobuf.message import Message
+
+from disagg.kv.contract import Contract
+from disagg.routing.messages import GroupInfo, WorkerInfo, WorkerMatch
+from disagg.wire.checks import malformed, require_set, require_text
+from disagg.wire.identity_codec import incarnation_from_wire, incarnation_to_wire
+from disagg.wire.v1 import common_pb2 as common
+from disagg.wire.v1 import router_pb2 as router
+
+
+def contract_to_wire(contract: Contract) -> common.Contract:
+    """Encode a compatibility contract."""
+    return common.Contract(
+        model_fingerprint=contract.model_fingerprint,
+        dtype=contract.dtype,
+        groups=contract.groups,
+        block_bytes=contract.block_bytes,
+        hash_block_tokens=contract.hash_block_tokens,
+        hash_scheme=contract.hash_scheme,
+        wire_min=contract.wire_min,
+        wire_max=contract.wire_max,
+    )
+
+
+def contract_from_wire(parent: Message, field: str = "contract") -> Contract:
+    """Decode the contract in a field of ``parent``."""
+    require_set(parent, field)
+    wire: common.Contract = getattr(parent, field)
+    if wire.wire_min > wire.wire_max:
+        raise malformed(wire, "wire_min", f"is {wire.wire_min}, above wire_max {wire.wire_max}")
+    return Contract(
+        model_fingerprint=wire.model_fingerprint,
+        dtype=wire.dtype,
+        groups=tuple(wire.groups),
+        block_bytes=wire.block_bytes,
+        hash_block_tokens=wire.hash_block_tokens,
+        hash_scheme=wire.hash_scheme,
+        wire_min=wire.wire_min,
+        wire_max=wire.wire_max,
+    )
+
+
+def group_to_wire(group: GroupInfo) -> common.GroupInfo:
+    """Encode what routing needs to know of a group."""
+    return common.GroupInfo(
+        kind=group.kind,
+        block_tokens=group.block_tokens,
+        window_tokens=group.window_tokens,
+        num_layers=group.num_layers,
+        useful_bytes=group.useful_bytes,
+    )
+
+
+def group_from_wire(wire: common.GroupInfo) -> GroupInfo:
+    """Decode what routing needs to know of a group."""
+    require_text(wire, "kind")
+    if not wire.block_tokens:
+        raise malformed(wire, "block_tokens", "is 0")
+    return GroupInfo(
+        wire.kind, wire.block_tokens, wire.window_tokens, wire.num_layers, wire.useful_bytes
+    )
+
+
+def worker_info_to_wire(info: WorkerInfo) -> router.RegisterRequest:
+    """Encode a registration."""
+    return router.RegisterRequest(
+        worker=incarnation_to_wire(info.incarnation),
+        address=info.address,
+        role=info.role,
+        model=info.model,
+        contract=contract_to_wire(info.contract),
+        groups=[group_to_wire(group) for group in info.groups],
+        max_model_tokens=info.max_model_tokens,
+        handover_tokens_max=info.handover_tokens_max,
+        num_blocks=info.num_blocks,
+    )
+
+
+def worker_info_from_wire(wire: router.RegisterRequest) -> WorkerInfo:
+    """Decode a registration."""
+    require_text(wire, "address", "model")
+    if wire.role not in ("prefill", "decode", "both"):
+        raise malformed(wire, "role", f"is {wire.role!r}, not one of prefill, decode, both")
+    if not wire.groups:
+        raise malformed(wire, "groups", "is empty")
+    return WorkerInfo(
+        incarnation=incarnation_from_wire(wire, "worker"),
+        address=wire.address,
+        role=wire.role,
+        model=wire.model,
+        contract=contract_from_wire(wire),
+        groups=tuple(group_from_wire(group) for group in wire.groups),
+        max_model_tokens=wire.max_model_tokens,
+        handover_tokens_max=wire.handover_tokens_max,
+        num_blocks=wire.num_blocks,
+    )
+
+
+def match_to_wire(match: WorkerMatch) -> router.WorkerMatch:
+    """Encode how much of a prompt a worker holds."""
+    return router.WorkerMatch(
+        worker=incarnation_to_wire(match.worker),
+        role=match.role,
+        usable_tokens=match.usable_tokens,
+        group_tokens=match.group_tokens,
+    )
+
+
+def match_from_wire(wire: router.WorkerMatch) -> WorkerMatch:
+    """Decode how much of a prompt a worker holds."""
+    return WorkerMatch(
+        worker=incarnation_from_wire(wire, "worker"),
+        role=wire.role,
+        usable_tokens=wire.usable_tokens,
+        group_tokens=tuple(wire.group_tokens),
+    )

@@ -1,0 +1,50 @@
+"""Sampling parameters and log-probabilities on the wire."""
+
+from google.protobuf.message import Message
+
+from disagg.scheduling.sampling import SamplingParams
+from disagg.wire.checks import malformed, require_set
+from disagg.wire.v1 import common_pb2 as common
+
+
+def sampling_to_wire(sampling: SamplingParams) -> common.SamplingParams:
+    """Encode sampling parameters; ``seed`` must fit int64."""
+    return common.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        num_logprobs=sampling.num_logprobs,
+    )
+
+
+def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingParams:
+    """Decode the sampling parameters in a field of ``parent``."""
+    require_set(parent, field)
+    wire: common.SamplingParams = getattr(parent, field)
+    return SamplingParams(
+        max_tokens=wire.max_tokens,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=wire.top_k,
+        seed=wire.seed,
+        stop_token_ids=tuple(wire.stop_token_ids),
+        num_logprobs=wire.num_logprobs,
+    )
+
+
+def top_to_wire(top: tuple[tuple[int, float], ...]) -> common.TopLogprobs:
+    """Encode (token id, logprob) pairs, best first."""
+    return common.TopLogprobs(
+        token_ids=[token_id for token_id, _ in top], logprobs=[logprob for _, logprob in top]
+    )
+
+
+def top_from_wire(wire: common.TopLogprobs) -> tuple[tuple[int, float], ...]:
+    """Decode (token id, logprob) pairs."""
+    if len(wire.token_ids) != len(wire.logprobs):
+        what = f"has {len(wire.logprobs)} entries for {len(wire.token_ids)} tokens"
+        raise malformed(wire, "logprobs", what)
+    return tuple(zip(wire.token_ids, wire.logprobs, strict=True))

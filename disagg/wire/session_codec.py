@@ -1,0 +1,237 @@
+"""Messages between the router and a worker on the wire."""
+
+from typing import assert_never
+
+from disagg.scheduling.messages import (
+    Cancel,
+    EndReason,
+    GroupTransfer,
+    PartEnded,
+    PeerAddress,
+    PrefillReport,
+    Role,
+    RouterMessage,
+    StepOutputs,
+    Submit,
+    TransferReport,
+    WorkerMessage,
+    WorkerStats,
+)
+from disagg.wire.checks import enum_value, join_hashes, malformed, require_text, split_hashes
+from disagg.wire.identity_codec import (
+    incarnation_from_wire,
+    incarnation_to_wire,
+    key_from_wire,
+    key_to_wire,
+)
+from disagg.wire.openings import SessionOpen
+from disagg.wire.outputs_codec import outputs_from_wire, outputs_to_wire
+from disagg.wire.sampling_codec import sampling_from_wire, sampling_to_wire
+from disagg.wire.v1 import worker_pb2 as pb
+
+
+def session_request_to_wire(message: RouterMessage | SessionOpen) -> pb.SessionRequest:
+    """Encode what the router says."""
+    match message:
+        case SessionOpen(router_id, worker):
+            opening = pb.SessionOpen(router_id=router_id, worker=incarnation_to_wire(worker))
+            return pb.SessionRequest(open=opening)
+        case Submit():
+            return pb.SessionRequest(submit=_submit_to_wire(message))
+        case Cancel(key, reason):
+            return pb.SessionRequest(cancel=pb.Cancel(key=key_to_wire(key), reason=reason))
+        case _:
+            assert_never(message)
+
+
+def session_request_from_wire(request: pb.SessionRequest) -> RouterMessage | SessionOpen:
+    """Decode what the router says.
+
+    Raises:
+        ProtocolError: a field is missing or malformed, or the kind of message is unknown.
+    """
+    match request.WhichOneof("message"):
+        case "open":
+            require_text(request.open, "router_id")
+            worker = incarnation_from_wire(request.open, "worker")
+            return SessionOpen(request.open.router_id, worker)
+        case "submit":
+            return _submit_from_wire(request.submit)
+        case "cancel":
+            return Cancel(key_from_wire(request.cancel), request.cancel.reason)
+        case _:
+            raise malformed(request, "message", "is missing or of an unknown kind")
+
+
+def session_response_to_wire(message: WorkerMessage) -> pb.SessionResponse:
+    """Encode what a worker says."""
+    match message:
+        case StepOutputs():
+            return pb.SessionResponse(outputs=outputs_to_wire(message))
+        case PartEnded(key, reason, text):
+            ended = pb.PartEnded(key=key_to_wire(key), reason=reason.value, message=text)
+            return pb.SessionResponse(part_ended=ended)
+        case PrefillReport(key, num_prompt_tokens, hit_tokens, computed_tokens):
+            prefill = pb.PrefillReport(
+                key=key_to_wire(key),
+                num_prompt_tokens=num_prompt_tokens,
+                hit_tokens=hit_tokens,
+                computed_tokens=computed_tokens,
+            )
+            return pb.SessionResponse(prefill=prefill)
+        case TransferReport():
+            return pb.SessionResponse(transfer=_transfer_to_wire(message))
+        case WorkerStats():
+            return pb.SessionResponse(stats=stats_to_wire(message))
+        case _:
+            assert_never(message)
+
+
+def session_response_from_wire(response: pb.SessionResponse) -> WorkerMessage:
+    """Decode what a worker says.
+
+    Raises:
+        ProtocolError: a field is missing or malformed, or the kind of message is unknown.
+    """
+    match response.WhichOneof("message"):
+        case "outputs":
+            return outputs_from_wire(response.outputs)
+        case "part_ended":
+            ended = response.part_ended
+            reason = enum_value(EndReason, ended, "reason")
+            return PartEnded(key_from_wire(ended), reason, ended.message)
+        case "prefill":
+            prefill = response.prefill
+            return PrefillReport(
+                key_from_wire(prefill),
+                prefill.num_prompt_tokens,
+                prefill.hit_tokens,
+                prefill.computed_tokens,
+            )
+        case "transfer":
+            return _transfer_from_wire(response.transfer)
+        case "stats":
+            return stats_from_wire(response.stats)
+        case _:
+            raise malformed(response, "message", "is missing or of an unknown kind")
+
+
+def stats_to_wire(stats: WorkerStats) -> pb.WorkerStats:
+    """Encode a worker's load; also part of its status."""
+    return pb.WorkerStats(
+        num_waiting=stats.num_waiting,
+        num_running=stats.num_running,
+        num_prefill_tokens_queued=stats.num_prefill_tokens_queued,
+        num_blocks_usable=stats.num_blocks_usable,
+        num_blocks_free=stats.num_blocks_free,
+        num_leases=stats.num_leases,
+        num_reservations=stats.num_reservations,
+        num_inbound=stats.num_inbound,
+        num_blocks_quarantined=stats.num_blocks_quarantined,
+        ready=stats.ready,
+        counters=dict(stats.counters),
+    )
+
+
+def stats_from_wire(wire: pb.WorkerStats) -> WorkerStats:
+    """Decode a worker's load; counters come sorted by name."""
+    return WorkerStats(
+        num_waiting=wire.num_waiting,
+        num_running=wire.num_running,
+        num_prefill_tokens_queued=wire.num_prefill_tokens_queued,
+        num_blocks_usable=wire.num_blocks_usable,
+        num_blocks_free=wire.num_blocks_free,
+        num_leases=wire.num_leases,
+        num_reservations=wire.num_reservations,
+        num_inbound=wire.num_inbound,
+        num_blocks_quarantined=wire.num_blocks_quarantined,
+        ready=wire.ready,
+        counters=tuple(sorted(wire.counters.items())),
+    )
+
+
+def _submit_to_wire(submit: Submit) -> pb.Submit:
+    peer = None
+    if submit.peer is not None:
+        incarnation = incarnation_to_wire(submit.peer.incarnation)
+        peer = pb.PeerAddress(incarnation=incarnation, address=submit.peer.address)
+    return pb.Submit(
+        key=key_to_wire(submit.key),
+        role=submit.role.value,
+        token_ids=submit.token_ids,
+        hashes=join_hashes(submit.hashes),
+        cache_salt=submit.cache_salt,
+        sampling=sampling_to_wire(submit.sampling),
+        peer=peer,
+    )
+
+
+def _submit_from_wire(wire: pb.Submit) -> Submit:
+    role = enum_value(Role, wire, "role")
+    if not wire.token_ids:
+        raise malformed(wire, "token_ids", "is empty")
+    peer = None
+    if wire.HasField("peer"):
+        require_text(wire.peer, "address")
+        peer = PeerAddress(incarnation_from_wire(wire.peer, "incarnation"), wire.peer.address)
+    if (peer is None) != (role is Role.LOCAL):
+        raise malformed(wire, "peer", f"is {'missing' if peer is None else 'set'} for role {role}")
+    return Submit(
+        key=key_from_wire(wire),
+        role=role,
+        token_ids=tuple(wire.token_ids),
+        hashes=split_hashes(wire, "hashes"),
+        cache_salt=wire.cache_salt,
+        sampling=sampling_from_wire(wire),
+        peer=peer,
+    )
+
+
+def _transfer_to_wire(report: TransferReport) -> pb.TransferReport:
+    return pb.TransferReport(
+        key=key_to_wire(report.key),
+        owner=incarnation_to_wire(report.owner),
+        groups=[
+            pb.GroupTransfer(
+                group=g.group,
+                kind=g.kind,
+                window_tokens=g.window_tokens,
+                block_tokens=g.block_tokens,
+                block_map=g.block_map,
+                pulled_blocks=g.pulled_blocks,
+                pulled_bytes=g.pulled_bytes,
+                useful_bytes=g.useful_bytes,
+                full_blocks=g.full_blocks,
+                full_bytes=g.full_bytes,
+            )
+            for g in report.groups
+        ],
+        num_reads=report.num_reads,
+        read_ms=report.read_ms,
+        exposed_ms=report.exposed_ms,
+    )
+
+
+def _transfer_from_wire(wire: pb.TransferReport) -> TransferReport:
+    return TransferReport(
+        key=key_from_wire(wire),
+        owner=incarnation_from_wire(wire, "owner"),
+        groups=tuple(
+            GroupTransfer(
+                group=g.group,
+                kind=g.kind,
+                window_tokens=g.window_tokens,
+                block_tokens=g.block_tokens,
+                block_map=g.block_map,
+                pulled_blocks=g.pulled_blocks,
+                pulled_bytes=g.pulled_bytes,
+                useful_bytes=g.useful_bytes,
+                full_blocks=g.full_blocks,
+                full_bytes=g.full_bytes,
+            )
+            for g in wire.groups
+        ),
+        num_reads=wire.num_reads,
+        read_ms=wire.read_ms,
+        exposed_ms=wire.exposed_ms,
+    )
