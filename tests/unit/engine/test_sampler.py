@@ -1,0 +1,128 @@
+"""Sampling: greedy, temperature, top-k, top-p; a function of logits, seed and position alone."""
+
+import math
+
+import pytest
+import torch
+
+from disagg.scheduling.sampling import SampledToken, SamplingParams
+from disagg.workers.engine.sampler import NonFiniteError, sample, uniform
+
+
+def params(**fields: float) -> SamplingParams:
+    return SamplingParams(max_tokens=1, **fields)  # type: ignore[arg-type]
+
+
+def draws(logits: torch.Tensor, param: SamplingParams, number: int = 4000) -> list[int]:
+    rows = logits.expand(number, -1)
+    return [s.token_id for s in sample(rows, [param] * number, range(number))]
+
+
+def frequencies(tokens: list[int], vocab_size: int) -> list[float]:
+    return [tokens.count(token) / len(tokens) for token in range(vocab_size)]
+
+
+def distance(left: list[float], right: list[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(left, right, strict=True)) / 2
+
+
+LOGITS = torch.tensor([[1.0, 3.0, -2.0, 2.0, 0.0]])
+
+
+def test_greedy_takes_the_best() -> None:
+    assert sample(LOGITS, [params()], [5]) == [SampledToken(1)]
+
+
+def test_temperature_follows_the_softmax() -> None:
+    for temperature in (0.5, 1.0, 2.0):
+        expected = (LOGITS[0] / temperature).softmax(0).tolist()
+        actual = frequencies(draws(LOGITS, params(temperature=temperature)), 5)
+        assert distance(actual, expected) < 0.03
+        # Control: another temperature's distribution would be noticed.
+        assert distance(actual, (LOGITS[0] / (3 * temperature)).softmax(0).tolist()) > 0.03
+
+
+def test_top_k_keeps_the_best_k() -> None:
+    kept = LOGITS[0, [1, 3]].softmax(0).tolist()
+    actual = frequencies(draws(LOGITS, params(temperature=1.0, top_k=2)), 5)
+    assert distance(actual, [0, kept[0], 0, kept[1], 0]) < 0.03
+
+
+def test_top_p_keeps_the_fewest_that_reach_it() -> None:
+    best = LOGITS[0].softmax(0)
+    just_two = float(best[1] + best[3])
+    assert set(draws(LOGITS, params(temperature=1.0, top_p=just_two - 1e-6))) == {1, 3}
+    assert set(draws(LOGITS, params(temperature=1.0, top_p=just_two + 1e-3))) == {0, 1, 3}
+    assert set(draws(LOGITS, params(temperature=1.0, top_p=1e-9))) == {1}
+    assert set(draws(LOGITS, params(temperature=1.0, top_p=1.0))) == {0, 1, 2, 3, 4}
+
+
+def test_top_k_is_applied_before_top_p() -> None:
+    # Of the two best, the first alone has 0.73: it reaches 0.7 only after the cut to two.
+    assert set(draws(LOGITS, params(temperature=1.0, top_k=2, top_p=0.7))) == {1}
+    assert set(draws(LOGITS, params(temperature=1.0, top_p=0.7))) == {1, 3}
+
+
+def test_outcome_does_not_depend_on_the_batch() -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(16, 50, generator=generator) * 3
+    mixed = [
+        params(temperature=0.0 if i % 3 == 0 else 0.8, top_k=i, top_p=0.9, seed=i)
+        for i in range(16)
+    ]
+    positions = list(range(100, 116))
+    together = sample(rows, mixed, positions)
+    alone = [sample(rows[i : i + 1], [mixed[i]], [positions[i]])[0] for i in reversed(range(16))]
+    assert together == alone[::-1]
+
+
+def test_seed_and_position_both_matter() -> None:
+    flat = torch.zeros(1, 1000)
+    hot = params(temperature=1.0, seed=1)
+    assert sample(flat, [hot], [7]) == sample(flat, [hot], [7])
+    by_position = {sample(flat, [hot], [p])[0].token_id for p in range(20)}
+    by_seed = {sample(flat, [params(temperature=1.0, seed=s)], [7])[0].token_id for s in range(20)}
+    assert len(by_position) > 15
+    assert len(by_seed) > 15
+
+
+PINNED = 0.5287221880414554
+
+
+def test_uniform_is_uniform_and_fixed() -> None:
+    numbers = [uniform(seed, position) for seed in range(40) for position in range(100)]
+    assert all(0 <= number < 1 for number in numbers)
+    assert abs(sum(numbers) / len(numbers) - 0.5) < 0.02
+    # Pinned: a request that moves between releases or machines must go on unchanged.
+    assert uniform(0, 0) == PINNED
+    assert uniform(-(2**63), 2**40) != uniform(2**63, 2**40)
+
+
+def test_logprobs_are_of_the_unmodified_distribution() -> None:
+    expected = LOGITS[0].log_softmax(0)
+    cold = params(temperature=0.1, top_k=1, num_logprobs=3)
+    (sampled,) = sample(LOGITS, [cold], [0])
+    assert sampled.logprobs is not None
+    assert sampled.logprobs.logprob == pytest.approx(float(expected[1]))
+    assert [token for token, _ in sampled.logprobs.top] == [1, 3, 0]
+    assert [value for _, value in sampled.logprobs.top] == pytest.approx(
+        [float(expected[token]) for token in (1, 3, 0)]
+    )
+    (only,) = sample(LOGITS, [params(num_logprobs=0)], [0])
+    assert only.logprobs is not None
+    assert only.logprobs.top == ()
+    (none,) = sample(LOGITS, [params()], [0])
+    assert none.logprobs is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_comes_from_non_finite_logits(bad: float, temperature: float) -> None:
+    rows = LOGITS.repeat(2, 1)
+    rows[1, 2] = bad
+    with pytest.raises(NonFiniteError):
+        sample(rows, [params(temperature=temperature)] * 2, [0, 0])
+
+
+def test_bfloat16_logits() -> None:
+    assert sample(LOGITS.bfloat16(), [params(num_logprobs=1)], [0])[0].token_id == 1

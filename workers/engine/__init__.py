@@ -1,0 +1,1 @@
+"""The model on one device: a stateless shell around torch and transformers."""

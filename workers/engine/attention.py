@@ -1,0 +1,181 @@
+"""The attention function that transformers' models call: write to the pool, read through tables."""
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from disagg.workers.engine.packed_batch import DecodeBucket, GroupBatch, PackedBatch, PrefillTile
+from disagg.workers.engine.paged_pool import LayerCache
+
+ATTENTION_NAME = "disagg_paged"
+BATCH_ARGUMENT = "disagg_batch"
+"""The keyword of ``model.forward`` that carries the step's PackedBatch."""
+
+HARMLESS_ARGUMENTS = frozenset({"output_router_logits", "position_ids", "use_cache"})
+"""What models pass beside the named arguments without meaning anything to attention here.
+
+Positions were already applied by RoPE, which keys a query sees follows from the batch, the cache
+of transformers is never asked for, and reporting expert choices changes no output.
+"""
+
+_NOT_PASSED = object()
+
+
+class AttentionArgumentError(TypeError):
+    """A model passed what this attention does not implement; ignoring it would be a wrong model."""
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    sliding_window: object = _NOT_PASSED,
+    s_aux: torch.Tensor | None = None,
+    softcap: float | None = None,
+    disagg_batch: PackedBatch | None = None,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    """Attend over a packed batch through the paged pool.
+
+    Writes the new keys and values into their pool slots first, so that the queries read them from
+    there like any older token.
+
+    Args:
+        module: the attention layer; its ``layer_idx`` names the pool views.
+        query: [1, num_heads, T, head_size] after RoPE and norms.
+        key: [1, num_kv_heads, T, head_size].
+        value: like ``key``.
+        attention_mask: must be None; the batch says what each query sees.
+        scaling: factor on the scores.
+        dropout: must be 0.
+        sliding_window: must agree with the layer's spec where a model passes it.
+        s_aux: attention sinks [num_heads], or None.
+        softcap: bound of the scores' tanh cap, or None.
+        disagg_batch: the step.
+        **others: only HARMLESS_ARGUMENTS are accepted.
+
+    Returns:
+        [1, T, num_heads, head_size], and no weights.
+
+    Raises:
+        AttentionArgumentError: the call means something this function would not compute.
+    """
+    unknown = sorted(others.keys() - HARMLESS_ARGUMENTS)
+    if unknown:
+        raise AttentionArgumentError(f"unknown attention arguments {unknown}")
+    if disagg_batch is None or attention_mask is not None or dropout or query.shape[0] != 1:
+        raise AttentionArgumentError("needs a packed batch, and neither mask nor dropout")
+    layer = disagg_batch.layers[_layer_index(module, len(disagg_batch.layers))]
+    if sliding_window is _NOT_PASSED:
+        sliding_window = None  # a family without windows
+    if sliding_window != layer.window_tokens:
+        raise AttentionArgumentError(
+            f"layer {module.layer_idx}: the model's window is {sliding_window}, "
+            f"its spec says {layer.window_tokens}"
+        )
+    group = disagg_batch.groups[layer.group]
+    _write(layer, group, key[0], value[0])
+    num_heads, num_tokens, head_size = query.shape[1:]
+    num_kv_heads = layer.keys.shape[1]
+    # Query heads that share a KV head stay together, so keys need no copy per query head.
+    queries = query[0].view(num_kv_heads, num_heads // num_kv_heads, num_tokens, head_size)
+    sinks = None if s_aux is None else s_aux.view(num_kv_heads, num_heads // num_kv_heads, 1)
+    out = torch.empty_like(queries)
+    for tile in group.tiles:
+        out[:, :, tile.rows] = _attend_tile(layer, tile, queries, scaling, softcap, sinks)
+    for bucket in group.decodes:
+        out[:, :, bucket.rows] = _attend_bucket(layer, bucket, queries, scaling, softcap, sinks)
+    return out.view(num_heads, num_tokens, head_size).transpose(0, 1)[None], None
+
+
+def register() -> None:
+    """Make the function known to transformers; doing it again changes nothing."""
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+def _layer_index(module: torch.nn.Module, num_layers: int) -> int:
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int) or not 0 <= index < num_layers:
+        raise AttentionArgumentError(f"{type(module).__name__} has layer_idx {index!r}")
+    return index
+
+
+def _write(layer: LayerCache, group: GroupBatch, key: torch.Tensor, value: torch.Tensor) -> None:
+    layer.keys[group.write_blocks, :, group.write_offsets] = key.transpose(0, 1)
+    layer.values[group.write_blocks, :, group.write_offsets] = value.transpose(0, 1)
+
+
+def _attend_tile(
+    layer: LayerCache,
+    tile: PrefillTile,
+    queries: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    keys, values = (
+        pages[tile.block_ids]
+        .transpose(0, 1)
+        .flatten(1, 2)[:, None, tile.skip : tile.skip + tile.num_keys]
+        for pages in (layer.keys, layer.values)
+    )
+    rows = queries[:, :, tile.rows]
+    return _softmax_attention(
+        rows,
+        keys.expand(-1, rows.shape[1], -1, -1),
+        values.expand(-1, rows.shape[1], -1, -1),
+        tile.mask,
+        scaling,
+        softcap,
+        None if sinks is None else sinks[..., None],
+    )
+
+
+def _attend_bucket(
+    layer: LayerCache,
+    bucket: DecodeBucket,
+    queries: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    heads = torch.arange(queries.shape[0], device=queries.device)[None, :, None]
+    keys = layer.keys[bucket.blocks, heads, bucket.offsets]
+    values = layer.values[bucket.blocks, heads, bucket.offsets]
+    rows = queries[:, :, bucket.rows].permute(2, 0, 1, 3)
+    out = _softmax_attention(
+        rows, keys, values, bucket.mask, scaling, softcap, None if sinks is None else sinks[None]
+    )
+    return out.permute(1, 2, 0, 3)
+
+
+def _softmax_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention over four-dimensional inputs; ``mask`` and ``sinks`` broadcast to the scores."""
+    if softcap is None and sinks is None:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling
+        )
+    scores = torch.matmul(query, key.transpose(-1, -2)) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.float().masked_fill(~mask, float("-inf"))
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        # A sink takes part in the normalisation and carries no value.
+        column = sinks.float().expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
+    return torch.matmul(weights.to(value.dtype), value)

@@ -1,0 +1,265 @@
+"""A checkpoint directory on disk: what it holds, and whether the engine can run it."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from disagg.errors import ConfigError
+from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.workers.engine.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
+
+HEADER_BYTES_MAX = 100_000_000
+"""The safetensors format's own bound on its JSON header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checked checkpoint; valid while the directory's files stay unchanged.
+
+    Attributes:
+        fingerprint: hex digest of config.json, the safetensors headers and the file sizes.
+        max_model_tokens: prompt plus generated tokens that the positions reach.
+        eos_token_ids: the tokens that end a generation by default, ascending.
+        layer_windows: per layer its window in tokens, None for full attention.
+    """
+
+    path: Path
+    architecture: str
+    family: Family
+    config: PreTrainedConfig
+    fingerprint: str
+    vocab_size: int
+    max_model_tokens: int
+    eos_token_ids: tuple[int, ...]
+    layer_windows: tuple[int | None, ...]
+    num_kv_heads: int
+    head_size: int
+
+    def layer_specs(
+        self, *, block_tokens: int, dtype_bytes: int
+    ) -> tuple[FullAttentionSpec | SlidingWindowSpec, ...]:
+        """Return what each layer keeps per request, in layer order."""
+        return tuple(
+            FullAttentionSpec(
+                block_tokens=block_tokens,
+                num_kv_heads=self.num_kv_heads,
+                head_size=self.head_size,
+                dtype_bytes=dtype_bytes,
+            )
+            if window is None
+            else SlidingWindowSpec(
+                block_tokens=block_tokens,
+                num_kv_heads=self.num_kv_heads,
+                head_size=self.head_size,
+                dtype_bytes=dtype_bytes,
+                window_tokens=window,
+            )
+            for window in self.layer_windows
+        )
+
+
+def open_checkpoint(model_dir: str | Path) -> Checkpoint:
+    """Read and check a checkpoint directory; loads no weights.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or the model is one the engine cannot run
+            exactly; ``param`` names the file or the config field.
+    """
+    path = Path(model_dir)
+    if not path.is_dir():
+        raise ConfigError(f"no checkpoint directory at {path}", param="model")
+    raw = _read_json(path / "config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (path / name).is_file():
+            raise ConfigError(f"{path / name} is missing", param=name)
+    architecture = _architecture(raw)
+    for field in REFUSED_FIELDS:
+        if raw.get(field):
+            raise ConfigError(
+                f"config.json: {field}={raw[field]!r} is not supported by the engine", param=field
+            )
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here
+        raise ConfigError(f"config.json: {error}", param="config.json") from error
+    _check_rope(config)
+    family = SUPPORTED[architecture]
+    eos = getattr(config, "eos_token_id", None)
+    if (path / "generation_config.json").is_file():
+        eos = _read_json(path / "generation_config.json").get("eos_token_id", eos)
+    heads = _positive(config, "num_attention_heads")
+    num_kv_heads = _positive(config, "num_key_value_heads")
+    if heads % num_kv_heads:
+        raise ConfigError(
+            f"config.json: num_attention_heads={heads} is not a multiple of "
+            f"num_key_value_heads={num_kv_heads}",
+            param="num_key_value_heads",
+        )
+    head_size = getattr(config, "head_dim", None) or _positive(config, "hidden_size") // heads
+    return Checkpoint(
+        path=path,
+        architecture=architecture,
+        family=family,
+        config=config,
+        fingerprint=model_fingerprint(path),
+        vocab_size=_positive(config, "vocab_size"),
+        max_model_tokens=_positive(config, "max_position_embeddings"),
+        eos_token_ids=_token_ids(eos),
+        layer_windows=_layer_windows(config, raw, family),
+        num_kv_heads=num_kv_heads,
+        head_size=int(head_size),
+    )
+
+
+def model_fingerprint(model_dir: str | Path) -> str:
+    """Return the hex digest two workers compare before KV moves between them.
+
+    It covers config.json, and name, size and header of every safetensors file: names, shapes and
+    types of all tensors, not their values.
+
+    Raises:
+        ConfigError: a file is missing or damaged; ``param`` names it.
+    """
+    path = Path(model_dir)
+    digest = hashlib.sha256(b"disagg.model.v1")
+    try:
+        parts = [("config.json", (path / "config.json").read_bytes())]
+    except OSError as error:
+        raise ConfigError(f"{path / 'config.json'}: {error}", param="config.json") from error
+    parts += [
+        (f"{file.name}:{file.stat().st_size}", _safetensors_header(file))
+        for file in _weight_files(path)
+    ]
+    for name, content in parts:
+        for part in (name.encode(), content):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _weight_files(path: Path) -> list[Path]:
+    single = path / "model.safetensors"
+    index = path / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise ConfigError(
+            f"{path} holds neither model.safetensors nor model.safetensors.index.json",
+            param="model.safetensors",
+        )
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{index}: weight_map is missing", param="weight_map")
+    files = [path / str(name) for name in sorted(set(weight_map.values()))]
+    for file in files:
+        if file.parent != path or not file.is_file():
+            raise ConfigError(f"{file}, named by {index.name}, is missing", param=file.name)
+    return files
+
+
+def _safetensors_header(file: Path) -> bytes:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        num_bytes = int.from_bytes(stream.read(8), "little")
+        if not 2 <= num_bytes <= min(HEADER_BYTES_MAX, size - 8):
+            raise ConfigError(f"{file} is not a safetensors file, or is cut off", param=file.name)
+        header = stream.read(num_bytes)
+    try:
+        tensors = json.loads(header)
+        end = max(
+            (int(t["data_offsets"][1]) for name, t in tensors.items() if name != "__metadata__"),
+            default=0,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file}: damaged safetensors header", param=file.name) from error
+    if 8 + num_bytes + end != size:
+        raise ConfigError(
+            f"{file} has {size} bytes, its header promises {8 + num_bytes + end}", param=file.name
+        )
+    return header
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file} is missing", param=file.name) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}", param=file.name) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} is not a JSON object", param=file.name)
+    return content
+
+
+def _architecture(raw: dict[str, Any]) -> str:
+    names = raw.get("architectures") or []
+    if len(names) != 1 or names[0] not in SUPPORTED:
+        raise ConfigError(
+            f"config.json: architectures={names} is not supported; "
+            f"supported are {', '.join(sorted(SUPPORTED))}",
+            param="architectures",
+        )
+    return str(names[0])
+
+
+def _check_rope(config: PreTrainedConfig) -> None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
+    for parameters in kinds:
+        kind = parameters.get("rope_type", "default")
+        if kind not in ROPE_TYPES:
+            raise ConfigError(
+                f"config.json: rope_type={kind!r} is not supported; "
+                f"supported are {', '.join(sorted(ROPE_TYPES))}",
+                param="rope_parameters",
+            )
+
+
+def _layer_windows(
+    config: PreTrainedConfig, raw: dict[str, Any], family: Family
+) -> tuple[int | None, ...]:
+    num_layers = _positive(config, "num_hidden_layers")
+    kinds: list[str]
+    if family.windows == "per_layer":
+        kinds = list(getattr(config, "layer_types", None) or [])
+        if len(kinds) != num_layers:
+            raise ConfigError(
+                f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers",
+                param="layer_types",
+            )
+    else:
+        windowed = family.windows == "every_layer" and config.sliding_window is not None
+        kinds = ["sliding_attention" if windowed else "full_attention"] * num_layers
+        # The model code of these families ignores the field: obeying or ignoring it is a guess.
+        if raw.get("layer_types") and list(raw["layer_types"]) != kinds:
+            raise ConfigError(
+                f"config.json: layer_types contradicts what {family.name} computes",
+                param="layer_types",
+            )
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise ConfigError(
+            f"config.json: layer_types has {unknown}; "
+            "supported are full_attention and sliding_attention",
+            param="layer_types",
+        )
+    window = _positive(config, "sliding_window") if "sliding_attention" in kinds else None
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _positive(config: PreTrainedConfig, field: str) -> int:
+    number = getattr(config, field, None)
+    if not isinstance(number, int) or number <= 0:
+        raise ConfigError(f"config.json: {field}={number!r} is not a positive number", param=field)
+    return number
+
+
+def _token_ids(field: object) -> tuple[int, ...]:
+    ids = field if isinstance(field, list) else [] if field is None else [field]
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ConfigError(f"eos_token_id={field!r} is not a token id", param="eos_token_id")
+    return tuple(sorted(set(ids)))

@@ -1,0 +1,54 @@
+"""Which model families the engine runs, and what it must know about each.
+
+A family is listed only while the equality test in ``tests/unit/engine/test_equality.py`` runs it:
+packed, paged and chunked must equal the plain transformers forward.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family tells which layers have a window.
+
+    Attributes:
+        name: short name, as tests and messages use it.
+        windows: ``per_layer`` reads ``config.layer_types``, ``every_layer`` takes
+            ``config.sliding_window`` for all layers (null: none), ``no_layer`` has full attention.
+    """
+
+    name: str
+    windows: Literal["per_layer", "every_layer", "no_layer"]
+
+
+SUPPORTED: dict[str, Family] = {
+    "Cohere2ForCausalLM": Family("cohere2", "per_layer"),
+    "Gemma2ForCausalLM": Family("gemma2", "per_layer"),
+    "Gemma3ForCausalLM": Family("gemma3", "per_layer"),
+    "GptOssForCausalLM": Family("gpt_oss", "per_layer"),
+    "LlamaForCausalLM": Family("llama", "no_layer"),
+    "MistralForCausalLM": Family("mistral", "every_layer"),
+    "Qwen3ForCausalLM": Family("qwen3", "per_layer"),
+}
+"""By the name in ``config.architectures``."""
+
+REFUSED_FIELDS = (
+    "attention_chunk_size",  # chunked-local attention
+    "attn_temperature_tuning",  # scales by positions counted in packed form (Llama-4)
+    "auto_map",  # code from the checkpoint
+    "cross_attention_hidden_size",
+    "is_encoder_decoder",
+    "kv_lora_rank",  # MLA latents
+    "num_kv_shared_layers",  # layers that read another layer's KV
+    "quantization_config",  # equality is not tested
+    "use_bidirectional_attention",
+)
+"""Config fields that change attention in a way the engine does not implement; refused when set."""
+
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""RoPE kinds whose angle depends on the token's own position alone.
+
+``dynamic`` and ``longrope`` choose frequencies by the longest sequence of the batch: in a packed
+batch one request would change another's tokens.
+"""

@@ -1,0 +1,253 @@
+"""A step as index tensors: where new KV goes, and what each query may read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from disagg.kv.block_pool import NULL_BLOCK
+from disagg.scheduling.step import SequenceSlice
+from disagg.workers.engine.paged_pool import LayerCache
+
+QUERY_TILE_TOKENS = 512
+"""A prefill chunk is attended in tiles of so many queries, which bounds mask and score memory."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillTile:
+    """Consecutive queries of one sequence and the keys they may see.
+
+    ``rows`` are the packed queries. Their keys are the ``num_keys`` tokens that begin ``skip``
+    tokens into the first of ``block_ids``; ``mask`` [queries, num_keys] is True where allowed.
+    """
+
+    rows: slice
+    block_ids: torch.Tensor
+    skip: int
+    num_keys: int
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeBucket:
+    """Single queries of several sequences with similar numbers of keys.
+
+    ``rows`` [S] are the packed queries; ``blocks`` and ``offsets`` [S, 1, L] name the pool slot of
+    each key. Shorter sequences repeat their own last key, which ``mask`` [S, 1, 1, L] hides: a
+    padding slot elsewhere could hold NaN, and NaN times a zero weight is NaN.
+    """
+
+    rows: torch.Tensor
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupBatch:
+    """What the layers of one KV cache group do in a step.
+
+    ``write_blocks`` and ``write_offsets`` [T] are the pool slots of the packed new tokens.
+    """
+
+    write_blocks: torch.Tensor
+    write_offsets: torch.Tensor
+    tiles: tuple[PrefillTile, ...]
+    decodes: tuple[DecodeBucket, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedBatch:
+    """One forward pass over all slices of a step; valid for that pass only.
+
+    ``input_ids`` and ``positions`` are [1, T]; ``last_rows`` are the packed rows whose logits are
+    sampled, ``sampled`` the indices of their slices.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    last_rows: torch.Tensor
+    sampled: tuple[int, ...]
+    groups: tuple[GroupBatch, ...]
+    layers: tuple[LayerCache, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What of a group's spec decides which slots are read: sizes in tokens."""
+
+    block_tokens: int
+    window_tokens: int | None
+
+
+class BatchBuilder:
+    """Turns slices into a packed batch; keeps no state between steps."""
+
+    def __init__(
+        self,
+        layers: tuple[LayerCache, ...],
+        groups: Sequence[GroupShape],
+        *,
+        num_blocks: int,
+        vocab_size: int,
+        max_model_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._layers = layers
+        self._groups = tuple(groups)
+        self._num_blocks = num_blocks
+        self._vocab_size = vocab_size
+        self._max_model_tokens = max_model_tokens
+        self._device = device
+
+    def build(self, slices: Sequence[SequenceSlice]) -> PackedBatch:
+        """Check the slices and lay out their packed forward pass.
+
+        Raises:
+            ValueError: the slices ask for what must not be computed: tokens out of range, a read
+                or write of the null block, or two tokens in one slot. Nothing was changed.
+        """
+        if not slices:
+            raise ValueError("a step without slices")
+        tokens: list[Ints] = []
+        positions: list[Ints] = []
+        for index, part in enumerate(slices):
+            ids = np.asarray(part.token_ids, dtype=np.int64)
+            end = part.start + len(ids)
+            if not len(ids) or part.start < 0 or end > self._max_model_tokens:
+                raise ValueError(
+                    f"slice {index}: positions {part.start}..{end} do not lie in "
+                    f"0..{self._max_model_tokens}, or are none"
+                )
+            if ids.min() < 0 or ids.max() >= self._vocab_size:
+                raise ValueError(f"slice {index}: token id out of 0..{self._vocab_size - 1}")
+            if len(part.block_tables) != len(self._groups):
+                raise ValueError(
+                    f"slice {index}: {len(part.block_tables)} block tables "
+                    f"for {len(self._groups)} groups"
+                )
+            tokens.append(ids)
+            positions.append(np.arange(part.start, end))
+        lengths = [len(ids) for ids in tokens]
+        ends = np.cumsum(lengths)
+        sampled = tuple(i for i, part in enumerate(slices) if part.sampling is not None)
+        groups, written = [], []
+        for number, shape in enumerate(self._groups):
+            batch, slots = self._group(number, shape, slices, (ends - lengths).tolist())
+            groups.append(batch)
+            written.append(slots)
+        all_written = np.concatenate(written)
+        if len(np.unique(all_written)) != len(all_written):
+            raise ValueError("two tokens of the step would be written to one slot")
+        return PackedBatch(
+            input_ids=self._tensor(np.concatenate(tokens))[None],
+            positions=self._tensor(np.concatenate(positions))[None],
+            last_rows=self._tensor(ends[list(sampled)] - 1),
+            sampled=sampled,
+            groups=tuple(groups),
+            layers=self._layers,
+        )
+
+    def _group(
+        self,
+        number: int,
+        shape: GroupShape,
+        slices: Sequence[SequenceSlice],
+        first_rows: list[int],
+    ) -> tuple[GroupBatch, Ints]:
+        blocks, offsets = [], []
+        tiles: list[PrefillTile] = []
+        buckets: dict[int, list[tuple[int, Ints, Ints]]] = {}
+        for index, (part, row) in enumerate(zip(slices, first_rows, strict=True)):
+            num_tokens = len(part.token_ids)
+            end = part.start + num_tokens
+            first = _first_key(part.start, shape.window_tokens)
+            first_block = first // shape.block_tokens
+            table = self._table(part, index, number, first_block, -(-end // shape.block_tokens))
+            new = np.arange(part.start, end)
+            blocks.append(table[new // shape.block_tokens - first_block])
+            offsets.append(new % shape.block_tokens)
+            if num_tokens == 1:
+                keys = np.arange(first, end)
+                bucket = int(end - first - 1).bit_length()
+                buckets.setdefault(bucket, []).append(
+                    (row, table[keys // shape.block_tokens - first_block], keys)
+                )
+            else:
+                tiles += self._tiles(part.start, end, row, shape, table)
+        write_blocks, write_offsets = np.concatenate(blocks), np.concatenate(offsets)
+        batch = GroupBatch(
+            write_blocks=self._tensor(write_blocks),
+            write_offsets=self._tensor(write_offsets),
+            tiles=tuple(tiles),
+            decodes=tuple(
+                self._bucket(rows, shape.block_tokens) for _, rows in sorted(buckets.items())
+            ),
+        )
+        # Blocks of all groups come from one pool, and a block never serves two groups: slots of
+        # any two groups can be compared once the offset is left in a field of its own.
+        return batch, (write_blocks << 32) + write_offsets
+
+    def _table(self, part: SequenceSlice, index: int, number: int, first: int, last: int) -> Ints:
+        """Block ids of block positions ``first .. last``, all of them real blocks."""
+        entries = np.asarray(part.block_tables[number][first:last], dtype=np.int64)
+        where = f"slice {index}, group {number}"
+        if len(entries) != last - first:
+            raise ValueError(f"{where}: the block table ends before block position {last - 1}")
+        if (entries == NULL_BLOCK).any():
+            position = first + int(np.argmax(entries == NULL_BLOCK))
+            raise ValueError(f"{where}: null block at in-window block position {position}")
+        if entries.min() < 0 or entries.max() >= self._num_blocks:
+            raise ValueError(f"{where}: block id out of 1..{self._num_blocks - 1}")
+        return entries
+
+    def _tiles(
+        self, start: int, end: int, row: int, shape: GroupShape, table: Ints
+    ) -> list[PrefillTile]:
+        size = shape.block_tokens
+        table_first = _first_key(start, shape.window_tokens) // size
+        tiles = []
+        for lo in range(start, end, QUERY_TILE_TOKENS):
+            hi = min(end, lo + QUERY_TILE_TOKENS)
+            first = _first_key(lo, shape.window_tokens)
+            query = torch.arange(lo, hi, device=self._device)[:, None]
+            key = torch.arange(first, hi, device=self._device)[None, :]
+            mask = key <= query
+            if shape.window_tokens is not None:
+                mask &= key > query - shape.window_tokens
+            block_lo, block_hi = first // size - table_first, -(-hi // size) - table_first
+            tiles.append(
+                PrefillTile(
+                    rows=slice(row + lo - start, row + hi - start),
+                    block_ids=self._tensor(table[block_lo:block_hi]),
+                    skip=first % size,
+                    num_keys=hi - first,
+                    mask=mask,
+                )
+            )
+        return tiles
+
+    def _bucket(self, rows: list[tuple[int, Ints, Ints]], block_tokens: int) -> DecodeBucket:
+        longest = max(len(keys) for _, _, keys in rows)
+        picks = [np.minimum(np.arange(longest), len(keys) - 1) for _, _, keys in rows]
+        blocks = np.stack([b[pick] for (_, b, _), pick in zip(rows, picks, strict=True)])
+        keys = np.stack([k[pick] for (_, _, k), pick in zip(rows, picks, strict=True)])
+        lengths = np.array([len(k) for _, _, k in rows])
+        return DecodeBucket(
+            rows=self._tensor(np.array([row for row, _, _ in rows])),
+            blocks=self._tensor(blocks)[:, None],
+            offsets=self._tensor(keys % block_tokens)[:, None],
+            mask=self._tensor(np.arange(longest) < lengths[:, None])[:, None, None],
+        )
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _first_key(position: int, window_tokens: int | None) -> int:
+    """First position a query at ``position`` may see."""
+    return 0 if window_tokens is None else max(0, position - window_tokens + 1)

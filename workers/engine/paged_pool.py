@@ -1,0 +1,101 @@
+"""The KV memory of one worker: one tensor, and each layer's views of it."""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from disagg.errors import ConfigError
+from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.layout import KVCacheLayout
+from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+
+_never_freed: list[torch.Tensor] = []
+# A peer's READ can land in the memory after its handle was released, and an owner that unmaps
+# memory under a READ dies on some transports: a pool therefore lives as long as its process.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCache:
+    """One layer's part of every block.
+
+    Attributes:
+        keys, values: views [num_blocks, num_kv_heads, block_tokens, head_size] of the pool.
+        group: index of the layer's KV cache group.
+        window_tokens: the layer's window, None for full attention.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    group: int
+    window_tokens: int | None
+
+
+class PagedPool:
+    """All KV of a worker as an int8 tensor ``[num_blocks, block_bytes]``.
+
+    Host memory starts at a page boundary and is committed by the system only where it is used.
+    The memory is never freed or moved while the process lives.
+    """
+
+    def __init__(
+        self, layout: KVCacheLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        if num_blocks < 2:
+            raise ConfigError(
+                f"num_blocks={num_blocks}: the null block and one more are the least",
+                param="num_blocks",
+            )
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.tensor = _allocate(num_blocks, layout.block_bytes, device)
+        _never_freed.append(self.tensor)
+        self.layers = self._views(dtype)
+        self.poison([NULL_BLOCK])
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """Fill blocks with NaN, so that a read of what nobody wrote fails the step.
+
+        All bits set is NaN in every floating type the engine has.
+        """
+        ids = torch.tensor(list(block_ids), dtype=torch.long, device=self.tensor.device)
+        self.tensor[ids] = -1
+
+    def _views(self, dtype: torch.dtype) -> tuple[LayerCache, ...]:
+        typed = self.tensor.view(dtype)
+        views: dict[int, LayerCache] = {}
+        for group in self.layout.groups:
+            spec = group.spec
+            if not isinstance(spec, FullAttentionSpec | SlidingWindowSpec):
+                raise ConfigError(
+                    f"the engine has no pages of kind {type(spec).__name__}", param="groups"
+                )
+            if spec.dtype_bytes != dtype.itemsize:
+                raise ConfigError(
+                    f"layout for {spec.dtype_bytes}-byte elements, dtype is {dtype}", param="dtype"
+                )
+            shape = (self.num_blocks, spec.num_kv_heads, spec.block_tokens, spec.head_size)
+            half = spec.num_kv_heads * spec.block_tokens * spec.head_size
+            for layer in group.layers:
+                first = self.layout.page_offset(layer) // dtype.itemsize
+                views[layer] = LayerCache(
+                    keys=typed[:, first : first + half].view(shape),
+                    values=typed[:, first + half : first + 2 * half].view(shape),
+                    group=group.group,
+                    window_tokens=window_tokens(spec),
+                )
+        return tuple(views[layer] for layer in range(len(views)))
+
+
+def window_tokens(spec: Spec) -> int | None:
+    """Return a spec's window, None where it has full attention."""
+    return spec.window_tokens if isinstance(spec, SlidingWindowSpec) else None
+
+
+def _allocate(num_blocks: int, block_bytes: int, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.empty((num_blocks, block_bytes), dtype=torch.int8, device=device)
+    # Private, not mmap's default of shared: a fork must not write into this worker's KV.
+    memory = mmap.mmap(-1, num_blocks * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.int8).view(num_blocks, block_bytes)
