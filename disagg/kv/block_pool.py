@@ -1,0 +1,351 @@
+"""The one pool of blocks of a worker: who holds what, what is free, what is cached."""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import islice, repeat
+from types import MappingProxyType
+
+from disagg.errors import ConfigError, InvariantViolation
+from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
+from disagg.kv.free_blocks import UncachedBlocks
+
+NULL_BLOCK = 0
+"""Placeholder at positions outside the window: in the tensor, never allocated."""
+
+
+def _run(iterator: Iterable[object]) -> None:
+    """Exhaust an iterator at C speed."""
+    deque(iterator, maxlen=0)
+
+
+class BlockPool:
+    """Blocks 1 .. num_blocks-1, counted by holders.
+
+    A block is held (by requests' block tables through ``allocate``/``touch``/``release``, or by
+    named holders), or free. Free blocks with a cached content are found and held again until
+    they are evicted, least recently freed first. Only dropping the last hold frees a block.
+
+    Bulk operations work on lists of ints at C speed; there is no object per block.
+
+    Args:
+        num_blocks: blocks in the tensor, the null block included.
+        num_groups: KV cache groups; the cache has one index per group.
+        emit: receives the KV events in order.
+    """
+
+    def __init__(
+        self, num_blocks: int, num_groups: int, emit: Callable[[KVEvent], None] = lambda _: None
+    ) -> None:
+        if num_blocks < 2:
+            raise ConfigError("a pool needs at least two blocks", param="num_blocks")
+        self.num_blocks = num_blocks
+        self._emit = emit
+        self._refs: Counter[int] = Counter()
+        self._uncached = UncachedBlocks(1, num_blocks)
+        self._cached_free: OrderedDict[int, None] = OrderedDict()
+        self._key_of: dict[int, tuple[int, bytes]] = {}
+        self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self._copies: list[dict[bytes, list[int]]] = [{} for _ in range(num_groups)]
+        self._holds: dict[Hashable, list[int]] = {}
+        self._returnable: dict[int, int] = {}
+        self._slack: dict[int, int] = {}
+        self.num_slack = 0
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can ever be allocated."""
+        return self.num_blocks - 1
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without a holder, cached or not."""
+        return len(self._uncached) + len(self._cached_free)
+
+    # -- requests' holds (the tables are the managers') ---------------------------------------
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Hold ``num_blocks`` free blocks once each, evicting cached ones if need be.
+
+        Raises:
+            InvariantViolation: fewer are free; callers count first.
+        """
+        if num_blocks > self.num_free:
+            raise InvariantViolation(f"{num_blocks} blocks asked for, {self.num_free} are free")
+        taken = self._uncached.take(min(num_blocks, len(self._uncached)))
+        if len(taken) < num_blocks:
+            taken += self._evict(num_blocks - len(taken))
+        dict.update(self._refs, dict.fromkeys(taken, 1))
+        return taken
+
+    def touch(self, block_ids: Sequence[int]) -> None:
+        """Add one hold to each block; a free one must be cached and leaves the free list."""
+        refs = self._refs
+        if refs.keys().isdisjoint(block_ids):
+            leaving: Iterable[int] = block_ids
+        else:
+            leaving = [block for block in block_ids if block not in refs]
+        try:
+            _run(map(self._cached_free.__delitem__, leaving))
+        except KeyError as error:
+            raise InvariantViolation(f"block {error} is free and not cached") from error
+        refs.update(block_ids)
+        if self._returnable:
+            self._count_slack(block_ids)
+
+    def release(self, block_ids: Sequence[int]) -> int:
+        """Take one hold off each block; returns how many became free.
+
+        Of those, cached ones become the most recently freed in the order given.
+        """
+        refs = self._refs
+        counts = list(map(refs.__getitem__, block_ids))
+        if counts.count(1) == len(counts):
+            freed: Sequence[int] = block_ids
+            _run(map(dict.__delitem__, repeat(refs), block_ids))  # Counter's own is slow
+        else:
+            freed = []
+            for block in block_ids:
+                if refs[block] > 1:
+                    refs[block] -= 1
+                elif refs[block] == 1:
+                    del refs[block]
+                    freed.append(block)
+                else:
+                    raise InvariantViolation(f"block {block} has no hold to take off")
+        cached = list(filter(self._key_of.__contains__, freed))
+        if len(cached) < len(freed):
+            self._uncached.add([block for block in freed if block not in self._key_of])
+        _run(map(self._cached_free.__setitem__, cached, repeat(None)))
+        if self._returnable:
+            self._count_slack(block_ids)
+        return len(freed)
+
+    def num_leaving(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks are free, that is, would leave the free list if touched."""
+        return sum(map(self._cached_free.__contains__, block_ids))
+
+    # -- named holders ------------------------------------------------------------------------
+
+    def hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
+        """Add one hold per block for a new holder (a lease, an inbound transfer, a tier read).
+
+        Raises:
+            InvariantViolation: the holder exists, or a block is null, or free and not cached;
+                nothing has changed then.
+        """
+        if holder in self._holds:
+            raise InvariantViolation(f"holder {holder!r} exists already")
+        self._check_holdable(block_ids)
+        self._holds[holder] = list(block_ids)
+        self.touch(block_ids)
+
+    def add_to_hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
+        """Add one hold per block for an existing holder; raises as ``hold`` does."""
+        if holder not in self._holds:
+            raise InvariantViolation(f"holder {holder!r} is unknown")
+        self._check_holdable(block_ids)
+        self._holds[holder] += block_ids
+        self.touch(block_ids)
+
+    def drop(self, holder: Hashable) -> int:
+        """End all holds of a holder; returns how many blocks became free (0 if unknown)."""
+        held = self._holds.pop(holder, None)
+        return self.release(held) if held else 0
+
+    def holders(self) -> Mapping[Hashable, Sequence[int]]:
+        """Live view of the named holders and their blocks."""
+        return MappingProxyType(self._holds)
+
+    def num_holds(self, block: int) -> int:
+        """Holds on a block, 0 if it is free."""
+        return self._refs.get(block, 0)
+
+    def _check_holdable(self, block_ids: Sequence[int]) -> None:
+        for block in block_ids:
+            if block not in self._refs and block not in self._cached_free:
+                raise InvariantViolation(f"block {block} is null, or free and not cached")
+        if len(set(block_ids)) != len(block_ids):
+            raise InvariantViolation("a block is named twice")
+
+    # -- the prefix cache ---------------------------------------------------------------------
+
+    def index(self, group: int) -> Mapping[bytes, int]:
+        """Live view: chain value -> block that was cached first under it and still is."""
+        return self._index[group]
+
+    def is_cached(self, block: int) -> bool:
+        """Whether the block can be found in the prefix cache."""
+        return block in self._key_of
+
+    def publish(
+        self,
+        group: int,
+        block_ids: Sequence[int],
+        hashes: Sequence[bytes],
+        *,
+        parent_hash: bytes | None,
+        first_position: int,
+        block_tokens: int,
+        token_ids: Sequence[int] = (),
+        deduplicate: bool = True,
+    ) -> None:
+        """Make consecutive held, full, finished blocks findable; emits what is new.
+
+        With ``deduplicate`` a block whose value is cached already stays private; else both
+        copies are cached and the older one is found first.
+        """
+        if not self._key_of.keys().isdisjoint(block_ids):
+            raise InvariantViolation(f"a block of group {group} is published twice")
+        index = self._index[group]
+        if index.keys().isdisjoint(hashes):
+            index.update(zip(hashes, block_ids, strict=True))
+            self._key_of.update(zip(block_ids, zip(repeat(group), hashes)))  # noqa: B905
+            runs = [(0, len(hashes))]
+        else:
+            runs = self._publish_some(group, block_ids, hashes, deduplicate)
+        for start, end in runs:
+            self._emit(
+                BlocksStored(
+                    group,
+                    tuple(hashes[start:end]),
+                    hashes[start - 1] if start else parent_hash,
+                    first_position + start * block_tokens,
+                    block_tokens,
+                    tuple(token_ids[start * block_tokens : end * block_tokens]),
+                )
+            )
+
+    def _publish_some(
+        self, group: int, block_ids: Sequence[int], hashes: Sequence[bytes], deduplicate: bool
+    ) -> list[tuple[int, int]]:
+        """Publish where some values are known; returns the ranges of the unknown ones."""
+        index, copies = self._index[group], self._copies[group]
+        runs: list[tuple[int, int]] = []
+        for place, (block, value) in enumerate(zip(block_ids, hashes, strict=True)):
+            if value not in index:
+                index[value] = block
+                if runs and runs[-1][1] == place:
+                    runs[-1] = (runs[-1][0], place + 1)
+                else:
+                    runs.append((place, place + 1))
+            elif deduplicate:
+                continue
+            else:
+                copies.setdefault(value, []).append(block)
+            self._key_of[block] = (group, value)
+        return runs
+
+    def cached_hashes(self) -> tuple[tuple[bytes, ...], ...]:
+        """Per group every value that can be found now."""
+        return tuple(map(tuple, self._index))
+
+    def clear_cache(self) -> None:
+        """Forget all cached contents; held blocks stay held, free ones become uncached."""
+        self._uncached.add(list(self._cached_free))
+        self._cached_free.clear()
+        self._key_of.clear()
+        for index, copies in zip(self._index, self._copies, strict=True):
+            index.clear()
+            copies.clear()
+        self._emit(AllCleared())
+
+    def _evict(self, num_blocks: int) -> list[int]:
+        victims = list(islice(self._cached_free, num_blocks))
+        _run(map(self._cached_free.__delitem__, victims))
+        removed: dict[int, list[bytes]] = {}
+        for block, (group, value) in zip(victims, map(self._key_of.pop, victims), strict=True):
+            if self._forget_copy(group, value, block):
+                removed.setdefault(group, []).append(value)
+        for group, values in removed.items():
+            self._emit(BlocksRemoved(group, tuple(values)))
+        return victims
+
+    def _forget_copy(self, group: int, value: bytes, block: int) -> bool:
+        """Take a block out of the index; true if it was the last copy."""
+        copies = self._copies[group].get(value) if self._copies[group] else None
+        if not copies:
+            del self._index[group][value]
+            return True
+        if self._index[group][value] == block:
+            self._index[group][value] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[group][value]
+        return False
+
+    # -- blocks that a promise expects back (see promises) ------------------------------------
+
+    def expect_back(self, block_ids: Iterable[int], delta: int) -> None:
+        """Note that ``delta`` more promised requests will drop these blocks as windows move."""
+        for block in block_ids:
+            count = self._returnable.get(block, 0) + delta
+            if count:
+                self._returnable[block] = count
+            else:
+                self._returnable.pop(block, None)
+            self._set_slack(block)
+
+    def _count_slack(self, block_ids: Iterable[int]) -> None:
+        for block in self._returnable.keys() & block_ids:
+            self._set_slack(block)
+
+    def _set_slack(self, block: int) -> None:
+        """A promised request that drops a shared block frees nothing: keep one back for it."""
+        new = max(0, min(self._returnable.get(block, 0), self._refs.get(block, 0) - 1))
+        self.num_slack += new - self._slack.get(block, 0)
+        if new:
+            self._slack[block] = new
+        else:
+            self._slack.pop(block, None)
+
+    def slack_if_touched(self, block_ids: Iterable[int], extra_expected: int = 0) -> int:
+        """How much ``num_slack`` grows if each block gets one hold (and is expected back)."""
+        grown = 0
+        for block in block_ids:
+            expected = self._returnable.get(block, 0) + extra_expected
+            grown += min(expected, self._refs.get(block, 0)) - self._slack.get(block, 0)
+        return grown
+
+    # -- invariants ---------------------------------------------------------------------------
+
+    def check(self, tables: Iterable[Iterable[int]] = ()) -> None:
+        """Verify every invariant; ``tables`` are the requests' block tables.
+
+        Raises:
+            InvariantViolation: naming the first rule that does not hold.
+        """
+        counts: Counter[int] = Counter()
+        for blocks in (*tables, *self._holds.values()):
+            counts.update(blocks)
+        counts.pop(NULL_BLOCK, None)
+        if counts != self._refs:
+            wrong = {b for b in {*counts, *self._refs} if counts[b] != self._refs.get(b, 0)}
+            raise InvariantViolation(f"counts are not the sum of holders for blocks {wrong}")
+        free = [*self._uncached, *self._cached_free]
+        if len(set(free)) != len(free):
+            raise InvariantViolation("a block is on the free list twice")
+        if set(free) | self._refs.keys() != set(range(1, self.num_blocks)):
+            raise InvariantViolation("a block is neither held nor free, or is no block")
+        if not self._refs.keys().isdisjoint(free):
+            raise InvariantViolation(f"held blocks {self._refs.keys() & free} are free")
+        if any(block in self._key_of for block in self._uncached):
+            raise InvariantViolation("an uncached free block has a key")
+        if any(block not in self._key_of for block in self._cached_free):
+            raise InvariantViolation("a cached free block has no key")
+        found: dict[int, tuple[int, bytes]] = {}
+        for group, (index, copies) in enumerate(zip(self._index, self._copies, strict=True)):
+            found.update((block, (group, value)) for value, block in index.items())
+            for value, blocks in copies.items():
+                if not blocks or value not in index:
+                    raise InvariantViolation(f"copies without a first in group {group}")
+                found.update((block, (group, value)) for block in blocks)
+        if found != self._key_of:
+            raise InvariantViolation("index and keys of blocks disagree")
+        expected = {
+            block: slack
+            for block, count in self._returnable.items()
+            if (slack := min(count, self._refs.get(block, 0) - 1)) > 0
+        }
+        if expected != self._slack or sum(expected.values()) != self.num_slack:
+            raise InvariantViolation("slack is not what the shared blocks require")

@@ -1,0 +1,395 @@
+"""One coordinator per worker: block tables of all sequences in all groups, all or nothing.
+
+A sequence's life: ``find_longest_cache_hit`` -> (``admit``) -> ``allocate`` per step ->
+``hold_step`` .. ``release_step`` -> ``publish`` -> ``release_out_of_window`` -> ``free``; or
+``reserve_external`` -> ``commit_external`` -> ``allocate`` .. where the prompt's KV is pulled.
+"""
+
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass
+from math import lcm
+
+from disagg.errors import ConfigError, InvariantViolation
+from disagg.kv.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.dispatch import create_manager
+from disagg.kv.events import KVEventLog
+from disagg.kv.layout import KVCacheLayout
+from disagg.kv.prefix_match import PrefixMatcher
+from disagg.kv.promises import PromiseBook
+from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
+from disagg.kv.steps import StepHolds
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """``num_external`` is set while the tokens up to it are not valid yet."""
+
+    request: KVRequest
+    num_computed: int
+    num_external: int | None = None
+
+
+class KVCacheCoordinator:
+    """Hybrid KV cache of one worker, for one control thread.
+
+    Args:
+        layout: groups of the model.
+        num_blocks: blocks in the pool's tensor, the null block included.
+        max_model_tokens: longest sequence.
+        max_step_tokens: most tokens of one sequence between two calls that move its window;
+            with n steps in flight, n times the largest chunk.
+        eagle_groups: groups whose hits must be proven one block further (speculative drafts).
+        deduplicate: keep a finished block private if its content is cached already.
+        events_max: bound of the event buffer.
+        events_with_tokens: carry token ids in ``BlocksStored``.
+    """
+
+    def __init__(
+        self,
+        layout: KVCacheLayout,
+        num_blocks: int,
+        *,
+        max_model_tokens: int,
+        max_step_tokens: int,
+        eagle_groups: Collection[int] = (),
+        deduplicate: bool = True,
+        events_max: int = 4096,
+        events_with_tokens: bool = False,
+    ) -> None:
+        if max_model_tokens < 1 or max_step_tokens < 1:
+            raise ConfigError("token limits must be positive", param="max_model_tokens")
+        self.layout = layout
+        self.max_model_tokens = max_model_tokens
+        self.pool = BlockPool(num_blocks, len(layout.groups), lambda e: self.events.append(e))
+        self.events = KVEventLog(self.pool.cached_hashes, events_max)
+        self._deduplicate = deduplicate
+        self._events_with_tokens = events_with_tokens
+        alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
+        self.managers = tuple(
+            create_manager(
+                group,
+                self.pool,
+                hash_block_tokens=layout.hash_block_tokens,
+                alignment_tokens=alignment_tokens,
+                max_model_tokens=max_model_tokens,
+                max_step_tokens=max_step_tokens,
+                drops_last=group.group in eagle_groups,
+            )
+            for group in layout.groups
+        )
+        self._matcher = PrefixMatcher(
+            self.managers, self.pool, alignment_tokens, frozenset(eagle_groups)
+        )
+        self._steps = StepHolds(self.pool)
+        self._promises = PromiseBook(self.pool, self._returning_blocks)
+        self._sequences: dict[Hashable, _Sequence] = {}
+
+    # -- looking up ---------------------------------------------------------------------------
+
+    def find_longest_cache_hit(self, request: KVRequest, max_tokens: int) -> CacheHit:
+        """Longest prefix of at most ``max_tokens`` tokens that every group has; no effects.
+
+        The last token of a prompt must be computed to get logits: pass ``num_tokens - 1``.
+        """
+        return self._matcher.find(request.hashes, max_tokens)
+
+    def group_hit_tokens(self, request: KVRequest) -> tuple[int, ...]:
+        """Per group on its own (equal specs jointly): the prefix it still has; no effects."""
+        return self._matcher.group_tokens(request.hashes, request.num_tokens)
+
+    # -- admission ----------------------------------------------------------------------------
+
+    def num_blocks_to_allocate(
+        self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_computed: int, capped: bool
+    ) -> int:
+        """Blocks that leave the free list if ``key`` grows to ``num_tokens`` in all groups.
+
+        Args:
+            key: a sequence, or one without tables yet.
+            num_tokens: tokens that need a slot.
+            hit: cached prefix to adopt; its free blocks count.
+            num_computed: tokens before the step, hit and external ones included.
+            capped: count the most a whole prompt holds at once instead of its table.
+        """
+        needed = 0
+        for manager in self.managers:
+            blocks = hit.block_ids[manager.group] if hit else ()
+            needed += manager.num_to_allocate(key, num_tokens, blocks, num_computed, capped)
+            if blocks:
+                needed += self.pool.num_leaving(manager.kept_hits(blocks, num_computed))
+        return needed
+
+    def admit(self, key: Hashable, num_tokens_total: int, hit: CacheHit | None = None) -> bool:
+        """Promise the blocks that a whole prompt will need at its peak; all or nothing.
+
+        Until ``unpromise`` or ``free`` other sequences can take only what is left, so the prompt
+        never waits for a block (only for its own steps in flight to give up what they hold).
+        Window blocks it drops come back to the promise. The hit is held at once, and the first
+        ``allocate`` adopts it.
+
+        Returns:
+            False if it does not fit now; nothing has changed then.
+        """
+        if key in self._sequences:
+            raise InvariantViolation(f"{key!r} is admitted after it began")
+        num_tokens = min(num_tokens_total, self.max_model_tokens)
+        computed = hit.num_tokens if hit else 0
+        fresh = 0
+        held: list[int] = []
+        returning: list[int] = []
+        for manager in self.managers:
+            blocks = hit.block_ids[manager.group] if hit else []
+            kept = manager.kept_hits(blocks, computed)
+            remaining = max(0, manager.num_blocks(num_tokens) - len(blocks))
+            fresh += max(0, min(remaining, manager.peak_blocks - len(kept)))
+            held += kept
+            if manager.returns_blocks:
+                returning += kept
+        return self._promises.give(key, fresh, num_tokens, hit, held, returning)
+
+    def unpromise(self, key: Hashable) -> None:
+        """Give up what is left of a promise; idempotent."""
+        self._promises.end(key)
+
+    # -- growing ------------------------------------------------------------------------------
+
+    def allocate(
+        self,
+        request: KVRequest,
+        *,
+        num_new_tokens: int,
+        hit: CacheHit | None = None,
+        num_external_tokens: int = 0,
+        delay_publication: bool = False,
+    ) -> bool:
+        """Give a sequence the slots of its next step, in all groups or in none.
+
+        Out-of-window blocks are dropped first, also if the rest fails. On the first call the
+        blocks of ``hit`` are held (all groups' hits before any group allocates, else one group
+        could evict another's hit), and window groups get no blocks for external tokens that are
+        out of sight.
+
+        Args:
+            request: the sequence; its key must be new or allocated before.
+            num_new_tokens: tokens computed in this step.
+            hit: prefix to adopt, on the first call only.
+            num_external_tokens: tokens after the hit whose KV comes from elsewhere.
+            delay_publication: the external tokens are not valid before ``commit_external``.
+
+        Returns:
+            False if blocks are lacking.
+        """
+        key = request.key
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            hit = self._promises.admitted_hit(key, hit)
+            computed = (hit.num_tokens if hit else 0) + num_external_tokens
+        else:
+            if hit is not None or num_external_tokens:
+                raise InvariantViolation(f"{key!r} has begun; hits and external tokens come first")
+            if sequence.num_external is not None and num_new_tokens:
+                raise InvariantViolation(f"{key!r} computes on external tokens not yet committed")
+            computed = sequence.num_computed
+            self.release_out_of_window(key, computed)
+        total = min(computed + num_new_tokens, self.max_model_tokens)
+        if not self._fits(key, total, hit, computed):
+            return False
+        if sequence is None:
+            sequence = self._begin(request, hit, computed, bool(num_external_tokens))
+            if delay_publication:
+                sequence.num_external = computed
+        for manager in self.managers:
+            manager.grow(key, total)
+        sequence.num_computed = computed + num_new_tokens
+        if key in self._promises:
+            self._promises.adopted(key)
+            self._update_promise(key)
+        return True
+
+    def reserve_external(
+        self, request: KVRequest, num_external_tokens: int, num_new_tokens: int = 1
+    ) -> ExternalReservation | None:
+        """Take everything a decode worker needs for a prompt that is computed elsewhere.
+
+        Full-attention groups hold their joint hit, whatever other groups have, and lack the
+        rest. Other kinds take no hits: they lack all that a query at ``num_external_tokens``
+        sees. Nothing is published before ``commit_external``; ``free`` gives all back.
+
+        Returns:
+            None if it does not fit now; nothing has changed then.
+        """
+        key, computed = request.key, num_external_tokens
+        if key in self._sequences or key in self._promises:
+            raise InvariantViolation(f"{key!r} exists already")
+        total = min(computed + num_new_tokens, self.max_model_tokens)
+        hit = self._matcher.find_always_visible(request.hashes, computed)
+        if not self._fits(key, total, hit, computed):
+            return None
+        sequence = self._begin(request, hit, computed, True)
+        sequence.num_external = computed
+        for manager in self.managers:
+            manager.grow(key, total)
+        hits = [len(blocks) for blocks in hit.block_ids]
+        lacks = (
+            tuple(pair for pair in wanted if pair[0] >= num_hit)
+            for wanted, num_hit in zip(self.in_window_blocks(key, computed), hits, strict=True)
+        )
+        hit_tokens = (
+            num_hit * manager.block_tokens
+            for manager, num_hit in zip(self.managers, hits, strict=True)
+        )
+        return ExternalReservation(computed, tuple(hit_tokens), tuple(lacks))
+
+    def commit_external(self, key: Hashable) -> None:
+        """The external tokens are valid now: publish their full blocks."""
+        sequence = self._sequence(key)
+        if sequence.num_external is None:
+            raise InvariantViolation(f"{key!r} has no uncommitted external tokens")
+        computed, sequence.num_external = sequence.num_external, None
+        self.publish(key, computed)
+
+    # -- after a step -------------------------------------------------------------------------
+
+    def publish(self, key: Hashable, num_computed_tokens: int) -> None:
+        """The step that computed up to there has completed: its full blocks become findable.
+
+        Call it before the window moves past them. Blocks without a hash yet wait for the next
+        call. A published block is never written again.
+        """
+        sequence = self._sequence(key)
+        if sequence.num_external is not None:
+            raise InvariantViolation(f"{key!r} would publish external tokens not yet committed")
+        if num_computed_tokens > sequence.num_computed:
+            raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
+        request = sequence.request
+        tokens = request.token_ids if self._events_with_tokens else ()
+        for manager in self.managers:
+            manager.publish(key, request.hashes, tokens, num_computed_tokens, self._deduplicate)
+
+    def release_out_of_window(self, key: Hashable, num_computed_tokens: int) -> None:
+        """Drop the blocks that no query from ``num_computed_tokens`` on sees.
+
+        Steps in flight keep them until they end; cached ones stay findable until evicted.
+        """
+        for manager in self.managers:
+            manager.drop_skipped(key, num_computed_tokens, self._steps.drop)
+        if key in self._promises:
+            self._update_promise(key)
+
+    def free(self, key: Hashable) -> None:
+        """End a sequence, its promise included; idempotent. Steps in flight keep its blocks."""
+        self._promises.end(key)
+        for manager in self.managers:
+            manager.free(key, self._steps.drop)
+        self._steps.forget(key)
+        self._sequences.pop(key, None)
+
+    def hold_step(self, step_id: Hashable, keys: Iterable[Hashable]) -> None:
+        """A step over these sequences is launched: it holds all their blocks."""
+        self._steps.begin(step_id, keys)
+
+    def release_step(self, step_id: Hashable) -> None:
+        """The step has ended, with or without error; idempotent."""
+        for key in self._steps.end(step_id):
+            if key in self._promises and key in self._sequences:
+                self._update_promise(key)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def in_window_blocks(self, key: Hashable, num_tokens: int) -> tuple[list[tuple[int, int]], ...]:
+        """Per group the (block index, block id) pairs a query at position num_tokens reads."""
+        wanted = []
+        for manager in self.managers:
+            blocks = manager.tables[key].blocks
+            first = manager.skipped_tokens(num_tokens) // manager.block_tokens
+            pairs = enumerate(blocks[first : manager.num_blocks(num_tokens)], first)
+            wanted.append([pair for pair in pairs if pair[1] != NULL_BLOCK])
+        return tuple(wanted)
+
+    def block_table(self, key: Hashable) -> tuple[list[int], ...]:
+        """Per group the live table (do not change it): block ids, NULL_BLOCK out of window."""
+        return tuple(manager.tables[key].blocks for manager in self.managers)
+
+    def held(self, key: Hashable) -> tuple[int, ...]:
+        """Per group the number of blocks the sequence holds (zeros if unknown)."""
+        return tuple(
+            manager.tables[key].held if key in manager.tables else 0 for manager in self.managers
+        )
+
+    def num_computed_tokens(self, key: Hashable) -> int:
+        """Tokens computed or scheduled, external ones included."""
+        return self._sequence(key).num_computed
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks without a holder."""
+        return self.pool.num_free
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Free blocks that nobody was promised (at least 0)."""
+        return max(0, self.pool.num_free - self._promises.num_promised)
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can ever be allocated."""
+        return self.pool.num_usable
+
+    def check(self) -> None:
+        """Verify all invariants; raises InvariantViolation."""
+        for manager in self.managers:
+            if manager.tables.keys() != self._sequences.keys():
+                raise InvariantViolation(f"group {manager.group} has tables of other sequences")
+            for key, table in manager.tables.items():
+                if table.held != len(table.blocks) - table.blocks.count(NULL_BLOCK):
+                    raise InvariantViolation(f"{key!r}: held count of group {manager.group}")
+        self.pool.check(
+            table.blocks for manager in self.managers for table in manager.tables.values()
+        )
+        self._promises.check()
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _sequence(self, key: Hashable) -> _Sequence:
+        try:
+            return self._sequences[key]
+        except KeyError:
+            raise InvariantViolation(f"{key!r} has no tables") from None
+
+    def _begin(
+        self, request: KVRequest, hit: CacheHit | None, num_computed: int, external: bool
+    ) -> _Sequence:
+        """Start all tables: every group's hit is held before any group allocates."""
+        for manager in self.managers:
+            blocks = hit.block_ids[manager.group] if hit else []
+            manager.adopt(request.key, blocks, num_computed)
+        if external:
+            for manager in self.managers:
+                manager.grow_external(request.key, num_computed)
+        self._sequences[request.key] = _Sequence(request, num_computed)
+        return self._sequences[request.key]
+
+    def _fits(
+        self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_computed: int
+    ) -> bool:
+        """Whether growing leaves everybody else's promise intact."""
+        needed = self.num_blocks_to_allocate(key, num_tokens, hit, num_computed, False)
+        if hit is not None and len(self._promises):
+            kept = [m.kept_hits(hit.block_ids[m.group], num_computed) for m in self.managers]
+            needed += self._promises.sharing_cost(key, [b for blocks in kept for b in blocks])
+        return needed <= self._promises.available(key)
+
+    def _returning_blocks(self, key: Hashable) -> Iterable[int]:
+        for manager in self.managers:
+            if manager.returns_blocks and key in manager.tables:
+                table = manager.tables[key]
+                yield from filter(None, table.blocks[table.num_skipped :])
+                yield from self._steps.given_up(key, manager.group)
+
+    def _update_promise(self, key: Hashable) -> None:
+        num_tokens = self._promises.num_tokens(key)
+        blocks = 0
+        for manager in self.managers:
+            deferred = len(self._steps.given_up(key, manager.group))
+            blocks += manager.num_promised(key, num_tokens, deferred)
+        self._promises.update(key, blocks)

@@ -1,0 +1,37 @@
+"""Full attention: everything stays visible, hits are downward-closed."""
+
+from collections.abc import Mapping, Sequence
+
+from disagg.kv.manager import GroupManager, leading_run
+
+
+class FullAttentionManager(GroupManager):
+    """Tables without nulls."""
+
+    returns_blocks = False
+
+    def skipped_tokens(self, num_computed: int) -> int:
+        """Nothing is ever out of sight."""
+        return 0
+
+    def kept_hits(self, hit: Sequence[int], num_computed: int) -> list[int]:
+        """All of them."""
+        return list(hit)
+
+    def match(
+        self,
+        indexes: Sequence[Mapping[bytes, int]],
+        hashes: Sequence[bytes],
+        max_tokens: int,
+        alignment_tokens: int,
+        drop_last: bool,
+    ) -> tuple[list[int], ...]:
+        """Left-to-right run."""
+        end = min(max_tokens // self.block_tokens, len(hashes))
+        found: list[list[int]] = []
+        for index in indexes:
+            found.append(leading_run(index, hashes, end))
+            end = len(found[-1])
+        end = max(0, end - drop_last)
+        end -= end % (alignment_tokens // self.block_tokens)
+        return tuple(run if len(run) == end else run[:end] for run in found)

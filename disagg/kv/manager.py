@@ -1,0 +1,249 @@
+"""Block tables of one KV cache group; what differs between kinds is in the sibling files."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from disagg.kv.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.specs import Spec
+
+Drop = Callable[[Hashable, int, list[int]], None]
+"""Ends a sequence's holds: (key, group, block ids in eviction order)."""
+
+
+@dataclass(slots=True)
+class GroupTable:
+    """One sequence's blocks in one group.
+
+    Attributes:
+        blocks: block id per block index; NULL_BLOCK where nothing is kept.
+        held: number of entries that are not null.
+        num_skipped: leading entries that are null for good.
+        num_published: leading entries that were looked at for publication.
+        boundaries: positions at which a linear state was known to be complete.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    held: int = 0
+    num_skipped: int = 0
+    num_published: int = 0
+    boundaries: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Numbers a group gets from its surroundings.
+
+    Attributes:
+        hash_block_tokens: tokens per link of the hash chain.
+        alignment_tokens: hits of the whole model are multiples of it.
+        peak_blocks: most blocks one sequence holds at once.
+    """
+
+    hash_block_tokens: int
+    alignment_tokens: int
+    peak_blocks: int
+
+
+class GroupManager:
+    """Common to all kinds: tables grow at the end and lose what attention can no longer see.
+
+    Kinds override ``skipped_tokens``, ``match`` and, where tables are not contiguous, more.
+    """
+
+    returns_blocks = True
+    """Whether blocks come back while a sequence grows."""
+
+    def __init__(self, group: int, spec: Spec, pool: BlockPool, limits: GroupLimits) -> None:
+        self.group = group
+        self.spec = spec
+        self.pool = pool
+        self.block_tokens = spec.block_tokens
+        self.hash_ratio = spec.block_tokens // limits.hash_block_tokens
+        self.alignment_tokens = limits.alignment_tokens
+        self.peak_blocks = limits.peak_blocks
+        self.tables: dict[Hashable, GroupTable] = {}
+
+    # -- what a kind defines ------------------------------------------------------------------
+
+    def skipped_tokens(self, num_computed: int) -> int:
+        """Leading tokens that a query at position ``num_computed`` does not see."""
+        raise NotImplementedError
+
+    def match(
+        self,
+        indexes: Sequence[Mapping[bytes, int]],
+        hashes: Sequence[bytes],
+        max_tokens: int,
+        alignment_tokens: int,
+        drop_last: bool,
+    ) -> tuple[list[int], ...]:
+        """Longest prefix cached in all ``indexes`` (groups with this spec), one list each.
+
+        Args:
+            indexes: chain value -> block, per group.
+            hashes: chain values at this kind's block ends.
+            max_tokens: bound of the prefix (before a block is dropped).
+            alignment_tokens: the prefix is a multiple of it.
+            drop_last: EAGLE: prove one block more than is returned.
+        """
+        raise NotImplementedError
+
+    # -- counting -----------------------------------------------------------------------------
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens span."""
+        return -(-num_tokens // self.block_tokens)
+
+    def kept_hits(self, hit: Sequence[int], num_computed: int) -> list[int]:
+        """The hit's blocks that a sequence with ``num_computed`` tokens will still hold."""
+        first = self.skipped_tokens(num_computed) // self.block_tokens
+        return [block for block in hit[first:] if block != NULL_BLOCK]
+
+    def num_to_allocate(
+        self,
+        key: Hashable,
+        num_tokens: int,
+        hit: Sequence[int],
+        num_computed: int,
+        capped: bool = False,
+    ) -> int:
+        """Free blocks that growing to ``num_tokens`` takes, without the hit's own.
+
+        Args:
+            key: the sequence.
+            num_tokens: tokens that need a slot.
+            hit: cached blocks to adopt, for a sequence without a table.
+            num_computed: tokens known before this step, hit and external ones included.
+            capped: count a whole prompt, of which at most ``peak_blocks`` are held at once.
+        """
+        required = self.num_blocks(num_tokens)
+        if capped:
+            required = min(required, self.peak_blocks)
+        table = self.tables.get(key)
+        if table is not None:
+            return max(required - len(table.blocks), 0)
+        skipped = self.skipped_tokens(num_computed) // self.block_tokens
+        return max(required - max(skipped, len(hit)), 0)
+
+    def num_promised(self, key: Hashable, num_tokens: int, num_deferred: int) -> int:
+        """Further blocks a sequence with a table can need at once on its way to num_tokens.
+
+        ``num_deferred`` blocks it gave up are not free yet.
+        """
+        table = self.tables[key]
+        remaining = max(0, self.num_blocks(num_tokens) - len(table.blocks))
+        return max(0, min(remaining, self.peak_blocks - table.held - num_deferred))
+
+    # -- changing tables ----------------------------------------------------------------------
+
+    def adopt(self, key: Hashable, hit: Sequence[int], num_computed: int) -> None:
+        """Start a table: hold the hit's blocks that stay visible, null before them."""
+        first = self.skipped_tokens(num_computed) // self.block_tokens
+        blocks = [NULL_BLOCK] * first
+        blocks += hit[first:]
+        kept = self.kept_hits(hit, num_computed)
+        self.pool.touch(kept)
+        self.tables[key] = GroupTable(
+            blocks, len(kept), num_skipped=first, num_published=len(blocks)
+        )
+
+    def grow_external(self, key: Hashable, num_computed: int) -> None:
+        """Room for the external tokens up to ``num_computed``."""
+        self.grow(key, num_computed)
+
+    def grow(self, key: Hashable, num_tokens: int) -> None:
+        """Room for ``num_tokens`` tokens; the caller has counted."""
+        table = self.tables[key]
+        missing = self.num_blocks(num_tokens) - len(table.blocks)
+        if missing > 0:
+            table.blocks += self.pool.allocate(missing)
+            table.held += missing
+
+    def drop_skipped(self, key: Hashable, num_computed: int, drop: Drop) -> None:
+        """Give up the blocks that no query from ``num_computed`` on sees, last one first."""
+        table = self.tables[key]
+        end = min(self.skipped_tokens(num_computed) // self.block_tokens, len(table.blocks))
+        start = table.num_skipped
+        if end <= start:
+            return
+        leaving = [block for block in table.blocks[start:end] if block != NULL_BLOCK]
+        table.blocks[start:end] = [NULL_BLOCK] * (end - start)
+        table.num_skipped = end
+        table.held -= len(leaving)
+        leaving.reverse()
+        if leaving:
+            drop(key, self.group, leaving)
+
+    def free(self, key: Hashable, drop: Drop) -> None:
+        """End a table, last block first."""
+        table = self.tables.pop(key, None)
+        if table is not None and table.held:
+            drop(key, self.group, list(filter(None, reversed(table.blocks))))
+
+    # -- publishing ---------------------------------------------------------------------------
+
+    def chain(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Chain values at this group's block ends."""
+        ratio = self.hash_ratio
+        return hashes if ratio == 1 else hashes[ratio - 1 :: ratio]
+
+    def publish(
+        self,
+        key: Hashable,
+        hashes: Sequence[bytes],
+        token_ids: Sequence[int],
+        num_computed: int,
+        deduplicate: bool,
+    ) -> None:
+        """Publish the full blocks below ``num_computed`` that are still held.
+
+        Blocks after the last aligned position wait: no hit could end there.
+        """
+        table = self.tables[key]
+        num_computed -= num_computed % self.alignment_tokens
+        end = min(
+            num_computed // self.block_tokens, len(hashes) // self.hash_ratio, len(table.blocks)
+        )
+        start = max(table.num_published, table.num_skipped)
+        table.num_published = max(table.num_published, end)
+        if start < end:
+            self._publish_range(table, hashes, token_ids, start, end, deduplicate)
+
+    def _publish_range(
+        self,
+        table: GroupTable,
+        hashes: Sequence[bytes],
+        token_ids: Sequence[int],
+        start: int,
+        end: int,
+        deduplicate: bool,
+    ) -> None:
+        ratio, size = self.hash_ratio, self.block_tokens
+        self.pool.publish(
+            self.group,
+            table.blocks[start:end],
+            hashes[(start + 1) * ratio - 1 : end * ratio : ratio],
+            parent_hash=hashes[start * ratio - 1] if start else None,
+            first_position=start * size,
+            block_tokens=size,
+            token_ids=token_ids[start * size : end * size] if token_ids else (),
+            deduplicate=deduplicate,
+        )
+
+
+def leading_run(index: Mapping[bytes, int], values: Sequence[bytes], end: int) -> list[int]:
+    """Blocks of ``values[:end]`` up to the first that is not cached.
+
+    Looks up ever larger pieces: a miss at the start costs little, a full hit runs at C speed.
+    """
+    found: list[int] = []
+    step, get = 16, index.get
+    while len(found) < end:
+        start = len(found)
+        part = list(map(get, values[start : min(start + step, end)]))
+        if None in part:
+            found += part[: part.index(None)]  # type: ignore[arg-type]
+            break
+        found += part  # type: ignore[arg-type]
+        step *= 4
+    return found

@@ -1,0 +1,60 @@
+"""Sliding window: only the last ``window_tokens - 1`` tokens before a query matter."""
+
+from collections.abc import Mapping, Sequence
+
+from disagg.kv.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.manager import GroupLimits, GroupManager
+from disagg.kv.specs import SlidingWindowSpec
+
+
+class SlidingWindowManager(GroupManager):
+    """Tables that start with nulls; position p sees ``p - window_tokens + 1 .. p``."""
+
+    def __init__(
+        self, group: int, spec: SlidingWindowSpec, pool: BlockPool, limits: GroupLimits
+    ) -> None:
+        super().__init__(group, spec, pool, limits)
+        self.window_tokens = spec.window_tokens
+        self.num_window_blocks = self.num_blocks(spec.window_tokens - 1)
+
+    def skipped_tokens(self, num_computed: int) -> int:
+        """Positions before ``num_computed - window_tokens + 1``."""
+        return max(0, num_computed - self.window_tokens + 1)
+
+    def match(
+        self,
+        indexes: Sequence[Mapping[bytes, int]],
+        hashes: Sequence[bytes],
+        max_tokens: int,
+        alignment_tokens: int,
+        drop_last: bool,
+    ) -> tuple[list[int], ...]:
+        """Right-most aligned end before which the whole window (or everything) is cached.
+
+        A missing block rules out every end whose window covers it, so the next candidate ends
+        at the left-most missing one: a total miss takes one probe per window.
+        """
+        extra = int(drop_last)
+        per_alignment = alignment_tokens // self.block_tokens
+        need = self.num_window_blocks + extra
+        probe = indexes[0]
+
+        def aligned(end: int) -> int:
+            return (end - extra) // per_alignment * per_alignment + extra
+
+        end = aligned(min(max_tokens // self.block_tokens, len(hashes)))
+        while end > extra:
+            first = max(0, end - need)
+            if first < end and hashes[first] not in probe:
+                end = aligned(first)
+                continue
+            window = hashes[first:end]
+            runs = [list(map(index.get, window)) for index in indexes]
+            missing = [run.index(None) for run in runs if None in run]
+            if missing:
+                end = aligned(first + min(missing))
+                continue
+            nulls: list[int | None] = [NULL_BLOCK] * first
+            length = end - extra
+            return tuple((nulls + run)[:length] for run in runs)  # type: ignore[misc]
+        return tuple([] for _ in indexes)

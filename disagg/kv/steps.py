@@ -1,0 +1,89 @@
+"""Steps in flight as holders."""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from disagg.errors import InvariantViolation
+from disagg.kv.block_pool import BlockPool
+
+
+@dataclass(slots=True, eq=False)
+class _GivenUp:
+    """Blocks a request gave up while ``steps`` could still touch them."""
+
+    holder: Hashable
+    key: Hashable
+    group: int
+    block_ids: list[int]
+    steps: set[Hashable]
+
+
+class StepHolds:
+    """A step holds every block its requests have from launch until its completion is known.
+
+    While a request keeps a block, the request's own hold protects it; so steps take over a hold
+    only when the request gives it up before they have ended. That makes launching a step cost
+    one entry per request, not one per block. Such holds appear in the pool as ``("steps", n)``.
+
+    Args:
+        pool: the worker's pool.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._keys: dict[Hashable, set[Hashable]] = {}
+        self._steps_of: dict[Hashable, set[Hashable]] = {}
+        self._given_up: dict[Hashable, _GivenUp] = {}
+        self._num_records = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def begin(self, step: Hashable, keys: Iterable[Hashable]) -> None:
+        """Hold the blocks of ``keys`` for a step that is launched now."""
+        if step in self._keys:
+            raise InvariantViolation(f"step {step!r} is in flight already")
+        self._keys[step] = set(keys)
+        for key in self._keys[step]:
+            self._steps_of.setdefault(key, set()).add(step)
+
+    def drop(self, key: Hashable, group: int, block_ids: list[int]) -> None:
+        """A request gives up blocks: its steps in flight take the holds over, or they end."""
+        steps = self._steps_of.get(key)
+        if steps:
+            self._num_records += 1
+            record = _GivenUp(("steps", self._num_records), key, group, block_ids, set(steps))
+            self._pool.hold(record.holder, block_ids)
+            self._given_up[record.holder] = record
+        self._pool.release(block_ids)
+
+    def end(self, step: Hashable) -> set[Hashable]:
+        """The step has completed or can no longer touch memory; returns its live requests."""
+        keys = self._keys.pop(step, set())
+        for key in keys:
+            self._steps_of[key].discard(step)
+            if not self._steps_of[key]:
+                del self._steps_of[key]
+        for record in [r for r in self._given_up.values() if step in r.steps]:
+            record.steps.discard(step)
+            if not record.steps:
+                del self._given_up[record.holder]
+                self._pool.drop(record.holder)
+        return keys
+
+    def forget(self, key: Hashable) -> None:
+        """The request has ended; a later one of the same key is another one."""
+        for step in self._steps_of.pop(key, ()):
+            self._keys[step].discard(key)
+        for record in self._given_up.values():
+            if record.key == key:
+                record.key = None
+
+    def given_up(self, key: Hashable, group: int) -> list[int]:
+        """Blocks of a live request that only its steps still hold for it."""
+        return [
+            block
+            for record in self._given_up.values()
+            if record.key == key and record.group == group
+            for block in record.block_ids
+        ]

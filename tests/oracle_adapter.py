@@ -1,0 +1,103 @@
+"""Drives the coordinator from golden traces; translation only (see tests/data/oracle)."""
+
+from math import gcd
+from typing import Any
+
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.hashing import BlockHasher
+from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.request import CacheHit, KVRequest
+from disagg.kv.specs import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    LinearStateSpec,
+    SlidingWindowSpec,
+    Spec,
+)
+
+
+def spec_of(group: dict[str, Any]) -> Spec:
+    """Spec of one trace group."""
+    size = group["block_size"]
+    match group["type"]:
+        case "full":
+            return FullAttentionSpec(size, group["kv_heads"], 64, 2)
+        case "swa":
+            return SlidingWindowSpec(size, group["kv_heads"], 64, 2, group["window"])
+        case "chunked":
+            return ChunkedLocalSpec(size, group["kv_heads"], 64, 2, group["chunk"])
+        case "mamba":
+            return LinearStateSpec(size, 4096)
+        case kind:
+            raise ValueError(f"group type {kind!r} of a trace is unknown")
+
+
+class Coordinator:
+    """One worker's coordinator under the trace's names; checks invariants after each change."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        specs = [spec_of(group) for group in config["groups"]]
+        size = gcd(*(spec.block_tokens for spec in specs))
+        groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
+        layout = KVCacheLayout(groups, max(spec.page_bytes for spec in specs), size)
+        self.kv = KVCacheCoordinator(
+            layout,
+            config["num_blocks"] + 1,
+            max_model_tokens=config["max_model_len"],
+            max_step_tokens=config["max_step_tokens"],
+            eagle_groups=range(len(groups)) if config["eagle"] else (),
+            deduplicate=False,
+        )
+        self.hasher = BlockHasher(b"oracle", size)
+        self.requests: dict[str, KVRequest] = {}
+        self.hit: CacheHit | None = None
+
+    def add(self, key: str, tokens: list[int]) -> None:
+        self.requests[key] = KVRequest(key, [])
+        self.append(key, tokens)
+
+    def append(self, key: str, tokens: list[int]) -> None:
+        request = self.requests[key]
+        request.token_ids += tokens
+        self.hasher.extend(request.hashes, request.token_ids)
+
+    def lookup(self, key: str) -> tuple[int, list[int]]:
+        request = self.requests[key]
+        self.hit = self.kv.find_longest_cache_hit(request, request.num_tokens - 1)
+        return self.hit.num_tokens, [len(ids) - ids.count(0) for ids in self.hit.block_ids]
+
+    def alloc(self, key: str, new: int, hit: int | None, ext: int, delay: bool, gate: bool) -> bool:
+        kv, request = self.kv, self.requests[key]
+        adopted = self.hit if hit is not None else None
+        if gate:
+            computed = hit + ext if hit is not None else kv.num_computed_tokens(key)
+            need = kv.num_blocks_to_allocate(key, request.num_tokens, adopted, computed, True)
+            if need > kv.num_free_blocks:
+                return False
+        done = kv.allocate(
+            request,
+            num_new_tokens=new,
+            hit=adopted,
+            num_external_tokens=ext,
+            delay_publication=delay,
+        )
+        if done and not delay:  # the peer publishes when it allocates
+            kv.publish(key, min(kv.num_computed_tokens(key), request.num_tokens))
+        kv.check()
+        return done
+
+    def commit(self, key: str, computed: int) -> None:
+        self.kv.commit_external(key)
+        if computed == self.requests[key].num_tokens:  # its last token is computed again
+            self.kv._sequences[key].num_computed -= 1
+
+    def free(self, key: str) -> None:
+        self.kv.free(key)
+        self.kv.check()
+        del self.requests[key]
+
+    def held(self, key: str) -> list[int]:
+        return list(self.kv.held(key))
+
+    def free_blocks(self) -> int:
+        return self.kv.num_free_blocks
