@@ -1,0 +1,213 @@
+"""The router without I/O: registrations, events, tokens and time in; actions out."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from disagg.kv.contract import Contract
+from disagg.kv.events import KVEvent
+from disagg.routing.fleet import Fleet, WorkerView
+from disagg.routing.messages import (
+    Connect,
+    Disconnect,
+    NewRequest,
+    RouterAction,
+    WorkerInfo,
+    WorkerMatch,
+)
+from disagg.routing.record import RequestRecord
+from disagg.routing.request_table import HashExtend, RequestTable
+from disagg.scheduling.messages import (
+    PartEnded,
+    PrefillReport,
+    StepOutputs,
+    TransferReport,
+    WorkerMessage,
+    WorkerStats,
+)
+from disagg.transfer.identity import Incarnation
+
+
+class RouterCore:
+    """Decides who prefills and who decodes, assembles the token streams, plans anew on failures.
+
+    The caller performs the returned actions in order. ``now_ms`` must not go backwards.
+    Everything belongs to one thread.
+
+    Args:
+        hash_extend: ``BlockHasher.extend``: appends the hashes of newly full blocks.
+        replans_max: plans after the first, per request.
+        requests_max: live requests; more are refused.
+        request_timeout_ms: without any progress for so long a request expires.
+        records_max: finished requests whose record is kept.
+        worker_silent_ms: a worker not heard of for so long is lost.
+
+    Attributes:
+        counters: monotonic counts by (name, label); label "" where there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        hash_extend: HashExtend,
+        replans_max: int,
+        requests_max: int,
+        request_timeout_ms: int,
+        records_max: int,
+        worker_silent_ms: int,
+    ) -> None:
+        self.counters: Counter[tuple[str, str]] = Counter()
+        self._fleet = Fleet(worker_silent_ms)
+        self._requests = RequestTable(
+            self._fleet,
+            self.counters,
+            hash_extend=hash_extend,
+            replans_max=replans_max,
+            requests_max=requests_max,
+            request_timeout_ms=request_timeout_ms,
+            records_max=records_max,
+        )
+
+    @property
+    def contract(self) -> Contract | None:
+        """The fleet's contract (of the first worker registered); None before."""
+        return self._fleet.contract
+
+    @property
+    def fleet(self) -> tuple[WorkerView, ...]:
+        """All workers known now, by id."""
+        return tuple(self._fleet.views(self._requests.num_live()))
+
+    @property
+    def ready(self) -> bool:
+        """At least one worker can take requests."""
+        return any(view.ready for view in self._fleet.views())
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest prompt plus output that some ready worker takes; 0 without one."""
+        return max(
+            (view.info.max_model_tokens for view in self._fleet.views() if view.ready), default=0
+        )
+
+    @property
+    def num_live(self) -> int:
+        """Requests that are neither finished nor failed."""
+        return len(self._requests)
+
+    def register(self, now_ms: int, info: WorkerInfo) -> list[RouterAction]:
+        """A registration, repeated by the worker as its heartbeat.
+
+        A new incarnation yields ``Connect``; a new epoch of a known worker is the loss of the
+        old one. A worker whose session was lost is connected anew by its next registration.
+
+        Raises:
+            ConfigError: another model or hash scheme than the fleet's, or an unknown kind of
+                KV cache group.
+        """
+        replaced, new = self._fleet.register(now_ms, info)
+        actions: list[RouterAction] = []
+        if replaced is not None:
+            actions.append(Disconnect(replaced))
+            actions += self._requests.lost(now_ms, replaced, "new_epoch")
+        if new:
+            actions.append(Connect(info))
+        return actions
+
+    def session_up(self, now_ms: int, incarnation: Incarnation) -> None:
+        """The session stream is open; the worker takes requests once its stats say ready."""
+        self._fleet.connected(now_ms, incarnation)
+
+    def session_lost(self, now_ms: int, incarnation: Incarnation) -> list[RouterAction]:
+        """The session ended or could not be opened: the worker is lost until it registers."""
+        return self._drop(now_ms, incarnation, "session_ended")
+
+    def kv_sequence(self, incarnation: Incarnation) -> int:
+        """Number of the next event wanted: ``from_sequence`` of a new event stream."""
+        return self._fleet.kv_sequence(incarnation)
+
+    def kv_events(
+        self,
+        incarnation: Incarnation,
+        epoch: str,
+        first_sequence: int,
+        snapshot: bool,
+        events: Sequence[KVEvent],
+    ) -> bool:
+        """Events from a worker's cache. False: a gap; reopen the stream at ``kv_sequence``."""
+        if epoch != incarnation.epoch:
+            return False
+        complete = self._fleet.kv_events(incarnation, first_sequence, snapshot, events)
+        if not complete:
+            self.counters["kv_event_gaps", ""] += 1
+        return complete
+
+    def from_worker(
+        self, now_ms: int, incarnation: Incarnation, message: WorkerMessage
+    ) -> list[RouterAction]:
+        """A message from the session; of unknown incarnations and old generations: nothing."""
+        if not self._fleet.heard(now_ms, incarnation):
+            return []
+        match message:
+            case WorkerStats():
+                self._fleet.update(incarnation, message)
+                return []
+            case StepOutputs():
+                actions: list[RouterAction] = []
+                for output in message.outputs:
+                    actions += self._requests.output(now_ms, incarnation, output)
+                return actions
+            case PartEnded():
+                return self._requests.part_ended(now_ms, incarnation, message)
+            case PrefillReport() | TransferReport():
+                self._requests.report(now_ms, incarnation, message)
+                return []
+
+    def generate(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
+        """Plan and submit a request.
+
+        Raises:
+            CapacityError: ``requests_max`` are live.
+            ContextLengthError: longer than any ready worker takes.
+            RequestError: the request id is live already, or there is nothing to compute.
+            RemoteFault: no worker is ready.
+        """
+        return self._requests.generate(now_ms, request)
+
+    def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
+        """The client went away: nothing more is delivered; unknown ids are ignored."""
+        return self._requests.cancel(now_ms, request_id, reason)
+
+    def match(self, num_tokens: int, hashes: Sequence[bytes]) -> tuple[WorkerMatch, ...]:
+        """What each ready worker holds of a prompt, longest usable prefix first.
+
+        ``usable_tokens`` is at most ``num_tokens - 1``: a prefill computes at least one token.
+        """
+        hits = self._fleet.match(num_tokens, hashes)
+        found = [
+            WorkerMatch(
+                view.info.incarnation,
+                view.info.role,
+                hits[view.info.incarnation].usable_tokens,
+                hits[view.info.incarnation].group_tokens,
+            )
+            for view in self._fleet.views()
+            if view.ready
+        ]
+        return tuple(sorted(found, key=lambda m: (-m.usable_tokens, m.worker)))
+
+    def tick(self, now_ms: int) -> list[RouterAction]:
+        """Drop silent workers and expire requests; call it at least once a second."""
+        actions: list[RouterAction] = []
+        for incarnation in self._fleet.silent(now_ms):
+            actions += self._drop(now_ms, incarnation, "silent")
+        return actions + self._requests.expire(now_ms)
+
+    def record(self, request_id: str) -> RequestRecord | None:
+        """What happened to a live or recently finished request; None if unknown."""
+        return self._requests.record(request_id)
+
+    def _drop(self, now_ms: int, incarnation: Incarnation, cause: str) -> list[RouterAction]:
+        if incarnation not in self._fleet:
+            return []
+        self._fleet.remove(incarnation)
+        return [Disconnect(incarnation), *self._requests.lost(now_ms, incarnation, cause)]

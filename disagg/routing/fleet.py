@@ -1,0 +1,253 @@
+"""Who is alive, ready and how loaded."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from disagg.errors import ConfigError
+from disagg.kv.contract import Contract
+from disagg.kv.events import KVEvent
+from disagg.routing.index import PrefixHit, PrefixIndex
+from disagg.routing.messages import GroupInfo, WorkerInfo
+from disagg.scheduling.messages import WorkerStats
+from disagg.transfer.identity import Incarnation
+
+ROLES = ("prefill", "decode", "both")
+WORKERS_MAX = 4096
+RETIRED_MAX = 1024
+BAD_PAIRS_MAX = 4096
+_FLEET_FIELDS = ("model_fingerprint", "hash_block_tokens", "hash_scheme")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker as the router sees it, for health pages and the policy."""
+
+    info: WorkerInfo
+    connected: bool
+    ready: bool
+    """Connected, and its last stats said ready."""
+    stats: WorkerStats | None
+    heard_ms: int
+    """When it was last heard of."""
+    planned_requests: int
+    """Submitted to it since its last stats."""
+    planned_tokens: int
+    """Tokens to prefill among those."""
+    num_live: int
+    """Live generations in which it has a part."""
+    index_entries: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    info: WorkerInfo
+    index: PrefixIndex
+    heard_ms: int
+    connected: bool = False
+    stats: WorkerStats | None = None
+    planned_requests: int = 0
+    planned_tokens: int = 0
+
+    @property
+    def ready(self) -> bool:
+        # No stats yet is not ready: a worker that looks healthy but never reported can hang.
+        return self.connected and self.stats is not None and self.stats.ready
+
+
+class Fleet:
+    """The workers, their load and their blocks.
+
+    Args:
+        silent_ms: a worker not heard of for so long is lost; also for how long a pair of
+            workers that failed to transfer is not chosen again.
+
+    Attributes:
+        contract: of the first worker registered; all others must hash the same model alike.
+    """
+
+    def __init__(self, silent_ms: int) -> None:
+        self.contract: Contract | None = None
+        self._silent_ms = silent_ms
+        self._workers: dict[str, _Worker] = {}
+        self._indexes: dict[tuple[GroupInfo, ...], PrefixIndex] = {}
+        self._latest: dict[str, Incarnation] = {}
+        self._retired: deque[Incarnation] = deque(maxlen=RETIRED_MAX)
+        self._bad_pairs: dict[frozenset[Incarnation], int] = {}
+
+    def __contains__(self, incarnation: Incarnation) -> bool:
+        return self._find(incarnation) is not None
+
+    def register(self, now_ms: int, info: WorkerInfo) -> tuple[Incarnation | None, bool]:
+        """Take in a registration or heartbeat.
+
+        Returns:
+            The incarnation of the same worker that it replaces (already removed), if any, and
+            whether a connection to the new one is wanted.
+
+        Raises:
+            ConfigError: it does not fit this fleet; nothing changed.
+        """
+        known = self._workers.get(info.incarnation.worker_id)
+        if known is not None and known.info == info:
+            known.heard_ms = now_ms
+            return None, False
+        if info.incarnation in self._retired:
+            # A cut-off process may live on beside its successor; it must not take the place back.
+            return None, False
+        self._check(info)
+        index = self._indexes.get(info.groups)
+        if index is None:
+            index = PrefixIndex(info.groups, info.contract.hash_block_tokens)
+        if known is None and len(self._workers) >= WORKERS_MAX:
+            raise ConfigError(f"more than {WORKERS_MAX} workers", param="worker_id")
+        if known is not None and known.info.incarnation == info.incarnation:
+            if known.info.contract != info.contract or known.info.groups != info.groups:
+                raise ConfigError(
+                    "a worker's contract cannot change within an epoch", param="contract"
+                )
+            known.info = info  # a new role or new limits
+            known.heard_ms = now_ms
+            return None, False
+        replaced = None
+        if known is not None:
+            replaced = known.info.incarnation
+            self.remove(replaced)
+        self._retire_other_lives(info.incarnation)
+        self.contract = self.contract or info.contract
+        self._indexes[info.groups] = index
+        index.add(info.incarnation, info.num_blocks)
+        self._workers[info.incarnation.worker_id] = _Worker(info, index, now_ms)
+        return replaced, True
+
+    def remove(self, incarnation: Incarnation) -> None:
+        """Forget a worker and its blocks; it may register again."""
+        worker = self._workers.pop(incarnation.worker_id)
+        worker.index.remove(incarnation)
+        if not worker.index:
+            self._indexes = {
+                groups: index
+                for groups, index in self._indexes.items()
+                if index is not worker.index
+            }
+
+    def connected(self, now_ms: int, incarnation: Incarnation) -> None:
+        """Its session is open."""
+        worker = self._find(incarnation)
+        if worker is not None:
+            worker.connected = True
+            worker.heard_ms = now_ms
+
+    def heard(self, now_ms: int, incarnation: Incarnation) -> bool:
+        """It sent something; False for an incarnation that is not known."""
+        worker = self._find(incarnation)
+        if worker is None:
+            return False
+        worker.heard_ms = now_ms
+        return True
+
+    def update(self, incarnation: Incarnation, stats: WorkerStats) -> None:
+        """New stats; what was planned before them is in them."""
+        worker = self._find(incarnation)
+        if worker is not None:
+            worker.stats = stats
+            worker.planned_requests = worker.planned_tokens = 0
+
+    def planned(self, incarnation: Incarnation, num_tokens: int) -> None:
+        """A request with ``num_tokens`` to prefill was submitted to it."""
+        worker = self._find(incarnation)
+        if worker is not None:
+            worker.planned_requests += 1
+            worker.planned_tokens += num_tokens
+
+    def kv_events(
+        self,
+        incarnation: Incarnation,
+        first_sequence: int,
+        snapshot: bool,
+        events: Sequence[KVEvent],
+    ) -> bool:
+        """Index events; False when some before them are missing."""
+        worker = self._find(incarnation)
+        if worker is None:
+            return True  # its streams are being closed; nothing to catch up with
+        return worker.index.apply(incarnation, first_sequence, snapshot, events)
+
+    def kv_sequence(self, incarnation: Incarnation) -> int:
+        """Number of the next event wanted."""
+        worker = self._find(incarnation)
+        return 0 if worker is None else worker.index.next_sequence(incarnation)
+
+    def silent(self, now_ms: int) -> list[Incarnation]:
+        """Workers not heard of for too long."""
+        return [
+            worker.info.incarnation
+            for worker in self._workers.values()
+            if now_ms - worker.heard_ms > self._silent_ms
+        ]
+
+    def match(self, num_tokens: int, hashes: Sequence[bytes]) -> dict[Incarnation, PrefixHit]:
+        """What every worker holds of a prompt."""
+        hits: dict[Incarnation, PrefixHit] = {}
+        for index in self._indexes.values():
+            hits.update(index.match(num_tokens, hashes))
+        return hits
+
+    def mark_bad_pair(self, now_ms: int, one: Incarnation, other: Incarnation) -> None:
+        """A transfer between them failed; they rest, then the next request probes them."""
+        self._bad_pairs = {p: t for p, t in self._bad_pairs.items() if t > now_ms}
+        if len(self._bad_pairs) < BAD_PAIRS_MAX:
+            self._bad_pairs[frozenset((one, other))] = now_ms + self._silent_ms
+
+    def bad_pairs(self, now_ms: int) -> frozenset[frozenset[Incarnation]]:
+        """Pairs that rest now."""
+        return frozenset(pair for pair, until_ms in self._bad_pairs.items() if until_ms > now_ms)
+
+    def views(self, num_live: dict[Incarnation, int] | None = None) -> Iterator[WorkerView]:
+        """All workers, by id."""
+        for _, worker in sorted(self._workers.items()):
+            incarnation = worker.info.incarnation
+            yield WorkerView(
+                info=worker.info,
+                connected=worker.connected,
+                ready=worker.ready,
+                stats=worker.stats,
+                heard_ms=worker.heard_ms,
+                planned_requests=worker.planned_requests,
+                planned_tokens=worker.planned_tokens,
+                num_live=(num_live or {}).get(incarnation, 0),
+                index_entries=worker.index.num_entries(incarnation),
+            )
+
+    def _find(self, incarnation: Incarnation) -> _Worker | None:
+        worker = self._workers.get(incarnation.worker_id)
+        return worker if worker is not None and worker.info.incarnation == incarnation else None
+
+    def _retire_other_lives(self, incarnation: Incarnation) -> None:
+        """Also of a worker that is lost at present."""
+        latest = self._latest.pop(incarnation.worker_id, incarnation)
+        if latest != incarnation:
+            self._retired.append(latest)
+        self._latest[incarnation.worker_id] = incarnation
+        if len(self._latest) > WORKERS_MAX:
+            del self._latest[next(iter(self._latest))]
+
+    def _check(self, info: WorkerInfo) -> None:
+        if info.role not in ROLES:
+            raise ConfigError(
+                f"unknown role {info.role!r}; known: {', '.join(ROLES)}", param="role"
+            )
+        if self.contract is None:
+            return
+        differing = [
+            f"{name}: fleet {getattr(self.contract, name)!r}, "
+            f"{info.incarnation.worker_id} {getattr(info.contract, name)!r}"
+            for name in _FLEET_FIELDS
+            if getattr(self.contract, name) != getattr(info.contract, name)
+        ]
+        if differing:
+            raise ConfigError(
+                f"worker {info.incarnation.worker_id} serves another model than this fleet or "
+                f"hashes it otherwise: {'; '.join(differing)}",
+                param="contract",
+            )

@@ -1,0 +1,63 @@
+"""What happened to one request, readable while it lives and for a while afterwards."""
+
+from dataclasses import dataclass
+
+from disagg.scheduling.messages import TransferReport
+from disagg.transfer.identity import Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRecord:
+    """One try: who was chosen and why, what they reported, how it ended."""
+
+    generation: int
+    started_ms: int
+    prefill: Incarnation
+    decode: Incarnation
+    """Equal to ``prefill`` for a local plan."""
+    reason: str
+    """Why these workers were chosen."""
+    num_prompt_tokens: int
+    """The prompt plus the tokens accepted from earlier generations."""
+    expected_hit_tokens: int
+    """What the index promised at the prefill worker; may have been stale."""
+    hit_tokens: int | None
+    """What the prefill worker found in its cache; None until it reported."""
+    computed_tokens: int | None
+    prefill_ms: int | None
+    """When its report arrived."""
+    transfer: TransferReport | None
+    num_tokens: int
+    """Accepted from this generation."""
+    cause: str
+    """Why it was given up for another plan, "" when it was not."""
+
+    @property
+    def local(self) -> bool:
+        """Prefill and decode on one worker."""
+        return self.prefill == self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """The life of a request; times are the caller's milliseconds."""
+
+    request_id: str
+    num_prompt_tokens: int
+    submitted_ms: int
+    first_token_ms: int | None
+    finished_ms: int | None
+    """None while it lives."""
+    num_tokens: int
+    """Delivered to the client."""
+    generations: tuple[GenerationRecord, ...]
+    """In order; every one but the last was given up for its ``cause``."""
+    outcome: str
+    """"" while it lives; then ``stop``, ``length``, ``cancelled`` or ``failed``."""
+    error: str
+    """Of a failed or cancelled request."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the first prefill found in its cache (the usage figure)."""
+        return (self.generations[0].hit_tokens or 0) if self.generations else 0

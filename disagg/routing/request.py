@@ -1,0 +1,202 @@
+"""The life of one request over its generations."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from disagg.routing.avoid import Avoid
+from disagg.routing.messages import NewRequest, RouterAction, ToWorker, WorkerInfo
+from disagg.routing.policy import Plan
+from disagg.routing.record import GenerationRecord, RequestRecord
+from disagg.routing.token_stream import TokenStream
+from disagg.scheduling.messages import (
+    Cancel,
+    PeerAddress,
+    PrefillReport,
+    Role,
+    SequenceOutput,
+    Submit,
+    TransferReport,
+)
+from disagg.transfer.identity import Incarnation, RequestKey
+
+
+@dataclass(slots=True)
+class Generation:
+    """One try: a plan that was submitted and what came of it."""
+
+    key: RequestKey
+    started_ms: int
+    prefill: WorkerInfo
+    decode: WorkerInfo
+    reason: str
+    expected_hit_tokens: int
+    base: int
+    """Position of its first new token."""
+    transferred: bool = False
+    """The decode worker has its KV: what the prefill worker does is over."""
+    prefill_gone: bool = False
+    """Its stream ended after that: a token it still owed comes from the decode worker or never."""
+    finished_at: set[Incarnation] = field(default_factory=set)
+    """Workers that reported the last token."""
+    prefill_report: PrefillReport | None = None
+    prefill_ms: int | None = None
+    transfer: TransferReport | None = None
+    num_tokens: int = 0
+    cause: str = ""
+
+    @property
+    def local(self) -> bool:
+        """One worker does both."""
+        return self.prefill.incarnation == self.decode.incarnation
+
+    @property
+    def workers(self) -> tuple[Incarnation, ...]:
+        """Who has a part, the decode worker first."""
+        if self.local:
+            return (self.decode.incarnation,)
+        return self.decode.incarnation, self.prefill.incarnation
+
+    def saw_output(self, worker: Incarnation, output: SequenceOutput) -> None:
+        """Learn from tokens who is done."""
+        if output.finish_reason:
+            self.finished_at.add(worker)
+        if worker == self.decode.incarnation and (
+            output.position + len(output.token_ids) > self.base + 1
+        ):
+            self.transferred = True
+
+    def over_at(self, worker: Incarnation) -> bool:
+        """Nothing can be held there for this generation any more."""
+        return worker in self.finished_at or (
+            self.transferred and not self.local and worker == self.prefill.incarnation
+        )
+
+    def cancels(self, reason: str, *, also_over: bool) -> Iterator[ToWorker]:
+        """``Cancel`` for every part, or for those that may still hold something."""
+        for worker in self.workers:
+            if also_over or not self.over_at(worker):
+                yield ToWorker(worker, Cancel(self.key, reason))
+
+    def record(self) -> GenerationRecord:
+        """As it stands now."""
+        report = self.prefill_report
+        return GenerationRecord(
+            generation=self.key.generation,
+            started_ms=self.started_ms,
+            prefill=self.prefill.incarnation,
+            decode=self.decode.incarnation,
+            reason=self.reason,
+            num_prompt_tokens=self.base,
+            expected_hit_tokens=self.expected_hit_tokens,
+            hit_tokens=report.hit_tokens if report else None,
+            computed_tokens=report.computed_tokens if report else None,
+            prefill_ms=self.prefill_ms,
+            transfer=self.transfer,
+            num_tokens=self.num_tokens,
+            cause=self.cause,
+        )
+
+
+class RoutedRequest:
+    """One client request: its tokens, its generations, what went wrong so far.
+
+    Attributes:
+        stream: its tokens.
+        hashes: chain values of the full hash blocks of ``stream.tokens``, when last extended.
+        avoid: what the next plan should not repeat.
+        killers: workers lost while it had a part there.
+        progress_ms: when something last went forward.
+    """
+
+    def __init__(self, now_ms: int, request: NewRequest) -> None:
+        sampling = request.sampling
+        self.request_id = request.request_id
+        self.cache_salt = request.cache_salt
+        self.sampling = sampling
+        self.hashes = list(request.hashes)
+        self.stream = TokenStream(
+            request.token_ids, sampling.max_tokens, sampling.num_logprobs >= 0
+        )
+        self.avoid = Avoid()
+        self.killers: set[Incarnation] = set()
+        self.generations: list[Generation] = []
+        self.progress_ms = now_ms
+        self.submitted_ms = now_ms
+        self.first_token_ms: int | None = None
+        self.finished_ms: int | None = None
+        self.num_tokens = 0
+        self.outcome = ""
+        self.error = ""
+
+    @property
+    def current(self) -> Generation:
+        """The only generation whose messages count."""
+        return self.generations[-1]
+
+    def start(self, now_ms: int, generation: int, plan: Plan) -> list[RouterAction]:
+        """Begin a generation after the accepted tokens; returns its submits."""
+        self.stream.restart()
+        self.progress_ms = now_ms
+        current = Generation(
+            key=RequestKey(self.request_id, generation),
+            started_ms=now_ms,
+            prefill=plan.prefill.view.info,
+            decode=plan.decode.view.info,
+            reason=plan.reason,
+            expected_hit_tokens=plan.prefill.hit.usable_tokens,
+            base=len(self.stream.tokens),
+        )
+        self.generations.append(current)
+        submit = Submit(
+            key=current.key,
+            role=Role.LOCAL,
+            token_ids=tuple(self.stream.tokens),
+            hashes=tuple(self.hashes),
+            cache_salt=self.cache_salt,
+            sampling=replace(self.sampling, max_tokens=self.stream.end - current.base),
+        )
+        if plan.local:
+            return [ToWorker(current.decode.incarnation, submit)]
+        # The decode worker first: it refuses a Reserve of a generation it has not been told of.
+        return [
+            ToWorker(info.incarnation, replace(submit, role=role, peer=_address(peer)))
+            for info, role, peer in (
+                (current.decode, Role.DECODE, current.prefill),
+                (current.prefill, Role.PREFILL, current.decode),
+            )
+        ]
+
+    def delivered(self, now_ms: int, num_tokens: int) -> None:
+        """Count tokens handed to the client."""
+        self.progress_ms = now_ms
+        self.num_tokens += num_tokens
+        self.current.num_tokens += num_tokens
+        if self.first_token_ms is None and num_tokens:
+            self.first_token_ms = now_ms
+
+    def end(self, now_ms: int, outcome: str, error: str = "") -> None:
+        """Nothing is delivered after this; only the record stays."""
+        self.finished_ms = now_ms
+        self.outcome = outcome
+        self.error = error
+        self.hashes.clear()
+        self.stream.restart()
+        self.stream.tokens = []
+
+    def record(self) -> RequestRecord:
+        """As it stands now."""
+        return RequestRecord(
+            request_id=self.request_id,
+            num_prompt_tokens=self.stream.num_prompt_tokens,
+            submitted_ms=self.submitted_ms,
+            first_token_ms=self.first_token_ms,
+            finished_ms=self.finished_ms,
+            num_tokens=self.num_tokens,
+            generations=tuple(generation.record() for generation in self.generations),
+            outcome=self.outcome,
+            error=self.error,
+        )
+
+
+def _address(info: WorkerInfo) -> PeerAddress:
+    return PeerAddress(info.incarnation, info.address)

@@ -1,0 +1,110 @@
+"""The tokens of one request, put in order: no gap, no duplicate, no contradiction."""
+
+from dataclasses import dataclass
+
+from disagg.errors import ProtocolError
+from disagg.scheduling.messages import FinishReason, SequenceOutput
+from disagg.scheduling.sampling import TokenLogprobs
+
+_Sampled = tuple[int, TokenLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What became deliverable."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason
+
+
+class TokenStream:
+    """Prompt and accepted tokens by absolute position, and those that came too early.
+
+    Token 0 of a generation may come from the prefill worker and from the decode worker, whose
+    streams are not ordered among each other; whatever overlaps must be equal.
+
+    Attributes:
+        tokens: prompt and accepted tokens; only appended to.
+        num_prompt_tokens: of the client's prompt.
+        end: position that is never exceeded.
+    """
+
+    def __init__(self, prompt: tuple[int, ...], max_tokens: int, with_logprobs: bool) -> None:
+        self.tokens = list(prompt)
+        self.num_prompt_tokens = len(prompt)
+        self.end = len(prompt) + max_tokens
+        self._with_logprobs = with_logprobs
+        self._ahead: dict[int, _Sampled] = {}
+        self._finish: tuple[int, FinishReason] | None = None
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens that wait for one before them; bounded by the caller."""
+        return len(self._ahead)
+
+    def restart(self) -> None:
+        """A new generation goes on after the accepted tokens; early ones will come again."""
+        self._ahead.clear()
+        self._finish = None
+
+    def accept(self, output: SequenceOutput) -> Extension | None:
+        """Take tokens of the current generation; None when nothing became deliverable.
+
+        Raises:
+            ProtocolError: they contradict what is known; nothing of ``output`` is delivered.
+        """
+        self._check(output)
+        for position, token in enumerate(output.token_ids, output.position):
+            if len(self.tokens) <= position < self.end:
+                logprobs = output.logprobs[position - output.position] if output.logprobs else None
+                self._ahead.setdefault(position, (token, logprobs))
+        if output.finish_reason is not FinishReason.NONE:
+            self._set_finish(output)
+        first = len(self.tokens)
+        stop = self.end if self._finish is None else self._finish[0]
+        logprobs_out: list[TokenLogprobs] = []
+        while len(self.tokens) < stop and len(self.tokens) in self._ahead:
+            token, logprobs = self._ahead.pop(len(self.tokens))
+            self.tokens.append(token)
+            if logprobs is not None:
+                logprobs_out.append(logprobs)
+        reason = FinishReason.NONE
+        if self._finish is not None and len(self.tokens) == self._finish[0]:
+            reason = self._finish[1]
+        elif len(self.tokens) == self.end:
+            reason = FinishReason.LENGTH
+        if len(self.tokens) == first and reason is FinishReason.NONE:
+            return None
+        return Extension(tuple(self.tokens[first:]), tuple(logprobs_out), reason)
+
+    def _check(self, output: SequenceOutput) -> None:
+        if self._with_logprobs and len(output.logprobs) != len(output.token_ids):
+            raise ProtocolError(
+                f"{len(output.logprobs)} logprobs came with {len(output.token_ids)} tokens"
+            )
+        if not self._with_logprobs and output.logprobs:
+            raise ProtocolError("logprobs came that were not asked for")
+        if output.position < 0:
+            raise ProtocolError(f"tokens came for position {output.position}")
+        for position, token in enumerate(output.token_ids, output.position):
+            if token < 0:
+                raise ProtocolError(f"token {token} came for position {position}")
+            known = (
+                self.tokens[position]
+                if position < len(self.tokens)
+                else self._ahead.get(position, (token, None))[0]
+            )
+            if known != token:
+                raise ProtocolError(
+                    f"two different tokens came for position {position}: {known} and {token}"
+                )
+
+    def _set_finish(self, output: SequenceOutput) -> None:
+        at = output.position + len(output.token_ids)
+        reason = output.finish_reason
+        if at > self.end:
+            at, reason = self.end, FinishReason.LENGTH
+        if at < len(self.tokens) or self._finish not in (None, (at, reason)):
+            raise ProtocolError(f"the request ended twice, now at position {at} with {reason}")
+        self._finish = at, reason
