@@ -1,1 +1,1 @@
-"""The transfer protocol: leases, inbound transfers, reservations; sans-IO."""
+"""The lease protocol: state machines of owner and reader, without I/O or clock."""

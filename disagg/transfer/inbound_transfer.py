@@ -1,0 +1,71 @@
+"""One inbound transfer: what its table remembers of it."""
+
+from dataclasses import dataclass, field
+
+from disagg.transfer.identity import Attempt, Incarnation, RequestKey
+from disagg.transfer.inbound_states import InboundState
+from disagg.transfer.messages import AskOffers, Commit
+from disagg.transfer.offer_list import OfferList, Page
+
+
+@dataclass(frozen=True, slots=True)
+class InboundStatus:
+    """One inbound transfer, for display."""
+
+    key: RequestKey
+    owner: Incarnation
+    state: InboundState
+    num_blocks: int
+    num_reads_in_progress: int
+
+
+@dataclass(slots=True)
+class InboundTransfer:
+    """Changed by `InboundTable` only."""
+
+    serial: int
+    key: RequestKey
+    owner: Incarnation
+    offers: OfferList
+    lease_floor: int
+    """Leases up to this id are older than this transfer."""
+    repeat_ms: int
+    """When to ask or to send the Commit again."""
+    state: InboundState = InboundState.RESERVED
+    lease_id: int = 0
+    """0 until the first Offers."""
+    asked: int = -1
+    """Offer number a gap was last asked for; asked once, then at the interval."""
+    waiting: list[Page] = field(default_factory=list)
+    """Offered, but reading from the owner is paused."""
+    reads: set[int] = field(default_factory=set)
+    """In progress."""
+    attempt: Attempt | None = None
+    num_reads: int = 0
+    posted_ms: int = 0
+    done_ms: int = 0
+    sealed_ms: int = 0
+
+    @property
+    def holder(self) -> tuple[str, RequestKey, int]:
+        """Name of its hold in the block pool."""
+        return ("inbound", self.key, self.serial)
+
+    @property
+    def num_blocks(self) -> int:
+        """Destinations held."""
+        return sum(self.offers.num_blocks)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there is something to ask for at an interval."""
+        if self.state is InboundState.READING:
+            return not self.offers.all_listed
+        return self.state in (InboundState.RESERVED, InboundState.COMMITTING)
+
+    @property
+    def repeated(self) -> AskOffers | Commit:
+        """What is asked for at an interval: the missing offers, or the commit."""
+        if self.attempt is None:
+            return AskOffers(self.key, self.lease_id, len(self.offers.ranges))
+        return Commit(self.key, self.lease_id, self.attempt, self.offers.num_ranges)

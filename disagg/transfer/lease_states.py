@@ -1,0 +1,81 @@
+"""States of a lease, at the owner."""
+
+from enum import StrEnum
+
+from disagg.transfer.transitions import TransitionTable
+
+
+class LeaseState(StrEnum):
+    """Where a lease is in its life; a forgotten lease counts as DEAD."""
+
+    OPEN = "OPEN"
+    SEALED = "SEALED"
+    COMMITTED = "COMMITTED"
+    DEAD = "DEAD"
+
+
+class LeaseEvent(StrEnum):
+    """What can happen to a lease."""
+
+    OFFER = "offer"
+    SEAL = "seal"
+    ASK = "AskOffers"
+    COMMIT_EQUAL = "Commit, counts equal"
+    COMMIT_SAME = "Commit, same attempt"
+    COMMIT_OTHER = "Commit, any other"
+    SEEN = "CommitSeen"
+    END = "end"
+    EXPIRE = "time to live"
+    READER_LOST = "reader lost"
+    CROWDED_OUT = "committed_max newer"
+    FORGET = "forget"
+
+
+_S, _E = LeaseState, LeaseEvent
+_DIE = "be DEAD first; forget and drop the hold after"
+
+LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
+    "lease",
+    [
+        (_S.OPEN, _E.OFFER, _S.OPEN, "hold the blocks, number and send their ranges"),
+        (
+            _S.OPEN,
+            _E.SEAL,
+            _S.SEALED,
+            "hold the last blocks, send them with the counts",
+        ),
+        (_S.OPEN, _E.ASK, _S.OPEN, "send the offers from that number on"),
+        (_S.OPEN, _E.COMMIT_OTHER, _S.OPEN, "answer NO"),
+        (_S.OPEN, _E.END, _S.DEAD, f"{_DIE}; tell the reader"),
+        (_S.OPEN, _E.EXPIRE, _S.DEAD, f"{_DIE}; tell the reader"),
+        (_S.OPEN, _E.READER_LOST, _S.DEAD, _DIE),
+        (
+            _S.SEALED,
+            _E.ASK,
+            _S.SEALED,
+            "send the offers from that number on, and the seal",
+        ),
+        (_S.SEALED, _E.COMMIT_EQUAL, _S.COMMITTED, "drop the hold, answer OK(attempt)"),
+        (_S.SEALED, _E.COMMIT_OTHER, _S.SEALED, "answer NO"),
+        (_S.SEALED, _E.END, _S.DEAD, f"{_DIE}; tell the reader"),
+        (_S.SEALED, _E.EXPIRE, _S.DEAD, f"{_DIE}; tell the reader"),
+        (_S.SEALED, _E.READER_LOST, _S.DEAD, _DIE),
+        (_S.COMMITTED, _E.COMMIT_SAME, _S.COMMITTED, "answer OK(attempt) again"),
+        (_S.COMMITTED, _E.COMMIT_OTHER, _S.COMMITTED, "answer NO"),
+        (_S.COMMITTED, _E.ASK, _S.COMMITTED, "nothing: the reader has all it needs"),
+        (_S.COMMITTED, _E.SEEN, None, "forget"),
+        (_S.COMMITTED, _E.READER_LOST, None, "forget"),
+        (
+            _S.COMMITTED,
+            _E.CROWDED_OUT,
+            None,
+            "forget; a late Commit gets NO, which is safe",
+        ),
+        (
+            _S.DEAD,
+            _E.FORGET,
+            None,
+            "drop the hold; from now on Commit gets NO, AskOffers dead",
+        ),
+    ],
+)

@@ -1,0 +1,379 @@
+"""The owner's side of the lease protocol: promises to hold blocks for a reader.
+
+Sans-IO: time comes in, actions go out. The table is driven by one thread. What is not in the
+table (never opened, dead, or forgotten after its commit) is answered NO or dead, always safe.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from disagg.errors import InvariantViolation
+from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
+from disagg.transfer.holds import BlockHolds
+from disagg.transfer.identity import Attempt, Incarnation, RequestKey
+from disagg.transfer.lease_states import LEASE_TABLE, LeaseEvent, LeaseState
+from disagg.transfer.messages import (
+    AskOffers,
+    Commit,
+    CommitAnswer,
+    CommitSeen,
+    Ended,
+    OfferedRange,
+    Offers,
+    Seal,
+)
+
+GroupBlocks = Sequence[Sequence[tuple[int, int]]]
+"""Per group: (position, block id) pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """One lease, for display."""
+
+    lease_id: int
+    key: RequestKey
+    reader: Incarnation
+    state: LeaseState
+    num_blocks: int
+
+
+@dataclass(slots=True)
+class _Lease:
+    lease_id: int
+    key: RequestKey
+    reader: Incarnation
+    expires_ms: int
+    state: LeaseState = LeaseState.OPEN
+    ranges: list[OfferedRange] = field(default_factory=list)
+    offered: set[tuple[int, int]] = field(default_factory=set)
+    """(group, position) of every block offered."""
+    seal: Seal | None = None
+    attempt: Attempt | None = None
+    """The one that committed."""
+
+    @property
+    def holder(self) -> tuple[str, RequestKey, int]:
+        return ("lease", self.key, self.lease_id)
+
+
+class LeaseTable:
+    """Leases of this incarnation.
+
+    The live ones are as many as the caller opens (one per key); of the committed ones, whose
+    hold is gone, at most ``committed_max`` are remembered.
+
+    Args:
+        me: this worker; lease ids count up within its epoch.
+        holds: the block pool; a lease holds under ``("lease", key, lease_id)``.
+        ttl_ms: a lease dies this long after its owner last opened, offered or sealed.
+        committed_max: committed leases remembered until the reader acknowledges.
+    """
+
+    def __init__(
+        self, me: Incarnation, holds: BlockHolds, *, ttl_ms: int, committed_max: int
+    ) -> None:
+        self.me = me
+        self.holds = holds
+        self._ttl_ms = ttl_ms
+        self._committed_max = committed_max
+        self._last_id = 0
+        # Every refresh adds the same ttl, so insertion order is the order of expiry: an exactly
+        # bounded stand-in for a heap. `_by_key` is in order of opening.
+        self._live: dict[int, _Lease] = {}
+        self._by_key: dict[RequestKey, int] = {}
+        self._committed: dict[int, _Lease] = {}
+
+    # -- the owner's own moves ----------------------------------------------------------------
+
+    def open(self, now_ms: int, key: RequestKey, reader: Incarnation) -> int:
+        """Create a lease, OPEN and empty; returns its id (from 1, never reused in an epoch).
+
+        Raises:
+            InvariantViolation: the generation has a live lease already.
+        """
+        if key in self._by_key:
+            raise InvariantViolation(f"{key} has a live lease already")
+        self._last_id += 1
+        lease = _Lease(self._last_id, key, reader, now_ms + self._ttl_ms)
+        self.holds.hold(lease.holder, ())
+        self._live[lease.lease_id] = lease
+        self._by_key[key] = lease.lease_id
+        return lease.lease_id
+
+    def offer(
+        self, now_ms: int, lease_id: int, blocks: GroupBlocks
+    ) -> list[LeaseAction]:
+        """Hold finished blocks for the reader and offer them; nothing if the lease is dead.
+
+        Args:
+            now_ms: the time; prolongs the lease.
+            lease_id: from `open`.
+            blocks: per group, blocks that nobody will write again; never null blocks.
+
+        Raises:
+            InvariantViolation: the lease is sealed, or a (group, position) is offered twice;
+                nothing has changed then.
+        """
+        lease = self._live.get(lease_id)
+        if lease is None:
+            return []
+        first = len(lease.ranges)
+        state = LEASE_TABLE.move(lease.state, LeaseEvent.OFFER)
+        if not self._take(lease, blocks):
+            return []
+        self._refresh(now_ms, lease, state)
+        return [self._offers(lease, first)]
+
+    def seal(
+        self,
+        now_ms: int,
+        lease_id: int,
+        blocks: GroupBlocks,
+        num_tokens: int,
+        first_token_id: int = -1,
+        first_logprob: float = 0.0,
+        first_top_logprobs: tuple[tuple[int, float], ...] = (),
+    ) -> list[LeaseAction]:
+        """Offer the last blocks and close the list; nothing if the lease is dead.
+
+        Args:
+            now_ms: the time; prolongs the lease.
+            lease_id: from `open`.
+            blocks: one entry per group, empty where nothing is left to offer.
+            num_tokens: tokens whose KV the lease covers.
+            first_token_id: token 0 of a hand-over, with its log-probabilities.
+            first_logprob: of token 0.
+            first_top_logprobs: of token 0.
+
+        Raises:
+            InvariantViolation: as `offer`.
+        """
+        lease = self._live.get(lease_id)
+        if lease is None:
+            return []
+        first = len(lease.ranges)
+        state = LEASE_TABLE.move(lease.state, LeaseEvent.SEAL)
+        self._take(lease, blocks)
+        counts = [0] * len(blocks)
+        for offered in lease.ranges:
+            counts[offered.group] += 1
+        lease.seal = Seal(
+            num_tokens, tuple(counts), first_token_id, first_logprob, first_top_logprobs
+        )
+        self._refresh(now_ms, lease, state)
+        return [self._offers(lease, first)]
+
+    def end(self, lease_id: int, reason: str) -> list[LeaseAction]:
+        """End a live lease, for whatever reason; nothing if it is not live."""
+        lease = self._live.get(lease_id)
+        return self._die(lease, LeaseEvent.END, reason) if lease else []
+
+    def end_key(self, key: RequestKey, reason: str) -> list[LeaseAction]:
+        """End the live lease of a generation, if it has one."""
+        return self.end(self._by_key.get(key, 0), reason)
+
+    def expire(self, now_ms: int) -> list[LeaseAction]:
+        """End the leases whose time to live is over."""
+        actions: list[LeaseAction] = []
+        while (
+            self._live
+            and (lease := next(iter(self._live.values()))).expires_ms <= now_ms
+        ):
+            actions += self._die(lease, LeaseEvent.EXPIRE, "expired")
+        return actions
+
+    def next_expiry_ms(self) -> int | None:
+        """When `expire` has something to do; None if there is no live lease."""
+        return next((lease.expires_ms for lease in self._live.values()), None)
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def on_ask(self, sender: Incarnation, ask: AskOffers) -> list[LeaseAction]:
+        """Answer with the offers from a number on, the seal if there is one, or dead.
+
+        Lease id 0 stands for the generation's live lease, whose id the reader does not know
+        yet; it is not answered when there is none, as the lease may be about to be opened.
+        """
+        lease_id = ask.lease_id or self._by_key.get(ask.key, 0)
+        if not lease_id or lease_id in self._committed:
+            return []
+        lease = self._live.get(lease_id)
+        if lease is None or lease.key != ask.key or lease.reader != sender:
+            if not ask.lease_id:
+                return []
+            return [Send(sender, Offers(ask.key, ask.lease_id, 0, dead=True))]
+        LEASE_TABLE.move(lease.state, LeaseEvent.ASK)
+        return [self._offers(lease, max(0, min(ask.first, len(lease.ranges))))]
+
+    def on_commit(self, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
+        """Answer OK if everything offered was held until now, else NO; both idempotent.
+
+        An OK drops the lease's hold. A NO changes nothing: the reader gives up by itself.
+        """
+        lease = self._live.get(commit.lease_id) or self._committed.get(commit.lease_id)
+        if lease is None:
+            return [self._unknown_lease(sender, commit)]
+        event, reason = self._judge(lease, sender, commit)
+        state = LEASE_TABLE.move(lease.state, event)
+        ok = event is not LeaseEvent.COMMIT_OTHER
+        answer = Send(
+            sender,
+            CommitAnswer(commit.key, commit.lease_id, commit.attempt, ok, reason),
+        )
+        if event is not LeaseEvent.COMMIT_EQUAL:
+            return [answer]
+        lease.state = state
+        lease.attempt = commit.attempt
+        lease.ranges, lease.offered = [], set()
+        del self._live[lease.lease_id], self._by_key[lease.key]
+        self._committed[lease.lease_id] = lease
+        while len(self._committed) > self._committed_max:
+            self._forget(next(iter(self._committed.values())), LeaseEvent.CROWDED_OUT)
+        self.holds.drop(lease.holder)
+        return [answer, LeaseCommitted(lease.key, lease.lease_id)]
+
+    def on_seen(self, sender: Incarnation, seen: CommitSeen) -> None:
+        """Forget a committed lease whose reader got its OK."""
+        lease = self._committed.get(seen.lease_id)
+        if lease and (sender, seen.key, seen.attempt) == (
+            lease.reader,
+            lease.key,
+            lease.attempt,
+        ):
+            self._forget(lease, LeaseEvent.SEEN)
+
+    def on_ended(self, sender: Incarnation, ended: Ended) -> list[LeaseAction]:
+        """The reader ended its part: so does its live lease."""
+        lease = self._live.get(self._by_key.get(ended.key, 0))
+        return (
+            self.end(lease.lease_id, ended.reason)
+            if lease and lease.reader == sender
+            else []
+        )
+
+    def on_peer_lost(self, reader: Incarnation) -> list[LeaseAction]:
+        """A reader's stream ended for good or its epoch is over: end and forget its leases."""
+        for lease in [one for one in self._committed.values() if one.reader == reader]:
+            self._forget(lease, LeaseEvent.READER_LOST)
+        actions: list[LeaseAction] = []
+        for lease in [one for one in self._live.values() if one.reader == reader]:
+            actions += self._die(lease, LeaseEvent.READER_LOST, "peer_lost")
+        return actions
+
+    # -- what the caller sees -----------------------------------------------------------------
+
+    def oldest(self) -> int | None:
+        """Id of the live lease opened first: the one to end under memory pressure."""
+        return next(iter(self._by_key.values()), None)
+
+    def statuses(self) -> list[LeaseStatus]:
+        """All leases, live ones first."""
+        return [
+            LeaseStatus(one.lease_id, one.key, one.reader, one.state, len(one.offered))
+            for one in (*self._live.values(), *self._committed.values())
+        ]
+
+    @property
+    def num_live(self) -> int:
+        """Leases that are OPEN or SEALED."""
+        return len(self._live)
+
+    @property
+    def num_blocks_held(self) -> int:
+        """Holds of all live leases; a block under two leases counts twice."""
+        return sum(len(lease.offered) for lease in self._live.values())
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _take(self, lease: _Lease, blocks: GroupBlocks) -> bool:
+        """Hold, then list; False if there is nothing to take."""
+        taken = [(g, p) for g, pairs in enumerate(blocks) for p, _ in pairs]
+        if len(set(taken)) < len(taken) or not lease.offered.isdisjoint(taken):
+            raise InvariantViolation(
+                f"{lease.key}: a (group, position) is offered twice: {taken}"
+            )
+        if taken:
+            self.holds.add_to_hold(
+                lease.holder, [b for pairs in blocks for _, b in pairs]
+            )
+            lease.offered.update(taken)
+            for group, pairs in enumerate(blocks):
+                lease.ranges += _ranges(group, pairs)
+        return bool(taken)
+
+    def _refresh(self, now_ms: int, lease: _Lease, state: LeaseState) -> None:
+        lease.state = state
+        lease.expires_ms = now_ms + self._ttl_ms
+        self._live[lease.lease_id] = self._live.pop(lease.lease_id)
+
+    def _offers(self, lease: _Lease, first: int) -> Send:
+        ranges = tuple(lease.ranges[first:])
+        return Send(
+            lease.reader,
+            Offers(lease.key, lease.lease_id, first, ranges, seal=lease.seal),
+        )
+
+    def _judge(
+        self, lease: _Lease, sender: Incarnation, commit: Commit
+    ) -> tuple[LeaseEvent, str]:
+        """Which row of the table a Commit fits, and why if it is a NO."""
+        if not self._is_readers(lease, sender, commit):
+            return LeaseEvent.COMMIT_OTHER, "the lease belongs to another reader"
+        if lease.state is LeaseState.COMMITTED:
+            if commit.attempt == lease.attempt:
+                return LeaseEvent.COMMIT_SAME, ""
+            return LeaseEvent.COMMIT_OTHER, "committed by another attempt"
+        if lease.seal is None:
+            return LeaseEvent.COMMIT_OTHER, "not sealed"
+        if not self._counts_equal(lease.seal, commit):
+            return LeaseEvent.COMMIT_OTHER, "counts differ"
+        return LeaseEvent.COMMIT_EQUAL, ""
+
+    def _is_readers(self, lease: _Lease, sender: Incarnation, commit: Commit) -> bool:
+        return (
+            sender == lease.reader
+            and commit.attempt.reader_epoch == sender.epoch
+            and commit.key == lease.key
+        )
+
+    def _counts_equal(self, seal: Seal, commit: Commit) -> bool:
+        return commit.num_ranges == seal.num_ranges
+
+    def _unknown_lease(self, sender: Incarnation, commit: Commit) -> Send:
+        return Send(
+            sender,
+            CommitAnswer(
+                commit.key, commit.lease_id, commit.attempt, False, "unknown lease"
+            ),
+        )
+
+    def _die(self, lease: _Lease, event: LeaseEvent, reason: str) -> list[LeaseAction]:
+        """Dead first, reused after: nobody can commit it any more when its blocks go."""
+        lease.state = LEASE_TABLE.move(lease.state, event)
+        del self._live[lease.lease_id], self._by_key[lease.key]
+        LEASE_TABLE.leave(lease.state, LeaseEvent.FORGET)
+        self.holds.drop(lease.holder)
+        actions: list[LeaseAction] = [LeaseEnded(lease.key, lease.lease_id, reason)]
+        if event is not LeaseEvent.READER_LOST:
+            dead = Offers(lease.key, lease.lease_id, 0, dead=True)
+            actions.append(Send(lease.reader, dead))
+        return actions
+
+    def _forget(self, lease: _Lease, event: LeaseEvent) -> None:
+        LEASE_TABLE.leave(lease.state, event)
+        del self._committed[lease.lease_id]
+
+
+def _ranges(group: int, pairs: Iterable[tuple[int, int]]) -> list[OfferedRange]:
+    """Coalesce blocks that are adjacent both in the request and in the pool."""
+    runs: list[list[int]] = []
+    for position, block in pairs:
+        if runs and (position, block) == (
+            runs[-1][0] + runs[-1][2],
+            runs[-1][1] + runs[-1][2],
+        ):
+            runs[-1][2] += 1
+        else:
+            runs.append([position, block, 1])
+    return [OfferedRange(group, *run) for run in runs]

@@ -1,0 +1,67 @@
+"""The READs in progress of a worker, and which of them are stuck."""
+
+from dataclasses import dataclass
+
+from disagg.transfer.identity import Incarnation
+from disagg.transfer.offer_list import Page
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One READ in progress."""
+
+    inbound: int
+    """Serial of the inbound transfer whose destinations it writes."""
+    owner: Incarnation
+    first: Page
+    posted_ms: int
+
+
+class ReadsInProgress:
+    """READs whose handles are not terminal; as many as the posted destinations allow."""
+
+    def __init__(self) -> None:
+        self._last_id = 0
+        self._moving: dict[int, Read] = {}
+        """In the order of their posting."""
+        self._stuck: dict[int, Read] = {}
+
+    def add(self, read: Read) -> int:
+        """Note a READ as posted; returns its id."""
+        self._last_id += 1
+        self._moving[self._last_id] = read
+        return self._last_id
+
+    def end(self, read_id: int) -> tuple[Read, bool] | None:
+        """A READ is terminal: returns it and whether its owner may be read from again now."""
+        stuck = self._stuck.pop(read_id, None)
+        read = stuck or self._moving.pop(read_id, None)
+        if read is None:
+            return None
+        return read, stuck is not None and read.owner not in self.owners_stuck
+
+    def take_stuck(self, posted_ms: int) -> list[Read]:
+        """Mark the READs posted at or before ``posted_ms`` as stuck; returns the new ones."""
+        found: list[Read] = []
+        while self._moving:
+            read_id, read = next(iter(self._moving.items()))
+            if read.posted_ms > posted_ms:
+                break
+            self._stuck[read_id] = self._moving.pop(read_id)
+            found.append(read)
+        return found
+
+    @property
+    def owners_stuck(self) -> frozenset[Incarnation]:
+        """Owners of stuck READs."""
+        return frozenset(read.owner for read in self._stuck.values())
+
+    @property
+    def inbounds_stuck(self) -> frozenset[int]:
+        """Serials of the transfers with stuck READs."""
+        return frozenset(read.inbound for read in self._stuck.values())
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the oldest READ that is not stuck yet was posted."""
+        return next((read.posted_ms for read in self._moving.values()), None)
