@@ -1,0 +1,251 @@
+"""Every message survives the wire unchanged; every member of a union has a codec."""
+
+import typing
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg.kv.contract import Contract
+from disagg.kv.events import (
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    KVEventBatch,
+    KVSnapshot,
+)
+from disagg.routing.messages import GroupInfo, WorkerInfo, WorkerMatch
+from disagg.scheduling import messages as sched
+from disagg.scheduling.sampling import SamplingParams, TokenLogprobs
+from disagg.transfer import messages as xfer
+from disagg.transfer.identity import Attempt, Incarnation, RequestKey
+from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
+from disagg.wire.openings import PeerHello, SessionOpen
+from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
+from disagg.wire.registration_codec import (
+    match_from_wire,
+    match_to_wire,
+    worker_info_from_wire,
+    worker_info_to_wire,
+)
+from disagg.wire.session_codec import (
+    session_request_from_wire,
+    session_request_to_wire,
+    session_response_from_wire,
+    session_response_to_wire,
+)
+from disagg.wire.v1 import peer_pb2, router_pb2, worker_pb2
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+positive = st.integers(1, 2**32 - 1)
+token = st.integers(0, 2**31 - 1)
+number = st.floats(allow_nan=False)  # NaN != NaN; -inf is a real logprob
+text = st.text(max_size=8)
+name = st.text(min_size=1, max_size=8)
+digest = st.binary(min_size=32, max_size=32)
+
+
+def tuples(
+    inner: st.SearchStrategy[typing.Any], min_size: int = 0
+) -> st.SearchStrategy[typing.Any]:
+    return st.lists(inner, min_size=min_size, max_size=4).map(tuple)
+
+
+keys = st.builds(RequestKey, name, u32)
+incarnations = st.builds(Incarnation, name, name)
+attempts = st.builds(Attempt, name, u32)
+tops = tuples(st.tuples(token, number))
+contracts = st.builds(
+    Contract, text, text, tuples(text), u64, u32, text, st.integers(0, 5), st.integers(5, 9)
+)
+seals = st.builds(xfer.Seal, u32, tuples(u32), st.integers(-1, 2**31 - 1), number, tops)
+ranges = st.builds(xfer.OfferedRange, u32, u32, u32, positive)
+
+PEER: dict[type, st.SearchStrategy[typing.Any]] = {
+    xfer.Reserve: st.builds(xfer.Reserve, keys, u32),
+    xfer.Reserved: st.builds(xfer.Reserved, keys, u32, st.booleans(), text, tuples(u32)),
+    xfer.Release: st.builds(xfer.Release, keys, u32),
+    xfer.Offers: st.builds(
+        xfer.Offers, keys, u64, u32, tuples(ranges), st.none() | seals, st.booleans()
+    ),
+    xfer.AskOffers: st.builds(xfer.AskOffers, keys, u64, u32),
+    xfer.Commit: st.builds(xfer.Commit, keys, u64, attempts, tuples(u32)),
+    xfer.CommitAnswer: st.builds(xfer.CommitAnswer, keys, u64, attempts, st.booleans(), text),
+    xfer.CommitSeen: st.builds(xfer.CommitSeen, keys, u64, attempts),
+    xfer.Ended: st.builds(xfer.Ended, keys, text),
+    xfer.WrongEpoch: st.builds(xfer.WrongEpoch, name),
+}
+hellos = st.builds(
+    PeerHello, contracts, name, st.binary(max_size=8), u64, st.integers(1, 2**64 - 1),
+    st.integers(1, 2**64 - 1), st.sampled_from(["DRAM", "VRAM"]), u32,
+)  # fmt: skip
+sampling = st.builds(
+    SamplingParams, u32, number, number, u32, st.integers(-(2**63), 2**63 - 1), tuples(token),
+    st.integers(-1, 20),
+)  # fmt: skip
+addresses = st.builds(sched.PeerAddress, incarnations, name)
+
+
+@st.composite
+def submits(draw: st.DrawFn) -> sched.Submit:
+    role = draw(st.sampled_from(sched.Role))
+    return sched.Submit(
+        key=draw(keys),
+        role=role,
+        token_ids=draw(tuples(token, min_size=1)),
+        hashes=draw(tuples(digest)),
+        cache_salt=draw(st.binary(max_size=8)),
+        sampling=draw(sampling),
+        peer=None if role is sched.Role.LOCAL else draw(addresses),
+    )
+
+
+ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
+    sched.Submit: submits(),
+    sched.Cancel: st.builds(sched.Cancel, keys, text),
+}
+
+
+@st.composite
+def sequence_outputs(draw: st.DrawFn) -> sched.SequenceOutput:
+    token_ids = draw(tuples(token))
+    scored = draw(st.booleans())
+    score = st.builds(TokenLogprobs, number, tops)
+    logprobs = tuple(draw(score) for _ in token_ids) if scored else ()
+    finish = draw(st.sampled_from(sched.FinishReason))
+    return sched.SequenceOutput(draw(keys), draw(u32), token_ids, logprobs, finish)
+
+
+transfers = st.builds(
+    sched.GroupTransfer, u32, name, u32, u32, st.text("ph.n", max_size=5), u32, u64, u64, u32, u64
+)
+counters = st.dictionaries(name, u64, max_size=3).map(lambda d: tuple(sorted(d.items())))
+WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
+    sched.StepOutputs: st.builds(sched.StepOutputs, tuples(sequence_outputs())),
+    sched.PartEnded: st.builds(sched.PartEnded, keys, st.sampled_from(sched.EndReason), text),
+    sched.PrefillReport: st.builds(sched.PrefillReport, keys, u32, u32, u32),
+    sched.TransferReport: st.builds(
+        sched.TransferReport, keys, incarnations, tuples(transfers), u32, u32, u32
+    ),
+    sched.WorkerStats: st.builds(
+        sched.WorkerStats, u32, u32, u32, u64, u64, u32, u32, u32, u64, st.booleans(), counters
+    ),
+}
+
+
+@st.composite
+def stored_events(draw: st.DrawFn) -> BlocksStored:
+    hashes = draw(tuples(digest))
+    block_tokens = draw(st.integers(1, 3))
+    token_ids: tuple[int, ...] = ()
+    if draw(st.booleans()):
+        token_ids = tuple(draw(token) for _ in range(len(hashes) * block_tokens))
+    parent = draw(st.none() | digest)
+    return BlocksStored(draw(u32), hashes, parent, draw(u32), block_tokens, token_ids)
+
+
+EVENTS: dict[type, st.SearchStrategy[typing.Any]] = {
+    BlocksStored: stored_events(),
+    BlocksRemoved: st.builds(BlocksRemoved, u32, tuples(digest)),
+    AllCleared: st.builds(AllCleared),
+}
+groups = st.builds(GroupInfo, name, positive, u32, u32, u64)
+infos = st.builds(
+    WorkerInfo, incarnations, name, st.sampled_from(["prefill", "decode", "both"]), name, contracts,
+    tuples(groups, min_size=1), u32, u32, u64,
+)  # fmt: skip
+
+
+def without_codec(union: object, strategies: dict[type, typing.Any]) -> set[type]:
+    return set(typing.get_args(union)) ^ set(strategies)
+
+
+@pytest.mark.parametrize(
+    ("union", "strategies"),
+    [
+        (xfer.PeerMessage, PEER),
+        (sched.RouterMessage, ROUTER),
+        (sched.WorkerMessage, WORKER),
+        (KVEvent, EVENTS),
+    ],
+)
+def test_every_member_of_a_union_is_tested(
+    union: object, strategies: dict[type, typing.Any]
+) -> None:
+    assert not without_codec(union, strategies)
+
+
+def test_a_new_member_without_a_codec_is_noticed() -> None:
+    class Novel: ...
+
+    assert without_codec(xfer.PeerMessage | Novel, PEER) == {Novel}
+    with pytest.raises(AssertionError):
+        peer_to_wire(Incarnation("w", "e"), "f", Novel())  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        session_request_to_wire(Novel())  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        session_response_to_wire(Novel())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [*PEER, PeerHello])
+def test_peer_messages(kind: type) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(incarnations, name, PEER.get(kind, hellos))
+    def check(sender: Incarnation, epoch: str, message: typing.Any) -> None:
+        sent = peer_to_wire(sender, epoch, message).SerializeToString()
+        received = peer_from_wire(peer_pb2.PeerEnvelope.FromString(sent))
+        assert received == (sender, epoch, message)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", [*ROUTER, SessionOpen])
+def test_session_requests(kind: type) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(ROUTER.get(kind, st.builds(SessionOpen, name, incarnations)))
+    def check(message: typing.Any) -> None:
+        sent = session_request_to_wire(message).SerializeToString()
+        assert session_request_from_wire(worker_pb2.SessionRequest.FromString(sent)) == message
+
+    check()
+
+
+@pytest.mark.parametrize("kind", WORKER)
+def test_session_responses(kind: type) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(WORKER[kind])
+    def check(message: typing.Any) -> None:
+        sent = session_response_to_wire(message).SerializeToString()
+        assert session_response_from_wire(worker_pb2.SessionResponse.FromString(sent)) == message
+
+    check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name,
+    st.builds(KVEventBatch, u64, tuples(st.one_of(*EVENTS.values())))
+    | st.builds(KVSnapshot, u64, tuples(tuples(digest))),
+)
+def test_kv_events(epoch: str, batch: KVEventBatch | KVSnapshot) -> None:
+    sent = kv_batch_to_wire(epoch, batch).SerializeToString()
+    assert kv_batch_from_wire(worker_pb2.KvEventBatch.FromString(sent)) == (epoch, batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(infos)
+def test_registration(info: WorkerInfo) -> None:
+    sent = worker_info_to_wire(info).SerializeToString()
+    received = worker_info_from_wire(router_pb2.RegisterRequest.FromString(sent))
+    assert received == info
+    assert received != replace(info, num_blocks=info.num_blocks ^ 1)  # the comparison can fail
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.builds(WorkerMatch, incarnations, name, u32, tuples(u32)))
+def test_matches(match: WorkerMatch) -> None:
+    sent = match_to_wire(match).SerializeToString()
+    assert match_from_wire(router_pb2.WorkerMatch.FromString(sent)) == match
