@@ -74,9 +74,7 @@ def _window_before(group: GroupInfo, holders: Sequence[int]) -> list[int]:
         for i in range(end - 1, start - 1, -1):
             run &= holders[i]
             tails[i] = run
-    return [
-        head & tails[i - width + 1] if i >= width - 1 else head for i, head in enumerate(heads)
-    ]
+    return [head & tails[i - width + 1] if i >= width - 1 else head for i, head in enumerate(heads)]
 
 
 def _chunk_before(group: GroupInfo, holders: Sequence[int]) -> list[int]:

@@ -1,0 +1,292 @@
+"""The prefix index against brute force and against the coordinator that workers really use."""
+
+import random
+
+import pytest
+
+from disagg.errors import ConfigError
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored
+from disagg.kv.hashing import BlockHasher
+from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.request import KVRequest
+from disagg.kv.spec_names import spec_kind, window_tokens_of
+from disagg.kv.specs import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    LinearStateSpec,
+    SlidingWindowSpec,
+)
+from disagg.routing import prefix_match
+from disagg.routing.index import PrefixIndex
+from disagg.routing.messages import GroupInfo
+from disagg.transfer.identity import Incarnation
+
+A, B = Incarnation("a", "1"), Incarnation("b", "1")
+KINDS = ("full_attention", "mla", "sliding_window", "chunked_local", "linear_state")
+
+
+def group(kind: str, block_tokens: int = 4, window_tokens: int = 0) -> GroupInfo:
+    return GroupInfo(kind, block_tokens, window_tokens, 1, 64)
+
+
+def chain(num_tokens: int, hash_tokens: int = 4) -> list[bytes]:
+    hashes: list[bytes] = []
+    BlockHasher(b"k", hash_tokens).extend(hashes, range(num_tokens))
+    return hashes
+
+
+def first_needed(info: GroupInfo, end: int) -> int:
+    """First token that the query at position ``end`` still needs from the cache."""
+    if info.kind == "sliding_window":
+        return max(0, end - info.window_tokens + 1)
+    if info.kind == "chunked_local":
+        return end // info.window_tokens * info.window_tokens
+    return end - 1 if info.kind == "linear_state" else 0
+
+
+def brute_force(groups, held, num_tokens, hashes, hash_tokens):
+    """Longest end at which every token that is needed lies in a held block, in all groups."""
+
+    def agrees(number, end):
+        info = groups[number]
+        if end % info.block_tokens:
+            return False
+        stride = info.block_tokens // hash_tokens
+        first = first_needed(info, end) // info.block_tokens
+        return all(
+            (number, hashes[(i + 1) * stride - 1]) in held
+            for i in range(first, end // info.block_tokens)
+        )
+
+    ends = range(hash_tokens, len(hashes) * hash_tokens + 1, hash_tokens)
+    everybody = range(len(groups))
+    usable = [e for e in ends if e < num_tokens and all(agrees(g, e) for g in everybody)]
+    alone = [[e for e in ends if agrees(g, e)] for g in everybody]
+    return max(usable, default=0), tuple(max(found, default=0) for found in alone)
+
+
+def random_groups(rng: random.Random) -> list[GroupInfo]:
+    groups = []
+    for _ in range(rng.randint(1, 3)):
+        kind = rng.choice(KINDS)
+        block = rng.choice((4, 8, 16)) if kind != "chunked_local" else rng.choice((4, 8))
+        window = 0
+        if kind == "sliding_window":
+            window = rng.randint(1, 40)
+        elif kind == "chunked_local":
+            window = rng.choice((8, 16, 24))
+        groups.append(group(kind, block, window))
+    return groups
+
+
+def check_against_brute_force(seed: int) -> None:
+    rng = random.Random(seed)
+    groups = random_groups(rng)
+    index = PrefixIndex(groups, 4)
+    hashes = chain(4 * rng.randint(1, 24))
+    num_tokens = len(hashes) * 4 + rng.randint(0, 3)
+    held: dict[Incarnation, set[tuple[int, bytes]]] = {}
+    for number in range(4):
+        worker = Incarnation(str(number), "1")
+        index.add(worker, 1000)
+        held[worker] = set()
+    for _ in range(rng.randint(1, 60)):
+        worker = rng.choice(list(held))
+        number = rng.randrange(len(groups))
+        stride = groups[number].block_tokens // 4
+        blocks = hashes[stride - 1 :: stride]
+        first = rng.randint(0, len(blocks))
+        run = tuple(blocks[first : first + rng.randint(1, 24)])
+        keys = {(number, value) for value in run}
+        if rng.random() < 0.8:
+            event = BlocksStored(number, run, None, first * groups[number].block_tokens, 4)
+            held[worker] |= keys
+        else:
+            event = BlocksRemoved(number, run)
+            held[worker] -= keys
+        if rng.random() < 0.02:
+            event = AllCleared()
+            held[worker] = set()
+        if rng.random() < 0.02:
+            index.remove(worker)  # its slot is used again
+            index.add(worker, 1000)
+            held[worker] = set()
+            continue
+        assert index.apply(worker, index.next_sequence(worker), False, (event,))
+    found = index.match(num_tokens, hashes)
+    for worker, keys in held.items():
+        expected = brute_force(groups, keys, num_tokens, hashes, 4)
+        assert (found[worker].usable_tokens, found[worker].group_tokens) == expected, (
+            f"seed {seed}: {groups}"
+        )
+        assert index.num_entries(worker) == len(keys), f"seed {seed}"
+
+
+def test_equals_brute_force():
+    for seed in range(400):
+        check_against_brute_force(seed)
+
+
+def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch):
+    usable = {**prefix_match._USABLE, "sliding_window": prefix_match._all_before}
+    monkeypatch.setattr(prefix_match, "_USABLE", usable)
+    with pytest.raises(AssertionError, match="seed"):
+        test_equals_brute_force()
+
+
+def test_control_a_window_taken_one_block_short_is_found(monkeypatch):
+    def short(info, holders):
+        narrower = max(1, info.window_tokens - info.block_tokens)
+        return prefix_match._window_before(
+            GroupInfo(info.kind, info.block_tokens, narrower, 1, 64), holders
+        )
+
+    monkeypatch.setattr(prefix_match, "_USABLE", {**prefix_match._USABLE, "sliding_window": short})
+    with pytest.raises(AssertionError, match="seed"):
+        test_equals_brute_force()
+
+
+def test_an_evicted_window_block_shortens_the_usable_prefix_only():
+    index = PrefixIndex([group("full_attention"), group("sliding_window", 4, 9)], 4)
+    index.add(A, 100)
+    hashes = tuple(chain(40))
+    for number in range(2):
+        index.apply(A, number, False, [BlocksStored(number, hashes, None, 0, 4)])
+    assert index.match(41, hashes)[A].usable_tokens == 40
+    index.apply(A, 2, False, [BlocksRemoved(1, hashes[8:9])])
+    hit = index.match(41, hashes)[A]
+    assert (hit.usable_tokens, hit.group_tokens) == (32, (40, 32))
+    index.apply(A, 3, False, [BlocksRemoved(1, hashes[:6])])
+    # The window before 32 needs blocks 6 and 7 only; both are there.
+    assert index.match(41, hashes)[A].usable_tokens == 32
+    index.apply(A, 4, False, [BlocksRemoved(1, hashes[6:7])])
+    assert index.match(41, hashes)[A].usable_tokens == 0
+
+
+def test_the_last_token_is_always_left_to_compute():
+    index = PrefixIndex([group("full_attention")], 4)
+    index.add(A, 100)
+    hashes = tuple(chain(8))
+    index.apply(A, 0, False, [BlocksStored(0, hashes, None, 0, 4)])
+    assert index.match(8, hashes)[A].usable_tokens == 4
+    assert index.match(9, hashes)[A].usable_tokens == 8
+
+
+def test_gaps_repeats_and_snapshots():
+    index = PrefixIndex([group("full_attention")], 4)
+    index.add(A, 100)
+    hashes = tuple(chain(16))
+    events = [BlocksStored(0, (value,), None, 0, 4) for value in hashes]
+    assert index.apply(A, 0, False, events[:2])
+    assert not index.apply(A, 3, False, events[3:])
+    assert (index.next_sequence(A), index.num_entries(A)) == (2, 2)
+    assert index.apply(A, 1, False, events[1:3])  # the first was seen already
+    assert (index.next_sequence(A), index.num_entries(A)) == (3, 3)
+    assert index.apply(A, 50, True, [events[0]])
+    assert (index.next_sequence(A), index.num_entries(A)) == (50, 1)
+    assert index.apply(A, 50, False, [AllCleared()])
+    assert index.num_entries(A) == 0
+
+
+def test_a_worker_cannot_fill_the_index_beyond_its_pool():
+    index = PrefixIndex([group("full_attention")], 4)
+    index.add(A, 3)
+    index.apply(A, 0, False, [BlocksStored(0, tuple(chain(40)), None, 0, 4)])
+    assert index.num_entries(A) == 3
+
+
+def test_events_of_unknown_groups_and_blocks_are_harmless():
+    index = PrefixIndex([group("full_attention")], 4)
+    index.add(A, 3)
+    odd = [BlocksStored(7, (b"x",), None, 0, 4), BlocksRemoved(0, (b"never stored",))]
+    assert index.apply(A, 0, False, odd)
+    assert index.num_entries(A) == 0
+
+
+def test_a_removed_worker_takes_its_blocks_along():
+    index = PrefixIndex([group("full_attention")], 4)
+    index.add(A, 100)
+    index.add(B, 100)
+    hashes = tuple(chain(16))
+    for worker in (A, B):
+        index.apply(worker, 0, False, [BlocksStored(0, hashes, None, 0, 4)])
+    index.remove(A)
+    assert list(index.match(17, hashes)) == [B]
+    index.remove(B)
+    assert index._holders == ({},)
+
+
+@pytest.mark.parametrize(
+    ("bad", "param"),
+    [
+        (group("cross_attention"), "groups.kind"),
+        (group("full_attention", 6), "groups.block_tokens"),
+        (group("sliding_window", 4, 0), "groups.window_tokens"),
+    ],
+)
+def test_what_cannot_be_matched_exactly_is_refused_by_name(bad, param):
+    with pytest.raises(ConfigError) as caught:
+        PrefixIndex([bad], 4)
+    assert caught.value.param == param
+
+
+LAYOUTS = {
+    "full": [FullAttentionSpec(4, 1, 8, 4)],
+    "full and window": [
+        FullAttentionSpec(4, 1, 8, 4),
+        SlidingWindowSpec(4, 1, 8, 4, 10),
+    ],
+    "two sizes": [FullAttentionSpec(8, 1, 4, 4), SlidingWindowSpec(4, 1, 8, 4, 13)],
+    "window only": [SlidingWindowSpec(4, 1, 8, 4, 7)],
+    "chunks": [FullAttentionSpec(4, 1, 8, 4), ChunkedLocalSpec(4, 1, 8, 4, 16)],
+    "state": [FullAttentionSpec(4, 1, 8, 4), LinearStateSpec(4, 256)],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_promises_exactly_what_the_workers_coordinator_finds(name):
+    num_hits = sum(follow_a_coordinator(LAYOUTS[name], seed) for seed in range(6))
+    assert num_hits > 20
+
+
+def follow_a_coordinator(specs, seed):
+    """Random prompts with common beginnings in a small pool; its events feed the index."""
+    rng = random.Random(seed)
+    groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
+    layout = KVCacheLayout(groups, 256, 4)
+    pool = KVCacheCoordinator(layout, 40, max_model_tokens=64, max_step_tokens=8)
+    infos = [
+        GroupInfo(spec_kind(s), s.block_tokens, window_tokens_of(s), 1, s.page_bytes) for s in specs
+    ]
+    index = PrefixIndex(infos, 4)
+    index.add(A, 40)
+    hasher = BlockHasher(b"k", 4)
+    num_hits = 0
+    for number in range(40):
+        tokens = [rng.randint(0, 1)] * 24 + [rng.randint(0, 1)] * 20 + [7] * 16
+        tokens = tokens[: rng.randint(1, 60)]
+        request = KVRequest(("r", number), tokens)
+        hasher.extend(request.hashes, tokens)
+        hit = pool.find_longest_cache_hit(request, len(tokens) - 1)
+        found = index.match(len(tokens), request.hashes)[A]
+        assert found.usable_tokens == hit.num_tokens, f"seed {seed} request {number}"
+        num_hits += hit.num_tokens > 0
+        compute(pool, request, hit)
+        batch = pool.events.since(index.next_sequence(A))
+        assert batch is not None
+        assert index.apply(A, batch.first_seq, False, batch.events)
+    return num_hits
+
+
+def compute(pool, request, hit):
+    """Prefill in steps of 8 tokens; what falls out of windows or is freed may be evicted later."""
+    computed = hit.num_tokens
+    while computed < request.num_tokens:
+        step = min(8, request.num_tokens - computed)
+        assert pool.allocate(request, num_new_tokens=step, hit=hit), "the pool is too small"
+        hit = None
+        computed += step
+        pool.publish(request.key, computed)
+        pool.release_out_of_window(request.key, computed)
+    pool.free(request.key)

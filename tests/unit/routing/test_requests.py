@@ -1,0 +1,413 @@
+"""Every rule of a request's life, one example each, on the production core."""
+
+from dataclasses import replace
+
+import pytest
+
+from disagg.errors import (
+    CapacityError,
+    ContextLengthError,
+    ExpiredError,
+    ProtocolError,
+    RemoteFault,
+    RequestError,
+)
+from disagg.routing import request_table
+from disagg.scheduling.messages import (
+    EndReason,
+    FinishReason,
+    PartEnded,
+    PrefillReport,
+    Role,
+    SequenceOutput,
+    StepOutputs,
+)
+from disagg.scheduling.sampling import TokenLogprobs
+from disagg.transfer.identity import RequestKey
+from tests.unit.routing.builders import Router, hashes_of, request, worker
+
+P, D, D2, B = (
+    worker("p", "prefill"),
+    worker("d", "decode"),
+    worker("d2", "decode"),
+    worker("b"),
+)
+
+
+def started(*workers, new=None, **limits):
+    """A router with one request; its submit at the decode (or local) worker."""
+    router = Router(*workers, **limits)
+    router.generate(new)
+    return router, router.submits[0][1]
+
+
+def test_hand_over_tells_the_decode_worker_first_and_names_the_peers():
+    router, _ = started(P, D)
+    (first, decode), (second, prefill) = router.submits
+    assert (first, decode.role, decode.peer.incarnation) == (
+        "d",
+        Role.DECODE,
+        P.incarnation,
+    )
+    assert (second, prefill.role, prefill.peer.incarnation) == (
+        "p",
+        Role.PREFILL,
+        D.incarnation,
+    )
+    assert decode.key == prefill.key
+    assert decode.token_ids == prefill.token_ids == request().token_ids
+    assert decode.peer.address == P.address
+
+
+def test_token_zero_from_both_sides_is_delivered_once():
+    router, submit = started(P, D)
+    assert router.tokens(P, submit, 10, 1)
+    assert router.delivered == [1]
+    assert router.tokens(D, submit, 10, 1) == []
+    router.tokens(D, submit, 11, 2)
+    assert router.delivered == [2]
+
+
+def test_tokens_that_overtake_token_zero_wait_for_it():
+    router, submit = started(P, D)
+    assert router.tokens(D, submit, 11, 2, 3) == []
+    router.tokens(P, submit, 10, 1)
+    assert router.delivered == [1, 2, 3]
+
+
+def test_too_many_waiting_tokens_plan_anew(monkeypatch):
+    monkeypatch.setattr(request_table, "AHEAD_MAX", 2)
+    router, submit = started(P, D)
+    assert router.tokens(D, submit, 11, 2, 3) == []
+    router.tokens(D, submit, 13, 4)
+    assert len(router.submits) == 2
+    assert router.core.counters["replans", "gap"] == 1
+
+
+def test_a_gap_in_one_ordered_stream_plans_anew():
+    router, submit = started(B)
+    router.tokens(B, submit, 11, 2)
+    assert [s.key.generation for _, s in router.submits] == [2]
+
+
+def test_contradicting_tokens_fail_the_request_and_are_not_delivered():
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1)
+    router.tokens(D, submit, 10, 9, 2)
+    assert router.delivered == []
+    assert isinstance(router.failure.error, ProtocolError)
+    assert sorted(router.cancels) == [("d", 1), ("p", 1)]
+    assert router.tokens(D, submit, 11, 2) == []
+
+
+def test_contradiction_among_waiting_tokens_fails_the_request():
+    router, submit = started(P, D)
+    router.tokens(D, submit, 11, 2)
+    router.tokens(D, submit, 11, 3)
+    assert isinstance(router.failure.error, ProtocolError)
+
+
+def test_finish_reason_goes_out_with_the_last_token_and_nothing_follows():
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1)
+    router.tokens(D, submit, 10, 1, 2, finish=FinishReason.STOP)
+    assert (router.delivered, router.finish) == ([2], [FinishReason.STOP])
+    assert router.cancels == []  # the decode worker ended by itself, the prefill part is over
+    assert router.tokens(D, submit, 12, 3) == []
+    assert router.core.num_live == 0
+
+
+def test_finish_reported_before_its_token_arrived_waits_for_it():
+    router, submit = started(P, D)
+    assert router.tokens(D, submit, 11, 2, finish=FinishReason.STOP) == []
+    router.tokens(P, submit, 10, 1)
+    assert (router.delivered, router.finish) == ([1, 2], [FinishReason.STOP])
+
+
+def test_token_zero_that_ends_the_request_cancels_the_decode_part():
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1, finish=FinishReason.STOP)
+    assert router.finish == [FinishReason.STOP]
+    assert router.cancels == [("d", 1)]
+
+
+def test_never_more_than_max_tokens():
+    router, submit = started(B, new=request(max_tokens=2))
+    router.tokens(B, submit, 10, 1, 2, 3)
+    assert (router.delivered, router.finish) == ([1, 2], [FinishReason.LENGTH])
+    assert router.cancels == [("b", 1)]  # it did not end by itself
+
+
+def test_replan_goes_on_after_the_accepted_tokens_with_the_same_sampling():
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1)
+    router.tokens(D, submit, 11, 2, 3)
+    router.ended(D, submit, EndReason.STEP_FAILED)
+    assert sorted(router.cancels) == [("d", 1), ("p", 1)]
+    ((who, again),) = router.submits
+    assert (who, again.role) == ("p", Role.LOCAL)
+    assert again.key.generation == 2
+    assert again.token_ids == (*request().token_ids, 1, 2, 3)
+    assert again.hashes == hashes_of(again.token_ids)
+    assert again.sampling == replace(submit.sampling, max_tokens=2)
+    router.tokens(P, again, 13, 4, 5, finish=FinishReason.LENGTH)
+    assert (router.delivered, router.finish) == ([4, 5], [FinishReason.LENGTH])
+    first, second = router.core.record("r").generations
+    assert (first.cause, second.cause) == ("step_failed: because", "")
+    assert (first.num_tokens, second.num_tokens) == (3, 2)
+
+
+def test_messages_of_an_old_generation_change_nothing():
+    router, submit = started(P, D)
+    router.ended(P, submit, EndReason.LEASE_DEAD)
+    before = router.core.record("r")
+    assert router.tokens(P, submit, 10, 1) == []
+    assert router.ended(D, submit, EndReason.PEER_ENDED) == []
+    assert router.pulled(D, P, submit) == []
+    assert router.core.record("r") == before
+
+
+def test_a_worker_without_a_part_is_not_believed():
+    router, submit = started(P, D, D2)
+    assert router.tokens(D2, submit, 10, 1) == []
+    assert router.ended(D2, submit, EndReason.STEP_FAILED) == []
+
+
+@pytest.mark.parametrize(
+    ("sender", "reason", "expected"),
+    [
+        (D, EndReason.READ_FAILED, [("d", Role.LOCAL)]),
+        (D, EndReason.READ_STUCK, [("d", Role.LOCAL)]),
+        (D, EndReason.COMMIT_REFUSED, [("d", Role.LOCAL)]),
+        (P, EndReason.LEASE_DEAD, [("d", Role.LOCAL)]),
+        (D, EndReason.PEER_LOST, [("d", Role.LOCAL)]),
+        (P, EndReason.PEER_LOST, [("p", Role.LOCAL)]),
+        (P, EndReason.PEER_ENDED, [("p", Role.LOCAL)]),
+        (P, EndReason.RESERVE_REFUSED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+        (D, EndReason.CAPACITY, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+        (D, EndReason.STEP_FAILED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+    ],
+)
+def test_the_next_plan_avoids_what_failed(sender, reason, expected):
+    router, submit = started(P, D, D2)
+    router.ended(sender, submit, reason)
+    assert [(who, again.role) for who, again in router.submits] == expected
+    assert router.core.counters["replans", reason.value] == 1
+
+
+def test_without_another_decode_worker_it_is_decoded_where_it_is_prefilled():
+    router, submit = started(P, D)
+    router.ended(P, submit, EndReason.RESERVE_REFUSED)
+    assert [(who, again.role) for who, again in router.submits] == [("p", Role.LOCAL)]
+
+
+def test_a_pair_that_failed_to_transfer_rests_for_other_requests_too():
+    router, submit = started(P, D, D2)
+    router.ended(D, submit, EndReason.READ_STUCK)
+    for info in (P, D, D2):
+        router.join(info)  # new stats: nobody is loaded
+    router.generate(request("r2"))
+    assert router.submits[0][0] == "d2"
+    router.now_ms = 101  # rested: probed again
+    for info in (P, D, D2):
+        router.join(info)
+    router.generate(request("r3"))
+    assert router.submits[0][0] == "d"
+
+
+def test_replans_are_bounded():
+    workers = {"b": B, "c": worker("c")}
+    router, _ = started(*workers.values(), replans_max=2)
+    for _ in range(3):
+        who, submit = router.submits[0]
+        router.ended(workers[who], submit, EndReason.STEP_FAILED)
+    assert isinstance(router.failure.error, RemoteFault)
+    assert len(router.core.record("r").generations) == 3
+    assert router.core.num_live == 0
+
+
+def test_no_room_anywhere_is_said_as_capacity():
+    router, submit = started(B, replans_max=0)
+    router.ended(B, submit, EndReason.CAPACITY)
+    assert isinstance(router.failure.error, CapacityError)
+    router, submit = started(B, replans_max=0)
+    router.tokens(B, submit, 10, 1)
+    router.ended(B, submit, EndReason.CAPACITY)  # tokens are out: no 429 any more
+    assert isinstance(router.failure.error, RemoteFault)
+
+
+def test_rejected_is_the_callers_error_and_not_tried_elsewhere():
+    router, submit = started(P, D)
+    router.ended(D, submit, EndReason.REJECTED)
+    assert isinstance(router.failure.error, RequestError)
+    assert router.failure.error.request_id == "r"
+    assert sorted(router.cancels) == [("d", 1), ("p", 1)]
+    assert router.submits == []
+
+
+def test_an_end_of_the_prefill_part_after_the_pull_changes_nothing():
+    router, submit = started(P, D)
+    router.pulled(D, P, submit)
+    assert router.ended(P, submit, EndReason.EXPIRED) == []
+    assert router.ended(D, submit, EndReason.STEP_FAILED) != []  # control: the decode part does
+
+
+def test_lost_prefill_worker_before_the_pull_plans_anew():
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1)
+    router.lost(P)
+    assert router.cancels == [("d", 1)]
+    assert [(who, s.role, s.token_ids[-1]) for who, s in router.submits] == [("d", Role.LOCAL, 1)]
+
+
+@pytest.mark.parametrize("sign", ["report", "tokens"])
+def test_lost_prefill_worker_after_the_pull_is_not_needed(sign):
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1)
+    if sign == "report":
+        router.pulled(D, P, submit)
+    else:
+        router.tokens(D, submit, 11, 2)
+    router.lost(P)
+    assert (router.submits, router.cancels) == ([], [])
+    router.tokens(D, submit, 11, 2, 3)
+    assert router.delivered[-1] == 3
+
+
+def test_token_zero_lost_with_its_worker_is_computed_again():
+    router, submit = started(P, D)
+    router.tokens(D, submit, 11, 2)
+    router.lost(P)
+    assert [s.token_ids for _, s in router.submits] == [request().token_ids]
+
+
+def test_lost_decode_worker_goes_on_elsewhere():
+    router, submit = started(P, D, D2)
+    router.tokens(P, submit, 10, 1)
+    router.lost(D)
+    assert router.cancels == [("p", 1)]
+    assert [(who, s.role) for who, s in router.submits] == [
+        ("d2", Role.DECODE),
+        ("p", Role.PREFILL),
+    ]
+
+
+def test_a_request_that_loses_two_workers_is_poison():
+    router, _ = started(B, worker("c"), worker("e"), new=request(num_tokens=600))
+    first = router.submits[0][0]
+    router.lost(worker(first))
+    second = router.submits[0][0]
+    router.lost(worker(second))
+    assert isinstance(router.failure.error, RemoteFault)
+    assert first in str(router.failure.error)
+    assert second in str(router.failure.error)
+    assert router.submits == []
+
+
+def test_a_new_epoch_is_a_loss():
+    router, _ = started(P, D, D2)
+    router.did(router.core.register(0, worker("d", "decode", epoch="e2")))
+    assert router.disconnected == [D.incarnation]
+    assert [who for who, _ in router.submits] == ["d2", "p"]
+
+
+def test_cancel_reaches_both_and_late_messages_change_nothing():
+    router, submit = started(P, D)
+    router.did(router.core.cancel(0, "r", "client went away"))
+    assert sorted(router.cancels) == [("d", 1), ("p", 1)]
+    assert router.tokens(P, submit, 10, 1) == []
+    assert router.ended(D, submit, EndReason.CANCELLED) == []
+    assert router.core.cancel(0, "r", "again") == []
+    assert router.core.record("r").outcome == "cancelled"
+
+
+def test_a_reused_request_id_never_repeats_a_key():
+    router, submit = started(B)
+    router.core.cancel(0, "r", "")
+    router.generate()
+    assert router.submits[0][1].key != submit.key
+    assert router.tokens(B, submit, 10, 1) == []
+
+
+def test_no_progress_expires():
+    router, submit = started(B, worker_silent_ms=10_000)
+    router.now_ms = 900
+    router.tokens(B, submit, 10, 1)
+    assert router.core.tick(1900) == []
+    router.did(router.core.tick(1901))
+    assert isinstance(router.failure.error, ExpiredError)
+    assert router.cancels == [("b", 1)]
+
+
+def test_what_generate_refuses():
+    router = Router(B, requests_max=1)
+    with pytest.raises(ContextLengthError):
+        router.generate(request(max_tokens=991))
+    for bad in (request(num_tokens=0), request(max_tokens=0)):
+        with pytest.raises(RequestError):
+            router.generate(bad)
+    with pytest.raises(RequestError, match="hashes"):
+        router.generate(replace(request(), hashes=hashes_of(tuple(range(16)))))
+    router.generate()
+    with pytest.raises(RequestError, match="id"):
+        router.generate()
+    with pytest.raises(CapacityError):
+        router.generate(request("other"))
+    with pytest.raises(RemoteFault):
+        Router().generate()
+    assert router.core.num_live == 1
+
+
+def test_logprobs_travel_with_their_tokens_and_their_loss_is_an_error():
+    router, submit = started(P, D, new=request(num_logprobs=0))
+    one, two = TokenLogprobs(-1.0), TokenLogprobs(-2.0)
+    for who, output in (
+        (D, SequenceOutput(submit.key, 11, (2,), (two,))),
+        (P, SequenceOutput(submit.key, 10, (1,), (one,))),
+    ):
+        router.did(router.core.from_worker(0, who.incarnation, StepOutputs((output,))))
+    assert router.actions[0].logprobs == (one, two)
+    router.tokens(D, submit, 12, 3)
+    assert isinstance(router.failure.error, ProtocolError)
+
+
+def test_the_record_explains_itself():
+    router, submit = started(P, D)
+    router.now_ms = 5
+    router.tokens(P, submit, 10, 1)
+    report = PrefillReport(submit.key, 10, 4, 6)
+    router.core.from_worker(6, P.incarnation, report)
+    router.pulled(D, P, submit)
+    router.now_ms = 9
+    router.tokens(D, submit, 10, 1, 2, finish=FinishReason.STOP)
+    record = router.core.record("r")
+    assert (record.submitted_ms, record.first_token_ms, record.finished_ms) == (0, 5, 9)
+    assert (record.num_tokens, record.outcome, record.cached_tokens) == (2, "stop", 4)
+    (generation,) = record.generations
+    assert (generation.prefill, generation.decode) == (P.incarnation, D.incarnation)
+    assert generation.transfer.owner == P.incarnation
+    assert "prefill on p" in generation.reason
+
+
+def test_a_report_behind_the_last_token_still_completes_the_record():
+    router, submit = started(B, new=request(max_tokens=1))
+    router.tokens(B, submit, 10, 1, finish=FinishReason.LENGTH)
+    router.core.from_worker(3, B.incarnation, PrefillReport(submit.key, 10, 8, 2))
+    assert router.core.record("r").cached_tokens == 8
+
+
+def test_records_are_bounded():
+    router = Router(B, records_max=2)
+    for i in range(3):
+        router.generate(request(f"r{i}"))
+        router.core.cancel(0, f"r{i}", "")
+    assert router.core.record("r0") is None
+    assert router.core.record("r2") is not None
+
+
+def test_unknown_senders_and_keys_are_ignored():
+    router = Router(B)
+    stranger = worker("x").incarnation
+    ended = PartEnded(RequestKey("nobody", 1), EndReason.CAPACITY)
+    assert router.core.from_worker(0, stranger, ended) == []
+    assert router.core.from_worker(0, B.incarnation, ended) == []
