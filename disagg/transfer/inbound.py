@@ -98,9 +98,7 @@ class InboundTable:
             self._lease_seen.get(owner, 0),
             now_ms + self._ask_repeat_ms,
         )
-        self.holds.hold(
-            entry.holder, [block for pairs in destinations for _, block in pairs]
-        )
+        self.holds.hold(entry.holder, [block for pairs in destinations for _, block in pairs])
         self._last_serial = entry.serial
         self._entries[entry.serial] = entry
         self._live[key] = entry.serial
@@ -127,9 +125,7 @@ class InboundTable:
 
     # -- what happens -------------------------------------------------------------------------
 
-    def on_offers(
-        self, now_ms: int, sender: Incarnation, offers: Offers
-    ) -> list[InboundAction]:
+    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> list[InboundAction]:
         """Post READs for what is new; ask at a gap; fail if the lease is dead or lies."""
         self._lease_seen[sender] = max(self._lease_seen.get(sender, 0), offers.lease_id)
         entry = self._of(offers.key)
@@ -140,12 +136,13 @@ class InboundTable:
             return []
         if offers.dead or (entry.lease_id and offers.lease_id > entry.lease_id):
             # One generation has one live lease: a newer one says that ours is dead.
-            return self._fail(
-                entry, InboundFailure.LEASE_DEAD, "the owner ended its lease"
-            )
-        if entry.state is InboundState.RESERVED:
-            entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.LEASE_KNOWN)
-            entry.lease_id = offers.lease_id
+            return self._fail(entry, InboundFailure.LEASE_DEAD, "the owner ended its lease")
+        fresh = entry.state is InboundState.RESERVED
+        event = InboundEvent.LEASE_KNOWN if fresh else InboundEvent.OFFERS
+        if not INBOUND_TABLE.allows(entry.state, event):
+            return []
+        entry.state = INBOUND_TABLE.move(entry.state, event)
+        entry.lease_id = offers.lease_id
         if entry.offers.has_gap(offers):
             return self._ask_gap(now_ms, entry)
         sealed_before = entry.offers.seal is not None
@@ -159,9 +156,7 @@ class InboundTable:
             actions += self._ask_gap(now_ms, entry)
         return actions + self._progress(now_ms, entry)
 
-    def on_read_done(
-        self, now_ms: int, read_id: int, error: str = ""
-    ) -> list[InboundAction]:
+    def on_read_done(self, now_ms: int, read_id: int, error: str = "") -> list[InboundAction]:
         """A READ is terminal; ``error`` is "" when it is DONE. Unknown ids are ignored."""
         ended = self._reads.end(read_id)
         if ended is None:
@@ -169,9 +164,7 @@ class InboundTable:
         read, owner_free = ended
         entry = self._entries.get(read.inbound)
         actions: list[InboundAction] = []
-        if entry is not None and INBOUND_TABLE.allows(
-            entry.state, InboundEvent.READ_DONE
-        ):
+        if entry is not None and INBOUND_TABLE.allows(entry.state, InboundEvent.READ_DONE):
             entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.READ_DONE)
             entry.reads.discard(read_id)
             entry.done_ms = now_ms
@@ -209,9 +202,7 @@ class InboundTable:
             Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt)),
         ]
 
-    def on_ended(
-        self, now_ms: int, sender: Incarnation, ended: Ended
-    ) -> list[InboundAction]:
+    def on_ended(self, now_ms: int, sender: Incarnation, ended: Ended) -> list[InboundAction]:
         """The owner ended its part: fail, unless the commit got through before."""
         entry = self._of(ended.key)
         if entry is None or entry.owner != sender or entry.state is InboundState.VALID:
@@ -224,18 +215,12 @@ class InboundTable:
         actions: list[InboundAction] = []
         for entry in self._live_from(owner):
             if entry.state is not InboundState.VALID:
-                actions += self._fail(
-                    entry, InboundFailure.PEER_LOST, f"{owner} is gone"
-                )
+                actions += self._fail(entry, InboundFailure.PEER_LOST, f"{owner} is gone")
         return actions
 
     def on_stream_opened(self, now_ms: int, owner: Incarnation) -> list[InboundAction]:
         """The stream to an owner was re-opened: ask or commit again at once."""
-        return [
-            one
-            for entry in self._live_from(owner)
-            for one in self._repeat(now_ms, entry)
-        ]
+        return [one for entry in self._live_from(owner) for one in self._repeat(now_ms, entry)]
 
     def tick(self, now_ms: int) -> list[InboundAction]:
         """Repeat what is due; fail transfers with stuck READs and quarantine their blocks."""
@@ -269,9 +254,7 @@ class InboundTable:
     @property
     def num_blocks_quarantined(self) -> int:
         """Destinations held by transfers that failed and have a stuck READ."""
-        return sum(
-            self._entries[serial].num_blocks for serial in self._reads.inbounds_stuck
-        )
+        return sum(self._entries[serial].num_blocks for serial in self._reads.inbounds_stuck)
 
     @property
     def num_live(self) -> int:
@@ -353,9 +336,7 @@ class InboundTable:
         INBOUND_TABLE.move(entry.state, InboundEvent.REPEAT)
         message = entry.repeated
         committing = isinstance(message, Commit)
-        entry.repeat_ms = now_ms + (
-            self._commit_repeat_ms if committing else self._ask_repeat_ms
-        )
+        entry.repeat_ms = now_ms + (self._commit_repeat_ms if committing else self._ask_repeat_ms)
         return [Send(entry.owner, message)]
 
     def _ask_gap(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
@@ -374,9 +355,7 @@ class InboundTable:
 
     def _on_lie(self, entry: InboundTransfer, lie: Lie) -> list[InboundAction]:
         message = f"{entry.owner} broke the protocol: {lie.problem}"
-        return self._fail(
-            entry, InboundFailure.READ_FAILED, message, lie.group, lie.position
-        )
+        return self._fail(entry, InboundFailure.READ_FAILED, message, lie.group, lie.position)
 
     def _fail(
         self,

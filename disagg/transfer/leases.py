@@ -101,9 +101,7 @@ class LeaseTable:
         self._by_key[key] = lease.lease_id
         return lease.lease_id
 
-    def offer(
-        self, now_ms: int, lease_id: int, blocks: GroupBlocks
-    ) -> list[LeaseAction]:
+    def offer(self, now_ms: int, lease_id: int, blocks: GroupBlocks) -> list[LeaseAction]:
         """Hold finished blocks for the reader and offer them; nothing if the lease is dead.
 
         Args:
@@ -176,10 +174,7 @@ class LeaseTable:
     def expire(self, now_ms: int) -> list[LeaseAction]:
         """End the leases whose time to live is over."""
         actions: list[LeaseAction] = []
-        while (
-            self._live
-            and (lease := next(iter(self._live.values()))).expires_ms <= now_ms
-        ):
+        while self._live and (lease := next(iter(self._live.values()))).expires_ms <= now_ms:
             actions += self._die(lease, LeaseEvent.EXPIRE, "expired")
         return actions
 
@@ -196,14 +191,13 @@ class LeaseTable:
         yet; it is not answered when there is none, as the lease may be about to be opened.
         """
         lease_id = ask.lease_id or self._by_key.get(ask.key, 0)
-        if not lease_id or lease_id in self._committed:
-            return []
-        lease = self._live.get(lease_id)
+        lease = self._live.get(lease_id) or self._committed.get(lease_id)
         if lease is None or lease.key != ask.key or lease.reader != sender:
-            if not ask.lease_id:
-                return []
-            return [Send(sender, Offers(ask.key, ask.lease_id, 0, dead=True))]
-        LEASE_TABLE.move(lease.state, LeaseEvent.ASK)
+            dead = Send(sender, Offers(ask.key, ask.lease_id, 0, dead=True))
+            return [dead] if ask.lease_id else []
+        state = LEASE_TABLE.move(lease.state, LeaseEvent.ASK)
+        if state is LeaseState.COMMITTED:
+            return []
         return [self._offers(lease, max(0, min(ask.first, len(lease.ranges))))]
 
     def on_commit(self, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
@@ -246,11 +240,7 @@ class LeaseTable:
     def on_ended(self, sender: Incarnation, ended: Ended) -> list[LeaseAction]:
         """The reader ended its part: so does its live lease."""
         lease = self._live.get(self._by_key.get(ended.key, 0))
-        return (
-            self.end(lease.lease_id, ended.reason)
-            if lease and lease.reader == sender
-            else []
-        )
+        return self.end(lease.lease_id, ended.reason) if lease and lease.reader == sender else []
 
     def on_peer_lost(self, reader: Incarnation) -> list[LeaseAction]:
         """A reader's stream ended for good or its epoch is over: end and forget its leases."""
@@ -290,13 +280,9 @@ class LeaseTable:
         """Hold, then list; False if there is nothing to take."""
         taken = [(g, p) for g, pairs in enumerate(blocks) for p, _ in pairs]
         if len(set(taken)) < len(taken) or not lease.offered.isdisjoint(taken):
-            raise InvariantViolation(
-                f"{lease.key}: a (group, position) is offered twice: {taken}"
-            )
+            raise InvariantViolation(f"{lease.key}: a (group, position) is offered twice: {taken}")
         if taken:
-            self.holds.add_to_hold(
-                lease.holder, [b for pairs in blocks for _, b in pairs]
-            )
+            self.holds.add_to_hold(lease.holder, [b for pairs in blocks for _, b in pairs])
             lease.offered.update(taken)
             for group, pairs in enumerate(blocks):
                 lease.ranges += _ranges(group, pairs)
@@ -314,9 +300,7 @@ class LeaseTable:
             Offers(lease.key, lease.lease_id, first, ranges, seal=lease.seal),
         )
 
-    def _judge(
-        self, lease: _Lease, sender: Incarnation, commit: Commit
-    ) -> tuple[LeaseEvent, str]:
+    def _judge(self, lease: _Lease, sender: Incarnation, commit: Commit) -> tuple[LeaseEvent, str]:
         """Which row of the table a Commit fits, and why if it is a NO."""
         if not self._is_readers(lease, sender, commit):
             return LeaseEvent.COMMIT_OTHER, "the lease belongs to another reader"
@@ -343,9 +327,7 @@ class LeaseTable:
     def _unknown_lease(self, sender: Incarnation, commit: Commit) -> Send:
         return Send(
             sender,
-            CommitAnswer(
-                commit.key, commit.lease_id, commit.attempt, False, "unknown lease"
-            ),
+            CommitAnswer(commit.key, commit.lease_id, commit.attempt, False, "unknown lease"),
         )
 
     def _die(self, lease: _Lease, event: LeaseEvent, reason: str) -> list[LeaseAction]:

@@ -30,34 +30,32 @@ class ReservationEvent(StrEnum):
 
 _S, _E = ReservationState, ReservationEvent
 
-RESERVATION_TABLE: TransitionTable[ReservationState, ReservationEvent] = (
-    TransitionTable(
-        "reservation",
-        [
-            (_S.SUBMITTED, _E.RESERVE_NEWER, _S.DECIDING, "ask the caller"),
-            (_S.SUBMITTED, _E.RELEASE, _S.REFUSED, "refuse what comes later up to n"),
-            (_S.SUBMITTED, _E.ENDED, None, "forget"),
-            (_S.DECIDING, _E.YES, _S.GRANTED, "answer yes with what is lacked"),
-            (_S.DECIDING, _E.NO, _S.REFUSED, "answer no"),
-            (_S.DECIDING, _E.ENDED, None, "forget"),
-            (_S.GRANTED, _E.RESERVE_SAME, _S.GRANTED, "give the old answer again"),
-            (
-                _S.GRANTED,
-                _E.RESERVE_NEWER,
-                _S.DECIDING,
-                "ask the caller, who frees the old one first",
-            ),
-            (_S.GRANTED, _E.RELEASE, _S.REFUSED, "the caller frees it"),
-            (_S.GRANTED, _E.EXPIRE, _S.REFUSED, "the caller frees it"),
-            (_S.GRANTED, _E.TAKE, _S.TAKEN, "the memory is the request's"),
-            (_S.GRANTED, _E.ENDED, None, "forget; the caller frees it"),
-            (_S.REFUSED, _E.RESERVE_SAME, _S.REFUSED, "give the old answer again"),
-            (_S.REFUSED, _E.RESERVE_NEWER, _S.DECIDING, "ask the caller"),
-            (_S.REFUSED, _E.RELEASE, _S.REFUSED, "refuse what comes later up to n"),
-            (_S.REFUSED, _E.ENDED, None, "forget"),
-            (_S.TAKEN, _E.ENDED, None, "forget"),
-        ],
-    )
+RESERVATION_TABLE: TransitionTable[ReservationState, ReservationEvent] = TransitionTable(
+    "reservation",
+    [
+        (_S.SUBMITTED, _E.RESERVE_NEWER, _S.DECIDING, "ask the caller"),
+        (_S.SUBMITTED, _E.RELEASE, _S.REFUSED, "refuse what comes later up to n"),
+        (_S.SUBMITTED, _E.ENDED, None, "forget"),
+        (_S.DECIDING, _E.YES, _S.GRANTED, "answer yes with what is lacked"),
+        (_S.DECIDING, _E.NO, _S.REFUSED, "answer no"),
+        (_S.DECIDING, _E.ENDED, None, "forget"),
+        (_S.GRANTED, _E.RESERVE_SAME, _S.GRANTED, "give the old answer again"),
+        (
+            _S.GRANTED,
+            _E.RESERVE_NEWER,
+            _S.DECIDING,
+            "ask the caller, who frees the old one first",
+        ),
+        (_S.GRANTED, _E.RELEASE, _S.REFUSED, "the caller frees it"),
+        (_S.GRANTED, _E.EXPIRE, _S.REFUSED, "the caller frees it"),
+        (_S.GRANTED, _E.TAKE, _S.TAKEN, "the memory is the request's"),
+        (_S.GRANTED, _E.ENDED, None, "forget; the caller frees it"),
+        (_S.REFUSED, _E.RESERVE_SAME, _S.REFUSED, "give the old answer again"),
+        (_S.REFUSED, _E.RESERVE_NEWER, _S.DECIDING, "ask the caller"),
+        (_S.REFUSED, _E.RELEASE, _S.REFUSED, "refuse what comes later up to n"),
+        (_S.REFUSED, _E.ENDED, None, "forget"),
+        (_S.TAKEN, _E.ENDED, None, "forget"),
+    ],
 )
 
 

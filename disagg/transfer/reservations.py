@@ -80,25 +80,19 @@ class ReservationTable:
         RESERVATION_TABLE.leave(entry.state, ReservationEvent.ENDED)
         return entry.state is ReservationState.GRANTED
 
-    def consider(
-        self, sender: Incarnation, reserve: Reserve
-    ) -> Decide | Answer | Refuse | Ignore:
+    def consider(self, sender: Incarnation, reserve: Reserve) -> Decide | Answer | Refuse | Ignore:
         """What to do with a question; after `Decide` the caller must call `decided`."""
         key, number = reserve.key, reserve.number
         entry = self._entries.get(key)
         if entry is None:
-            return _refuse(
-                reserve, "the generation is not submitted here, or has ended"
-            )
+            return _refuse(reserve, "the generation is not submitted here, or has ended")
         if entry.owner != sender:
             return _refuse(reserve, f"the generation's prefill is on {entry.owner}")
         if number <= entry.released or entry.state is ReservationState.TAKEN:
             return _refuse(reserve, "the reservation was released or is used up")
         if number > entry.number:
             free_first = entry.state is ReservationState.GRANTED
-            entry.state = RESERVATION_TABLE.move(
-                entry.state, ReservationEvent.RESERVE_NEWER
-            )
+            entry.state = RESERVATION_TABLE.move(entry.state, ReservationEvent.RESERVE_NEWER)
             entry.number, entry.answer = number, None
             return Decide(key, number, free_first)
         if number < entry.number or entry.answer is None:
@@ -130,9 +124,7 @@ class ReservationTable:
         """
         entry = self._entries.get(key)
         if entry is None or entry.number != number:
-            raise InvariantViolation(
-                f"{key}: reservation {number} was not to be decided"
-            )
+            raise InvariantViolation(f"{key}: reservation {number} was not to be decided")
         event = ReservationEvent.YES if granted else ReservationEvent.NO
         entry.state = RESERVATION_TABLE.move(entry.state, event)
         entry.answer = Reserved(key, number, granted, reason, first_lacked)
@@ -169,18 +161,14 @@ class ReservationTable:
         keys: list[RequestKey] = []
         for key, entry in self._entries.items():
             if entry.state is ReservationState.GRANTED and entry.expires_ms <= now_ms:
-                entry.state = RESERVATION_TABLE.move(
-                    entry.state, ReservationEvent.EXPIRE
-                )
+                entry.state = RESERVATION_TABLE.move(entry.state, ReservationEvent.EXPIRE)
                 entry.released = entry.number
                 keys.append(key)
         return keys
 
     def next_expiry_ms(self) -> int | None:
         """When `expire` has something to do; None if nothing is granted."""
-        granted = (
-            e for e in self._entries.values() if e.state is ReservationState.GRANTED
-        )
+        granted = (e for e in self._entries.values() if e.state is ReservationState.GRANTED)
         return min((entry.expires_ms for entry in granted), default=None)
 
     @property

@@ -56,9 +56,7 @@ class ReserveAsker:
         if key in self._entries:
             raise InvariantViolation(f"{key} has asked already")
         self._last_number += 1
-        self._entries[key] = _Question(
-            self._last_number, peer, now_ms + self._timeout_ms
-        )
+        self._entries[key] = _Question(self._last_number, peer, now_ms + self._timeout_ms)
         return Send(peer, Reserve(key, self._last_number))
 
     def on_answer(
@@ -107,23 +105,13 @@ class ReserveAsker:
 
     def on_peer_lost(self, peer: Incarnation) -> list[Refused]:
         """A decode worker is gone: forget what it granted; what it has not answered is a no."""
-        lost = [
-            (key, one.state) for key, one in self._entries.items() if one.peer == peer
-        ]
+        lost = [(key, one.state) for key, one in self._entries.items() if one.peer == peer]
         for key, _ in lost:
             self._leave(key, AskEvent.PEER_LOST)
-        return [
-            Refused(key, "peer_lost")
-            for key, state in lost
-            if state is AskState.WAITING
-        ]
+        return [Refused(key, "peer_lost") for key, state in lost if state is AskState.WAITING]
 
     def _waiting(self) -> list[tuple[RequestKey, _Question]]:
-        return [
-            (k, one)
-            for k, one in self._entries.items()
-            if one.state is AskState.WAITING
-        ]
+        return [(k, one) for k, one in self._entries.items() if one.state is AskState.WAITING]
 
     def _release(self, key: RequestKey, event: AskEvent) -> Send:
         entry = self._leave(key, event)

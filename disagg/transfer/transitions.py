@@ -53,9 +53,7 @@ class TransitionTable(Generic[S, E]):
     def leave(self, state: S, event: E) -> None:
         """Check that ``event`` forgets the entry; raises `InvariantViolation` if not."""
         if self._row(state, event) is not None:
-            raise InvariantViolation(
-                f"{self.name}: {event} does not forget when {state}"
-            )
+            raise InvariantViolation(f"{self.name}: {event} does not forget when {state}")
 
     def document(self) -> str:
         """Diagram (Mermaid) and table (Markdown) of all rows, as shown in ``docs/lease.md``."""
@@ -63,10 +61,7 @@ class TransitionTable(Generic[S, E]):
         for row in self.rows:
             labels.setdefault((row.state, row.next or "[*]"), []).append(row.event)
         lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {self.rows[0].state}"]
-        lines += [
-            f"    {a} --> {b} : {', '.join(events)}"
-            for (a, b), events in labels.items()
-        ]
+        lines += [f"    {a} --> {b} : {', '.join(events)}" for (a, b), events in labels.items()]
         lines += [
             "```",
             "",

@@ -1,0 +1,116 @@
+"""Breadth-first exploration of everything that can happen in a small world.
+
+The world is a start state and a function from a state to its possible steps. Steps that break a
+promise say so; the first one found ends the exploration with the shortest trace. Where goals are
+named, exhausted explorations also show that from every state some way leads to a goal ("every
+hold ends"), which is what fairness alone would need.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+S = TypeVar("S", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[S]):
+    """One thing that can happen: its name, the state after it, and the promise it breaks."""
+
+    label: str
+    state: S
+    broken: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """What was seen."""
+
+    num_states: int
+    num_steps: int
+    exhausted: bool
+    """Every reachable state was visited, and nothing is broken."""
+    problem: str = ""
+    trace: tuple[str, ...] = ()
+    """Labels of the steps from the start to the problem."""
+
+    def __str__(self) -> str:
+        seen = f"{self.num_states} states, {self.num_steps} steps"
+        if not self.problem:
+            return f"{seen}, {'exhausted' if self.exhausted else 'NOT exhausted'}"
+        lines = [f"{i:3}. {label}" for i, label in enumerate(self.trace, 1)]
+        return "\n".join([f"{seen}: {self.problem}", *lines])
+
+
+def explore(
+    start: S,
+    steps: Callable[[S], Iterable[Step[S]]],
+    *,
+    is_goal: Callable[[S], bool] | None = None,
+    states_max: int,
+) -> Exploration:
+    """Visit every state reachable from ``start``, nearest first.
+
+    Args:
+        start: the first state; states are immutable and equal when they behave alike.
+        steps: everything that can happen in a state.
+        is_goal: states that must stay reachable from everywhere.
+        states_max: bound on the states visited; beyond it the exploration is not exhausted.
+
+    Returns:
+        What was seen; the trace is a shortest one.
+    """
+    seen = {start: 0}
+    came: list[tuple[int, str]] = [(-1, "")]
+    before: list[list[int]] = [[]]
+    goals = [0] if is_goal and is_goal(start) else []
+    frontier = deque([(0, start)])
+    num_steps = 0
+
+    def trace(index: int) -> tuple[str, ...]:
+        labels: list[str] = []
+        while index > 0:
+            index, label = came[index]
+            labels.append(label)
+        return tuple(reversed(labels))
+
+    while frontier:
+        here, state = frontier.popleft()
+        for step in steps(state):
+            num_steps += 1
+            if step.broken:
+                labels = (*trace(here), step.label)
+                return Exploration(len(came), num_steps, False, step.broken, labels)
+            there = seen.get(step.state)
+            if there is None:
+                if len(came) == states_max:
+                    return Exploration(len(came), num_steps, False)
+                there = seen[step.state] = len(came)
+                came.append((here, step.label))
+                before.append([])
+                frontier.append((there, step.state))
+                if is_goal and is_goal(step.state):
+                    goals.append(there)
+            before[there].append(here)
+    if is_goal:
+        lost = _first_without(before, goals)
+        if lost is not None:
+            problem = "from here no way leads to a goal"
+            return Exploration(len(came), num_steps, False, problem, trace(lost))
+    return Exploration(len(came), num_steps, True)
+
+
+def _first_without(before: list[list[int]], goals: list[int]) -> int | None:
+    """The nearest state from which no goal can be reached."""
+    reaches = bytearray(len(before))
+    todo = list(goals)
+    for goal in goals:
+        reaches[goal] = 1
+    while todo:
+        for index in before[todo.pop()]:
+            if not reaches[index]:
+                reaches[index] = 1
+                todo.append(index)
+    found = reaches.find(0)
+    return None if found < 0 else found

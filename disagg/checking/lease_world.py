@@ -1,0 +1,382 @@
+"""A small world for the explorer: one generation, one owner, one reader, a hostile network.
+
+The lease and inbound tables are the production objects. The bytes of a block are modelled as
+what was last written into it; a free block of the owner is overwritten at once, which is the
+worst moment. Once sent, a message may arrive at any later time, any number of times or never
+(loss, duplication and reordering in one); with ``lossy`` it arrives at most once, which is what
+the repetitions are for.
+"""
+
+import io
+import pickle
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from disagg.checking.explorer import Exploration, Step, explore
+from disagg.transfer.actions import InboundCommitted, PostRead, Send
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.leases import LeaseTable
+from disagg.transfer.messages import (
+    AskOffers,
+    Commit,
+    CommitAnswer,
+    CommitSeen,
+    Offers,
+    PeerMessage,
+)
+
+KEY = RequestKey("r", 0)
+NUM_BLOCKS = 2
+OTHER = "bytes of another request"
+NOTHING = "nothing"
+
+
+def right(position: int) -> str:
+    """What the block at a position must contain."""
+    return f"KV {position}"
+
+
+class Holds:
+    """A block pool reduced to its named holders."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[Hashable, tuple[int, ...]] = {}
+
+    def hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
+        """Add one hold per block for a new holder."""
+        self.blocks[holder] = tuple(block_ids)
+
+    def add_to_hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
+        """Add one hold per block for an existing holder."""
+        self.blocks[holder] += tuple(block_ids)
+
+    def drop(self, holder: Hashable) -> int:
+        """End all holds of a holder."""
+        return len(self.blocks.pop(holder, ()))
+
+    def held(self) -> set[int]:
+        """Blocks with a holder."""
+        return {block for blocks in self.blocks.values() for block in blocks}
+
+
+class Read(NamedTuple):
+    """A READ whose handle is not terminal."""
+
+    read_id: int
+    owner: Incarnation
+    src: int
+    dst: int
+    landed: bool
+
+
+class Envelope(NamedTuple):
+    """A message on its way."""
+
+    sender: Incarnation
+    to: Incarnation
+    message: PeerMessage
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What may happen, how often, and the objects under test (mutants in negative controls)."""
+
+    leases: type[LeaseTable] = LeaseTable
+    inbound: type[InboundTable] = InboundTable
+    num_leases: int = 1
+    num_inbound: int = 1
+    num_reader_restarts: int = 0
+    num_owner_restarts: int = 0
+    num_read_errors: int = 0
+    ends: bool = True
+    """The owner may end leases, the reader may abort."""
+    repeats: bool = True
+    """The reader repeats Commit and AskOffers."""
+    stuck: bool = False
+    lossy: bool = False
+    checks_addressee: bool = True
+    committed_max: int = 2
+
+
+class State(NamedTuple):
+    """Everything that can differ between two moments; the tables are pickled."""
+
+    leases: bytes
+    inbound: bytes
+    owner_bytes: tuple[str, ...] = (NOTHING,) * NUM_BLOCKS
+    reader_bytes: tuple[str, ...] = (NOTHING,) * NUM_BLOCKS
+    on_way: frozenset[int] = frozenset()
+    reads: frozenset[Read] = frozenset()
+    placed: tuple[int, ...] = ()
+    """The owner's block per position, held by the prefill until it is sealed."""
+    lease_id: int = 0
+    num_offered: int = 0
+    num_leases: int = 0
+    num_inbound: int = 0
+    num_reader_restarts: int = 0
+    num_owner_restarts: int = 0
+    num_read_errors: int = 0
+    num_valid: int = 0
+
+
+class View(NamedTuple):
+    """What the world needs to know of a table."""
+
+    me: Incarnation
+    num_live: int
+    held: frozenset[int]
+    may_stick: bool
+
+
+class LeaseWorld:
+    """All steps of the world under one setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self._messages: list[Envelope] = []
+        self._shown: list[str] = []
+        self._index: dict[Envelope, int] = {}
+        # The tables take few states of their own, so each of their moves is made only once.
+        self._moves: dict[tuple[object, ...], tuple[bytes, Sequence[object], object]] = {}
+        self._views: dict[bytes, View] = {}
+
+    def explore(self, states_max: int = 400_000) -> Exploration:
+        """Visit everything; goals are the states without holds (lossy: with a valid transfer)."""
+        start = State(self._new_leases(0), self._new_inbound(0))
+        return explore(start, self.steps, is_goal=self._is_goal, states_max=states_max)
+
+    def steps(self, now: State) -> Iterator[Step[State]]:
+        """Everything that can happen next."""
+        owner, reader = self._views[now.leases], self._views[now.inbound]
+        yield from self._owner_steps(now, owner, reader)
+        yield from self._reader_steps(now, owner, reader)
+        for index in now.on_way:
+            envelope = self._messages[index]
+            me = reader.me if isinstance(envelope.message, Offers | CommitAnswer) else owner.me
+            if envelope.to == me or not self.setting.checks_addressee:
+                yield self._arrive(now, index)
+            if self.setting.lossy:
+                gone = now._replace(on_way=now.on_way - {index})
+                yield Step(f"lost: {self._shown[index]}", gone)
+        for read in now.reads:
+            yield from self._read_steps(now, read, owner, reader)
+
+    def _is_goal(self, state: State) -> bool:
+        if self.setting.lossy:
+            return state.num_valid > 0
+        held = self._views[state.leases].held | self._views[state.inbound].held
+        return not held and not state.placed
+
+    # -- the owner ----------------------------------------------------------------------------
+
+    def _owner_steps(self, now: State, owner: View, reader: View) -> Iterator[Step[State]]:
+        # A lease is opened on the reader's yes, which comes with the begin of its transfer.
+        if now.num_leases < min(self.setting.num_leases, now.num_inbound) and not owner.num_live:
+            yield Step(
+                f"owner prefills, opens lease {now.num_leases + 1}",
+                self._open(now, reader),
+            )
+        if owner.num_live and now.num_offered < NUM_BLOCKS:
+            yield self._offer(now)
+        if owner.num_live and self.setting.ends:
+            yield self._owner_does(now, "owner ends the lease", "expire", 1)
+        if owner.num_live and now.num_reader_restarts:
+            old = Incarnation("reader", "R0")
+            yield self._owner_does(now, "owner notices the restart", "on_peer_lost", old)
+        if now.num_owner_restarts < self.setting.num_owner_restarts:
+            life = now.num_owner_restarts + 1
+            fresh = now._replace(
+                leases=self._new_leases(life),
+                owner_bytes=(NOTHING,) * NUM_BLOCKS,
+                placed=(),
+                lease_id=0,
+                num_owner_restarts=life,
+            )
+            yield Step("owner restarts", fresh)
+
+    def _open(self, now: State, reader: View) -> State:
+        # Every second prefill gets its blocks in the other order: old block ids, other bytes.
+        placed = tuple(range(NUM_BLOCKS))[:: -1 if now.num_leases % 2 else 1]
+        leases, _, lease_id = self._move(now.leases, "open", 0, KEY, reader.me)
+        assert isinstance(lease_id, int)
+        return now._replace(
+            leases=leases,
+            lease_id=lease_id,
+            owner_bytes=tuple(right(placed.index(block)) for block in range(NUM_BLOCKS)),
+            placed=placed,
+            num_offered=0,
+            num_leases=now.num_leases + 1,
+        )
+
+    def _offer(self, now: State) -> Step[State]:
+        position = now.num_offered
+        after = now._replace(num_offered=position + 1)
+        blocks = (((position, now.placed[position]),),)
+        if position + 1 < NUM_BLOCKS:
+            label = f"owner offers position {position}"
+            return self._owner_does(after, label, "offer", 0, now.lease_id, blocks)
+        label = f"owner offers position {position} and seals"
+        return self._owner_does(after, label, "seal", 0, now.lease_id, blocks, 8)
+
+    def _owner_does(self, now: State, label: str, method: str, *args: object) -> Step[State]:
+        leases, actions, _ = self._move(now.leases, method, *args)
+        view = self._views[leases]
+        on_way = self._send(now.on_way, view.me, actions)
+        prefilling = view.num_live and now.num_offered < NUM_BLOCKS
+        placed = now.placed if prefilling else ()
+        content = tuple(
+            old if block in view.held or block in placed else OTHER
+            for block, old in enumerate(now.owner_bytes)
+        )
+        after = now._replace(leases=leases, on_way=on_way, placed=placed, owner_bytes=content)
+        return Step(label, after)
+
+    # -- the reader ---------------------------------------------------------------------------
+
+    def _reader_steps(self, now: State, owner: View, reader: View) -> Iterator[Step[State]]:
+        more = now.num_inbound < self.setting.num_inbound
+        if more and not reader.num_live and not reader.held:
+            after = now._replace(
+                reader_bytes=(NOTHING,) * NUM_BLOCKS, num_inbound=now.num_inbound + 1
+            )
+            label = f"reader begins inbound transfer {after.num_inbound}"
+            destinations = (tuple((block, block) for block in range(NUM_BLOCKS)),)
+            yield self._reader_does(after, label, "begin", 0, KEY, owner.me, destinations)
+        if reader.num_live and self.setting.repeats:
+            yield self._reader_does(now, "reader repeats", "tick", 0)
+        if reader.num_live and self.setting.ends:
+            yield self._reader_does(now, "reader aborts", "abort", 0, KEY, "abort")
+        if reader.num_live and now.num_owner_restarts:
+            old = Incarnation("owner", "O0")
+            yield self._reader_does(now, "reader notices the restart", "on_peer_lost", 0, old)
+        if self.setting.stuck and reader.may_stick:
+            yield self._reader_does(now, "reader finds READs stuck", "tick", 1)
+        if now.num_reader_restarts < self.setting.num_reader_restarts:
+            life = now.num_reader_restarts + 1
+            fresh = now._replace(
+                inbound=self._new_inbound(life),
+                reader_bytes=(NOTHING,) * NUM_BLOCKS,
+                reads=frozenset(),  # The end of the process ends its READs.
+                num_reader_restarts=life,
+            )
+            yield Step("reader restarts", fresh)
+
+    def _read_steps(
+        self, now: State, read: Read, owner: View, reader: View
+    ) -> Iterator[Step[State]]:
+        name = f"READ {read.read_id}"
+        others = now.reads - {read}
+        alive = read.owner == owner.me
+        if not read.landed and alive:
+            content = list(now.reader_bytes)
+            content[read.dst] = now.owner_bytes[read.src]
+            after = now._replace(
+                reader_bytes=tuple(content), reads=others | {read._replace(landed=True)}
+            )
+            free = read.dst not in reader.held
+            broken = f"a READ lands in block {read.dst}, which nobody holds" if free else ""
+            label = f"{name} lands: block {read.dst} is now {content[read.dst]!r}"
+            yield Step(label, after, broken)
+        after = now._replace(reads=others)
+        if read.landed:
+            yield self._reader_does(after, f"{name} is DONE", "on_read_done", 0, read.read_id, "")
+        if not alive or now.num_read_errors < self.setting.num_read_errors:
+            after = after._replace(num_read_errors=now.num_read_errors + alive)
+            label = f"{name} ends with an error"
+            yield self._reader_does(after, label, "on_read_done", 0, read.read_id, "error")
+
+    def _reader_does(self, now: State, label: str, method: str, *args: object) -> Step[State]:
+        inbound, actions, _ = self._move(now.inbound, method, *args)
+        on_way = self._send(now.on_way, self._views[inbound].me, actions)
+        reads, num_valid, broken = set(now.reads), now.num_valid, ""
+        for action in actions:
+            match action:
+                case PostRead(read_id, _, owner, (src,), (dst,)):
+                    reads.add(Read(read_id, owner, src, dst, False))
+                case InboundCommitted():
+                    if now.reader_bytes != tuple(map(right, range(NUM_BLOCKS))):
+                        broken = f"valid with wrong bytes: {list(now.reader_bytes)}"
+                    num_valid = 1
+                    inbound, _, _ = self._move(inbound, "finish", KEY)
+        after = now._replace(
+            inbound=inbound, on_way=on_way, reads=frozenset(reads), num_valid=num_valid
+        )
+        return Step(label, after, broken)
+
+    # -- messages and tables ------------------------------------------------------------------
+
+    def _arrive(self, now: State, index: int) -> Step[State]:
+        sender, _, message = self._messages[index]
+        label = f"arrives: {self._shown[index]}"
+        if self.setting.lossy:
+            now = now._replace(on_way=now.on_way - {index})
+        match message:
+            case Offers():
+                return self._reader_does(now, label, "on_offers", 0, sender, message)
+            case CommitAnswer():
+                return self._reader_does(now, label, "on_commit_answer", 0, sender, message)
+            case AskOffers():
+                return self._owner_does(now, label, "on_ask", sender, message)
+            case Commit():
+                return self._owner_does(now, label, "on_commit", sender, message)
+            case CommitSeen():
+                return self._owner_does(now, label, "on_seen", sender, message)
+            case _:
+                raise AssertionError(f"nobody sends {message}")
+
+    def _send(
+        self, on_way: frozenset[int], sender: Incarnation, actions: Sequence[object]
+    ) -> frozenset[int]:
+        new = set()
+        for action in actions:
+            if isinstance(action, Send):
+                envelope = Envelope(sender, action.to, action.message)
+                index = self._index.setdefault(envelope, len(self._messages))
+                if index == len(self._messages):
+                    self._messages.append(envelope)
+                    self._shown.append(f"{sender.epoch} -> {action.to.epoch}: {action.message}")
+                new.add(index)
+        return on_way | new if new else on_way
+
+    def _move(
+        self, table: bytes, method: str, *args: object
+    ) -> tuple[bytes, Sequence[object], object]:
+        """The table after a call, the actions it returned, and what else it returned."""
+        call = (table, method, *args)
+        if call not in self._moves:
+            thawed: Any = pickle.loads(table)
+            result = getattr(thawed, method)(*args)
+            actions = result if isinstance(result, list) else ()
+            self._moves[call] = (self._freeze(thawed), actions, result)
+        return self._moves[call]
+
+    def _freeze(self, table: LeaseTable | InboundTable) -> bytes:
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, protocol=5)
+        pickler.fast = True  # No memo: equal tables give equal bytes, whoever shares what.
+        pickler.dump(table)
+        frozen = file.getvalue()
+        if frozen not in self._views:
+            may_stick = isinstance(table, InboundTable) and table.next_deadline_ms() == 1
+            assert isinstance(table.holds, Holds)
+            held = frozenset(table.holds.held())
+            self._views[frozen] = View(table.me, table.num_live, held, may_stick)
+        return frozen
+
+    def _new_leases(self, life: int) -> bytes:
+        me, kept = Incarnation("owner", f"O{life}"), self.setting.committed_max
+        return self._freeze(self.setting.leases(me, Holds(), ttl_ms=1, committed_max=kept))
+
+    def _new_inbound(self, life: int) -> bytes:
+        return self._freeze(
+            self.setting.inbound(
+                Incarnation("reader", f"R{life}"),
+                Holds(),
+                commit_repeat_ms=0,
+                ask_repeat_ms=0,
+                read_stuck_ms=1,
+                blocks_per_read_max=1,
+            )
+        )
