@@ -29,7 +29,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "workers": GRPC
     | {"torch", "transformers", "safetensors", "numpy", "nixl", "ray", "prometheus_client"},
     "router": GRPC
-    | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "prometheus_client", "numpy"},
+    | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
+    | {"prometheus_client"},
 }
 RAY_AT = ("disagg.workers.actor", "disagg.cluster")
 """Ray starts and supervises; nothing on the way of a token may depend on it."""

@@ -1,0 +1,1 @@
+"""Ray placement and supervision; `disagg serve` as an object."""

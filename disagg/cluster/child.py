@@ -1,0 +1,73 @@
+"""A child process with a log file, ended in order."""
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from disagg.errors import ConfigError, ExpiredError
+
+_POLL_S = 0.05
+_TAIL_LINES = 15
+
+
+class Child:
+    """One process started here. It has its own process group, so Ctrl-C reaches only us."""
+
+    def __init__(self, name: str, command: Sequence[str], log_path: Path) -> None:
+        self.name = name
+        self.log_path = log_path
+        # The child is told its settings in a file; variables would override them a second time.
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("DISAGG_")}
+        with log_path.open("ab") as sink:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environ,
+                process_group=0,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id, also after the end."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    def check(self) -> None:
+        """Do nothing while it runs.
+
+        Raises:
+            ConfigError: it ended; the message holds the end of its log.
+        """
+        code = self._process.poll()
+        if code is not None:
+            raise ConfigError(f"{self.name} ended with exit code {code}:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """Last lines of the log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_TAIL_LINES:])
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask it to end; kill it when it has not after ``timeout_s``.
+
+        Raises:
+            ExpiredError: it had to be killed.
+        """
+        if self.ended:
+            return
+        self._process.terminate()
+        deadline = time.monotonic() + timeout_s
+        while not self.ended and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if not self.ended:
+            self._process.kill()
+            self._process.wait()
+            raise ExpiredError(f"{self.name} did not stop in {timeout_s:g} s and was killed")

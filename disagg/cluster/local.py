@@ -1,0 +1,235 @@
+"""A whole system of one machine: Ray, workers, router. What `disagg serve` and the demo run."""
+
+import http.client
+import logging
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import yaml
+
+from disagg.cluster.child import Child
+from disagg.cluster.processes import ProcessId, end_processes, find_children, find_descendants
+from disagg.cluster.ray_cluster import join_ray, start_ray, stop_ray
+from disagg.cluster.run_folder import RunFolder
+from disagg.cluster.supervise import Report, Supervisor
+from disagg.config import Settings, local_router_address, router_options
+from disagg.errors import ConfigError, DisaggError, ExpiredError
+from disagg.workers.actor import WORKER_PATH, WorkerState
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_HTTP_TIMEOUT_S = 2.0
+
+
+class LocalCluster:
+    """Starts everything, keeps watch, and leaves nothing behind. One per process at a time.
+
+    Attributes:
+        settings: with all ports decided, after `start`.
+        faults: what went wrong while starting or stopping; logs are kept when there is any.
+    """
+
+    def __init__(
+        self, settings: Settings, report: Report = log.info, worker_path: str = WORKER_PATH
+    ) -> None:
+        self.settings = settings
+        self.faults: list[str] = []
+        self._report = report
+        self._worker_path = worker_path
+        self._folder: RunFolder | None = None
+        self._router: Child | None = None
+        self._supervisor: Supervisor | None = None
+        self._before: set[ProcessId] = set()
+
+    @property
+    def url(self) -> str:
+        """Base URL of the HTTP front."""
+        host, _, _ = local_router_address(self.settings).rpartition(":")
+        return f"http://{host}:{self.settings.router.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of the router's gRPC service."""
+        return local_router_address(self.settings)
+
+    @property
+    def workers(self) -> list[WorkerState]:
+        """Last known state of every worker."""
+        return self._supervisor.states if self._supervisor is not None else []
+
+    @property
+    def router_pid(self) -> int:
+        """Process of the router.
+
+        Raises:
+            ConfigError: not started.
+        """
+        return self._started()[1].pid
+
+    @property
+    def log_folder(self) -> Path:
+        """Where router.log and Ray's logs are; gone after a stop without faults.
+
+        Raises:
+            ConfigError: not started.
+        """
+        return self._started()[0].path
+
+    def start(self) -> None:
+        """Start router, Ray and workers; returns when requests can be served.
+
+        Everything is stopped again when this raises.
+
+        Raises:
+            ConfigError: settings, checkpoint or ports cannot be used, or a part ended.
+            ExpiredError: not ready after ``cluster.start_timeout_s``.
+        """
+        if self._folder is not None:
+            raise ConfigError("the cluster is started already")
+        router_options(self.settings)  # a bad checkpoint is told before anything starts
+        self.settings = _decide_ports(self.settings)
+        self._before = find_children(os.getpid())
+        self._folder = RunFolder()
+        try:
+            self._start(self._folder)
+        except BaseException:
+            self.faults.append("not started")
+            self.stop()
+            raise
+
+    def poll(self) -> None:
+        """Look at every part once; about half a second.
+
+        Workers that end are started again.
+
+        Raises:
+            ConfigError: the router ended, or nothing was started.
+        """
+        self._started()[1].check()
+        if self._supervisor is not None:
+            self._supervisor.poll()
+
+    def stop(self) -> None:
+        """Stop router, workers and Ray in this order, then make sure that nothing is left.
+
+        Does nothing when nothing was started.
+        """
+        folder = self._folder
+        if folder is None:
+            return
+        timeout_s = self.settings.cluster.stop_timeout_s
+        ours = find_descendants(find_children(os.getpid()) - self._before)
+        if self._router is not None:
+            try:
+                self._router.stop(timeout_s)
+            except DisaggError as error:
+                self.faults.append(error.message)
+        if self._supervisor is not None:
+            try:
+                self._supervisor.stop()
+            except Exception as error:  # whatever it is, the processes still have to end
+                self.faults.append(f"workers: {error}")
+        stop_ray()
+        killed = end_processes(ours, timeout_s)
+        if killed:
+            pids = ", ".join(str(process.pid) for process in killed)
+            self.faults.append(f"processes {pids} had to be killed")
+        self._folder, self._router, self._supervisor = None, None, None
+        if self.faults:
+            self._report(f"{'; '.join(self.faults)} (logs in {folder.path})")
+        else:
+            folder.remove()
+
+    def __enter__(self) -> Self:
+        """Start; see `start`."""
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop; see `stop`."""
+        self.stop()
+
+    def _started(self) -> tuple[RunFolder, Child]:
+        if self._folder is None or self._router is None:
+            raise ConfigError("the cluster is not started")
+        return self._folder, self._router
+
+    def _start(self, folder: RunFolder) -> None:
+        deadline = time.monotonic() + self.settings.cluster.start_timeout_s
+        self._router = self._start_router(folder.path)
+        if self.settings.cluster.ray_address:
+            self._report(f"joining the Ray cluster at {self.settings.cluster.ray_address}")
+            join_ray(self.settings)
+        else:
+            self._report("starting Ray on this machine")
+            start_ray(self.settings, folder.path / "ray")
+        self._wait_for_router("/health", deadline)
+        self._supervisor = Supervisor(self.settings, self._report, self._worker_path)
+        self._supervisor.start()
+        self._wait_for_router("/ready", deadline)
+
+    def _start_router(self, folder: Path) -> Child:
+        path = folder / "settings.yaml"
+        path.write_text(yaml.safe_dump(self.settings.model_dump(mode="json")))
+        command = [sys.executable, "-m", "disagg.cli", "router", "--config", str(path)]
+        self._report(f"starting the router on {self.url}")
+        return Child("router", [*command, "--end-with-parent"], folder / "router.log")
+
+    def _wait_for_router(self, path: str, deadline: float) -> None:
+        _, router = self._started()
+        while True:
+            router.check()
+            status, body = get(self.url, path)
+            if status == 200:
+                return
+            if time.monotonic() > deadline:
+                raise ExpiredError(f"the router's {path} is not 200 in time: {status} {body}")
+            time.sleep(_POLL_S)
+
+
+def get(url: str, path: str) -> tuple[int, str]:
+    """Status and body of one GET; status 0 and the reason when nobody answers."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=_HTTP_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read(10_000).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return 0, f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+
+
+def _decide_ports(settings: Settings) -> Settings:
+    """Settings whose open ports (0) are chosen, so that router and workers agree on them.
+
+    Raises:
+        ConfigError: a port is in use, or the host is not one of this machine's.
+    """
+    router = settings.router
+    http_port = _bindable("router.http_port", router.host, router.http_port)
+    grpc_port = _bindable("router.grpc_port", router.host, router.grpc_port)
+    decided = router.model_copy(update={"http_port": http_port, "grpc_port": grpc_port})
+    return settings.model_copy(update={"router": decided})
+
+
+def _bindable(key: str, host: str, port: int) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{key}: {host}:{port}: {error.strerror}", param=key) from error
+        return int(probe.getsockname()[1])

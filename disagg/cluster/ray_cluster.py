@@ -1,0 +1,100 @@
+"""Ray on this machine, started and stopped here, or a cluster that exists."""
+
+import logging
+import math
+import os
+import secrets
+import time
+from pathlib import Path
+
+import ray
+
+from disagg.config import Settings
+from disagg.errors import ConfigError, ExpiredError
+
+NAMESPACE = "disagg"
+_RETRY_S = 1.0
+
+
+def num_workers(settings: Settings) -> int:
+    """How many workers the settings ask for."""
+    cluster = settings.cluster
+    return cluster.num_prefill + cluster.num_decode + cluster.num_both
+
+
+def start_ray(settings: Settings, folder: Path) -> None:
+    """Start a Ray cluster of this machine alone and connect to it.
+
+    It listens on the loopback address and asks for a token that only its own processes know.
+
+    Args:
+        settings: sizes are taken from it.
+        folder: where sockets and logs go; short, a socket's path has at most 107 bytes.
+
+    Raises:
+        ConfigError: Ray could not be started.
+    """
+    _set_environment()
+    os.environ["RAY_AUTH_MODE"] = "token"
+    # Ray reads the token once in a process's life: a second cluster has to use the same.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    num_cpus = max(1, math.ceil(num_workers(settings) * settings.cluster.num_cpus_per_worker))
+    try:
+        ray.init(
+            num_cpus=num_cpus,
+            object_store_memory=settings.cluster.object_store_mib << 20,
+            include_dashboard=False,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _temp_dir=str(folder),
+            _node_ip_address="127.0.0.1",
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ConfigError(f"Ray did not start: {error} (logs in {folder})") from error
+
+
+def join_ray(settings: Settings) -> None:
+    """Connect to the cluster of ``cluster.ray_address``, waiting for it while it starts.
+
+    Authentication is what the environment says (RAY_AUTH_MODE, RAY_AUTH_TOKEN); unsaid means none,
+    so that a stray token file cannot turn it on for one node only.
+
+    Raises:
+        ExpiredError: no cluster answered in ``cluster.start_timeout_s``.
+    """
+    _set_environment()
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    address = settings.cluster.ray_address or "auto"
+    deadline = time.monotonic() + settings.cluster.start_timeout_s
+    while True:
+        try:
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=True,
+                logging_level=logging.WARNING,
+            )
+            return
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            if time.monotonic() > deadline:
+                reason = str(error).strip().splitlines()[0]
+                raise ExpiredError(
+                    f"cluster.ray_address: no Ray cluster at {address}: {reason}",
+                    param="cluster.ray_address",
+                ) from error
+            time.sleep(_RETRY_S)
+
+
+def stop_ray() -> None:
+    """Disconnect; a cluster that was started here ends. Does nothing when there is none."""
+    ray.shutdown()
+
+
+def _set_environment() -> None:
+    """What Ray and the workers it starts read from the environment; given values win."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Ray would otherwise hide devices from actors that ask for none, and warn about it.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

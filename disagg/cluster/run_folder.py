@@ -1,0 +1,48 @@
+"""The folder of one run, and the only place of the project that removes a folder."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PARENT = Path("/tmp")
+"""Not TMPDIR: Ray's socket paths must stay below 108 bytes."""
+PREFIX = "disagg-run-"
+
+
+class RunFolder:
+    """A new folder for sockets, logs and settings of one run; only we can read it.
+
+    Attributes:
+        path: absolute, directly below ``PARENT``.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
+        self._made = _identity(self.path)
+
+    def remove(self) -> None:
+        """Remove the folder with everything in it.
+
+        A clean-up once took a path that was never set for the folder of the run, and removed the
+        user's working directory. So this removes nothing but the very folder it made.
+
+        Raises:
+            RuntimeError: the path does not lead to that folder.
+            OSError: it could not be removed.
+        """
+        made_here = (
+            self.path.is_absolute()
+            and self.path.parent == PARENT
+            and self.path.name.startswith(PREFIX)
+            and not self.path.is_symlink()
+            and _identity(self.path) == self._made
+        )
+        if not made_here:
+            raise RuntimeError(f"{self.path} is not the folder of this run; nothing is removed")
+        shutil.rmtree(self.path)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino

@@ -1,0 +1,201 @@
+"""Creates the worker actors, waits until they serve, and watches them."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+
+from disagg.config import Settings, worker_options
+from disagg.errors import ConfigError, ExpiredError
+from disagg.workers.actor import WORKER_PATH, WorkerActor, WorkerState
+from disagg.workers.options import WorkerOptions
+
+Report = Callable[[str], None]
+
+_POLL_S = 0.5
+_RECREATE_MIN_S = 1.0
+_RECREATE_MAX_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+def plan_workers(settings: Settings) -> list[WorkerOptions]:
+    """Options of every worker the settings ask for.
+
+    Raises:
+        ConfigError: no usable checkpoint directory, or no router to register with.
+    """
+    cluster = settings.cluster
+    counts = {
+        "prefill": cluster.num_prefill,
+        "decode": cluster.num_decode,
+        "both": cluster.num_both,
+    }
+    return [
+        worker_options(settings, f"{role}-{i}", role)
+        for role, count in counts.items()
+        for i in range(count)
+    ]
+
+
+@dataclass(slots=True)
+class _Supervised:
+    options: WorkerOptions
+    actor: Any
+    asked: Any
+    """The one answer that is outstanding."""
+    state: WorkerState | None = None
+    down: bool = False
+    recreate_at_s: float = 0.0
+    recreate_delay_s: float = _RECREATE_MIN_S
+
+
+class Supervisor:
+    """The worker actors of one driver; they end with it. Not thread-safe.
+
+    Ray restarts an actor whose process ended; one that Ray gave up is created anew, with growing
+    delays, for as long as this runs.
+    """
+
+    def __init__(
+        self, settings: Settings, report: Report = log.info, worker_path: str = WORKER_PATH
+    ) -> None:
+        self._settings = settings
+        self._report = report
+        self._worker_path = worker_path
+        self._plans = plan_workers(settings)
+        self._workers: list[_Supervised] = []
+
+    @property
+    def states(self) -> list[WorkerState]:
+        """Last known state of every worker that has served."""
+        return [worker.state for worker in self._workers if worker.state is not None]
+
+    def start(self) -> None:
+        """Create all actors and return when every worker serves.
+
+        Raises:
+            ConfigError: a worker cannot use its options.
+            ExpiredError: not all serve after ``cluster.start_timeout_s``.
+        """
+        deadline = time.monotonic() + self._settings.cluster.start_timeout_s
+        for options in self._plans:
+            actor = self._create(options)
+            self._workers.append(_Supervised(options, actor, actor.describe.remote()))
+        names = ", ".join(options.worker_id for options in self._plans)
+        self._report(f"starting workers {names}")
+        while any(worker.state is None for worker in self._workers):
+            self._poll(fatal=True)
+            if time.monotonic() > deadline:
+                missing = [w.options.worker_id for w in self._workers if w.state is None]
+                raise ExpiredError(
+                    f"workers {', '.join(missing)} do not serve after"
+                    f" {self._settings.cluster.start_timeout_s:g} s{_shortage()}",
+                    param="cluster.start_timeout_s",
+                )
+
+    def poll(self) -> None:
+        """Look at every worker once, about half a second; report what changed."""
+        self._poll(fatal=False)
+
+    def stop(self) -> None:
+        """Stop all workers, within ``cluster.stop_timeout_s``, and end their actors."""
+        timeout_s = self._settings.cluster.stop_timeout_s
+        asked = [worker.actor.stop.remote(timeout_s) for worker in self._workers]
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        for worker in self._workers:
+            ray.kill(worker.actor, no_restart=True)
+        self._workers.clear()
+
+    def _create(self, options: WorkerOptions) -> Any:
+        cluster = self._settings.cluster
+        resources: dict[str, float] = {}
+        if cluster.role_resources and options.role != "both":
+            resources[f"disagg_{options.role}"] = 1
+        remote: Any = ray.remote(WorkerActor)
+        return remote.options(
+            name=f"{options.worker_id}-{time.monotonic_ns():x}",
+            num_cpus=cluster.num_cpus_per_worker,
+            num_gpus=cluster.num_gpus_per_worker if options.device.startswith("cuda") else 0,
+            resources=resources,
+            max_restarts=cluster.max_restarts,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        ).remote(options, self._worker_path)
+
+    def _poll(self, *, fatal: bool) -> None:
+        asked = {worker.asked: worker for worker in self._workers if worker.asked is not None}
+        answered: Sequence[Any] = []
+        began = time.monotonic()
+        if asked:
+            answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_POLL_S)
+        for ref in answered:
+            worker = asked[ref]
+            worker.asked = None
+            try:
+                self._heard(worker, ray.get(ref), fatal=fatal)
+            except ActorUnavailableError:
+                self._lost(worker, "its process ended, Ray restarts it")
+            except ActorDiedError as error:
+                if fatal:
+                    raise ConfigError(
+                        f"worker {worker.options.worker_id} did not start: {_last_line(error)}"
+                    ) from error
+                self._gave_up(worker, _last_line(error))
+            except RayError as error:
+                self._lost(worker, _last_line(error))
+        for worker in self._workers:
+            if worker.asked is None and worker.recreate_at_s <= time.monotonic():
+                if worker.recreate_at_s:
+                    worker.actor, worker.recreate_at_s = self._create(worker.options), 0.0
+                worker.asked = worker.actor.describe.remote()
+        time.sleep(max(0.0, _POLL_S - (time.monotonic() - began)))
+
+    def _heard(self, worker: _Supervised, state: WorkerState, *, fatal: bool) -> None:
+        if state.refused:
+            if fatal:
+                raise ConfigError(f"worker {state.worker_id}: {state.refused}")
+            ray.kill(worker.actor, no_restart=True)
+            self._gave_up(worker, state.refused)
+            return
+        if worker.state is None or worker.state.epoch != state.epoch:
+            again = " again" if worker.state is not None else ""
+            self._report(
+                f"worker {state.worker_id} serves{again} on {state.address}"
+                f" (pid {state.pid}, epoch {state.epoch})"
+            )
+        worker.state, worker.down, worker.recreate_delay_s = state, False, _RECREATE_MIN_S
+
+    def _lost(self, worker: _Supervised, reason: str) -> None:
+        if not worker.down:
+            self._report(f"worker {worker.options.worker_id}: {reason}")
+        worker.down = True
+
+    def _gave_up(self, worker: _Supervised, reason: str) -> None:
+        delay = worker.recreate_delay_s
+        self._report(
+            f"worker {worker.options.worker_id} is dead ({reason}); a new one in {delay:g} s"
+        )
+        worker.down = True
+        worker.recreate_at_s = time.monotonic() + delay
+        worker.recreate_delay_s = min(2 * delay, _RECREATE_MAX_S)
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _shortage() -> str:
+    """What the cluster has left, for the message about a worker that found no place."""
+    try:
+        resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    except RayError:
+        return ""
+    free = {name: value for name, value in resources.items() if ":" not in name}
+    return f"; Ray has left: {', '.join(f'{k} {v:g}' for k, v in sorted(free.items()))}"

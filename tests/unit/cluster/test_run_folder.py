@@ -1,0 +1,86 @@
+"""Clean-up removes the folder it made and nothing else, whatever went wrong before."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from disagg.cluster.local import LocalCluster
+from disagg.cluster.run_folder import PARENT, PREFIX, RunFolder
+from disagg.config import Settings
+from disagg.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def precious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with something in it."""
+    (tmp_path / "work.txt").write_text("do not lose me")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "work.txt"
+
+
+def test_a_run_folder_comes_and_goes(precious: Path) -> None:
+    folder = RunFolder()
+    assert folder.path.parent == PARENT
+    assert folder.path.stat().st_mode & 0o077 == 0
+    (folder.path / "log").write_text("x")
+    folder.remove()
+    assert not folder.path.exists()
+    assert precious.exists()
+
+
+@pytest.mark.parametrize("wrong", [".", "", "/tmp", "relative", "other"])
+def test_another_folder_is_never_removed(precious: Path, wrong: str) -> None:
+    folder = RunFolder()
+    made = folder.path
+    other = RunFolder()
+    folder.path = other.path if wrong == "other" else Path(wrong)
+    with pytest.raises((RuntimeError, FileNotFoundError)):
+        folder.remove()
+    assert precious.exists()
+    assert other.path.exists()
+    other.remove()
+    folder.path = made
+    folder.remove()
+
+
+def test_a_link_in_its_place_is_not_followed(precious: Path) -> None:
+    folder = RunFolder()
+    folder.path.rmdir()
+    folder.path.symlink_to(precious.parent)
+    with pytest.raises(RuntimeError, match="nothing is removed"):
+        folder.remove()
+    assert precious.exists()
+    folder.path.unlink()
+
+
+def test_a_cluster_that_never_started_removes_nothing(precious: Path) -> None:
+    """The order of calls of `disagg serve` without a model: start raises, stop follows."""
+    before = set(os.listdir(PARENT))
+    cluster = LocalCluster(Settings())
+    with pytest.raises(ConfigError, match=r"model\.dir"):
+        cluster.start()
+    cluster.stop()
+    LocalCluster(Settings()).stop()
+    assert precious.read_text() == "do not lose me"
+    assert not {name for name in set(os.listdir(PARENT)) - before if name.startswith(PREFIX)}
+
+
+def test_nothing_else_removes_folders() -> None:
+    removing = {"rmtree", "removedirs"}
+    places = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("disagg", "workers", "router", "tests", "demo", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not path.is_relative_to(ROOT / "disagg/workers")
+        and not path.is_relative_to(ROOT / "disagg/router")
+        if any(
+            isinstance(node, ast.Attribute | ast.alias)
+            and (node.attr if isinstance(node, ast.Attribute) else node.name) in removing
+            for node in ast.walk(ast.parse(path.read_text()))
+        )
+    ]
+    assert places == ["disagg/cluster/run_folder.py"]

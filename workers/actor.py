@@ -1,0 +1,105 @@
+"""The Ray actor around one worker: its process starts, answers and ends with it."""
+
+import importlib
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import ray
+
+from disagg.errors import ConfigError
+from disagg.transfer.identity import Incarnation
+from disagg.workers.options import WorkerOptions
+
+WORKER_PATH = "disagg.workers.worker:Worker"
+NODE_HOST = "node"
+"""Value of ``host``: the address under which Ray knows the node the worker runs on."""
+FAILED_EXIT_CODE = 70
+
+log = logging.getLogger(__name__)
+
+
+class HostedWorker(Protocol):
+    """What the actor needs of a worker."""
+
+    incarnation: Incarnation
+    address: str
+    failed: str
+
+    def start(self) -> None:
+        """Return when it serves."""
+
+    def wait_failed(self, timeout_s: float | None = None) -> bool:
+        """Block until it failed or stopped."""
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Stop serving; False when that took longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What an actor says of its worker; valid for the incarnation it names."""
+
+    worker_id: str
+    role: str
+    epoch: str
+    address: str
+    pid: int
+    refused: str
+    """Why the options cannot be used, "" when the worker serves."""
+
+
+class WorkerActor:
+    """Starts the worker in this process. A restart by Ray is a new incarnation.
+
+    A worker that fails takes its process with it: the end of the process is the only fence that
+    ends its READs for certain, and Ray then starts the next incarnation.
+    """
+
+    def __init__(self, options: WorkerOptions, worker_path: str = WORKER_PATH) -> None:
+        logging.basicConfig(
+            level=logging.INFO,
+            stream=sys.stderr,
+            format=f"%(asctime)s %(levelname)s {options.worker_id} %(name)s: %(message)s",
+        )
+        if options.host == NODE_HOST:
+            host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            options = replace(options, host=host)
+        module, _, name = worker_path.partition(":")
+        self._options = options
+        self._worker: HostedWorker = getattr(importlib.import_module(module), name)(options)
+        self._stopping = threading.Event()
+        self._refused = ""
+        try:
+            self._worker.start()
+        except ConfigError as error:
+            # Raising would reach the supervisor as a traceback in a text; this as a sentence.
+            self._refused = error.message
+            return
+        threading.Thread(target=self._end_with_worker, name="worker-watch", daemon=True).start()
+
+    def describe(self) -> WorkerState:
+        """Who this is; also the sign of life the supervisor asks for."""
+        return WorkerState(
+            worker_id=self._options.worker_id,
+            role=self._options.role,
+            epoch=self._worker.incarnation.epoch,
+            address=self._worker.address,
+            pid=os.getpid(),
+            refused=self._refused,
+        )
+
+    def stop(self, timeout_s: float) -> bool:
+        """Stop serving; False when it took longer. The actor is to be killed afterwards."""
+        self._stopping.set()
+        return bool(self._refused) or self._worker.stop(timeout_s)
+
+    def _end_with_worker(self) -> None:
+        self._worker.wait_failed()
+        if not self._stopping.is_set():
+            log.error("worker failed, process ends: %s", self._worker.failed)
+            logging.shutdown()
+            os._exit(FAILED_EXIT_CODE)
