@@ -1,0 +1,30 @@
+"""What the worker's core asks its shell to do, in the order given."""
+
+from dataclasses import dataclass
+
+from disagg.scheduling.messages import PeerAddress, WorkerMessage
+from disagg.transfer.actions import PostRead, Send
+
+
+@dataclass(frozen=True, slots=True)
+class ToRouter:
+    """Send on the router's session."""
+
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectPeer:
+    """Have a stream to this worker, opening one if there is none."""
+
+    peer: PeerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """End the process: the only fence against READs that may still land."""
+
+    reason: str
+
+
+WorkerAction = ToRouter | ConnectPeer | Exit | Send | PostRead

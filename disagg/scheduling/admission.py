@@ -1,0 +1,41 @@
+"""What a worker refuses at the door, whatever else is going on."""
+
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.messages import Role, Submit
+
+
+def num_blocks_for(kv: KVCacheCoordinator, num_tokens: int) -> int:
+    """Most blocks a sequence of so many tokens holds at once, over all groups."""
+    return sum(min(m.num_blocks(num_tokens), m.peak_blocks) for m in kv.managers)
+
+
+def complaint_about(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator) -> str:
+    """Why this request can never be served here; "" when it can."""
+    num_tokens = len(submit.token_ids)
+    if num_tokens == 0:
+        return "the prompt is empty"
+    if num_tokens >= limits.max_model_tokens:
+        return f"{num_tokens} tokens, at most {limits.max_model_tokens - 1} leave room for one more"
+    num_blocks = num_blocks_for(kv, num_tokens + 1)
+    if num_blocks > kv.num_usable_blocks:
+        return f"needs {num_blocks} blocks, the pool has {kv.num_usable_blocks}"
+    if submit.role is not Role.LOCAL and submit.peer is None:
+        return f"role {submit.role} names no peer"
+    return ""
+
+
+def handover_tokens_max(limits: WorkerLimits, kv: KVCacheCoordinator) -> int:
+    """Longest prompt whose hand-over fits this worker's share, as either worker of the pair.
+
+    A decode worker holds the prompt's blocks and room for one token more.
+    """
+    blocks_max = int(limits.handover_share_max * kv.num_usable_blocks)
+    low, high = 0, limits.max_model_tokens - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if num_blocks_for(kv, middle + 1) <= blocks_max:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,154 @@
+"""Which sequences run, and the packed batch of the next step (continuous batching).
+
+Chunked prefill: a step carries the decode tokens of every running sequence first, then prompt
+chunks in order of arrival, up to ``max_step_tokens``. One step is in flight at a time; it holds
+every block it reads or writes until its completion is known.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from disagg.errors import InvariantViolation
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.sequence import Phase, Sequence
+from disagg.scheduling.step import SequenceSlice, Step
+
+
+class Batcher:
+    """The queue of those who hold nothing and the list of those who run."""
+
+    def __init__(self, coordinator: KVCacheCoordinator, limits: WorkerLimits) -> None:
+        self._kv = coordinator
+        self._limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._next_step_id = 0
+        self._in_flight: tuple[Step, tuple[Sequence, ...]] | None = None
+
+    @property
+    def preempted_waiting(self) -> bool:
+        """An older, preempted decode waits for memory; nothing new may take it."""
+        return any(seq.preempted for seq in self.waiting)
+
+    @property
+    def num_prefill_tokens_queued(self) -> int:
+        """Prompt tokens that are still to be computed here."""
+        waiting = sum(seq.num_tokens for seq in self.waiting)
+        return waiting + sum(seq.num_uncomputed for seq in self.running if seq.num_uncomputed > 1)
+
+    @property
+    def step_in_flight(self) -> bool:
+        """A step was launched and its completion is not yet known."""
+        return self._in_flight is not None
+
+    def enqueue(self, seq: Sequence) -> None:
+        """Queue behind the others; a preempted decode goes before all that have not started."""
+        seq.phase = Phase.WAITING
+        if not seq.preempted:
+            self.waiting.append(seq)
+            return
+        index = sum(1 for other in self.waiting if other.preempted and other.arrival < seq.arrival)
+        self.waiting.insert(index, seq)
+
+    def run(self, seq: Sequence) -> None:
+        """Let a sequence that holds its blocks take part in steps."""
+        seq.phase = Phase.RUNNING
+        seq.preempted = False
+        self.running.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Forget a sequence wherever it is; its blocks are the caller's business."""
+        if seq in self.running:
+            self.running.remove(seq)
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+
+    def take_startable(self, num_elsewhere: int) -> Iterator[Sequence]:
+        """Yield queued sequences that got the blocks of their whole prompt.
+
+        Each yielded one has left the queue and holds its cache hits and a promise of the rest;
+        the caller must run it or give it back. Stops at the first that does not fit, so nobody
+        overtakes for memory. ``num_elsewhere`` sequences hold blocks outside ``running``.
+        """
+        while self.waiting:
+            seq = self.waiting[0]
+            if len(self.running) + num_elsewhere >= self._limits.max_sequences:
+                return
+            hit = self._kv.find_longest_cache_hit(seq.request, seq.num_tokens - 1)
+            if not self._kv.admit(seq.key, seq.num_tokens, hit):
+                return
+            self.waiting.popleft()
+            seq.num_computed = seq.hit_tokens = hit.num_tokens
+            num_elsewhere += 1
+            yield seq
+
+    def build_step(self) -> tuple[Step | None, list[Sequence]]:
+        """Allocate for the next step and launch it.
+
+        Returns the step (None when there is nothing to compute or one is in flight) and the
+        sequences that were preempted for it: they hold nothing and are in nobody's list.
+        """
+        if self._in_flight is not None:
+            return None, []
+        budget = self._limits.max_step_tokens
+        chosen: list[tuple[Sequence, int]] = []
+        preempted: list[Sequence] = []
+        decodes_first = sorted(self.running, key=lambda s: (s.num_uncomputed > 1, s.arrival))
+        for seq in decodes_first:
+            if budget == 0 or seq in preempted:
+                continue
+            num_new = min(seq.num_uncomputed, budget)
+            if self._make_room(seq, num_new, chosen, preempted):
+                chosen.append((seq, num_new))
+                budget -= num_new
+        if not chosen:
+            return None, preempted
+        step = Step(self._next_step_id, tuple(self._slice(seq, n) for seq, n in chosen))
+        self._next_step_id += 1
+        sequences = tuple(seq for seq, _ in chosen)
+        self._kv.hold_step(step.step_id, [seq.key for seq in sequences])
+        self._in_flight = step, sequences
+        return step, preempted
+
+    def complete(self, step_id: int) -> tuple[Step, tuple[Sequence, ...]]:
+        """The engine is done with the step; its holds are dropped."""
+        if self._in_flight is None or self._in_flight[0].step_id != step_id:
+            raise InvariantViolation(f"step {step_id} completed, in flight: {self._in_flight}")
+        step, sequences = self._in_flight
+        self._in_flight = None
+        self._kv.release_step(step_id)
+        return step, sequences
+
+    def _slice(self, seq: Sequence, num_new: int) -> SequenceSlice:
+        start, end = seq.num_computed, seq.num_computed + num_new
+        return SequenceSlice(
+            key=seq.key,
+            token_ids=tuple(seq.request.token_ids[start:end]),
+            start=start,
+            # Copied: the live tables change while the engine's thread reads these.
+            block_tables=tuple(tuple(table) for table in self._kv.block_table(seq.key)),
+            sampling=seq.submit.sampling if end == seq.num_tokens else None,
+        )
+
+    def _make_room(
+        self,
+        seq: Sequence,
+        num_new: int,
+        chosen: list[tuple[Sequence, int]],
+        preempted: list[Sequence],
+    ) -> bool:
+        """Allocate, preempting the youngest until it fits; at last the sequence itself."""
+        while not self._kv.allocate(seq.request, num_new_tokens=num_new):
+            in_step = {id(other) for other, _ in chosen}
+            victims = [s for s in self.running if id(s) not in in_step]
+            victim = max(victims, key=lambda s: s.arrival)
+            self.running.remove(victim)
+            self._kv.free(victim.key)
+            victim.num_computed = 0
+            self.num_preemptions += 1
+            preempted.append(victim)
+            if victim is seq:
+                return False
+        return True

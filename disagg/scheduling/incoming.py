@@ -1,0 +1,190 @@
+"""The decode worker's side of a hand-over: reserve, pull, commit, report."""
+
+from dataclasses import dataclass
+
+from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.layout import KVCacheLayout
+from disagg.kv.request import ExternalReservation
+from disagg.kv.spec_names import spec_kind, window_tokens_of
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.messages import GroupTransfer, TransferReport
+from disagg.scheduling.outgoing import owner_of
+from disagg.scheduling.sequence import Phase, Sequence
+from disagg.scheduling.share import HandoverShare
+from disagg.transfer.actions import InboundAction, InboundCommitted, Send
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.messages import Release, Reserve
+from disagg.transfer.reservations import Answer, Decide, Refuse, ReservationTable
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A sequence that waits for its KV, and what was reserved for it."""
+
+    seq: Sequence
+    reservation: ExternalReservation
+
+
+class Incoming:
+    """Hand-overs that arrive at this worker."""
+
+    def __init__(
+        self,
+        layout: KVCacheLayout,
+        coordinator: KVCacheCoordinator,
+        inbound: InboundTable,
+        share: HandoverShare,
+        limits: WorkerLimits,
+    ) -> None:
+        self._layout = layout
+        self._kv = coordinator
+        self._inbound = inbound
+        self._share = share
+        self._reservations = ReservationTable(ttl_ms=limits.reservation_ttl_ms)
+        self.awaiting: dict[RequestKey, Sequence] = {}
+        self.pulls: dict[RequestKey, Pull] = {}
+
+    def submitted(self, now_ms: int, seq: Sequence) -> None:
+        """The router named this worker as decode worker; nothing is held yet."""
+        seq.phase = Phase.AWAITING_RESERVE
+        self.awaiting[seq.key] = seq
+        self._reservations.submitted(now_ms, seq.key, owner_of(seq).incarnation)
+
+    def on_reserve(
+        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
+    ) -> list[InboundAction]:
+        """Answer at once. ``refusal`` is the worker's reason to say no to anybody, or ""."""
+        verdict = self._reservations.consider(sender, message)
+        if isinstance(verdict, Answer | Refuse):
+            return [Send(sender, verdict.message)]
+        if not isinstance(verdict, Decide):
+            return []
+        actions = self._drop_reservation(now_ms, message.key, "superseded")
+        reservation = None
+        if not refusal:
+            reservation, refusal = self._try_reserve(self.awaiting[message.key])
+        first_lacked: tuple[int, ...] = ()
+        if reservation is not None:
+            seq = self.awaiting.pop(message.key)
+            seq.phase = Phase.PULLING
+            self.pulls[seq.key] = Pull(seq, reservation)
+            self._inbound.begin(now_ms, seq.key, sender, reservation.lacks)
+            tables = self._kv.block_table(seq.key)
+            first_lacked = tuple(
+                lacks[0][0] if lacks else len(table)
+                for lacks, table in zip(reservation.lacks, tables, strict=True)
+            )
+        answer = self._reservations.decided(
+            now_ms,
+            message.key,
+            message.number,
+            granted=reservation is not None,
+            reason=refusal,
+            first_lacked=first_lacked,
+        )
+        return [*actions, Send(sender, answer)]
+
+    def on_release(
+        self, now_ms: int, sender: Incarnation, message: Release
+    ) -> list[InboundAction]:
+        """The prefill worker gives the reservation back; a later one may follow."""
+        if not self._reservations.on_release(sender, message):
+            return []
+        return self._drop_reservation(now_ms, message.key, "released")
+
+    def expired(self, now_ms: int) -> list[Sequence]:
+        """Sequences whose reservation outlived its time."""
+        keys = self._reservations.expire(now_ms)
+        return [seq for key in keys if (seq := self.find(key)) is not None]
+
+    def find(self, key: RequestKey) -> Sequence | None:
+        """The sequence of a generation that still waits for its KV."""
+        pull = self.pulls.get(key)
+        return pull.seq if pull is not None else self.awaiting.get(key)
+
+    def owned_by(self, peer: Incarnation) -> list[Sequence]:
+        """Those who wait for KV from this incarnation."""
+        waiting = [*self.awaiting.values(), *(pull.seq for pull in self.pulls.values())]
+        return [seq for seq in waiting if owner_of(seq).incarnation == peer]
+
+    def committed(self, event: InboundCommitted) -> tuple[Sequence, TransferReport]:
+        """The owner confirmed: the blocks are valid and may be read, published and lent."""
+        pull = self.pulls.pop(event.key)
+        seq, key = pull.seq, event.key
+        report = self._report(pull, event)
+        self._kv.commit_external(key)
+        self._inbound.finish(key)
+        self._reservations.ended(key)
+        self._share.give_back(key)
+        seq.num_computed = seq.num_prompt_tokens
+        return seq, report
+
+    def end(self, now_ms: int, seq: Sequence, reason: str) -> list[InboundAction]:
+        """This generation gets no KV here; destinations stay held until READs are terminal."""
+        self.awaiting.pop(seq.key, None)
+        self._reservations.ended(seq.key)
+        if self.pulls.pop(seq.key, None) is None:
+            return []
+        actions = self._inbound.abort(now_ms, seq.key, reason)
+        self._kv.free(seq.key)
+        self._share.give_back(seq.key)
+        return actions
+
+    def _try_reserve(self, seq: Sequence) -> tuple[ExternalReservation | None, str]:
+        reservation = self._kv.reserve_external(seq.request, seq.num_prompt_tokens)
+        if reservation is None:
+            return None, "no memory"
+        if not self._share.take(seq.key, sum(self._kv.held(seq.key))):
+            self._kv.free(seq.key)
+            return None, "hand-over share used up"
+        return reservation, ""
+
+    def _drop_reservation(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
+        pull = self.pulls.pop(key, None)
+        if pull is None:
+            return []
+        actions = self._inbound.abort(now_ms, key, reason)
+        self._kv.free(key)
+        self._share.give_back(key)
+        pull.seq.phase = Phase.AWAITING_RESERVE
+        self.awaiting[key] = pull.seq
+        return actions
+
+    def _report(self, pull: Pull, event: InboundCommitted) -> TransferReport:
+        num_tokens = pull.seq.num_prompt_tokens
+        tables = self._kv.block_table(event.key)
+        block_bytes = self._layout.block_bytes
+        groups = []
+        for group, table, lacks in zip(
+            self._layout.groups, tables, pull.reservation.lacks, strict=True
+        ):
+            pulled = {position for position, _ in lacks}
+            num_positions = -(-num_tokens // group.spec.block_tokens)
+            block_map = "".join(
+                "p" if i in pulled else "." if block == NULL_BLOCK else "h"
+                for i, block in enumerate(table[:num_positions])
+            )
+            groups.append(
+                GroupTransfer(
+                    group=group.group,
+                    kind=spec_kind(group.spec),
+                    window_tokens=window_tokens_of(group.spec),
+                    block_tokens=group.spec.block_tokens,
+                    block_map=block_map,
+                    pulled_blocks=len(lacks),
+                    pulled_bytes=len(lacks) * block_bytes,
+                    useful_bytes=len(lacks) * self._layout.useful_bytes(group.group),
+                    full_blocks=num_positions,
+                    full_bytes=num_positions * block_bytes,
+                )
+            )
+        return TransferReport(
+            key=event.key,
+            owner=owner_of(pull.seq).incarnation,
+            groups=tuple(groups),
+            num_reads=event.stats.num_reads,
+            read_ms=event.stats.read_ms,
+            exposed_ms=event.stats.exposed_ms,
+        )

@@ -1,0 +1,23 @@
+"""The numbers the worker's core decides by."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Bounds of one worker; every queue, wait and retry of the core has one here."""
+
+    max_model_tokens: int
+    max_step_tokens: int
+    max_sequences: int
+    max_waiting: int
+    handover_share_max: float
+    reserve_timeout_ms: int
+    reserve_passes_max: int
+    reservation_ttl_ms: int
+    lease_ttl_ms: int
+    committed_max: int
+    commit_repeat_ms: int
+    read_stuck_ms: int
+    blocks_per_read_max: int
+    quarantine_share_max: float

@@ -1,0 +1,186 @@
+"""The prefill worker's side of a hand-over: reserve before compute, then lease, then seal."""
+
+from collections.abc import Callable
+
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.scheduling.admission import num_blocks_for
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.messages import PeerAddress
+from disagg.scheduling.sampling import SampledToken, TokenLogprobs
+from disagg.scheduling.sequence import Phase, Sequence
+from disagg.scheduling.share import HandoverShare
+from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.leases import LeaseTable
+from disagg.transfer.messages import AskOffers, Commit, CommitSeen, Reserved
+from disagg.transfer.reserving import Granted, Refused, ReserveAsker
+
+
+def owner_of(seq: Sequence) -> PeerAddress:
+    """The other worker of a hand-over; `Submit` was checked to name one."""
+    assert seq.submit.peer is not None
+    return seq.submit.peer
+
+
+class Outgoing:
+    """Hand-overs that leave this worker.
+
+    ``random_delay_ms(passes)`` is drawn at every refusal: a deterministic back-off livelocks two
+    workers that prefill for each other.
+    """
+
+    def __init__(
+        self,
+        coordinator: KVCacheCoordinator,
+        leases: LeaseTable,
+        share: HandoverShare,
+        limits: WorkerLimits,
+        random_delay_ms: Callable[[int], int],
+    ) -> None:
+        self._kv = coordinator
+        self._leases = leases
+        self._asker = ReserveAsker(timeout_ms=limits.reserve_timeout_ms)
+        self._share = share
+        self._random_delay_ms = random_delay_ms
+        self.reserving: dict[RequestKey, Sequence] = {}
+        self.backing_off: list[Sequence] = []
+        self.num_refusals = 0
+        self._ended_leases: list[RequestKey] = []
+
+    def reserve(self, now_ms: int, seq: Sequence) -> list[Send]:
+        """Ask the decode worker for its blocks; own blocks are already promised.
+
+        When the share is used up the sequence backs off at once and holds nothing.
+        """
+        if not self._share.take(seq.key, num_blocks_for(self._kv, seq.num_tokens)):
+            self._back_off(now_ms, seq)
+            return []
+        seq.phase = Phase.RESERVING
+        self.reserving[seq.key] = seq
+        return [self._asker.ask(now_ms, seq.key, owner_of(seq).incarnation)]
+
+    def on_reserved(
+        self, now_ms: int, sender: Incarnation, message: Reserved
+    ) -> tuple[list[Send], Sequence | None]:
+        """Handle the answer; returns the sequence that may now run, if the answer was a yes."""
+        match self._asker.on_answer(now_ms, sender, message):
+            case Granted(key, first_lacked):
+                seq = self.reserving.pop(key)
+                seq.lease_id = self._leases.open(now_ms, key, sender)
+                seq.first_lacked = first_lacked
+                return [], seq
+            case Refused() as refused:
+                self._refuse(now_ms, refused)
+            case Send() as release:
+                return [release], None
+        return [], None
+
+    def tick(self, now_ms: int) -> tuple[list[Send], list[Sequence]]:
+        """Time-outs of reservations, ends of leases; returns who may queue again."""
+        actions: list[Send] = []
+        for answer in self._asker.tick(now_ms):
+            if isinstance(answer, Refused):
+                self._refuse(now_ms, answer)
+            else:
+                actions.append(answer)
+        actions += self._take_events(self._leases.expire(now_ms))
+        ready = [seq for seq in self.backing_off if seq.retry_at_ms <= now_ms]
+        self.backing_off = [seq for seq in self.backing_off if seq.retry_at_ms > now_ms]
+        return actions, ready
+
+    def seal(self, now_ms: int, seq: Sequence, first: SampledToken) -> list[Send]:
+        """The prefill is complete: offer what the reader lacks and end the request here.
+
+        The lease takes its hold in the same call that offers, before the request drops its own.
+        """
+        assert seq.lease_id is not None
+        needed = self._kv.in_window_blocks(seq.key, seq.num_prompt_tokens)
+        blocks = tuple(
+            tuple((position, block) for position, block in group if position >= first_lacked)
+            for group, first_lacked in zip(needed, seq.first_lacked, strict=True)
+        )
+        logprobs = first.logprobs or TokenLogprobs(0.0)
+        actions = self._leases.seal(
+            now_ms,
+            seq.lease_id,
+            blocks,
+            num_tokens=seq.num_prompt_tokens,
+            first_token_id=first.token_id,
+            first_logprob=logprobs.logprob,
+            first_top_logprobs=logprobs.top,
+        )
+        self._share.take(seq.key, sum(len(group) for group in blocks))
+        self._kv.free(seq.key)
+        return self._take_events(actions)
+
+    def give_back(self, seq: Sequence, reason: str) -> list[Send]:
+        """End reservation and lease of a sequence that goes no further here.
+
+        The release goes first, so that the reader forgets the inbound transfer before it hears
+        that the lease is dead.
+        """
+        self.reserving.pop(seq.key, None)
+        if seq in self.backing_off:
+            self.backing_off.remove(seq)
+        seq.lease_id = None
+        released: list[Send] = list(self._asker.give_back(seq.key))
+        return released + self.end_lease(seq.key, reason)
+
+    def end_lease(self, key: RequestKey, reason: str) -> list[Send]:
+        """End the lease of a generation whose sequence may already be gone; idempotent."""
+        actions = self._take_events(self._leases.end_key(key, reason))
+        self._share.give_back(key)
+        return actions
+
+    def on_lease_message(
+        self, sender: Incarnation, message: AskOffers | Commit | CommitSeen
+    ) -> list[Send]:
+        """Answer the reader."""
+        if isinstance(message, Commit):
+            return self._take_events(self._leases.on_commit(sender, message))
+        if isinstance(message, AskOffers):
+            return self._take_events(self._leases.on_ask(sender, message))
+        self._leases.on_seen(sender, message)
+        return []
+
+    def on_peer_lost(self, peer: Incarnation) -> list[Send]:
+        """Every reservation and lease of that reader ends; the caller ends the sequences."""
+        self._asker.on_peer_lost(peer)
+        return self._take_events(self._leases.on_peer_lost(peer))
+
+    def take_ended_leases(self) -> list[RequestKey]:
+        """Generations whose lease ended since the last call; a prefill among them is over."""
+        ended, self._ended_leases = self._ended_leases, []
+        return ended
+
+    def _take_events(self, actions: list[LeaseAction]) -> list[Send]:
+        """Act on what concerns this worker only; what is left goes to the peer."""
+        out: list[Send] = []
+        for action in actions:
+            match action:
+                case LeaseEnded(key):
+                    self._ended_leases.append(key)
+                    self._share.give_back(key)
+                    out += self._asker.give_back(key)
+                case LeaseCommitted(key):
+                    self._share.give_back(key)
+                    self._asker.handed_over(key)
+                case Send():
+                    out.append(action)
+        return out
+
+    def _refuse(self, now_ms: int, refused: Refused) -> None:
+        seq = self.reserving.pop(refused.key, None)
+        if seq is not None:
+            self._back_off(now_ms, seq)
+
+    def _back_off(self, now_ms: int, seq: Sequence) -> None:
+        """Give everything back, then wait: never wait while holding."""
+        self._kv.free(seq.key)
+        self._share.give_back(seq.key)
+        seq.phase = Phase.BACKOFF
+        seq.num_computed = 0
+        seq.passes += 1
+        self.num_refusals += 1
+        seq.retry_at_ms = now_ms + self._random_delay_ms(seq.passes)
+        self.backing_off.append(seq)

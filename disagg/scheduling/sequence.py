@@ -1,0 +1,97 @@
+"""One generation of a request as a worker sees it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from disagg.kv.hashing import BlockHasher
+from disagg.kv.request import KVRequest
+from disagg.scheduling.messages import FinishReason, Role, SequenceOutput, Submit
+from disagg.scheduling.sampling import SampledToken
+from disagg.transfer.identity import RequestKey
+
+
+class Phase(StrEnum):
+    """Where a sequence stands. Only the last three hold blocks."""
+
+    WAITING = "waiting"
+    """In the queue; holds nothing."""
+    BACKOFF = "backoff"
+    """A reservation was refused; holds nothing until its random delay is over."""
+    AWAITING_RESERVE = "awaiting_reserve"
+    """Decode part: nothing held until the prefill worker reserves."""
+    RESERVING = "reserving"
+    """Prefill part: own blocks promised, answer of the decode worker awaited."""
+    PULLING = "pulling"
+    """Decode part: blocks reserved; waits for the prefill, the READs, the commit."""
+    RUNNING = "running"
+    """Computes in steps."""
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Mutable state of one generation; owned by the control thread."""
+
+    submit: Submit
+    request: KVRequest
+    arrival: int
+    """Counts up per worker; the smaller, the older."""
+    phase: Phase = Phase.WAITING
+    num_computed: int = 0
+    """Tokens whose KV is in the pool."""
+    preempted: bool = False
+    """Lost its blocks while decoding; goes before everybody who has not started."""
+    passes: int = 0
+    """Reservations refused so far."""
+    retry_at_ms: int = 0
+    lease_id: int | None = None
+    first_lacked: tuple[int, ...] = ()
+    hit_tokens: int = 0
+    prefill_reported: bool = False
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.submit.token_ids)
+
+    @property
+    def key(self) -> RequestKey:
+        """Request id and generation."""
+        return self.submit.key
+
+    @property
+    def role(self) -> Role:
+        """This worker's part in the generation."""
+        return self.submit.role
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.request.token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens known but not yet in the pool; 1 while decoding."""
+        return self.num_tokens - self.num_computed
+
+    def emit(
+        self, token: SampledToken, hasher: BlockHasher, max_model_tokens: int
+    ) -> SequenceOutput:
+        """Append a sampled token; the result says whether it ends the request."""
+        position = self.num_tokens
+        self.request.token_ids.append(token.token_id)
+        hasher.extend(self.request.hashes, self.request.token_ids, self.submit.cache_salt)
+        return SequenceOutput(
+            key=self.key,
+            position=position,
+            token_ids=(token.token_id,),
+            logprobs=() if token.logprobs is None else (token.logprobs,),
+            finish_reason=self._finish_reason(token.token_id, max_model_tokens),
+        )
+
+    def _finish_reason(self, token_id: int, max_model_tokens: int) -> FinishReason:
+        sampling = self.submit.sampling
+        if token_id in sampling.stop_token_ids:
+            return FinishReason.STOP
+        num_output = self.num_tokens - self.num_prompt_tokens
+        if num_output >= sampling.max_tokens or self.num_tokens >= max_model_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.NONE
