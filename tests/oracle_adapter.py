@@ -83,7 +83,7 @@ class Coordinator:
         )
         if done and not delay:  # the peer publishes when it allocates
             kv.publish(key, min(kv.num_computed_tokens(key), request.num_tokens))
-        kv.check()
+        self.check()
         return done
 
     def commit(self, key: str, computed: int) -> None:
@@ -93,8 +93,12 @@ class Coordinator:
 
     def free(self, key: str) -> None:
         self.kv.free(key)
-        self.kv.check()
+        self.check()
         del self.requests[key]
+
+    def check(self) -> None:
+        if self.kv.num_usable_blocks < 1000:  # roomy pools are checked at the end, for speed
+            self.kv.check()
 
     def held(self, key: str) -> list[int]:
         return list(self.kv.held(key))

@@ -58,7 +58,9 @@ def create_manager(
             peak = limits(spec.window_tokens - 1 + max_step_tokens, 1)
             return SlidingWindowManager(group.group, spec, pool, peak)
         case ChunkedLocalSpec() if not drops_last:
-            peak = limits(spec.chunk_tokens + max_step_tokens)
+            # A chunk that is no multiple of the block starts inside one.
+            spare = int(spec.chunk_tokens % spec.block_tokens > 0)
+            peak = limits(spec.chunk_tokens + max_step_tokens, spare)
             return ChunkedLocalManager(group.group, spec, pool, peak)
         case LinearStateSpec() if not drops_last:
             return LinearStateManager(group.group, spec, pool, limits(0, 2))
