@@ -1,0 +1,154 @@
+"""Registrations, liveness, events and look-ups, on the production core."""
+
+from dataclasses import replace
+
+import pytest
+
+from disagg.errors import ConfigError, RemoteFault
+from disagg.kv.events import BlocksRemoved, BlocksStored
+from disagg.routing.messages import Connect
+from tests.unit.routing.builders import (
+    CONTRACT,
+    FULL,
+    STATS,
+    Router,
+    hashes_of,
+    request,
+    worker,
+)
+
+P, D = worker("p", "prefill"), worker("d", "decode")
+PROMPT = tuple(range(100, 141))
+
+
+def test_a_heartbeat_connects_once():
+    router = Router()
+    assert router.core.register(0, P) == [Connect(P)]
+    assert router.core.register(5, P) == []
+    assert router.core.fleet[0].heard_ms == 5
+
+
+def test_ready_needs_session_and_stats():
+    router = Router()
+    router.core.register(0, P)
+    with pytest.raises(RemoteFault):
+        router.generate()
+    router.core.session_up(0, P.incarnation)
+    assert not router.core.ready
+    router.core.from_worker(0, P.incarnation, STATS)
+    assert router.core.ready
+    router.core.from_worker(0, P.incarnation, replace(STATS, ready=False))
+    with pytest.raises(RemoteFault):
+        router.generate()
+
+
+def test_a_lost_session_is_connected_anew_by_the_next_heartbeat():
+    router = Router(P)
+    router.lost(P)
+    assert router.disconnected == [P.incarnation]
+    assert router.core.fleet == ()
+    assert router.lost(P) == []
+    assert router.core.register(1, P) == [Connect(P)]
+
+
+def test_a_silent_worker_is_dropped_and_any_message_counts():
+    router = Router(P, D)
+    router.core.from_worker(90, D.incarnation, STATS)
+    router.did(router.core.tick(100))
+    assert router.disconnected == []
+    router.did(router.core.tick(101))
+    assert router.disconnected == [P.incarnation]
+    assert router.core.counters["workers_lost", "silent"] == 1
+
+
+@pytest.mark.parametrize("lost_between", [False, True])
+def test_a_replaced_incarnation_does_not_take_its_place_back(lost_between):
+    router = Router(P)
+    if lost_between:
+        router.lost(P)
+    successor = worker("p", "prefill", epoch="e2")
+    router.join(successor)
+    assert router.core.register(1, P) == []
+    assert [view.info for view in router.core.fleet] == [successor]
+
+
+@pytest.mark.parametrize("field", ["model_fingerprint", "hash_scheme", "hash_block_tokens"])
+def test_another_model_is_refused_with_both_values(field):
+    router = Router(P)
+    value = 8 if field == "hash_block_tokens" else "other"
+    with pytest.raises(ConfigError, match=f"{field}.*{value}"):
+        router.core.register(0, worker("x", contract=replace(CONTRACT, **{field: value})))
+    assert len(router.core.fleet) == 1
+
+
+def test_unknown_kinds_and_roles_are_refused():
+    router = Router()
+    with pytest.raises(ConfigError, match="telepathy"):
+        router.core.register(0, worker("x", groups=(replace(FULL, kind="telepathy"),)))
+    with pytest.raises(ConfigError, match="boss"):
+        router.core.register(0, worker("x", "boss"))
+    assert router.core.fleet == ()
+    assert router.core.contract is None
+
+
+def test_a_role_can_change_but_not_the_contract():
+    router = Router(P)
+    assert router.core.register(1, replace(P, role="decode")) == []
+    assert router.core.fleet[0].info.role == "decode"
+    with pytest.raises(ConfigError, match="epoch"):
+        router.core.register(1, replace(P, contract=replace(CONTRACT, dtype="bfloat16")))
+
+
+def test_unequal_contracts_are_never_paired():
+    other = worker("d", "decode", contract=replace(CONTRACT, dtype="bfloat16"))
+    router = Router(P, other)
+    router.generate()
+    assert len(router.submits) == 1
+    control = Router(P, D)
+    control.generate()
+    assert len(control.submits) == 2
+
+
+def test_events_reach_the_look_up_and_a_gap_asks_for_more():
+    router = Router(P, D)
+    router.holds(P, PROMPT)
+    best, none = router.core.match(len(PROMPT), hashes_of(PROMPT))
+    assert (best.worker, best.usable_tokens, best.group_tokens) == (P.incarnation, 40, (40, 40))
+    assert (none.worker, none.usable_tokens) == (D.incarnation, 0)
+    events = [BlocksRemoved(1, hashes_of(PROMPT)[-1:])]
+    assert not router.core.kv_events(P.incarnation, "e1", 7, False, events)
+    assert router.core.kv_sequence(P.incarnation) == 2
+    assert router.core.counters["kv_event_gaps", ""] == 1
+    assert not router.core.kv_events(P.incarnation, "other epoch", 2, False, events)
+    assert router.core.kv_events(P.incarnation, "e1", 2, False, events)
+    assert router.core.match(len(PROMPT), hashes_of(PROMPT))[0].usable_tokens == 36
+
+
+def test_a_lost_worker_takes_its_blocks_along():
+    router = Router(P, D)
+    router.holds(P, PROMPT)
+    router.lost(P)
+    router.join(P)
+    assert [m.usable_tokens for m in router.core.match(len(PROMPT), hashes_of(PROMPT))] == [0, 0]
+    assert router.core.kv_sequence(P.incarnation) == 0
+
+
+def test_layouts_that_differ_are_indexed_apart():
+    other = worker("x", groups=(FULL,), contract=replace(CONTRACT, groups=("full",)))
+    router = Router(P, other)
+    stored = [BlocksStored(0, hashes_of(PROMPT), None, 0, 4)]
+    for info in (P, other):
+        assert router.core.kv_events(info.incarnation, "e1", 0, False, stored)
+    found = {m.worker.worker_id: m for m in router.core.match(len(PROMPT), hashes_of(PROMPT))}
+    assert (found["p"].usable_tokens, found["p"].group_tokens) == (0, (40, 0))
+    assert (found["x"].usable_tokens, found["x"].group_tokens) == (40, (40,))
+
+
+def test_the_view_counts_what_runs_and_what_is_planned():
+    router = Router(P, D)
+    router.generate(request(num_tokens=30))
+    decode, prefill = router.core.fleet
+    assert (prefill.num_live, prefill.planned_requests, prefill.planned_tokens) == (1, 1, 30)
+    assert (decode.num_live, decode.planned_requests, decode.planned_tokens) == (1, 1, 0)
+    router.core.from_worker(0, P.incarnation, STATS)
+    assert router.core.fleet[1].planned_tokens == 0
