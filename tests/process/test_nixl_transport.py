@@ -1,0 +1,329 @@
+"""Real NIXL between real processes, over shared memory and over TCP."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.transport_node import block_bytes_of, digest
+
+NUM_BLOCKS = 64
+BLOCK_BYTES = 4096
+HANDLE_BYTES_MAX = 2 * BLOCK_BYTES
+HANDLES_MAX = 16  # per peer
+BOUND_S = 30.0
+
+
+class Process:
+    """A node in a process of its own; every wait is bounded."""
+
+    def __init__(self, name: str, seed: int, tls: str, block_bytes: int = BLOCK_BYTES) -> None:
+        self.name, self.seed = name, seed
+        options = {
+            "name": name,
+            "seed": seed,
+            "num_blocks": NUM_BLOCKS,
+            "block_bytes": block_bytes,
+            "handle_bytes_max": HANDLE_BYTES_MAX,
+        }
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env.pop("UCX_TLS", None)
+        if tls:
+            env["UCX_TLS"] = tls
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.process.transport_node", json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=Path(__file__).parents[2],
+        )
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # NIXL logs to the same place
+                self._answers.put(json.loads(line))
+        self._answers.put({"error": "the process ended"})
+
+    def ready(self) -> "Process":
+        self.info = self._answer()
+        return self
+
+    def _answer(self) -> Any:
+        answer = self._answers.get(timeout=60 + BOUND_S)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["value"]
+
+    def __getattr__(self, call: str) -> Callable[..., Any]:
+        def invoke(**arguments: Any) -> Any:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"call": call, "with": arguments}) + "\n")
+            self._process.stdin.flush()
+            return self._answer()
+
+        return invoke
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            self._process.wait(BOUND_S)
+
+    def end(self) -> int:
+        """Let the process end by itself; its exit status."""
+        assert self._process.stdin is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.stdin.close()
+            try:
+                self._process.wait(BOUND_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                raise
+        return self._process.returncode
+
+
+class World:
+    """A reader and its owners."""
+
+    def __init__(self, tls: str) -> None:
+        self.tls = tls
+        self.processes: list[Process] = []
+        self._read_ids = iter(range(1, 10_000))
+
+    def start(self, name: str, seed: int, block_bytes: int = BLOCK_BYTES) -> Process:
+        process = Process(name, seed, self.tls, block_bytes)
+        self.processes.append(process)
+        return process
+
+    def owner(self, name: str, seed: int) -> Process:
+        return self.start(name, seed).ready()
+
+    def read(self, reader: Process, owner: str, src: list[int], dst: list[int]) -> int:
+        read_id = next(self._read_ids)
+        reader.read(read_id=read_id, peer=owner, src=src, dst=dst)
+        return read_id
+
+    def end(self) -> list[int]:
+        return [process.end() for process in self.processes]
+
+
+def expected(seed: int, block: int) -> str:
+    return digest(block_bytes_of(seed, block, BLOCK_BYTES))
+
+
+def ended(reader: Process, read_id: int) -> str:
+    """The error of a read's one end, "" when it went well."""
+    ends: list[str] = reader.wait(read_id=read_id, timeout_s=BOUND_S)
+    assert len(ends) == 1, f"read {read_id} ended {len(ends)} times; {reader.state()}"
+    return ends[0]
+
+
+def until(reader: Process, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Poll the reader's state until it is as wanted."""
+    by_s = time.monotonic() + BOUND_S
+    while not holds(state := reader.state()):
+        assert time.monotonic() < by_s, f"still {state}"
+    return state
+
+
+@pytest.fixture(params=["", "tcp"], ids=["shm", "tcp"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    world = World(request.param)
+    yield world
+    world.end()
+
+
+@pytest.fixture
+def tcp_world() -> Iterator[World]:
+    """Over TCP a stopped owner's READs stay in progress; shared memory needs no owner."""
+    world = World("tcp")
+    yield world
+    world.end()
+
+
+def pair(world: World) -> tuple[Process, Process]:
+    owner, reader = world.start("owner:1", seed=1), world.start("reader:1", seed=2)
+    owner.ready()
+    reader.ready()
+    reader.add(name=owner.name, info=owner.info)
+    return owner, reader
+
+
+def test_reads_move_exactly_the_blocks_asked_for(world: World) -> None:
+    owner, reader = pair(world)
+    src = [7, 3, 60, 61, 62, 0, 33]  # scattered, with a run; 4 handles
+    dst = [1, 63, 20, 21, 22, 5, 4]
+    assert ended(reader, world.read(reader, owner.name, src, dst)) == ""
+
+    want = [expected(reader.seed, block) for block in range(NUM_BLOCKS)]
+    untouched = list(want)
+    for source, destination in zip(src, dst, strict=True):
+        want[destination] = expected(owner.seed, source)
+    got = reader.digests()
+    assert got == want
+    assert got != untouched  # the comparison can fail
+    assert owner.digests() == [expected(owner.seed, block) for block in range(NUM_BLOCKS)]
+
+    everything = list(range(NUM_BLOCKS))
+    assert ended(reader, world.read(reader, owner.name, everything, everything)) == ""
+    assert reader.digests() == owner.digests()
+    assert ended(reader, world.read(reader, owner.name, [], [])) == ""
+    assert reader.state() == {"failure": "", "reads": 0, "handles": 0, "oldest_ms": 0}
+
+    assert reader.close(timeout_s=BOUND_S) is True
+    with pytest.raises(RuntimeError, match="RemoteFault: the KV transport has ended: closed"):
+        world.read(reader, owner.name, [0], [0])
+    reader.remove(name=owner.name)  # harmless
+    assert world.end() == [0, 0]
+
+
+def test_what_cannot_be_read_is_an_error_not_a_hang(world: World) -> None:
+    owner, reader = pair(world)
+    other = world.start("narrow:1", seed=3, block_bytes=1024).ready()
+    before = reader.digests()
+    assert "nobody:1 is unknown" in ended(reader, world.read(reader, "nobody:1", [0], [0]))
+
+    outside = world.read(reader, owner.name, [0, NUM_BLOCKS], [0, 1])
+    assert "outside the pool of owner:1" in ended(reader, outside)
+    with pytest.raises(RuntimeError, match="ValueError: a destination block lies outside"):
+        world.read(reader, owner.name, [0], [NUM_BLOCKS])
+    with pytest.raises(RuntimeError, match="ValueError: 2 source and 1 destination"):
+        world.read(reader, owner.name, [0, 1], [0])
+
+    reader.add(name=other.name, info=other.info)
+    assert "1024 bytes, not 4096" in ended(reader, world.read(reader, other.name, [0], [0]))
+    reader.add(name="owner:2", info=owner.info)  # another epoch's metadata
+    assert "names 'owner:1'" in ended(reader, world.read(reader, "owner:2", [0], [0]))
+    reader.add(name="junk:1", info={**owner.info, "metadata": b"junk".hex()})
+    assert "adding junk:1" in ended(reader, world.read(reader, "junk:1", [0], [0]))
+    reader.add(name=reader.name, info=reader.info)
+    assert "from itself" in ended(reader, world.read(reader, reader.name, [0], [1]))
+
+    reader.remove(name=owner.name)
+    assert "is unknown" in ended(reader, world.read(reader, owner.name, [0], [0]))
+    assert reader.digests() == before
+    reader.add(name=owner.name, info=owner.info)
+    assert ended(reader, world.read(reader, owner.name, [0], [0])) == ""
+
+
+def test_owner_killed_and_restarted(world: World) -> None:
+    owner, reader = pair(world)
+    other = world.owner("other:1", seed=3)
+    reader.add(name=other.name, info=other.info)
+    assert ended(reader, world.read(reader, owner.name, [0], [0])) == ""
+
+    owner.signal(signal.SIGKILL)  # while idle
+    begin_s = time.monotonic()
+    error = ended(reader, world.read(reader, owner.name, [1], [1]))
+    assert "nixl" in error
+    assert time.monotonic() - begin_s < 10
+    assert ended(reader, world.read(reader, other.name, [5], [6])) == ""
+    assert reader.digests()[6] == expected(other.seed, 5)
+
+    again = world.owner("owner:2", seed=4)  # the same worker, a new epoch
+    reader.add(name=again.name, info=again.info)
+    assert ended(reader, world.read(reader, again.name, [2], [2])) == ""
+    assert reader.digests()[2] == expected(again.seed, 2)
+    assert ended(reader, world.read(reader, owner.name, [1], [1])) != ""
+    reader.remove(name=owner.name)
+    assert ended(reader, world.read(reader, again.name, [3], [3])) == ""
+
+    # While reads are under way: each ends exactly once, and one that went well is complete.
+    everything = list(range(NUM_BLOCKS))
+    reads = [world.read(reader, again.name, everything, everything) for _ in range(50)]
+    again.signal(signal.SIGKILL)
+    errors = [ended(reader, read) for read in reads]
+    if errors[0] == "":
+        assert reader.digests() == [expected(again.seed, block) for block in everything]
+    assert ended(reader, world.read(reader, again.name, [0], [0])) != ""
+    assert ended(reader, world.read(reader, other.name, [9], [9])) == ""
+    assert reader.state()["handles"] == 0
+
+
+def test_stopped_owner_blocks_nobody_else(tcp_world: World) -> None:
+    owner, reader = pair(tcp_world)
+    other = tcp_world.owner("other:1", seed=3)
+    reader.add(name=other.name, info=other.info)
+    assert ended(reader, tcp_world.read(reader, owner.name, [0], [0])) == ""
+
+    owner.signal(signal.SIGSTOP)
+    everything = list(range(NUM_BLOCKS))  # 32 handles, of which 16 may be in progress
+    stuck = tcp_world.read(reader, owner.name, everything, everything)
+    until(reader, lambda s: s["handles"] == HANDLES_MAX and s["oldest_ms"] > 300)
+    assert ended(reader, tcp_world.read(reader, other.name, [5], [6])) == ""
+    assert reader.wait(read_id=stuck, timeout_s=0.1) == []
+
+    owner.signal(signal.SIGCONT)
+    assert ended(reader, stuck) == ""
+    assert reader.digests() == [expected(owner.seed, block) for block in everything]
+
+
+def test_owner_killed_with_reads_in_progress(tcp_world: World) -> None:
+    owner, reader = pair(tcp_world)
+    assert ended(reader, tcp_world.read(reader, owner.name, [0], [0])) == ""
+    owner.signal(signal.SIGSTOP)
+    everything = list(range(NUM_BLOCKS))
+    reads = [tcp_world.read(reader, owner.name, everything, everything) for _ in range(2)]
+    until(reader, lambda s: s["handles"] == HANDLES_MAX)
+    owner.signal(signal.SIGKILL)
+    begin_s = time.monotonic()
+    assert all("nixl" in ended(reader, read) for read in reads)
+    assert time.monotonic() - begin_s < 10
+    assert reader.state() == {"failure": "", "reads": 0, "handles": 0, "oldest_ms": 0}
+
+
+def test_removal_waits_for_what_is_in_progress(tcp_world: World) -> None:
+    owner, reader = pair(tcp_world)
+    assert ended(reader, tcp_world.read(reader, owner.name, [0], [0])) == ""
+    owner.signal(signal.SIGSTOP)
+    posted = tcp_world.read(reader, owner.name, [1], [1])
+    until(reader, lambda s: s["handles"] == 1)
+    everything = list(range(NUM_BLOCKS))
+    partly = tcp_world.read(reader, owner.name, everything, everything)
+    until(reader, lambda s: s["handles"] == HANDLES_MAX)
+    waiting = tcp_world.read(reader, owner.name, [2], [2])
+    reader.remove(name=owner.name)
+    assert "was removed" in ended(reader, waiting)
+    refused = tcp_world.read(reader, owner.name, [3], [3])
+    assert "is unknown" in ended(reader, refused)
+    reader.add(name=owner.name, info=owner.info)  # its stream came back
+    later = tcp_world.read(reader, owner.name, [4], [5])
+    for read in (posted, partly, later):
+        assert reader.wait(read_id=read, timeout_s=0.1) == []
+
+    owner.signal(signal.SIGCONT)
+    assert ended(reader, posted) == ""
+    assert "was removed" in ended(reader, partly)
+    assert ended(reader, later) == ""
+    assert reader.digests()[5] == expected(owner.seed, 4)
+
+
+@pytest.mark.parametrize("wake", [True, False])
+def test_close_never_gives_up_what_is_in_progress(tcp_world: World, wake: bool) -> None:
+    owner, reader = pair(tcp_world)
+    assert ended(reader, tcp_world.read(reader, owner.name, [0], [0])) == ""
+    owner.signal(signal.SIGSTOP)
+    stuck = tcp_world.read(reader, owner.name, [1], [1])
+    until(reader, lambda s: s["handles"] == 1)
+    assert reader.close(timeout_s=0.3) is False
+    refused = tcp_world.read(reader, owner.name, [2], [2])
+    assert "closing" in ended(reader, refused)
+    assert reader.wait(read_id=stuck, timeout_s=0.1) == []
+    if wake:
+        owner.signal(signal.SIGCONT)
+        assert ended(reader, stuck) == ""
+        assert reader.close(timeout_s=BOUND_S) is True
+    assert reader.end() == 0  # also with a READ in progress

@@ -1,0 +1,103 @@
+"""One process with a pool and a NIXL transport, driven by JSON lines; run as a script by tests."""
+
+import hashlib
+import json
+import sys
+import threading
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from disagg.workers.nixl_transport import NixlTransport
+from disagg.workers.transport import TransportInfo
+
+
+def block_bytes_of(seed: int, block: int, num_bytes: int) -> bytes:
+    """What a node made with ``seed`` holds in a block at the start."""
+    return np.random.default_rng([seed, block]).bytes(num_bytes)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+class Node:
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        num_blocks: int,
+        block_bytes: int,
+        handle_bytes_max: int,
+    ) -> None:
+        data = b"".join(block_bytes_of(seed, i, block_bytes) for i in range(num_blocks))
+        self.pool = torch.frombuffer(bytearray(data), dtype=torch.int8).view(num_blocks, -1)
+        self.ends: dict[int, list[str]] = {}
+        self.changed = threading.Condition()
+        self.transport = NixlTransport(
+            name,
+            self.pool,
+            on_read_done=self.on_read_done,
+            handle_bytes_max=handle_bytes_max,
+        )
+
+    def on_read_done(self, read_id: int, error: str) -> None:
+        with self.changed:
+            self.ends.setdefault(read_id, []).append(error)
+            self.changed.notify_all()
+        raise RuntimeError("a caller's mistake must not end the transport")
+
+    def info(self) -> dict[str, Any]:
+        info = asdict(self.transport.local_info())
+        return {**info, "metadata": info["metadata"].hex()}
+
+    def add(self, name: str, info: dict[str, Any]) -> None:
+        metadata = bytes.fromhex(info["metadata"])
+        self.transport.add_peer(name, TransportInfo(**{**info, "metadata": metadata}))
+
+    def remove(self, name: str) -> None:
+        self.transport.remove_peer(name)
+
+    def read(self, read_id: int, peer: str, src: list[int], dst: list[int]) -> None:
+        self.transport.read(read_id, peer, src, dst)
+
+    def wait(self, read_id: int, timeout_s: float) -> list[str]:
+        """Every report of a read's end: exactly one, or none when time is up."""
+        with self.changed:
+            self.changed.wait_for(lambda: read_id in self.ends, timeout_s)
+            return self.ends.get(read_id, [])
+
+    def digests(self) -> list[str]:
+        return [digest(block.numpy().tobytes()) for block in self.pool]
+
+    def state(self) -> dict[str, Any]:
+        t = self.transport
+        return {
+            "failure": t.failure,
+            "reads": t.num_reads,
+            "handles": t.num_in_progress,
+            "oldest_ms": t.oldest_in_progress_ms,
+        }
+
+    def close(self, timeout_s: float) -> bool:
+        return self.transport.close(timeout_s)
+
+
+def main() -> None:
+    """Answer every line with ``{"value": ...}`` or ``{"error": ...}`` until the input ends."""
+    node = Node(**json.loads(sys.argv[1]))
+    print(json.dumps({"value": node.info()}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            value = getattr(node, request["call"])(**request["with"])
+            answer = {"value": value}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
