@@ -86,9 +86,7 @@ class Incoming:
         )
         return [*actions, Send(sender, answer)]
 
-    def on_release(
-        self, now_ms: int, sender: Incarnation, message: Release
-    ) -> list[InboundAction]:
+    def on_release(self, now_ms: int, sender: Incarnation, message: Release) -> list[InboundAction]:
         """The prefill worker gives the reservation back; a later one may follow."""
         if not self._reservations.on_release(sender, message):
             return []

@@ -327,9 +327,7 @@ class WorkerCore:
             self._forget(seq)
         return [ToRouter(report), ToRouter(StepOutputs((output,)))]
 
-    def _peer_ended(
-        self, now_ms: int, sender: Incarnation, message: Ended
-    ) -> list[WorkerAction]:
+    def _peer_ended(self, now_ms: int, sender: Incarnation, message: Ended) -> list[WorkerAction]:
         seq = self.sequences.get(message.key)
         if seq is None:
             return list(self.outgoing.end_lease(message.key, message.reason))

@@ -1,0 +1,215 @@
+"""The control thread: feeds events to the worker's core and carries out its actions.
+
+Everything here runs on one asyncio loop. Forward passes run on the engine's thread, NIXL posts on
+the transport's; both report back through the loop, so a commit or an expiry never waits for a
+step.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from disagg.scheduling.actions import ConnectPeer, Exit, ToRouter, WorkerAction
+from disagg.scheduling.messages import RouterMessage, WorkerMessage
+from disagg.scheduling.report import check_core, worker_stats
+from disagg.scheduling.step import Step, StepResult
+from disagg.scheduling.worker_core import WorkerCore
+from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.identity import Incarnation
+from disagg.transfer.messages import PeerMessage
+from disagg.workers.transport import KVTransport
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.01
+"""Reserve retries are a few milliseconds; everything else due is far coarser."""
+STATS_S = 0.1
+"""Changed stats are sent at most so often."""
+IDLE_CHECK_S = 1.0
+
+
+def agent_name(incarnation: Incarnation) -> str:
+    """Name of a worker's transport agent; the epoch is part of it."""
+    return f"{incarnation.worker_id}:{incarnation.epoch}"
+
+
+def now_ms() -> int:
+    """Monotonic milliseconds; never compared between processes."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class RunsSteps(Protocol):
+    """What the control needs of an engine."""
+
+    def run(self, step: Step) -> StepResult:
+        """Compute a step; blocks."""
+
+
+class PeerLinks(Protocol):
+    """Streams to other workers."""
+
+    def connect(self, peer: Incarnation, address: str) -> None:
+        """Have a stream to the peer."""
+
+    def send(self, peer: Incarnation, message: PeerMessage) -> None:
+        """Queue a message; lost when there is no stream (the protocol allows for it)."""
+
+
+class Control:
+    """Owns the core. All methods are to be called on the loop it was started on.
+
+    Attributes:
+        core: the decisions; read-only for others.
+        changed: set, and replaced by a new one, after every event (KV event streams wait on it).
+    """
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        engine: RunsSteps,
+        transport: KVTransport,
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self.core = core
+        self.changed = asyncio.Event()
+        self._engine = engine
+        self._transport = transport
+        self._on_failed = on_failed
+        self._links: PeerLinks | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._session: Callable[[WorkerMessage], None] | None = None
+        self._sent_stats: object = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failed = False
+
+    def start(self, links: PeerLinks) -> None:
+        """Begin to tick and to report."""
+        self._links = links
+        self._tasks = [
+            asyncio.create_task(self._tick_forever()),
+            asyncio.create_task(self._report_forever()),
+        ]
+
+    async def stop(self) -> None:
+        """Stop ticking; a step in flight is waited for."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._executor.shutdown, True, cancel_futures=True)
+
+    # --- events
+
+    def open_session(self, send: Callable[[WorkerMessage], None]) -> None:
+        """A router's session begins; it takes the place of an earlier one."""
+        self._session = send
+        self._sent_stats = None
+        self._report()
+
+    def close_session(self, send: Callable[[WorkerMessage], None]) -> None:
+        """The session ended: nobody reads the answers any more."""
+        if self._session is send:
+            self._session = None
+            self._guard(lambda: self.core.on_router_lost(now_ms()))
+
+    def router_message(self, message: RouterMessage) -> None:
+        """Handle a submit or a cancel."""
+        self._guard(lambda: self.core.on_router_message(now_ms(), message))
+
+    def peer_message(self, sender: Incarnation, message: PeerMessage) -> None:
+        """Handle another worker's message."""
+        self._guard(lambda: self.core.on_peer_message(now_ms(), sender, message))
+
+    def peer_lost(self, peer: Incarnation) -> None:
+        """A stream to or from the peer ended."""
+        self._transport.remove_peer(agent_name(peer))
+        self._guard(lambda: self.core.on_peer_lost(now_ms(), peer))
+
+    def read_done(self, read_id: int, error: str) -> None:
+        """Every handle of a READ is terminal."""
+        self._guard(lambda: self.core.on_read_done(now_ms(), read_id, error))
+
+    # --- carrying out
+
+    def _guard(self, event: Callable[[], Iterable[WorkerAction]]) -> None:
+        """Run one event of the core; a bug ends the worker rather than be served."""
+        if self._failed:
+            return
+        try:
+            self._perform(event())
+            self._pump()
+        except Exception as error:
+            log.exception("the worker's core failed")
+            self._fail(f"{type(error).__name__}: {error}")
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _perform(self, actions: Iterable[WorkerAction]) -> None:
+        assert self._links is not None
+        for action in actions:
+            match action:
+                case ToRouter(message):
+                    if self._session is not None:
+                        self._session(message)
+                case Send(to, peer_message):
+                    self._links.send(to, peer_message)
+                case PostRead():
+                    self._transport.read(
+                        action.read_id,
+                        agent_name(action.owner),
+                        action.src_blocks,
+                        action.dst_blocks,
+                    )
+                case ConnectPeer(peer):
+                    self._links.connect(peer.incarnation, peer.address)
+                case Exit(reason):
+                    self._fail(reason)
+
+    def _pump(self) -> None:
+        """Launch the next step if the engine is idle."""
+        step, actions = self.core.next_step(now_ms())
+        self._perform(actions)
+        if step is None:
+            return
+        future = asyncio.get_running_loop().run_in_executor(self._executor, self._engine.run, step)
+        future.add_done_callback(lambda done: self._step_done(step, done))
+
+    def _step_done(self, step: Step, done: "asyncio.Future[StepResult]") -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        result = done.result() if error is None else StepResult(step.step_id, error=repr(error))
+        if result.error:
+            log.error("step %d failed: %s", step.step_id, result.error)
+        self._guard(lambda: self.core.on_step_done(now_ms(), result))
+
+    def _fail(self, reason: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failed(reason)
+
+    def _report(self) -> None:
+        stats = worker_stats(self.core)
+        if self._session is not None and stats != self._sent_stats:
+            self._sent_stats = stats
+            self._session(stats)
+
+    async def _tick_forever(self) -> None:
+        checked = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._guard(lambda: self.core.tick(now_ms()))
+            if not self.core.sequences and time.monotonic() - checked > IDLE_CHECK_S:
+                checked = time.monotonic()
+                self._guard(self._check)
+
+    def _check(self) -> list[WorkerAction]:
+        check_core(self.core)
+        return []
+
+    async def _report_forever(self) -> None:
+        while True:
+            await asyncio.sleep(STATS_S)
+            self._report()

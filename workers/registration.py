@@ -1,0 +1,33 @@
+"""Tells the routers who this worker is, again and again: a router that restarted learns it."""
+
+import asyncio
+import logging
+
+import grpc
+
+from disagg.routing.messages import WorkerInfo
+from disagg.wire.registration_codec import worker_info_to_wire
+from disagg.wire.v1 import router_pb2_grpc
+from disagg.workers.channel import CHANNEL_OPTIONS
+
+log = logging.getLogger(__name__)
+
+REGISTER_TIMEOUT_S = 5.0
+
+
+async def keep_registered(address: str, info: WorkerInfo, heartbeat_ms: int) -> None:
+    """Register with one router for ever; says once when it fails and once when it works."""
+    request = worker_info_to_wire(info)
+    said = ""
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        stub = router_pb2_grpc.RouterStub(channel)
+        while True:
+            try:
+                await stub.Register(request, timeout=REGISTER_TIMEOUT_S)
+                now = "registered"
+            except grpc.aio.AioRpcError as error:
+                now = f"not registered: {error.code().name}: {error.details()}"
+            if now != said:
+                log.info("router %s: %s", address, now)
+                said = now
+            await asyncio.sleep(heartbeat_ms / 1000)

@@ -1,0 +1,149 @@
+"""The worker's gRPC service: the router's session, KV events, peers' streams, status."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from disagg.errors import ProtocolError
+from disagg.scheduling.messages import WorkerMessage
+from disagg.scheduling.report import worker_stats
+from disagg.transfer.identity import Incarnation
+from disagg.wire.identity_codec import incarnation_to_wire, key_to_wire
+from disagg.wire.kv_events_codec import kv_batch_to_wire
+from disagg.wire.openings import SessionOpen
+from disagg.wire.session_codec import (
+    session_request_from_wire,
+    session_response_to_wire,
+    stats_to_wire,
+)
+from disagg.wire.v1 import peer_pb2, worker_pb2, worker_pb2_grpc
+from disagg.workers.control import Control
+from disagg.workers.peer_links import GrpcPeerLinks
+
+SESSION_QUEUE_MAX = 65_536
+"""Messages waiting for the router; a router so slow loses its session."""
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Thin translation between streams and the control."""
+
+    def __init__(self, me: Incarnation, role: str, control: Control, links: GrpcPeerLinks) -> None:
+        self._me = me
+        self._role = role
+        self._control = control
+        self._links = links
+
+    async def Session(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[worker_pb2.SessionRequest],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> AsyncIterator[worker_pb2.SessionResponse]:
+        """One router's ordered stream; its end cancels everything it asked for."""
+        opening = await anext(aiter(request_iterator), None)
+        opened = None if opening is None else session_request_from_wire(opening)
+        if not isinstance(opened, SessionOpen) or opened.worker != self._me:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"this is {self._me}, not {opened}"
+            )
+        queue: asyncio.Queue[WorkerMessage | None] = asyncio.Queue(SESSION_QUEUE_MAX)
+
+        def send(message: WorkerMessage) -> None:
+            try:
+                queue.put_nowait(message)
+            except asyncio.QueueFull:
+                context.cancel()
+
+        reading = asyncio.create_task(self._read_session(request_iterator, queue))
+        self._control.open_session(send)
+        try:
+            while (message := await queue.get()) is not None:
+                yield session_response_to_wire(message)
+        finally:
+            reading.cancel()
+            self._control.close_session(send)
+
+    async def _read_session(
+        self,
+        requests: AsyncIterator[worker_pb2.SessionRequest],
+        queue: asyncio.Queue[WorkerMessage | None],
+    ) -> None:
+        try:
+            async for request in requests:
+                message = session_request_from_wire(request)
+                if isinstance(message, SessionOpen):
+                    raise ProtocolError("a session is opened once")
+                self._control.router_message(message)
+        finally:
+            # A full queue is already being torn down.
+            if not queue.full():
+                queue.put_nowait(None)
+
+    async def KvEvents(  # type: ignore[override]
+        self,
+        request: worker_pb2.KvEventsRequest,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> AsyncIterator[worker_pb2.KvEventBatch]:
+        """Events from a number on; a snapshot where the log does not reach back so far."""
+        log = self._control.core.kv.events
+        sequence, epoch = int(request.from_sequence), self._me.epoch
+        while True:
+            changed = self._control.changed
+            batch = log.since(sequence)
+            if batch is None:
+                snapshot = log.snapshot()
+                sequence = snapshot.next_seq
+                yield kv_batch_to_wire(epoch, snapshot)
+            elif batch.events:
+                sequence = batch.next_seq
+                yield kv_batch_to_wire(epoch, batch)
+            if log.next_seq == sequence:
+                await changed.wait()
+
+    async def Peer(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[peer_pb2.PeerEnvelope],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> AsyncIterator[peer_pb2.PeerEnvelope]:
+        """Another worker's messages to this one."""
+        async for answer in self._links.serve(request_iterator, context):
+            yield answer
+
+    async def Status(  # type: ignore[override]
+        self, request: worker_pb2.StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> worker_pb2.StatusResponse:
+        """Pools, holders, leases and inbound transfers, as of now."""
+        core = self._control.core
+        return worker_pb2.StatusResponse(
+            worker=incarnation_to_wire(self._me),
+            role=self._role,
+            pid=os.getpid(),
+            stats=stats_to_wire(worker_stats(core)),
+            holders=[
+                worker_pb2.HeldBlocks(holder=str(holder), num_blocks=len(blocks))
+                for holder, blocks in core.kv.pool.holders().items()
+            ],
+            leases=[
+                worker_pb2.LeaseStatus(
+                    lease_id=lease.lease_id,
+                    key=key_to_wire(lease.key),
+                    reader=incarnation_to_wire(lease.reader),
+                    state=lease.state,
+                    num_blocks=lease.num_blocks,
+                )
+                for lease in core.leases.statuses()
+            ],
+            inbound=[
+                worker_pb2.InboundStatus(
+                    key=key_to_wire(entry.key),
+                    owner=incarnation_to_wire(entry.owner),
+                    state=entry.state,
+                    num_blocks=sum(entry.num_blocks),
+                    num_reads_in_progress=entry.num_reads_in_progress,
+                )
+                for entry in core.inbound.statuses()
+            ],
+            kv_sequence=core.kv.events.next_seq,
+        )

@@ -1,0 +1,291 @@
+"""A worker: engine, transport, core and service put together in one process."""
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+
+import grpc
+
+from disagg.errors import ConfigError
+from disagg.kv.contract import Contract
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.hashing import BlockHasher
+from disagg.kv.spec_names import spec_kind, window_tokens_of
+from disagg.routing.messages import GroupInfo, WorkerInfo
+from disagg.scheduling.admission import handover_tokens_max
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.worker_core import WorkerCore
+from disagg.transfer.identity import Incarnation
+from disagg.wire.openings import PeerHello
+from disagg.wire.v1 import worker_pb2_grpc
+from disagg.workers.channel import CHANNEL_OPTIONS
+from disagg.workers.control import Control, agent_name
+from disagg.workers.engine.engine import Engine
+from disagg.workers.nixl_transport import NixlTransport
+from disagg.workers.options import WorkerOptions
+from disagg.workers.peer_links import GrpcPeerLinks
+from disagg.workers.registration import keep_registered
+from disagg.workers.service import WorkerService
+from disagg.workers.transport import KVTransport, TransportInfo
+
+log = logging.getLogger(__name__)
+
+WIRE_MIN = WIRE_MAX = 1
+START_TIMEOUT_S = 300.0
+
+TransportFactory = Callable[[str, Engine, Callable[[int, str], None], int], KVTransport]
+
+
+def nixl_transport(
+    agent: str, engine: Engine, on_read_done: Callable[[int, str], None], handle_bytes_max: int
+) -> KVTransport:
+    """The transport of every real worker."""
+    return NixlTransport(
+        agent,
+        engine.pool.tensor,
+        on_read_done=on_read_done,
+        handle_bytes_max=handle_bytes_max,
+    )
+
+
+class Worker:
+    """One incarnation of a worker; a process holds one and ends with it.
+
+    Attributes:
+        incarnation: who this is; the epoch is random and new.
+        address: host:port of the gRPC service, valid after `start`.
+        failed: why the worker cannot go on, "" while it can.
+        control: the control, valid after `start`; to be touched on its loop only.
+    """
+
+    def __init__(
+        self, options: WorkerOptions, *, transport_factory: TransportFactory = nixl_transport
+    ) -> None:
+        self.options = options
+        self.incarnation = Incarnation(options.worker_id, secrets.token_hex(8))
+        self.address = ""
+        self.failed = ""
+        self.control: Control | None = None
+        self._transport_factory = transport_factory
+        self._failed_event = threading.Event()
+        self._serving = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self) -> None:
+        """Load the model and serve; returns when the service accepts connections.
+
+        Raises:
+            ConfigError: the options, checkpoint or address cannot be used.
+        """
+        options = self.options
+        self._engine = Engine(
+            options.model_dir,
+            num_blocks=options.num_blocks,
+            block_tokens=options.block_tokens,
+            dtype=options.dtype,
+            device=options.device,
+            num_threads=options.num_threads,
+        )
+        self._thread.start()
+        if not self._serving.wait(START_TIMEOUT_S) or self.failed:
+            raise ConfigError(f"worker {options.worker_id} did not start: {self.failed}")
+
+    def wait_failed(self, timeout_s: float | None = None) -> bool:
+        """Block until the worker failed or stopped; False when the time is over first."""
+        return self._failed_event.wait(timeout_s)
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Stop serving; False when that took longer. READs in progress end with the process."""
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # --- on the control thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            log.exception("worker %s failed", self.options.worker_id)
+            self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            self._failed_event.set()
+            self._serving.set()
+
+    def _fail(self, reason: str) -> None:
+        log.error("worker %s cannot go on: %s", self.options.worker_id, reason)
+        self.failed = self.failed or reason
+        self._failed_event.set()
+
+    async def _serve(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        options, engine = self.options, self._engine
+        core = self._build_core()
+        transport = self._transport_factory(
+            agent_name(self.incarnation),
+            engine,
+            lambda read_id, error: _call_soon(loop, control.read_done, read_id, error),
+            options.read_handle_bytes_max,
+        )
+        control = self.control = Control(core, engine, transport, self._fail)
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        port = server.add_insecure_port(f"{options.host}:{options.port}")
+        self.address = f"{announced_host(options.host)}:{port}"
+        contract = self._contract()
+        links = GrpcPeerLinks(
+            self.incarnation,
+            self._hello(contract, transport.local_info()),
+            on_hello=lambda who, hello: transport.add_peer(agent_name(who), _info_of(hello)),
+            on_message=control.peer_message,
+            on_lost=control.peer_lost,
+        )
+        service = WorkerService(self.incarnation, options.role, control, links)
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+        control.start(links)
+        await server.start()
+        info = self._info(contract, core)
+        registrations = [
+            asyncio.create_task(keep_registered(address, info, options.heartbeat_ms))
+            for address in options.router_addresses
+        ]
+        log.info(
+            "worker %s (%s) serves on %s, epoch %s",
+            options.worker_id,
+            options.role,
+            self.address,
+            self.incarnation.epoch,
+        )
+        self._serving.set()
+        await self._stop.wait()
+        for task in registrations:
+            task.cancel()
+        await asyncio.gather(*registrations, return_exceptions=True)
+        await links.close()
+        await server.stop(grace=0.5)
+        await control.stop()
+        transport.close(timeout_s=2.0)
+
+    def _build_core(self) -> WorkerCore:
+        options, engine = self.options, self._engine
+        max_model_tokens = min(
+            options.max_model_tokens or engine.max_model_tokens, engine.max_model_tokens
+        )
+        coordinator = KVCacheCoordinator(
+            engine.layout,
+            options.num_blocks,
+            max_model_tokens=max_model_tokens,
+            max_step_tokens=options.max_step_tokens,
+        )
+        limits = WorkerLimits(
+            max_model_tokens=max_model_tokens,
+            max_step_tokens=options.max_step_tokens,
+            max_sequences=options.max_sequences,
+            max_waiting=options.max_waiting,
+            handover_share_max=options.handover_share_max,
+            reserve_timeout_ms=options.reserve_timeout_ms,
+            reserve_passes_max=options.reserve_passes_max,
+            reservation_ttl_ms=options.reservation_ttl_ms,
+            lease_ttl_ms=options.lease_ttl_ms,
+            committed_max=options.committed_max,
+            commit_repeat_ms=options.commit_repeat_ms,
+            read_stuck_ms=options.read_stuck_ms,
+            blocks_per_read_max=max(1, options.read_handle_bytes_max // engine.layout.block_bytes),
+            quarantine_share_max=options.quarantine_share_max,
+        )
+        hasher = BlockHasher(self._hash_key(), engine.layout.hash_block_tokens)
+        drawn = random.SystemRandom()
+
+        def random_delay_ms(passes: int) -> int:
+            longest = options.reserve_retry_max_ms * min(passes, 10)
+            return drawn.randint(options.reserve_retry_min_ms, longest)
+
+        return WorkerCore(
+            self.incarnation, engine.layout, coordinator, hasher, limits, random_delay_ms
+        )
+
+    def _hash_key(self) -> bytes:
+        return (self.options.hash_key or self._engine.fingerprint).encode()
+
+    def _contract(self) -> Contract:
+        layout = self._engine.layout
+        hasher = BlockHasher(self._hash_key(), layout.hash_block_tokens)
+        return Contract(
+            model_fingerprint=self._engine.fingerprint,
+            dtype=self.options.dtype,
+            groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
+            block_bytes=layout.block_bytes,
+            hash_block_tokens=layout.hash_block_tokens,
+            # The first chain value tells keys apart without telling the key.
+            hash_scheme=f"sha256-chain-v1:{hasher.seed().hex()[:16]}",
+            wire_min=WIRE_MIN,
+            wire_max=WIRE_MAX,
+        )
+
+    def _info(self, contract: Contract, core: WorkerCore) -> WorkerInfo:
+        layout = self._engine.layout
+        return WorkerInfo(
+            incarnation=self.incarnation,
+            address=self.address,
+            role=self.options.role,
+            model=self.options.model_name,
+            contract=contract,
+            groups=tuple(
+                GroupInfo(
+                    kind=spec_kind(group.spec),
+                    block_tokens=group.spec.block_tokens,
+                    window_tokens=window_tokens_of(group.spec),
+                    num_layers=len(group.layers),
+                    useful_bytes=layout.useful_bytes(group.group),
+                )
+                for group in layout.groups
+            ),
+            max_model_tokens=core.limits.max_model_tokens,
+            handover_tokens_max=handover_tokens_max(core.limits, core.kv),
+            num_blocks=core.kv.num_usable_blocks,
+        )
+
+    def _hello(self, contract: Contract, info: TransportInfo) -> PeerHello:
+        return PeerHello(
+            contract=contract,
+            address=self.address,
+            transport_metadata=info.metadata,
+            pool_address=info.pool_address,
+            num_blocks=info.num_blocks,
+            block_bytes=info.block_bytes,
+            memory_kind=info.memory_kind,
+            device_id=info.device_id,
+        )
+
+
+def announced_host(host: str) -> str:
+    """The address others reach this host by: the bound one unless that means "all"."""
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    return socket.gethostbyname(socket.gethostname())
+
+
+def _info_of(hello: PeerHello) -> TransportInfo:
+    return TransportInfo(
+        metadata=hello.transport_metadata,
+        pool_address=hello.pool_address,
+        num_blocks=hello.num_blocks,
+        block_bytes=hello.block_bytes,
+        memory_kind=hello.memory_kind,
+        device_id=hello.device_id,
+    )
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, call: Callable[[int, str], None], read_id: int, error: str
+) -> None:
+    """Hop to the loop; a loop that is gone needs no news."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call, read_id, error)
