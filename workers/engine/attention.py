@@ -110,6 +110,16 @@ def _write(layer: LayerCache, group: GroupBatch, key: torch.Tensor, value: torch
     layer.values[group.write_blocks, :, group.write_offsets] = value.transpose(0, 1)
 
 
+def _gather(layer: LayerCache, block_ids: torch.Tensor) -> torch.Tensor:
+    """Copy K and V of blocks [S, n]: [2, S, num_kv_heads, n * block_tokens, head_size]."""
+    num_heads, block_tokens, head_size = layer.keys.shape[1:]
+    heads = torch.arange(2 * num_heads, device=block_ids.device).view(2, 1, num_heads, 1)
+    first = block_ids * layer.head_pages_per_block + layer.first_head_page
+    pages = layer.head_pages.index_select(0, (first[None, :, None] + heads).flatten())
+    sequences, num_blocks = block_ids.shape
+    return pages.view(2, sequences, num_heads, num_blocks * block_tokens, head_size)
+
+
 def _attend_tile(
     layer: LayerCache,
     tile: PrefillTile,
@@ -118,12 +128,8 @@ def _attend_tile(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    keys, values = (
-        pages[tile.block_ids]
-        .transpose(0, 1)
-        .flatten(1, 2)[:, None, tile.skip : tile.skip + tile.num_keys]
-        for pages in (layer.keys, layer.values)
-    )
+    seen = slice(tile.skip, tile.skip + tile.num_keys)
+    keys, values = _gather(layer, tile.block_ids[None])[:, 0, :, None, seen]
     rows = queries[:, :, tile.rows]
     return _softmax_attention(
         rows,
@@ -144,9 +150,9 @@ def _attend_bucket(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    heads = torch.arange(queries.shape[0], device=queries.device)[None, :, None]
-    keys = layer.keys[bucket.blocks, heads, bucket.offsets]
-    values = layer.values[bucket.blocks, heads, bucket.offsets]
+    gathered = _gather(layer, bucket.block_ids)
+    gathered.view(-1, gathered.shape[-1]).index_fill_(0, bucket.holes, 0)
+    keys, values = gathered
     rows = queries[:, :, bucket.rows].permute(2, 0, 1, 3)
     out = _softmax_attention(
         rows, keys, values, bucket.mask, scaling, softcap, None if sinks is None else sinks[None]

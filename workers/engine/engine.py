@@ -68,7 +68,11 @@ class Engine:
         self._builder = BatchBuilder(
             self.pool.layers,
             [
-                GroupShape(group.spec.block_tokens, window_tokens(group.spec))
+                GroupShape(
+                    self.checkpoint.num_kv_heads,
+                    group.spec.block_tokens,
+                    window_tokens(group.spec),
+                )
                 for group in self.layout.groups
             ],
             num_blocks=num_blocks,

@@ -16,6 +16,9 @@ QUERY_TILE_TOKENS = 512
 
 Ints = npt.NDArray[np.int64]
 
+DecodeRow = tuple[int, Ints, int, int]
+"""A single query: packed row, its blocks, slots to skip in the first of them, number of keys."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillTile:
@@ -36,15 +39,17 @@ class PrefillTile:
 class DecodeBucket:
     """Single queries of several sequences with similar numbers of keys.
 
-    ``rows`` [S] are the packed queries; ``blocks`` and ``offsets`` [S, 1, L] name the pool slot of
-    each key. Shorter sequences repeat their own last key, which ``mask`` [S, 1, 1, L] hides: a
-    padding slot elsewhere could hold NaN, and NaN times a zero weight is NaN.
+    ``rows`` [S] are the packed queries, ``block_ids`` [S, n] the blocks with their keys; sequences
+    with fewer blocks repeat their last one. Of the n * block_tokens slots ``mask`` [S, 1, 1, slots]
+    allows those that hold keys; ``holes`` are the others, as rows of the gathered
+    [2, S, num_kv_heads, slots]: they must be cleared, as they may hold NaN, and NaN times a zero
+    weight is NaN.
     """
 
     rows: torch.Tensor
-    blocks: torch.Tensor
-    offsets: torch.Tensor
+    block_ids: torch.Tensor
     mask: torch.Tensor
+    holes: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +83,9 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What of a group's spec decides which slots are read: sizes in tokens."""
+    """What of a group's spec decides which slots are read."""
 
+    num_kv_heads: int
     block_tokens: int
     window_tokens: int | None
 
@@ -161,7 +167,7 @@ class BatchBuilder:
     ) -> tuple[GroupBatch, Ints]:
         blocks, offsets = [], []
         tiles: list[PrefillTile] = []
-        buckets: dict[int, list[tuple[int, Ints, Ints]]] = {}
+        buckets: dict[int, list[DecodeRow]] = {}
         for index, (part, row) in enumerate(zip(slices, first_rows, strict=True)):
             num_tokens = len(part.token_ids)
             end = part.start + num_tokens
@@ -172,10 +178,8 @@ class BatchBuilder:
             blocks.append(table[new // shape.block_tokens - first_block])
             offsets.append(new % shape.block_tokens)
             if num_tokens == 1:
-                keys = np.arange(first, end)
-                bucket = int(end - first - 1).bit_length()
-                buckets.setdefault(bucket, []).append(
-                    (row, table[keys // shape.block_tokens - first_block], keys)
+                buckets.setdefault((len(table) - 1).bit_length(), []).append(
+                    (row, table, first - first_block * shape.block_tokens, end - first)
                 )
             else:
                 tiles += self._tiles(part.start, end, row, shape, table)
@@ -184,9 +188,7 @@ class BatchBuilder:
             write_blocks=self._tensor(write_blocks),
             write_offsets=self._tensor(write_offsets),
             tiles=tuple(tiles),
-            decodes=tuple(
-                self._bucket(rows, shape.block_tokens) for _, rows in sorted(buckets.items())
-            ),
+            decodes=tuple(self._bucket(rows, shape) for _, rows in sorted(buckets.items())),
         )
         # Blocks of all groups come from one pool, and a block never serves two groups: slots of
         # any two groups can be compared once the offset is left in a field of its own.
@@ -231,17 +233,21 @@ class BatchBuilder:
             )
         return tiles
 
-    def _bucket(self, rows: list[tuple[int, Ints, Ints]], block_tokens: int) -> DecodeBucket:
-        longest = max(len(keys) for _, _, keys in rows)
-        picks = [np.minimum(np.arange(longest), len(keys) - 1) for _, _, keys in rows]
-        blocks = np.stack([b[pick] for (_, b, _), pick in zip(rows, picks, strict=True)])
-        keys = np.stack([k[pick] for (_, _, k), pick in zip(rows, picks, strict=True)])
-        lengths = np.array([len(k) for _, _, k in rows])
+    def _bucket(self, rows: list[DecodeRow], shape: GroupShape) -> DecodeBucket:
+        most = max(len(table) for _, table, _, _ in rows)
+        block_ids = np.stack(
+            [np.pad(table, (0, most - len(table)), mode="edge") for _, table, _, _ in rows]
+        )
+        slots = np.arange(most * shape.block_tokens)
+        skips = np.array([skip for _, _, skip, _ in rows])[:, None]
+        num_keys = np.array([count for _, _, _, count in rows])[:, None]
+        mask = (slots >= skips) & (slots < skips + num_keys)
+        gathered = (2, len(rows), shape.num_kv_heads, len(slots))
         return DecodeBucket(
-            rows=self._tensor(np.array([row for row, _, _ in rows])),
-            blocks=self._tensor(blocks)[:, None],
-            offsets=self._tensor(keys % block_tokens)[:, None],
-            mask=self._tensor(np.arange(longest) < lengths[:, None])[:, None, None],
+            rows=self._tensor(np.array([row for row, _, _, _ in rows])),
+            block_ids=self._tensor(block_ids),
+            mask=self._tensor(mask)[:, None, None],
+            holes=self._tensor(np.flatnonzero(np.broadcast_to(~mask[:, None], gathered))),
         )
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:

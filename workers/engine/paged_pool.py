@@ -22,12 +22,19 @@ class LayerCache:
 
     Attributes:
         keys, values: views [num_blocks, num_kv_heads, block_tokens, head_size] of the pool.
+        head_pages: view [rows, block_tokens * head_size] of the whole pool, a row being one head's
+            K or V in one block; the fastest way to gather many.
+        head_pages_per_block: distance of a block's rows to those of the next block.
+        first_head_page: row of the layer's first K head in block 0; its V heads follow its K heads.
         group: index of the layer's KV cache group.
         window_tokens: the layer's window, None for full attention.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
+    head_pages: torch.Tensor
+    head_pages_per_block: int
+    first_head_page: int
     group: int
     window_tokens: int | None
 
@@ -76,12 +83,20 @@ class PagedPool:
                     f"layout for {spec.dtype_bytes}-byte elements, dtype is {dtype}", param="dtype"
                 )
             shape = (self.num_blocks, spec.num_kv_heads, spec.block_tokens, spec.head_size)
-            half = spec.num_kv_heads * spec.block_tokens * spec.head_size
+            head_page = spec.block_tokens * spec.head_size
+            half = spec.num_kv_heads * head_page
             for layer in group.layers:
                 first = self.layout.page_offset(layer) // dtype.itemsize
+                if first % head_page or typed.shape[1] % head_page:
+                    raise ConfigError(
+                        f"layer {layer}: its page is not aligned to its heads", param="groups"
+                    )
                 views[layer] = LayerCache(
                     keys=typed[:, first : first + half].view(shape),
                     values=typed[:, first + half : first + 2 * half].view(shape),
+                    head_pages=typed.view(-1, head_page),
+                    head_pages_per_block=typed.shape[1] // head_page,
+                    first_head_page=first // head_page,
                     group=group.group,
                     window_tokens=window_tokens(spec),
                 )
