@@ -1,0 +1,244 @@
+"""The owner's rules, one test each."""
+
+import pytest
+
+from disagg.errors import InvariantViolation
+from disagg.transfer.actions import LeaseCommitted, LeaseEnded
+from disagg.transfer.lease_states import LeaseState
+from disagg.transfer.messages import (
+    AskOffers,
+    CommitAnswer,
+    CommitSeen,
+    Ended,
+    OfferedRange,
+    Offers,
+)
+from tests.unit.transfer.worlds import (
+    COMMITTED_MAX,
+    KEY,
+    OTHER_KEY,
+    READER,
+    READER_AGAIN,
+    TTL,
+    Owner,
+    commit,
+    sent,
+)
+
+
+def ok(owner: Owner, *args, sender=READER, **kwargs) -> bool:
+    (message,) = sent(owner.table.on_commit(sender, commit(*args, **kwargs)))
+    assert isinstance(message, CommitAnswer)
+    return message.ok
+
+
+def test_a_range_is_offered_only_together_with_a_hold():
+    owner = Owner()
+    lease = owner.table.open(0, KEY, READER)
+    (message,) = sent(owner.table.offer(0, lease, [[(0, owner.blocks[0])], []]))
+    owner.let_request_go()
+    assert message == Offers(KEY, lease, 0, (OfferedRange(0, 0, owner.blocks[0], 1),))
+    assert owner.pool.num_free == owner.free - 1
+    free_block = owner.blocks[1]
+    with pytest.raises(InvariantViolation):
+        owner.table.offer(0, lease, [[(1, free_block)], []])
+    assert owner.table.num_blocks_held == 1, "a refused offer must change nothing"
+
+
+def test_adjacent_blocks_become_one_range():
+    owner = Owner()
+    lease = owner.table.open(0, KEY, READER)
+    b = owner.blocks
+    (message,) = sent(owner.table.offer(0, lease, [[(0, b[0]), (1, b[1]), (2, b[3])], [(3, b[4])]]))
+    assert isinstance(message, Offers)
+    assert [(r.group, r.position, r.num_blocks) for r in message.ranges] == [
+        (0, 0, 2),
+        (0, 2, 1),
+        (1, 3, 1),
+    ]
+
+
+def test_each_position_is_offered_once():
+    owner = Owner()
+    lease = owner.table.open(0, KEY, READER)
+    owner.table.offer(0, lease, [[(0, owner.blocks[0])], []])
+    for again in ([[(0, owner.blocks[1])], []], [[(1, owner.blocks[1]), (1, owner.blocks[2])]]):
+        with pytest.raises(InvariantViolation, match="offered twice"):
+            owner.table.offer(0, lease, again)
+    owner.table.offer(0, lease, [[], [(0, owner.blocks[1])]])  # the same position of another group
+
+
+def test_nothing_is_offered_after_the_seal():
+    owner = Owner()
+    lease = owner.sealed()
+    with pytest.raises(InvariantViolation):
+        owner.table.offer(0, lease, [[(5, owner.blocks[5])], []])
+
+
+def test_offers_are_numbered_and_asking_is_idempotent():
+    owner = Owner()
+    lease = owner.sealed()
+    for _ in range(2):
+        everything, tail, unbound = (
+            sent(owner.table.on_ask(READER, AskOffers(KEY, ask_id, first)))[0]
+            for ask_id, first in ((lease, 0), (lease, 2), (0, 0))
+        )
+        assert isinstance(everything, Offers)
+        assert isinstance(tail, Offers)
+        assert len(everything.ranges) == 3
+        assert everything.seal == tail.seal
+        assert everything.seal is not None
+        assert everything.seal.num_ranges == (2, 1)
+        assert (tail.first, tail.ranges) == (2, everything.ranges[2:])
+        assert unbound == everything
+
+
+def test_asking_for_an_unknown_lease_says_dead():
+    owner = Owner()
+    lease = owner.sealed()
+    for sender, ask in (
+        (READER, AskOffers(KEY, 99, 0)),
+        (READER_AGAIN, AskOffers(KEY, lease, 0)),
+        (READER, AskOffers(OTHER_KEY, lease, 0)),
+    ):
+        (message,) = sent(owner.table.on_ask(sender, ask))
+        assert isinstance(message, Offers)
+        assert message.dead
+    assert owner.table.on_ask(READER, AskOffers(OTHER_KEY, 0, 0)) == [], "it may come yet"
+
+
+def test_sealed_and_equal_counts_is_ok_and_drops_the_hold():
+    owner = Owner()
+    lease = owner.sealed()
+    owner.let_request_go()
+    assert owner.pool.num_free == owner.free - 3
+    message, committed = owner.table.on_commit(READER, commit(lease))
+    assert sent([message]) == [CommitAnswer(KEY, lease, commit(lease).attempt, True)]
+    assert committed == LeaseCommitted(KEY, lease)
+    assert owner.pool.num_free == owner.free
+
+
+def test_committed_says_ok_to_the_same_attempt_and_no_to_others():
+    owner = Owner()
+    lease = owner.sealed()
+    assert ok(owner, lease)
+    assert ok(owner, lease)
+    assert not ok(owner, lease, 2)
+
+
+@pytest.mark.parametrize("counts", [(), (0, 0), (2,), (2, 2), (1, 2), (2, 1, 0)])
+def test_other_counts_get_no_and_change_nothing(counts):
+    owner = Owner()
+    lease = owner.sealed()
+    assert not ok(owner, lease, counts=counts)
+    assert ok(owner, lease)
+
+
+def test_an_open_lease_and_an_unknown_one_say_no():
+    owner = Owner()
+    lease = owner.table.open(0, KEY, READER)
+    assert not ok(owner, lease, counts=())
+    assert not ok(owner, lease + 1)
+
+
+def test_a_lease_belongs_to_one_reader_incarnation():
+    owner = Owner()
+    lease = owner.sealed()
+    assert not ok(owner, lease, sender=READER_AGAIN, epoch="R2")
+    assert not ok(owner, lease, sender=READER_AGAIN)
+    assert not ok(owner, lease, epoch="R2")
+    assert not ok(owner, lease, key=OTHER_KEY)
+    assert owner.table.on_ended(READER_AGAIN, Ended(KEY, "x")) == []
+    assert ok(owner, lease)
+    owner.table.on_seen(READER_AGAIN, CommitSeen(KEY, lease, commit(lease).attempt))
+    assert ok(owner, lease), "another incarnation's CommitSeen must not forget it"
+
+
+@pytest.mark.parametrize("way", ["end", "end_key", "expire", "on_ended", "on_peer_lost"])
+def test_dead_first_reused_after(way):
+    owner = Owner()
+    lease = owner.sealed()
+    owner.let_request_go()
+    said_when_dropped = []
+    drop = owner.pool.drop
+
+    class Watch:
+        def drop(self, holder):
+            said_when_dropped.append(ok(owner, lease))
+            return drop(holder)
+
+    owner.table.holds = Watch()  # type: ignore[assignment]
+    actions = {
+        "end": lambda: owner.table.end(lease, "pressure"),
+        "end_key": lambda: owner.table.end_key(KEY, "preempted"),
+        "expire": lambda: owner.table.expire(TTL),
+        "on_ended": lambda: owner.table.on_ended(READER, Ended(KEY, "cancelled")),
+        "on_peer_lost": lambda: owner.table.on_peer_lost(READER),
+    }[way]()
+    assert said_when_dropped == [False]
+    assert isinstance(actions[0], LeaseEnded)
+    told = [Offers(KEY, lease, 0, dead=True)] if way != "on_peer_lost" else []
+    assert sent(actions) == told
+    assert owner.pool.num_free == owner.free
+    assert owner.table.end(lease, "again") == []
+
+
+def test_time_to_live_starts_anew_with_what_the_owner_does():
+    owner = Owner()
+    first = owner.table.open(0, KEY, READER)
+    owner.table.open(1, OTHER_KEY, READER)
+    owner.table.offer(10, first, [[(0, owner.blocks[0])], []])
+    assert owner.table.next_expiry_ms() == TTL + 1
+    assert owner.table.expire(TTL) == []
+    (ended, _) = owner.table.expire(TTL + 1)
+    assert isinstance(ended, LeaseEnded)
+    assert ended.key == OTHER_KEY
+    assert owner.table.next_expiry_ms() == TTL + 10
+    assert owner.table.oldest() == first
+    owner.table.expire(TTL + 10)
+    assert (owner.table.next_expiry_ms(), owner.table.oldest()) == (None, None)
+
+
+def test_offering_on_a_dead_lease_holds_nothing():
+    owner = Owner()
+    lease = owner.table.open(0, KEY, READER)
+    owner.table.end(lease, "x")
+    assert owner.table.offer(0, lease, [[(0, owner.blocks[0])], []]) == []
+    assert owner.table.seal(0, lease, [[], []], 0) == []
+    owner.let_request_go()
+    assert owner.pool.num_free == owner.free
+
+
+def test_one_generation_has_one_live_lease_and_a_retry_a_new_id():
+    owner = Owner()
+    lease = owner.table.open(0, KEY, READER)
+    with pytest.raises(InvariantViolation):
+        owner.table.open(0, KEY, READER)
+    owner.table.end(lease, "preempted")
+    assert owner.table.open(0, KEY, READER) > lease
+
+
+def test_committed_leases_are_forgotten_when_seen_lost_or_crowded_out():
+    for forget in ("seen", "lost", "crowded"):
+        owner = Owner()
+        lease = owner.sealed()
+        assert ok(owner, lease)
+        if forget == "seen":
+            owner.table.on_seen(READER, CommitSeen(KEY, lease, commit(lease).attempt))
+        elif forget == "lost":
+            owner.table.on_peer_lost(READER)
+        for _ in range(COMMITTED_MAX if forget == "crowded" else 0):
+            newer = owner.sealed()
+            assert ok(owner, lease), "remembered until then"
+            assert ok(owner, newer)
+        assert not ok(owner, lease), forget
+        assert len(owner.table.statuses()) <= COMMITTED_MAX
+
+
+def test_after_a_commit_asking_is_not_answered_dead():
+    owner = Owner()
+    lease = owner.sealed()
+    ok(owner, lease)
+    assert owner.table.on_ask(READER, AskOffers(KEY, lease, 0)) == []
+    assert [one.state for one in owner.table.statuses()] == [LeaseState.COMMITTED]
+    assert owner.table.end(lease, "late") == [], "a committed lease does not die"

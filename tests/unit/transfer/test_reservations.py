@@ -1,0 +1,169 @@
+"""Reserve before compute: rules of both sides, one test each."""
+
+import pytest
+
+from disagg.errors import InvariantViolation
+from disagg.transfer.actions import Send
+from disagg.transfer.messages import Release, Reserve, Reserved
+from disagg.transfer.reservations import Answer, Decide, Ignore, Refuse, ReservationTable
+from disagg.transfer.reserving import Granted, Refused, ReserveAsker
+from tests.unit.transfer.worlds import KEY, OTHER_KEY, OWNER, OWNER_AGAIN, READER, READER_AGAIN
+
+TTL, TIMEOUT = 1000, 100
+
+
+def submitted() -> ReservationTable:
+    table = ReservationTable(TTL)
+    table.submitted(0, KEY, OWNER)
+    return table
+
+
+def granted(number: int = 1) -> ReservationTable:
+    table = submitted()
+    assert table.consider(OWNER, Reserve(KEY, number)) == Decide(KEY, number, False)
+    table.decided(0, KEY, number, True, first_lacked=(2, 0))
+    return table
+
+
+def test_refused_unless_submitted_here_and_live():
+    table = submitted()
+    assert isinstance(table.consider(OWNER, Reserve(OTHER_KEY, 1)), Refuse)
+    assert isinstance(table.consider(OWNER_AGAIN, Reserve(KEY, 1)), Refuse)
+    assert isinstance(table.consider(OWNER, Reserve(KEY, 1)), Decide)
+    assert not table.ended(KEY)
+    assert isinstance(table.consider(OWNER, Reserve(KEY, 2)), Refuse)
+
+
+def test_the_same_number_gets_its_old_answer_again():
+    table = granted()
+    yes = Reserved(KEY, 1, True, first_lacked=(2, 0))
+    assert table.consider(OWNER, Reserve(KEY, 1)) == Answer(yes)
+    table.consider(OWNER, Reserve(KEY, 2))
+    no = table.decided(0, KEY, 2, False, "full")
+    assert table.consider(OWNER, Reserve(KEY, 2)) == Answer(no)
+
+
+def test_lower_numbers_are_ignored():
+    table = granted(5)
+    assert table.consider(OWNER, Reserve(KEY, 4)) == Ignore()
+    assert table.num_granted == 1
+
+
+def test_a_higher_number_replaces_the_old_reservation():
+    table = granted()
+    assert table.consider(OWNER, Reserve(KEY, 2)) == Decide(KEY, 2, free_first=True)
+    table.decided(0, KEY, 2, True)
+    assert not table.on_release(OWNER, Release(KEY, 1)), "1 was freed already: no double release"
+    assert table.num_granted == 1
+    with pytest.raises(InvariantViolation):
+        table.decided(0, KEY, 1, True)
+
+
+def test_release_frees_up_to_its_number_once():
+    table = granted(3)
+    assert not table.on_release(OWNER, Release(KEY, 2))
+    assert not table.on_release(OWNER_AGAIN, Release(KEY, 3))
+    assert not table.on_release(OWNER, Release(OTHER_KEY, 3))
+    assert table.on_release(OWNER, Release(KEY, 3))
+    assert not table.on_release(OWNER, Release(KEY, 3))
+    assert isinstance(table.consider(OWNER, Reserve(KEY, 3)), Refuse)
+
+
+def test_later_arrivals_up_to_a_release_are_refused():
+    table = submitted()
+    assert not table.on_release(OWNER, Release(KEY, 2))
+    for number in (1, 2):
+        assert isinstance(table.consider(OWNER, Reserve(KEY, number)), Refuse)
+    assert isinstance(table.consider(OWNER, Reserve(KEY, 3)), Decide)
+
+
+def test_time_to_live_ends_a_reservation_that_is_not_taken():
+    table = granted()
+    assert table.next_expiry_ms() == TTL
+    assert table.expire(TTL - 1) == []
+    assert table.expire(TTL) == [KEY]
+    assert table.expire(TTL) == []
+    assert isinstance(table.consider(OWNER, Reserve(KEY, 1)), Refuse), "its yes is not true now"
+
+
+def test_what_is_taken_is_not_released_nor_expired():
+    table = granted()
+    table.taken(KEY)
+    assert not table.on_release(OWNER, Release(KEY, 9))
+    assert table.expire(TTL) == []
+    assert isinstance(table.consider(OWNER, Reserve(KEY, 10)), Refuse)
+    assert not table.ended(KEY)
+
+
+def test_ending_a_generation_says_whether_to_free():
+    assert granted().ended(KEY)
+    assert not submitted().ended(KEY)
+    assert not submitted().ended(OTHER_KEY)
+
+
+def asked() -> tuple[ReserveAsker, int]:
+    asker = ReserveAsker(TIMEOUT)
+    send = asker.ask(0, KEY, READER)
+    assert isinstance(send.message, Reserve)
+    return asker, send.message.number
+
+
+def test_numbers_count_up_and_one_question_is_open():
+    asker, first = asked()
+    with pytest.raises(InvariantViolation):
+        asker.ask(0, KEY, READER)
+    assert asker.give_back(KEY) == [Send(READER, Release(KEY, first))]
+    assert asker.give_back(KEY) == []
+    again = asker.ask(0, KEY, READER)
+    assert isinstance(again.message, Reserve)
+    assert again.message.number > first
+
+
+def test_an_answer_counts_once():
+    asker, number = asked()
+    yes = Reserved(KEY, number, True, first_lacked=(1,))
+    assert asker.on_answer(0, READER_AGAIN, Reserved(KEY, number, False, "no")) is None
+    assert asker.on_answer(0, READER, yes) == Granted(KEY, (1,))
+    assert asker.on_answer(0, READER, yes) is None
+    assert asker.on_answer(0, READER, Reserved(KEY, number, False, "expired")) is None
+    asker.handed_over(KEY)
+    assert asker.next_deadline_ms() is None
+
+
+def test_no_is_no():
+    asker, number = asked()
+    assert asker.on_answer(0, READER, Reserved(KEY, number, False, "full")) == Refused(KEY, "full")
+    assert asker.give_back(KEY) == []
+
+
+def test_no_answer_in_time_counts_as_no_and_is_followed_by_release():
+    asker, number = asked()
+    assert asker.next_deadline_ms() == TIMEOUT
+    assert asker.tick(TIMEOUT - 1) == []
+    release = Send(READER, Release(KEY, number))
+    assert asker.tick(TIMEOUT) == [Refused(KEY, "timeout"), release]
+    assert asker.on_answer(0, READER, Reserved(KEY, number, True)) == release, "a stale yes"
+    assert asker.on_answer(0, READER, Reserved(KEY, number, False)) is None
+    assert asker.on_answer(0, READER, Reserved(KEY, number + 7, True)) is None, "never asked"
+
+
+def test_a_stale_yes_does_not_free_the_newer_reservation():
+    asker, first = asked()
+    table = granted(first)
+    asker.tick(TIMEOUT)
+    second = asker.ask(TIMEOUT, KEY, READER).message
+    assert isinstance(second, Reserve)
+    table.consider(OWNER, second)
+    table.decided(0, KEY, second.number, True)
+    late = asker.on_answer(0, READER, Reserved(KEY, first, True))
+    assert isinstance(late, Send)
+    assert isinstance(late.message, Release)
+    assert not table.on_release(OWNER, late.message)
+    assert table.num_granted == 1
+
+
+def test_a_lost_peer_is_a_no():
+    asker, _ = asked()
+    assert asker.on_peer_lost(READER_AGAIN) == []
+    assert asker.on_peer_lost(READER) == [Refused(KEY, "peer_lost")]
+    assert asker.give_back(KEY) == []
