@@ -1,6 +1,7 @@
 """Plain numbers and names a worker is built from; settings are read elsewhere."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class WorkerOptions:
     """0: any free one."""
     # engine
     device: str = "cpu"
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     num_threads: int = 1
     num_blocks: int = 1024
     block_tokens: int = 16

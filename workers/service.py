@@ -36,7 +36,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._control = control
         self._links = links
 
-    async def Session(  # type: ignore[override]
+    async def Session(
         self,
         request_iterator: AsyncIterator[worker_pb2.SessionRequest],
         context: "grpc.aio.ServicerContext[Any, Any]",
@@ -49,12 +49,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 grpc.StatusCode.FAILED_PRECONDITION, f"this is {self._me}, not {opened}"
             )
         queue: asyncio.Queue[WorkerMessage | None] = asyncio.Queue(SESSION_QUEUE_MAX)
+        handler = asyncio.current_task()
+        assert handler is not None
 
         def send(message: WorkerMessage) -> None:
             try:
                 queue.put_nowait(message)
             except asyncio.QueueFull:
-                context.cancel()
+                handler.cancel()
 
         reading = asyncio.create_task(self._read_session(request_iterator, queue))
         self._control.open_session(send)
@@ -81,7 +83,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if not queue.full():
                 queue.put_nowait(None)
 
-    async def KvEvents(  # type: ignore[override]
+    async def KvEvents(
         self,
         request: worker_pb2.KvEventsRequest,
         context: "grpc.aio.ServicerContext[Any, Any]",
@@ -102,7 +104,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if log.next_seq == sequence:
                 await changed.wait()
 
-    async def Peer(  # type: ignore[override]
+    async def Peer(
         self,
         request_iterator: AsyncIterator[peer_pb2.PeerEnvelope],
         context: "grpc.aio.ServicerContext[Any, Any]",
@@ -111,7 +113,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         async for answer in self._links.serve(request_iterator, context):
             yield answer
 
-    async def Status(  # type: ignore[override]
+    async def Status(
         self, request: worker_pb2.StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> worker_pb2.StatusResponse:
         """Pools, holders, leases and inbound transfers, as of now."""
@@ -140,7 +142,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     key=key_to_wire(entry.key),
                     owner=incarnation_to_wire(entry.owner),
                     state=entry.state,
-                    num_blocks=sum(entry.num_blocks),
+                    num_blocks=entry.num_blocks,
                     num_reads_in_progress=entry.num_reads_in_progress,
                 )
                 for entry in core.inbound.statuses()

@@ -1,0 +1,221 @@
+"""A cluster of real processes for tests: one router, any workers, no Ray in between.
+
+Every wait is for a state, has a bound, and fails with the state it saw.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import grpc
+import httpx
+from openai import OpenAI
+
+from disagg.router.options import RouterOptions
+from disagg.wire.v1 import worker_pb2, worker_pb2_grpc
+from disagg.workers.options import WorkerOptions
+
+ROOT = Path(__file__).parents[2]
+START_S = 120.0
+MODEL = "tiny"
+
+
+def wait_until(state: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """Poll until ``state()`` is true and return it; raise AssertionError with the last one."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        seen = state()
+        if seen:
+            return seen
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s} s for {what}; last seen: {seen!r}")
+        time.sleep(0.02)
+
+
+class Process:
+    """A child whose output lines can be waited for; ended by the pid that was started."""
+
+    def __init__(self, module: str, options: dict[str, Any], log: Path) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self.log = log
+        self._log_file: IO[bytes] = log.open("ab")
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", module, json.dumps(options)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log_file,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._new = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            with self._new:
+                self.lines.append(line.rstrip("\n"))
+                self._new.notify_all()
+        with self._new:
+            self._new.notify_all()
+
+    def wait_line(self, start: str, timeout_s: float = 30.0, after: int = 0) -> str:
+        """The first line from index ``after`` on that starts so."""
+        deadline = time.monotonic() + timeout_s
+        with self._new:
+            while True:
+                found = [line for line in self.lines[after:] if line.startswith(start)]
+                if found:
+                    return found[0]
+                left = deadline - time.monotonic()
+                if left <= 0 or self.popen.poll() is not None:
+                    tail = self.log.read_text(errors="replace")[-3000:]
+                    raise AssertionError(
+                        f"no line {start!r}; lines {self.lines[-10:]}, exit code "
+                        f"{self.popen.poll()}, log:\n{tail}"
+                    )
+                self._new.wait(min(left, 0.5))
+
+    def command(self, line: str) -> int:
+        """Send a command and wait for its answer; returns the number of lines before it."""
+        before = len(self.lines)
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line + "\n")
+        self.popen.stdin.flush()
+        self.wait_line(f"ok {line}", after=before)
+        return before
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self.popen.kill()
+        self.popen.wait(10)
+
+    def end(self) -> None:
+        """Ask to stop, then insist."""
+        with contextlib.suppress(OSError):
+            assert self.popen.stdin is not None
+            self.popen.stdin.close()
+        try:
+            self.popen.wait(15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._log_file.close()
+
+
+@dataclass
+class Cluster:
+    """Router and workers over one checkpoint directory."""
+
+    model_dir: Path
+    logs: Path
+    worker_options: dict[str, Any] = field(default_factory=dict)
+    router_options: dict[str, Any] = field(default_factory=dict)
+    workers: dict[str, Process] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    epochs: dict[str, str] = field(default_factory=dict)
+
+    def start(self, **roles: str) -> None:
+        """Start the router and one worker per ``name=role``; returns when all are ready."""
+        options = RouterOptions(
+            str(self.model_dir), MODEL, **({"http_port": 0, "grpc_port": 0} | self.router_options)
+        )
+        self.router = Process("tests.process.router_main", asdict(options), self.logs / "router")
+        ports = json.loads(self.router.wait_line("serving ", START_S)[8:])
+        self.url = f"http://127.0.0.1:{ports['http_port']}"
+        self.grpc_address = f"127.0.0.1:{ports['grpc_port']}"
+        self.http = httpx.Client(base_url=self.url, timeout=120)
+        self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
+        for name, role in roles.items():
+            self.spawn(name, role)
+        self.wait_ready(*roles)
+
+    def spawn(self, name: str, role: str, **changed: Any) -> None:
+        """Start a worker process; `wait_ready` waits for it."""
+        options = WorkerOptions(
+            worker_id=name,
+            role=role,
+            model_dir=str(self.model_dir),
+            model_name=MODEL,
+            router_addresses=(self.grpc_address,),
+            **({"heartbeat_ms": 200} | self.worker_options | changed),
+        )
+        self.workers[name] = Process("tests.process.worker_main", asdict(options), self.logs / name)
+
+    def wait_ready(self, *names: str) -> None:
+        """Until each worker serves, and the router has it in this life and ready."""
+        for name in names:
+            said = json.loads(self.workers[name].wait_line("serving ", START_S)[8:])
+            self.addresses[name], self.epochs[name] = said["address"], said["epoch"]
+
+        def ready() -> bool:
+            known = {w["worker_id"]: w for w in self.http.get("/v1/disagg/workers").json()}
+            return all(
+                known.get(n, {}).get("epoch") == self.epochs[n] and known[n]["ready"] for n in names
+            )
+
+        wait_until(ready, f"{names} to be ready at the router")
+
+    def status(self, name: str) -> worker_pb2.StatusResponse:
+        """The worker's own view, by its Status rpc."""
+        with grpc.insecure_channel(self.addresses[name]) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            return stub.Status(worker_pb2.StatusRequest(), timeout=10)
+
+    def record(self, request_id: str) -> dict[str, Any]:
+        """What the router says happened to a request."""
+        answer = self.http.get(f"/v1/disagg/requests/{request_id}")
+        assert answer.status_code == 200, answer.text
+        record: dict[str, Any] = answer.json()
+        return record
+
+    def held(self) -> list[str]:
+        """Living workers whose pool is not as free as at its start, with what they hold."""
+        out = []
+        for name, process in self.workers.items():
+            if process.popen.poll() is None:
+                status = self.status(name)
+                stats = status.stats
+                if stats.num_blocks_free != stats.num_blocks_usable or status.holders:
+                    out.append(f"{name}: {status}")
+        return out
+
+    def wait_quiescent(self, timeout_s: float = 30.0) -> None:
+        """Until every living worker's pool is as free as at its start and nobody holds a thing."""
+        deadline = time.monotonic() + timeout_s
+        while held := self.held():
+            assert time.monotonic() < deadline, f"still held after {timeout_s} s: {held}"
+            time.sleep(0.05)
+
+    def counters(self, name: str) -> dict[str, int]:
+        """The worker's monotonic counters."""
+        return dict(self.status(name).stats.counters)
+
+    def end(self) -> None:
+        """Stop everything that was started."""
+        for process in self.workers.values():
+            process.end()
+        if hasattr(self, "router"):
+            self.router.end()
+        if hasattr(self, "http"):
+            self.http.close()
+            self.client.close()
+
+
+@contextlib.contextmanager
+def running(cluster: Cluster, **roles: str) -> Iterator[Cluster]:
+    """Start a cluster and end it whatever happens."""
+    try:
+        cluster.start(**roles)
+        yield cluster
+    finally:
+        cluster.end()

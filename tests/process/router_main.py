@@ -1,0 +1,22 @@
+"""The real router as a process; says its ports on standard output, ends with standard input."""
+
+import asyncio
+import json
+import sys
+
+from disagg.router.app import RouterApp
+from disagg.router.options import RouterOptions
+
+
+async def serve(options: RouterOptions) -> None:
+    app = RouterApp(options)
+    await app.start()
+    ports = {"http_port": app.http_port, "grpc_port": app.grpc_port}
+    sys.stdout.write("serving " + json.dumps(ports) + "\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.read)
+    await app.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(RouterOptions(**json.loads(sys.argv[1]))))
