@@ -58,9 +58,7 @@ class Ask:
         if any(not text for text in self.stop):
             raise RequestError("must not contain an empty string", param="stop")
         if any(len(text) > STOP_CHARS_MAX for text in self.stop):
-            raise RequestError(
-                f"at most {STOP_CHARS_MAX} characters each", param="stop"
-            )
+            raise RequestError(f"at most {STOP_CHARS_MAX} characters each", param="stop")
 
 
 def _range(param: str, value: float | None, low: float, high: float) -> None:

@@ -179,9 +179,7 @@ class CompletionFormat:
             token = name(token_id)
             shown["tokens"].append(token)
             shown["token_logprobs"].append(logprobs.logprob)
-            shown["top_logprobs"].append(
-                {name(i): value for i, value in logprobs.top} or None
-            )
+            shown["top_logprobs"].append({name(i): value for i, value in logprobs.top} or None)
             shown["text_offset"].append(self._num_chars_of_tokens)
             raw = self._answer.tokenizer.token_bytes(token_id)
             # A character split over tokens counts where it begins.
@@ -221,11 +219,7 @@ class ChatFormat:
             logprobs = to_json({"content": self._logprobs(piece)})
         elif not piece.text and not piece.finish_reason:
             return b""
-        delta = (
-            b'{"content":' + json.dumps(piece.text).encode() + b"}"
-            if piece.text
-            else b"{}"
-        )
+        delta = b'{"content":' + json.dumps(piece.text).encode() + b"}" if piece.text else b"{}"
         reason = json.dumps(piece.finish_reason or None).encode()
         return b"".join(
             (
@@ -242,9 +236,7 @@ class ChatFormat:
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
         """The last chunk of a stream with ``include_usage``."""
-        return sse(
-            self._answer.frame(self.chunk_kind) | {"choices": [], "usage": usage}
-        )
+        return sse(self._answer.frame(self.chunk_kind) | {"choices": [], "usage": usage})
 
     def add(self, piece: Piece) -> None:
         """Collect a piece of an answer that is not streamed."""
@@ -258,17 +250,14 @@ class ChatFormat:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": "".join(self._answer.texts)},
-            "logprobs": {"content": self._collected}
-            if self._num_logprobs >= 0
-            else None,
+            "logprobs": {"content": self._collected} if self._num_logprobs >= 0 else None,
             "finish_reason": self._answer.finish_reason,
         }
         return self._answer.frame(self.kind) | {"choices": [choice], "usage": usage}
 
     def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:
         return [
-            self._token(token_id, logprobs.logprob)
-            | {"top_logprobs": self._top(logprobs)}
+            self._token(token_id, logprobs.logprob) | {"top_logprobs": self._top(logprobs)}
             for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True)
         ]
 

@@ -65,9 +65,7 @@ def _prompt(value: object) -> str | tuple[int, ...]:
     if isinstance(value, list) and all(type(item) is int for item in value):
         return tuple(value)
     if isinstance(value, list) and all(isinstance(item, str | list) for item in value):
-        raise ValueError(
-            "several prompts in one request are not supported; send one each"
-        )
+        raise ValueError("several prompts in one request are not supported; send one each")
     raise ValueError("must be a string or a list of token ids")
 
 
@@ -97,9 +95,7 @@ def _content(value: object) -> str:
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class StreamOptions(_Strict):
@@ -177,16 +173,10 @@ class ChatRequest(_Generation):
 
     def ask(self) -> Ask:
         """Hand over what is asked for, in the form both front ends share."""
-        field = (
-            "max_tokens"
-            if self.max_completion_tokens is None
-            else "max_completion_tokens"
-        )
+        field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return Ask(
             model=self.model,
-            prompt=tuple(
-                message.model_dump(exclude_none=True) for message in self.messages
-            ),
+            prompt=tuple(message.model_dump(exclude_none=True) for message in self.messages),
             prompt_field="messages",
             max_tokens=getattr(self, field),
             max_tokens_field=field,
@@ -221,18 +211,14 @@ def parse_chat(body: bytes) -> ChatRequest:
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         for name in MESSAGE_IGNORED if isinstance(message, dict) else ():
             if message.pop(name, None):
-                raise RequestError(
-                    "is not supported", param=f"messages[{index}].{name}"
-                )
+                raise RequestError("is not supported", param=f"messages[{index}].{name}")
     request = _build(ChatRequest.model_validate, data)
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("needs logprobs: true", param="top_logprobs")
     if None not in (request.max_tokens, request.max_completion_tokens) and (
         request.max_tokens != request.max_completion_tokens
     ):
-        raise RequestError(
-            "differs from max_completion_tokens; set one", param="max_tokens"
-        )
+        raise RequestError("differs from max_completion_tokens; set one", param="max_tokens")
     return request
 
 
@@ -256,9 +242,7 @@ def _same(value: object, neutral: object) -> bool:
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
-def _build(
-    validate: Callable[[dict[str, Any]], _Request], data: dict[str, Any]
-) -> _Request:
+def _build(validate: Callable[[dict[str, Any]], _Request], data: dict[str, Any]) -> _Request:
     try:
         request = validate(data)
     except ValidationError as error:
@@ -272,9 +256,7 @@ def _request_error(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_input=False)[0]
     param = ""
     for part in first["loc"]:
-        param += (
-            f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
-        )
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
     kind = first["type"]
     if kind == "extra_forbidden":
         message = "unknown field"

@@ -1,9 +1,9 @@
 """From tokens to text: whole characters, stop strings."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from disagg.router.token_stream import TokenStream
+from disagg.router.token_stream import STOP_STRING, TokenStream
 from disagg.router.tokenizer import Tokenizer
 from disagg.scheduling.messages import FinishReason
 from disagg.scheduling.sampling import TokenLogprobs
@@ -50,7 +50,7 @@ class StopMatcher:
 
 async def pieces(
     stream: TokenStream, tokenizer: Tokenizer, stop: tuple[str, ...]
-) -> AsyncIterator[Piece]:
+) -> AsyncGenerator[Piece, None]:
     """Decode a token stream; a stop string ends it and cancels the rest at the workers.
 
     A token that ends the request by being a stop token is counted but not shown. Tokens are
@@ -76,7 +76,7 @@ async def pieces(
             text += new
             if stopped:
                 finish, used = FinishReason.STOP.value, index + 1
-                stream.cancel("stop string")
+                stream.cancel(STOP_STRING)
                 break
         else:
             if finish:

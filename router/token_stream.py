@@ -8,6 +8,9 @@ from disagg.routing.messages import Deliver, NewRequest
 from disagg.scheduling.messages import FinishReason
 from disagg.scheduling.sampling import TokenLogprobs
 
+STOP_STRING = "stop string"
+"""The reason of a cancel that is a success for the client."""
+
 
 class TokenStream:
     """Single reader, single writer, one event loop.
@@ -17,12 +20,10 @@ class TokenStream:
 
     Attributes:
         request: what was asked.
-        hit_tokens: prompt tokens some worker had in its cache; known once the prefill is done.
     """
 
     def __init__(self, request: NewRequest, cancel: Callable[[str, str], None]) -> None:
         self.request = request
-        self.hit_tokens = 0
         self._cancel = cancel
         self._pending: list[Deliver] = []
         self._error: DisaggError | None = None

@@ -48,18 +48,12 @@ class Tokenizer:
         generation_file = path / "generation_config.json"
         generation = _read_json(generation_file) if generation_file.is_file() else {}
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                path, local_files_only=True
-            )
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
         except Exception as error:  # transformers raises many kinds here
-            raise ConfigError(
-                f"no usable tokenizer in {path}: {error}", param="model"
-            ) from error
+            raise ConfigError(f"no usable tokenizer in {path}: {error}", param="model") from error
         self._backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if self._backend is None:
-            raise ConfigError(
-                f"{path} has no tokenizer.json (fast tokenizer)", param="model"
-            )
+            raise ConfigError(f"{path} has no tokenizer.json (fast tokenizer)", param="model")
         # Both could be set in tokenizer.json and would silently cut or pad prompts.
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -83,9 +77,7 @@ class Tokenizer:
             for name in ("temperature", "top_p", "top_k")
             if isinstance(generation.get(name), int | float)
         }
-        self._byte_of = (
-            _byte_alphabet() if "ByteLevel" in str(self._backend.decoder) else None
-        )
+        self._byte_of = _byte_alphabet() if "ByteLevel" in str(self._backend.decoder) else None
         self._token_bytes: dict[int, bytes] = {}
 
     @property
@@ -155,9 +147,7 @@ class Detokenizer:
     Bounded work per token: the window is at most ``WINDOW_TOKENS_MAX`` long.
     """
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], tail: Sequence[int]
-    ) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], tail: Sequence[int]) -> None:
         self._decode = decode
         self._window: list[int] = list(tail)
         self._num_whole = len(self._window)
@@ -167,10 +157,7 @@ class Detokenizer:
         """Add a token and return the text that is final now; "" while a character is unfinished."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if len(self._window) > WINDOW_TOKENS_MAX:
-            end = len(text)
-        else:
-            end = _whole_chars(text)
+        end = len(text) if len(self._window) > WINDOW_TOKENS_MAX else _whole_chars(text)
         new = text[self._num_emitted_chars : end]
         if end == len(text):
             del self._window[: self._num_whole]

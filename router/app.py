@@ -1,0 +1,180 @@
+"""The router process: its servers, its start and its end."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import grpc
+import uvicorn
+
+from disagg.errors import ConfigError
+from disagg.router.admission import Admission
+from disagg.router.dispatch import Dispatcher
+from disagg.router.grpc_service import GrpcService
+from disagg.router.http import HttpApp
+from disagg.router.metrics import Metrics
+from disagg.router.options import RouterOptions
+from disagg.router.tokenizer import Tokenizer
+from disagg.router.worker_session import MESSAGE_BYTES_MAX
+from disagg.wire.v1.router_pb2_grpc import add_RouterServicer_to_server
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5
+FORCED_EXIT_CODE = 130
+GRPC_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # two routers on one port must be an error, not a lottery
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the process has one owner of signals."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say when connections are accepted."""
+        await super().startup(sockets)
+        self.is_up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+class RouterApp:
+    """One router in the running event loop.
+
+    Attributes:
+        http_port: bound after `start`.
+        grpc_port: bound after `start`.
+    """
+
+    def __init__(self, options: RouterOptions) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            ConfigError: the checkpoint directory has none.
+        """
+        self.http_port = options.http_port
+        self.grpc_port = options.grpc_port
+        self._options = options
+        self._tokenizer = Tokenizer(options.model_dir)
+
+    async def start(self) -> None:
+        """Bind both ports and serve.
+
+        Raises:
+            ConfigError: a port is taken or the host is not ours.
+        """
+        options = self._options
+        http_socket = _bind(options.host, options.http_port)
+        self.http_port = http_socket.getsockname()[1]
+        self._metrics = Metrics()
+        self._grpc_server = grpc.aio.server(options=GRPC_OPTIONS)
+        address = f"{_bracketed(options.host)}:{options.grpc_port}"
+        try:
+            self.grpc_port = self._grpc_server.add_insecure_port(address)
+        except RuntimeError as error:
+            http_socket.close()
+            raise ConfigError(f"cannot listen on {address}: {error}", param="grpc_port") from error
+        self.dispatcher = Dispatcher(options, self._metrics)
+        self._admission = Admission(options, self._tokenizer, self.dispatcher)
+        parts = (options, self._tokenizer, self.dispatcher, self._admission, self._metrics)
+        add_RouterServicer_to_server(GrpcService(*parts), self._grpc_server)
+        config = uvicorn.Config(
+            HttpApp(*parts),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        )
+        self._http_server = _Server(config)
+        self._http_task = asyncio.create_task(self._http_server.serve([http_socket]))
+        await self._grpc_server.start()
+        await self._http_server.is_up.wait()
+        logger.info(
+            "router serves %s on http://%s:%d, workers register at %s:%d",
+            options.model_name,
+            _bracketed(options.host),
+            self.http_port,
+            _bracketed(options.host),
+            self.grpc_port,
+        )
+
+    async def stop(self) -> None:
+        """Accept nothing more, cancel what lives here and at the workers, close; idempotent."""
+        if self._http_server.should_exit:
+            return
+        self._http_server.should_exit = True
+        await self.dispatcher.stop()
+        await self._grpc_server.stop(grace=1)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._http_task
+        self._admission.close()
+        logger.info("router stopped")
+
+
+def run(options: RouterOptions) -> int:
+    """Run a router until SIGINT or SIGTERM; a second signal ends the process at once.
+
+    Returns:
+        The process's exit code: 0 after a clean stop, 2 when it could not start.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        app = RouterApp(options)
+        asyncio.run(_serve(app))
+    except ConfigError as error:
+        logger.error("%s: %s", error.param, error.message)
+        return 2
+    return 0
+
+
+async def _serve(app: RouterApp) -> None:
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            logger.warning("second signal: forced exit")
+            # Not os._exit: the logs are flushed, and asyncio.run cancels what is left.
+            loop.call_soon(sys.exit, FORCED_EXIT_CODE)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    await app.start()
+    await stop.wait()
+    await app.stop()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}", param="http_port") from error
+    return bound
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,261 @@
+"""The router's core meets the world: its actions are performed here, on one event loop."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from disagg.errors import RemoteFault, RequestError
+from disagg.kv.events import BlocksStored, KVEventBatch, KVSnapshot
+from disagg.kv.hashing import BlockHasher
+from disagg.router.metrics import Metrics
+from disagg.router.options import RouterOptions
+from disagg.router.token_stream import STOP_STRING, TokenStream
+from disagg.router.worker_session import SessionEvents, WorkerSession
+from disagg.routing.core import RouterCore
+from disagg.routing.messages import (
+    Connect,
+    Deliver,
+    Disconnect,
+    Fail,
+    NewRequest,
+    RouterAction,
+    ToWorker,
+    WorkerInfo,
+)
+from disagg.scheduling.messages import FinishReason, WorkerMessage, WorkerStats
+from disagg.transfer.identity import Incarnation
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+
+
+class DuplicateRequestError(RequestError):
+    """A live request has this id."""
+
+    http_status: ClassVar[int] = 409
+    grpc_status: ClassVar[str] = "ALREADY_EXISTS"
+    code: ClassVar[str] = "duplicate_request_id"
+
+
+@dataclass(slots=True)
+class _Live:
+    stream: TokenStream
+    last_s: float
+    """When it was accepted, then of its last delivery."""
+    has_tokens: bool = False
+
+
+class Dispatcher:
+    """One request from start to end, for all requests and workers. Used from one event loop.
+
+    Attributes:
+        core: the decisions; read freely, change only through this class.
+        stopping: no new requests.
+    """
+
+    def __init__(self, options: RouterOptions, metrics: Metrics) -> None:
+        self.core = RouterCore(
+            hash_extend=self._hash_extend,
+            replans_max=options.replans_max,
+            requests_max=options.requests_max,
+            request_timeout_ms=options.request_timeout_ms,
+            records_max=options.records_max,
+            worker_silent_ms=options.worker_silent_ms,
+        )
+        metrics.show_core(self.core.counters)
+        self.stopping = False
+        self._options = options
+        self._metrics = metrics
+        self._router_id = secrets.token_hex(8)
+        self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
+        self._hasher: BlockHasher | None = None
+        self._live: dict[str, _Live] = {}
+        self._sessions: dict[Incarnation, WorkerSession] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._ticker = asyncio.create_task(self._tick(), name="router tick")
+
+    @property
+    def ready(self) -> bool:
+        """A request could be served now."""
+        return self.core.ready and not self.stopping
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch as of the start, never going backwards."""
+        return int(time.monotonic() * 1000) + self._wall_offset_ms
+
+    def hashes(self, token_ids: Sequence[int], cache_salt: bytes) -> list[bytes]:
+        """Chain values of the full hash blocks; may run in any thread.
+
+        Raises:
+            RemoteFault: no worker has said yet how blocks are hashed.
+        """
+        if self._hasher is None:
+            raise RemoteFault("no worker has registered yet")
+        hashes: list[bytes] = []
+        self._hasher.extend(hashes, token_ids, cache_salt)
+        return hashes
+
+    def register(self, info: WorkerInfo) -> None:
+        """Take in a worker's registration or heartbeat.
+
+        Raises:
+            ConfigError: it does not fit this fleet.
+        """
+        if self.stopping:
+            return
+        self._do(self.core.register(self.now_ms(), info))
+        contract = self.core.contract
+        if self._hasher is None and contract is not None:
+            key = self._options.hash_key or contract.model_fingerprint
+            self._hasher = BlockHasher(key.encode(), contract.hash_block_tokens)
+
+    def generate(self, request: NewRequest) -> TokenStream:
+        """Start a request.
+
+        Raises:
+            DisaggError: it cannot be served; nothing was sent to a worker.
+        """
+        if self.stopping:
+            raise RemoteFault("the router is stopping", request_id=request.request_id)
+        if request.request_id in self._live:
+            raise DuplicateRequestError(
+                "a live request has this id", param="request_id", request_id=request.request_id
+            )
+        actions = self.core.generate(self.now_ms(), request)
+        stream = TokenStream(request, self.cancel)
+        self._live[request.request_id] = _Live(stream, time.monotonic())
+        self._metrics.accepted(len(request.token_ids))
+        self._do(actions)
+        return stream
+
+    def cancel(self, request_id: str, reason: str) -> None:
+        """End a request at all workers; unknown ids are ignored."""
+        if self._live.pop(request_id, None) is None:
+            return
+        outcome = FinishReason.STOP.value if reason == STOP_STRING else "cancelled"
+        self._metrics.ended(outcome)
+        self._do(self.core.cancel(self.now_ms(), request_id, reason))
+
+    async def stop(self) -> None:
+        """Cancel what lives, tell the workers, close all streams."""
+        self.stopping = True
+        for request_id, live in list(self._live.items()):
+            self.cancel(request_id, "router stops")
+            live.stream.fail(RemoteFault("the router is stopping", request_id=request_id))
+        self._ticker.cancel()
+        await asyncio.gather(self._ticker, return_exceptions=True)
+        sessions = list(self._sessions.values())
+        for session in sessions:
+            await session.drain()
+            session.close()
+        await asyncio.gather(*(session.wait_closed() for session in sessions), *self._closing)
+
+    # --- what the core wishes
+
+    def _do(self, actions: Sequence[RouterAction]) -> None:
+        for action in actions:
+            match action:
+                case Deliver():
+                    self._deliver(action)
+                case ToWorker(worker, message):
+                    session = self._sessions.get(worker)
+                    if session is not None:
+                        session.send(message)
+                case Fail(request_id, error):
+                    live = self._live.pop(request_id, None)
+                    if live is not None:
+                        self._metrics.ended(error.code)
+                        logger.warning("request %s failed: %s", request_id, error.message)
+                        live.stream.fail(error)
+                case Connect(info):
+                    self._connect(info)
+                case Disconnect(worker):
+                    self._disconnect(worker)
+
+    def _deliver(self, delta: Deliver) -> None:
+        live = self._live.get(delta.request_id)
+        if live is None:
+            return
+        now_s = time.monotonic()
+        self._metrics.delivered(
+            len(delta.token_ids), now_s - live.last_s, first=not live.has_tokens
+        )
+        live.last_s, live.has_tokens = now_s, True
+        if delta.finish_reason is not FinishReason.NONE:
+            del self._live[delta.request_id]
+            self._metrics.ended(delta.finish_reason.value)
+        live.stream.put(delta)
+
+    def _connect(self, info: WorkerInfo) -> None:
+        worker = info.incarnation
+        events = SessionEvents(
+            up=partial(self._up, info),
+            message=partial(self._message, worker),
+            lost=partial(self._lost, worker),
+            kv_sequence=partial(self.core.kv_sequence, worker),
+            kv_batch=partial(self._kv_batch, worker),
+        )
+        # Room for a submit and a cancel of every request at every re-plan.
+        outgoing_max = 2 * self._options.requests_max * (1 + self._options.replans_max)
+        self._sessions[worker] = WorkerSession(self._router_id, info, events, outgoing_max)
+
+    def _disconnect(self, worker: Incarnation) -> None:
+        session = self._sessions.pop(worker, None)
+        if session is None:
+            return
+        logger.info("worker %s (epoch %s) left", worker.worker_id, worker.epoch)
+        self._metrics.worker_left(worker)
+        session.close()
+        closing = asyncio.create_task(session.wait_closed())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    # --- what the sessions tell
+
+    def _up(self, info: WorkerInfo) -> None:
+        worker = info.incarnation
+        logger.info(
+            "worker %s (epoch %s, %s, %s) joined",
+            worker.worker_id,
+            worker.epoch,
+            info.role,
+            info.address,
+        )
+        self.core.session_up(self.now_ms(), worker)
+
+    def _message(self, worker: Incarnation, message: WorkerMessage) -> None:
+        if isinstance(message, WorkerStats) and worker in self._sessions:
+            self._metrics.worker_stats(worker, message)
+        self._do(self.core.from_worker(self.now_ms(), worker, message))
+
+    def _lost(self, worker: Incarnation, reason: str) -> None:
+        logger.warning("session to worker %s ended: %s", worker.worker_id, reason)
+        self._do(self.core.session_lost(self.now_ms(), worker))
+
+    def _kv_batch(self, worker: Incarnation, epoch: str, batch: KVEventBatch | KVSnapshot) -> bool:
+        if isinstance(batch, KVEventBatch):
+            return self.core.kv_events(worker, epoch, batch.first_seq, False, batch.events)
+        session = self._sessions.get(worker)
+        groups = session.info.groups if session is not None else ()
+        stored = [
+            BlocksStored(index, hashes, None, 0, group.block_tokens)
+            for index, (group, hashes) in enumerate(zip(groups, batch.hashes, strict=False))
+        ]
+        return self.core.kv_events(worker, epoch, batch.next_seq, True, stored)
+
+    def _hash_extend(
+        self, hashes: list[bytes], token_ids: Sequence[int], cache_salt: bytes
+    ) -> None:
+        assert self._hasher is not None  # a request was accepted, so a worker had registered
+        self._hasher.extend(hashes, token_ids, cache_salt)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._do(self.core.tick(self.now_ms()))

@@ -1,0 +1,154 @@
+"""The router's gRPC service: registration of workers, generation, prefix look-ups."""
+
+import functools
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import grpc
+
+from disagg.errors import DisaggError, RemoteFault, RequestError
+from disagg.router.admission import Admission, check_request_id
+from disagg.router.ask import Ask
+from disagg.router.dispatch import Dispatcher
+from disagg.router.metrics import Metrics
+from disagg.router.openai_schema import COMPLETION_MAX_TOKENS
+from disagg.router.options import RouterOptions
+from disagg.router.text_stream import pieces
+from disagg.router.tokenizer import Tokenizer
+from disagg.wire.registration_codec import match_to_wire, worker_info_from_wire
+from disagg.wire.sampling_codec import top_to_wire
+from disagg.wire.v1 import router_pb2 as pb
+from disagg.wire.v1.router_pb2_grpc import RouterServicer
+
+logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext  # not subscriptable at run time
+FIELD_KEY = "disagg-field"
+CODE_KEY = "disagg-code"
+
+
+async def _abort(context: Context, error: DisaggError) -> NoReturn:
+    """End the call with the error's status; the field and code travel as trailing metadata."""
+    details = f"{error.param}: {error.message}" if error.param else error.message
+    trailing = ((FIELD_KEY, error.param), (CODE_KEY, error.code))
+    await context.abort(grpc.StatusCode[error.grpc_status], details, trailing)
+
+
+class GrpcService(RouterServicer):
+    """The same admission, dispatch and detokenisation as over HTTP."""
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        tokenizer: Tokenizer,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        metrics: Metrics,
+    ) -> None:
+        self._options = options
+        self._tokenizer = tokenizer
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._metrics = metrics
+
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        """Take in a registration or heartbeat."""
+        try:
+            info = worker_info_from_wire(request)
+            self._admission.check_model(info.model)
+            self._dispatcher.register(info)
+        except DisaggError as error:
+            logger.warning("registration of %s: %s", request.worker.worker_id[:128], error.message)
+            await _abort(context, error)
+        return pb.RegisterResponse(heartbeat_ms=self._options.heartbeat_ms)
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Stream text and tokens; a cancelled call is cancelled at the workers."""
+        try:
+            try:
+                if request.request_id:
+                    check_request_id(request.request_id, "request_id")
+                new = await self._admission.prepare(_ask(request), request.request_id)
+                stream = self._dispatcher.generate(new)
+            except DisaggError as error:
+                self._metrics.refused(error.code)
+                raise
+            try:
+                async for piece in pieces(stream, self._tokenizer, ()):
+                    response = pb.GenerateResponse(
+                        request_id=stream.request_id,
+                        text=piece.text,
+                        token_ids=piece.token_ids,
+                        logprobs=[token.logprob for token in piece.logprobs],
+                        top=[top_to_wire(token.top) for token in piece.logprobs],
+                        finish_reason=piece.finish_reason,
+                        num_prompt_tokens=len(new.token_ids),
+                    )
+                    if piece.finish_reason:
+                        record = self._dispatcher.core.record(stream.request_id)
+                        response.num_cached_tokens = record.cached_tokens if record else 0
+                    yield response
+            finally:
+                stream.cancel("client left")
+        except DisaggError as error:
+            await _abort(context, error)
+
+    async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchResponse:
+        """How much of a prompt each ready worker holds; stale answers cost time, never tokens."""
+        try:
+            self._admission.check_model(request.model)
+            prompt, field = _prompt(request)
+            limit = self._dispatcher.core.max_model_tokens
+            if not limit:
+                raise RemoteFault("no worker is ready")
+            token_ids, hashes = await self._admission.tokens(
+                prompt, field, limit, request.cache_salt.encode()
+            )
+        except DisaggError as error:
+            await _abort(context, error)
+        found = self._dispatcher.core.match(len(token_ids), hashes)
+        return pb.MatchResponse(
+            num_tokens=len(token_ids), workers=[match_to_wire(match) for match in found]
+        )
+
+
+def _prompt(request: pb.GenerateRequest | pb.MatchRequest) -> tuple[str | tuple[int, ...], str]:
+    if request.prompt and request.token_ids:
+        raise RequestError("set either prompt or token_ids", param="token_ids")
+    if request.token_ids:
+        return tuple(request.token_ids), "token_ids"
+    if not request.prompt:
+        raise RequestError("must not be empty", param="prompt")
+    return request.prompt, "prompt"
+
+
+def _ask(request: pb.GenerateRequest) -> Ask:
+    prompt, field = _prompt(request)
+    build = functools.partial(
+        Ask,
+        model=request.model,
+        prompt=prompt,
+        prompt_field=field,
+        default_max_tokens=COMPLETION_MAX_TOKENS,
+        ignore_eos=request.ignore_eos,
+        cache_salt=request.cache_salt,
+    )
+    if not request.HasField("sampling"):
+        return build(max_tokens=None)
+    sampling = request.sampling
+    if sampling.stop_token_ids:
+        raise RequestError("is not supported; use ignore_eos", param="sampling.stop_token_ids")
+    return build(
+        max_tokens=sampling.max_tokens or None,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p or 1.0,  # 0 is "not set" in proto3
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        num_logprobs=sampling.num_logprobs,
+    )

@@ -1,0 +1,118 @@
+"""One HTTP request and its answer over raw ASGI."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from disagg.errors import CancelledError, DisaggError, RequestError
+from disagg.router.openai_format import error_body, to_json
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+RETRY_AFTER_S = b"1"
+
+
+class BodyTooLargeError(RequestError):
+    """The body exceeds the router's limit."""
+
+    http_status = 413
+    code = "request_too_large"
+
+
+class Exchange:
+    """Reads a bounded body, writes one answer, notices when the client leaves.
+
+    Attributes:
+        request_id: echoed as ``x-request-id`` once it is set.
+        started: the status line is on its way; errors can no longer change it.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, send_timeout_s: float) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = ""
+        self.started = False
+        self._receive = receive
+        self._send = send
+        self._send_timeout_s = send_timeout_s
+
+    async def body(self, bytes_max: int) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            BodyTooLargeError: it is larger than ``bytes_max``; at most that much was kept.
+            CancelledError: the client left before it was complete.
+        """
+        refusal = BodyTooLargeError(f"the body is larger than {bytes_max} bytes")
+        declared = self.headers.get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > bytes_max:
+            raise refusal
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise CancelledError("the client left while it sent the request")
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            if size > bytes_max:
+                raise refusal
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    async def disconnected(self) -> None:
+        """Return when the client has left; call only after `body`."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, status: int, content_type: bytes, extra: Iterable[Any] = ()) -> None:
+        """Send the status line and headers."""
+        headers: Headers = [(b"content-type", content_type), *extra]
+        if self.request_id:
+            headers.append((b"x-request-id", self.request_id.encode()))
+        self.started = True
+        await self._bounded({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a part of the body; waits while the client does not read.
+
+        Raises:
+            CancelledError: the client did not read for too long.
+        """
+        await self._bounded({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def answer(
+        self,
+        status: int,
+        data: bytes,
+        content_type: bytes = b"application/json",
+        extra: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Send a whole answer."""
+        length = (b"content-length", str(len(data)).encode())
+        await self.start(status, content_type, [length, *extra])
+        await self.write(data, more=False)
+
+    async def json(self, value: object, status: int = 200) -> None:
+        """Send a JSON answer."""
+        await self.answer(status, to_json(value))
+
+    async def fail(self, error: DisaggError) -> None:
+        """Send an error in the OpenAI schema; only before anything else was sent."""
+        extra: Headers = []
+        if error.http_status == 429:
+            extra.append((b"retry-after", RETRY_AFTER_S))
+        data = to_json(error_body(error))
+        await self.answer(error.http_status, data, extra=extra)
+
+    async def _bounded(self, message: MutableMapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            raise CancelledError("the client does not read its answer") from None

@@ -1,0 +1,141 @@
+"""Prometheus metrics of one router; every series is named here."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily
+
+from disagg.scheduling.messages import WorkerStats
+from disagg.transfer.identity import Incarnation
+
+TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+GAUGES = (
+    "num_waiting",
+    "num_running",
+    "num_prefill_tokens_queued",
+    "num_blocks_usable",
+    "num_blocks_free",
+    "num_leases",
+    "num_reservations",
+    "num_inbound",
+    "num_blocks_quarantined",
+    "ready",
+)
+
+
+CORE_LABELS = {
+    "full_bytes": "kind",
+    "plans": "kind",
+    "prefill_tokens": "source",
+    "pulled_bytes": "kind",
+    "replans": "cause",
+    "requests_ended": "outcome",
+    "requests_refused": "cause",
+    "workers_lost": "cause",
+}
+"""How the label of each of the core's counters is called; the others have none."""
+
+
+class CoreCollector:
+    """Shows the core's own counters as ``disagg_routing_<name>_total``."""
+
+    def __init__(self, counters: Mapping[tuple[str, str], int]) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Called by the registry."""
+        families: dict[str, CounterMetricFamily] = {}
+        for (name, label), value in sorted(self._counters.items()):
+            label_name = CORE_LABELS.get(name, "label" if label else "")
+            if name not in families:
+                families[name] = CounterMetricFamily(
+                    f"disagg_routing_{name}",
+                    f"{name.replace('_', ' ').capitalize()}, counted by the router's core.",
+                    labels=[label_name] if label_name else [],
+                )
+            families[name].add_metric([label] if label_name else [], value)
+        yield from families.values()
+
+
+class Metrics:
+    """Counts what the dispatcher sees. A registry of its own: several routers per process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        reg = self.registry
+        self._requests = Counter(
+            "disagg_requests", "Ended requests by outcome.", ["outcome"], registry=reg
+        )
+        self._live = Gauge("disagg_requests_live", "Requests in progress.", registry=reg)
+        self._ttft = Histogram(
+            "disagg_time_to_first_token_seconds",
+            "From acceptance to the first token at the router.",
+            buckets=TTFT_BUCKETS,
+            registry=reg,
+        )
+        self._itl = Histogram(
+            "disagg_inter_token_latency_seconds",
+            "Between deliveries of one request, per token.",
+            buckets=ITL_BUCKETS,
+            registry=reg,
+        )
+        self._prompt_tokens = Counter("disagg_prompt_tokens", "Prompt tokens.", registry=reg)
+        self._tokens = Counter("disagg_generation_tokens", "Delivered tokens.", registry=reg)
+        self._worker = Gauge(
+            "disagg_worker", "A worker's last report.", ["worker", "name"], registry=reg
+        )
+        self._worker_counters = Gauge(
+            "disagg_worker_count",
+            "A worker's own monotonic counts; a new incarnation starts at 0.",
+            ["worker", "name"],
+            registry=reg,
+        )
+
+    def accepted(self, num_prompt_tokens: int) -> None:
+        """A request went to the core."""
+        self._live.inc()
+        self._prompt_tokens.inc(num_prompt_tokens)
+
+    def refused(self, outcome: str) -> None:
+        """A request ended before it was accepted."""
+        self._requests.labels(outcome).inc()
+
+    def ended(self, outcome: str) -> None:
+        """An accepted request ended: ``stop``, ``length`` or an error's code."""
+        self._live.dec()
+        self._requests.labels(outcome).inc()
+
+    def delivered(self, num_tokens: int, waited_s: float, *, first: bool) -> None:
+        """Tokens for a client."""
+        self._tokens.inc(num_tokens)
+        if first:
+            self._ttft.observe(waited_s)
+        elif num_tokens:
+            self._itl.observe(waited_s / num_tokens)
+
+    def worker_stats(self, worker: Incarnation, stats: WorkerStats) -> None:
+        """A worker's load and counters."""
+        for name in GAUGES:
+            self._worker.labels(worker.worker_id, name).set(float(getattr(stats, name)))
+        for name, value in stats.counters:
+            self._worker_counters.labels(worker.worker_id, name).set(value)
+
+    def worker_left(self, worker: Incarnation) -> None:
+        """Forget a worker's gauges, so that a dead one does not look alive."""
+        self._worker.remove_by_labels({"worker": worker.worker_id})
+        self._worker_counters.remove_by_labels({"worker": worker.worker_id})
+
+    def show_core(self, counters: Mapping[tuple[str, str], int]) -> None:
+        """Include the core's counters, read at every scrape."""
+        self.registry.register(CoreCollector(counters))
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)

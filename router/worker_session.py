@@ -1,0 +1,179 @@
+"""The router's streams to one incarnation of a worker: the session and the KV events."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import grpc
+
+from disagg.errors import ProtocolError
+from disagg.kv.events import KVEventBatch, KVSnapshot
+from disagg.routing.messages import WorkerInfo
+from disagg.scheduling.messages import RouterMessage, WorkerMessage
+from disagg.wire.kv_events_codec import kv_batch_from_wire
+from disagg.wire.openings import SessionOpen
+from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
+from disagg.wire.v1 import worker_pb2 as pb
+from disagg.wire.v1.worker_pb2_grpc import WorkerStub
+
+if TYPE_CHECKING:
+    from disagg.wire.v1.worker_pb2_grpc import WorkerAsyncStub  # only in the stub file
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_BYTES_MAX = 64 << 20
+CONNECT_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = 1.0
+KV_RETRY_MIN_S = 0.05
+KV_RETRY_MAX_S = 2.0
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.use_local_subchannel_pool", 1),  # a new incarnation never inherits old back-off
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvents:
+    """What a session tells its owner; all called on the event loop."""
+
+    up: Callable[[], None]
+    message: Callable[[WorkerMessage], None]
+    lost: Callable[[str], None]
+    """Once, with the reason; never after `WorkerSession.close`."""
+    kv_sequence: Callable[[], int]
+    kv_batch: Callable[[str, KVEventBatch | KVSnapshot], bool]
+    """False: a gap; the stream is opened anew."""
+
+
+class WorkerSession:
+    """Dials a worker at once and reports until it is lost or closed. It never reconnects.
+
+    Args:
+        outgoing_max: messages that may wait for the worker; one more and it is lost.
+    """
+
+    def __init__(
+        self, router_id: str, info: WorkerInfo, events: SessionEvents, outgoing_max: int
+    ) -> None:
+        self.info = info
+        self._router_id = router_id
+        self._events = events
+        self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue(outgoing_max)
+        self._closed = False
+        self._overflow = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"session {info.incarnation.worker_id}")
+
+    def send(self, message: RouterMessage) -> None:
+        """Queue a message behind those before it."""
+        try:
+            self._outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            self._overflow.set()
+
+    async def drain(self) -> None:
+        """Wait, for a short time, until everything queued is written."""
+        if not self._task.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                    await self._outgoing.join()
+
+    def close(self) -> None:
+        """End both streams; nothing is reported any more."""
+        self._closed = True
+        if asyncio.current_task() is not self._task:
+            self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until everything of this session has ended."""
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            async with grpc.aio.insecure_channel(
+                self.info.address, options=CHANNEL_OPTIONS
+            ) as channel:
+                reason = await self._session(channel)
+        except Exception as error:  # the owner must learn of the loss, whatever it was
+            logger.exception("session to %s failed", self.info.incarnation.worker_id)
+            reason = repr(error)
+        if not self._closed:
+            self._events.lost(reason)
+
+    async def _session(self, channel: grpc.aio.Channel) -> str:
+        stub = cast("WorkerAsyncStub", WorkerStub(channel))
+        call = stub.Session(self._requests())
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await call.wait_for_connection()
+        except TimeoutError:
+            return f"no connection to {self.info.address} within {CONNECT_TIMEOUT_S:g} s"
+        except grpc.aio.AioRpcError as error:
+            return _describe(error)
+        if self._closed:
+            return "closed"
+        self._events.up()
+        reading = asyncio.create_task(self._read(call))
+        overflow = asyncio.create_task(self._watch_overflow())
+        kv_events = asyncio.create_task(self._kv_events(stub))
+        try:
+            done, _ = await asyncio.wait((reading, overflow), return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result()
+        finally:
+            for task in (reading, overflow, kv_events):
+                task.cancel()
+            await asyncio.gather(reading, overflow, kv_events, return_exceptions=True)
+            call.cancel()
+
+    async def _requests(self) -> AsyncIterator[pb.SessionRequest]:
+        yield session_request_to_wire(SessionOpen(self._router_id, self.info.incarnation))
+        while True:
+            message = await self._outgoing.get()
+            yield session_request_to_wire(message)
+            self._outgoing.task_done()
+
+    async def _read(self, call: AsyncIterable[pb.SessionResponse]) -> str:
+        try:
+            async for response in call:
+                if self._closed:
+                    return "closed"
+                self._events.message(session_response_from_wire(response))
+        except grpc.aio.AioRpcError as error:
+            return _describe(error)
+        except ProtocolError as error:
+            return f"protocol error: {error.message}"
+        return "the worker ended the session"
+
+    async def _watch_overflow(self) -> str:
+        await self._overflow.wait()
+        return f"{self._outgoing.maxsize} messages wait for it"
+
+    async def _kv_events(self, stub: "WorkerAsyncStub") -> None:
+        """Follow the events for as long as the session lives; a gap or an end opens anew."""
+        retry_s = KV_RETRY_MIN_S
+        while True:
+            call = stub.KvEvents(pb.KvEventsRequest(from_sequence=self._events.kv_sequence()))
+            try:
+                async for wire in call:
+                    if not self._events.kv_batch(*kv_batch_from_wire(wire)):
+                        break
+                    retry_s = KV_RETRY_MIN_S
+            except grpc.aio.AioRpcError as error:
+                logger.debug("KV events of %s: %s", self.info.address, _describe(error))
+            except ProtocolError as error:
+                logger.warning("KV events of %s: %s", self.info.address, error.message)
+            finally:
+                call.cancel()
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, KV_RETRY_MAX_S)
+
+
+def _describe(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
