@@ -43,25 +43,24 @@ class Generation:
     transfer: TransferReport | None = None
     num_tokens: int = 0
     cause: str = ""
+    local: bool = field(init=False)
+    """One worker does both."""
+    workers: tuple[Incarnation, ...] = field(init=False)
+    """Who has a part, the decode worker first."""
 
-    @property
-    def local(self) -> bool:
-        """One worker does both."""
-        return self.prefill.incarnation == self.decode.incarnation
-
-    @property
-    def workers(self) -> tuple[Incarnation, ...]:
-        """Who has a part, the decode worker first."""
-        if self.local:
-            return (self.decode.incarnation,)
-        return self.decode.incarnation, self.prefill.incarnation
+    def __post_init__(self) -> None:
+        decode, prefill = self.decode.incarnation, self.prefill.incarnation
+        self.local = prefill == decode
+        self.workers = (decode,) if self.local else (decode, prefill)
 
     def saw_output(self, worker: Incarnation, output: SequenceOutput) -> None:
         """Learn from tokens who is done."""
         if output.finish_reason:
             self.finished_at.add(worker)
-        if worker == self.decode.incarnation and (
-            output.position + len(output.token_ids) > self.base + 1
+        if (
+            not self.transferred
+            and worker == self.decode.incarnation
+            and output.position + len(output.token_ids) > self.base + 1
         ):
             self.transferred = True
 
@@ -106,7 +105,10 @@ class RoutedRequest:
         avoid: what the next plan should not repeat.
         killers: workers lost while it had a part there.
         progress_ms: when something last went forward.
+        current: the only generation whose messages count; set by `start`.
     """
+
+    current: Generation
 
     def __init__(self, now_ms: int, request: NewRequest) -> None:
         sampling = request.sampling
@@ -128,11 +130,6 @@ class RoutedRequest:
         self.outcome = ""
         self.error = ""
 
-    @property
-    def current(self) -> Generation:
-        """The only generation whose messages count."""
-        return self.generations[-1]
-
     def start(self, now_ms: int, generation: int, plan: Plan) -> list[RouterAction]:
         """Begin a generation after the accepted tokens; returns its submits."""
         self.stream.restart()
@@ -147,6 +144,7 @@ class RoutedRequest:
             base=len(self.stream.tokens),
         )
         self.generations.append(current)
+        self.current = current
         submit = Submit(
             key=current.key,
             role=Role.LOCAL,

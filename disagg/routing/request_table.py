@@ -261,8 +261,10 @@ class RequestTable:
 
     def _check_gap(self, now_ms: int, request: RoutedRequest) -> list[RouterAction]:
         """Tokens that wait for one that will not come, or too many of them: plan anew."""
-        generation = request.current
         num_ahead = request.stream.num_ahead
+        if not num_ahead:
+            return []
+        generation = request.current
         # One stream keeps its order, so a gap in it stays; two streams may cross.
         one_stream = generation.local or generation.prefill_gone
         if num_ahead > (0 if one_stream else AHEAD_MAX):

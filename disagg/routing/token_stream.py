@@ -55,7 +55,18 @@ class TokenStream:
             ProtocolError: they contradict what is known; nothing of ``output`` is delivered.
         """
         self._check(output)
-        for position, token in enumerate(output.token_ids, output.position):
+        position, tokens = output.position, output.token_ids
+        if (
+            position == len(self.tokens)
+            and position + len(tokens) < self.end
+            and not self._ahead
+            and not self._finish
+            and not output.finish_reason
+            and tokens
+        ):  # the usual case, a step's token in its turn: nothing to sort
+            self.tokens += tokens
+            return Extension(tokens, output.logprobs, FinishReason.NONE)
+        for position, token in enumerate(tokens, output.position):
             if len(self.tokens) <= position < self.end:
                 logprobs = output.logprobs[position - output.position] if output.logprobs else None
                 self._ahead.setdefault(position, (token, logprobs))

@@ -1,0 +1,196 @@
+"""What the router does when a part ends, a worker is lost, or all tries are used up."""
+
+from dataclasses import replace
+
+import pytest
+
+from disagg.errors import CapacityError, RemoteFault, RequestError
+from disagg.scheduling.messages import EndReason, FinishReason, Role
+from tests.unit.routing.builders import Router, hashes_of, request, worker
+
+P, D, D2, B = (
+    worker("p", "prefill"),
+    worker("d", "decode"),
+    worker("d2", "decode"),
+    worker("b"),
+)
+
+
+def started(*workers, new=None, **limits):
+    """A router with one request; its submit at the decode (or local) worker."""
+    router = Router(*workers, **limits)
+    router.generate(new)
+    return router, router.submits[0][1]
+
+
+def test_replan_goes_on_after_the_accepted_tokens_with_the_same_sampling():
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1)
+    router.tokens(D, submit, 11, 2, 3)
+    router.ended(D, submit, EndReason.STEP_FAILED)
+    assert sorted(router.cancels) == [("d", 1), ("p", 1)]
+    ((who, again),) = router.submits
+    assert (who, again.role) == ("p", Role.LOCAL)
+    assert again.key.generation == 2
+    assert again.token_ids == (*request().token_ids, 1, 2, 3)
+    assert again.hashes == hashes_of(again.token_ids)
+    assert again.sampling == replace(submit.sampling, max_tokens=2)
+    router.tokens(P, again, 13, 4, 5, finish=FinishReason.LENGTH)
+    assert (router.delivered, router.finish) == ([4, 5], [FinishReason.LENGTH])
+    first, second = router.core.record("r").generations
+    assert (first.cause, second.cause) == ("step_failed: because", "")
+    assert (first.num_tokens, second.num_tokens) == (3, 2)
+
+
+def test_messages_of_an_old_generation_change_nothing():
+    router, submit = started(P, D)
+    router.ended(P, submit, EndReason.LEASE_DEAD)
+    before = router.core.record("r")
+    assert router.tokens(P, submit, 10, 1) == []
+    assert router.ended(D, submit, EndReason.PEER_ENDED) == []
+    assert router.pulled(D, P, submit) == []
+    assert router.core.record("r") == before
+
+
+def test_a_worker_without_a_part_is_not_believed():
+    router, submit = started(P, D, D2)
+    assert router.tokens(D2, submit, 10, 1) == []
+    assert router.ended(D2, submit, EndReason.STEP_FAILED) == []
+
+
+@pytest.mark.parametrize(
+    ("sender", "reason", "expected"),
+    [
+        (D, EndReason.READ_FAILED, [("d", Role.LOCAL)]),
+        (D, EndReason.READ_STUCK, [("d", Role.LOCAL)]),
+        (D, EndReason.COMMIT_REFUSED, [("d", Role.LOCAL)]),
+        (P, EndReason.LEASE_DEAD, [("d", Role.LOCAL)]),
+        (D, EndReason.PEER_LOST, [("d", Role.LOCAL)]),
+        (P, EndReason.PEER_LOST, [("p", Role.LOCAL)]),
+        (P, EndReason.PEER_ENDED, [("p", Role.LOCAL)]),
+        (P, EndReason.RESERVE_REFUSED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+        (D, EndReason.CAPACITY, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+        (D, EndReason.STEP_FAILED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+    ],
+)
+def test_the_next_plan_avoids_what_failed(sender, reason, expected):
+    router, submit = started(P, D, D2)
+    router.ended(sender, submit, reason)
+    assert [(who, again.role) for who, again in router.submits] == expected
+    assert router.core.counters["replans", reason.value] == 1
+
+
+def test_without_another_decode_worker_it_is_decoded_where_it_is_prefilled():
+    router, submit = started(P, D)
+    router.ended(P, submit, EndReason.RESERVE_REFUSED)
+    assert [(who, again.role) for who, again in router.submits] == [("p", Role.LOCAL)]
+
+
+def test_a_pair_that_failed_to_transfer_rests_for_other_requests_too():
+    router, submit = started(P, D, D2)
+    router.ended(D, submit, EndReason.READ_STUCK)
+    for info in (P, D, D2):
+        router.join(info)  # new stats: nobody is loaded
+    router.generate(request("r2"))
+    assert router.submits[0][0] == "d2"
+    router.now_ms = 101  # rested: probed again
+    for info in (P, D, D2):
+        router.join(info)
+    router.generate(request("r3"))
+    assert router.submits[0][0] == "d"
+
+
+def test_replans_are_bounded():
+    workers = {"b": B, "c": worker("c")}
+    router, _ = started(*workers.values(), replans_max=2)
+    for _ in range(3):
+        who, submit = router.submits[0]
+        router.ended(workers[who], submit, EndReason.STEP_FAILED)
+    assert isinstance(router.failure.error, RemoteFault)
+    assert len(router.core.record("r").generations) == 3
+    assert router.core.num_live == 0
+
+
+def test_no_room_anywhere_is_said_as_capacity():
+    router, submit = started(B, replans_max=0)
+    router.ended(B, submit, EndReason.CAPACITY)
+    assert isinstance(router.failure.error, CapacityError)
+    router, submit = started(B, replans_max=0)
+    router.tokens(B, submit, 10, 1)
+    router.ended(B, submit, EndReason.CAPACITY)  # tokens are out: no 429 any more
+    assert isinstance(router.failure.error, RemoteFault)
+
+
+def test_rejected_is_the_callers_error_and_not_tried_elsewhere():
+    router, submit = started(P, D)
+    router.ended(D, submit, EndReason.REJECTED)
+    assert isinstance(router.failure.error, RequestError)
+    assert router.failure.error.request_id == "r"
+    assert sorted(router.cancels) == [("d", 1), ("p", 1)]
+    assert router.submits == []
+
+
+def test_an_end_of_the_prefill_part_after_the_pull_changes_nothing():
+    router, submit = started(P, D)
+    router.pulled(D, P, submit)
+    assert router.ended(P, submit, EndReason.EXPIRED) == []
+    assert router.ended(D, submit, EndReason.STEP_FAILED) != []  # control: the decode part does
+
+
+def test_lost_prefill_worker_before_the_pull_plans_anew():
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1)
+    router.lost(P)
+    assert router.cancels == [("d", 1)]
+    assert [(who, s.role, s.token_ids[-1]) for who, s in router.submits] == [("d", Role.LOCAL, 1)]
+
+
+@pytest.mark.parametrize("sign", ["report", "tokens"])
+def test_lost_prefill_worker_after_the_pull_is_not_needed(sign):
+    router, submit = started(P, D)
+    router.tokens(P, submit, 10, 1)
+    if sign == "report":
+        router.pulled(D, P, submit)
+    else:
+        router.tokens(D, submit, 11, 2)
+    router.lost(P)
+    assert (router.submits, router.cancels) == ([], [])
+    router.tokens(D, submit, 11, 2, 3)
+    assert router.delivered[-1] == 3
+
+
+def test_token_zero_lost_with_its_worker_is_computed_again():
+    router, submit = started(P, D)
+    router.tokens(D, submit, 11, 2)
+    router.lost(P)
+    assert [s.token_ids for _, s in router.submits] == [request().token_ids]
+
+
+def test_lost_decode_worker_goes_on_elsewhere():
+    router, submit = started(P, D, D2)
+    router.tokens(P, submit, 10, 1)
+    router.lost(D)
+    assert router.cancels == [("p", 1)]
+    assert [(who, s.role) for who, s in router.submits] == [
+        ("d2", Role.DECODE),
+        ("p", Role.PREFILL),
+    ]
+
+
+def test_a_request_that_loses_two_workers_is_poison():
+    router, _ = started(B, worker("c"), worker("e"), new=request(num_tokens=600))
+    first = router.submits[0][0]
+    router.lost(worker(first))
+    second = router.submits[0][0]
+    router.lost(worker(second))
+    assert isinstance(router.failure.error, RemoteFault)
+    assert first in str(router.failure.error)
+    assert second in str(router.failure.error)
+    assert router.submits == []
+
+
+def test_a_new_epoch_is_a_loss():
+    router, _ = started(P, D, D2)
+    router.did(router.core.register(0, worker("d", "decode", epoch="e2")))
+    assert router.disconnected == [D.incarnation]
+    assert [who for who, _ in router.submits] == ["d2", "p"]

@@ -1,0 +1,112 @@
+"""Seeded runs against failing workers, and proof that they would find broken rules."""
+
+from collections import Counter
+
+import pytest
+
+from disagg.routing.request_table import RequestTable
+from disagg.routing.token_stream import Extension, TokenStream
+from disagg.scheduling.messages import FinishReason
+from tests.unit.routing.model_workers import World
+
+FLEETS = [
+    ("prefill", "decode"),
+    ("prefill", "decode", "both"),
+    ("both", "both", "both"),
+    ("prefill", "prefill", "decode", "decode"),
+]
+
+
+def run(seed: int) -> World:
+    world = World(seed, FLEETS[seed % len(FLEETS)])
+    for _ in range(400):
+        world.step()
+    world.settle()
+    return world
+
+
+def run_many(seeds: range) -> None:
+    for seed in seeds:
+        run(seed)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_stream_is_exact_or_ends_in_one_error(part):
+    run_many(range(part * 50, part * 50 + 50))
+
+
+def test_the_runs_reach_what_they_are_for():
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        world = run(seed)
+        seen.update(client.finish for client in world.clients.values() if client.finish)
+        seen.update(type(c.error).__name__ for c in world.clients.values() if c.error)
+        for (name, label), count in world.core.counters.items():
+            seen[f"{name} {label}"] += count
+    for what in (
+        "stop", "length", "RemoteFault", "plans local", "plans handover", "late_messages ",
+        "replans worker_lost", "replans gap", "replans lease_dead", "replans reserve_refused",
+        "workers_lost silent", "workers_lost new_epoch", "workers_lost session_ended", "poison ",
+    ):  # fmt: skip
+        assert seen[what], f"{what} never happened: {seen}"
+    assert not seen["protocol_errors "]
+
+
+def assert_found(num_seeds: int = 60) -> None:
+    with pytest.raises(AssertionError, match="seed"):
+        run_many(range(num_seeds))
+
+
+def test_control_no_generation_check(monkeypatch):
+    def any_generation(self, incarnation, key):
+        return self._live.get(key.request_id)
+
+    monkeypatch.setattr(RequestTable, "_concerned", any_generation)
+    assert_found()
+
+
+def test_control_no_positions(monkeypatch):
+    def append(self, output):
+        self.tokens += output.token_ids
+        return Extension(output.token_ids, (), output.finish_reason)
+
+    monkeypatch.setattr(TokenStream, "accept", append)
+    assert_found()
+
+
+def test_control_no_cancels(monkeypatch):
+    monkeypatch.setattr(RequestTable, "_cancels", lambda *_, **__: [])
+    assert_found()
+
+
+def test_control_no_cancel_of_the_other_part_at_the_end(monkeypatch):
+    original = RequestTable._cancels
+
+    def skip_finished(self, request, reason, **kinds):
+        return [] if reason == "finished" else original(self, request, reason, **kinds)
+
+    monkeypatch.setattr(RequestTable, "_cancels", skip_finished)
+    assert_found()
+
+
+def test_control_losses_unnoticed(monkeypatch):
+    monkeypatch.setattr(RequestTable, "lost", lambda *_: [])
+    assert_found()
+
+
+def test_control_a_token_lost_with_its_worker_is_awaited(monkeypatch):
+    monkeypatch.setattr(RequestTable, "_check_gap", lambda *_: [])
+    assert_found(200)
+
+
+def test_control_stop_not_passed_on(monkeypatch):
+    original = TokenStream.accept
+
+    def keep_going(self, output):
+        extension = original(self, output)
+        if extension and extension.finish_reason is FinishReason.STOP:
+            return Extension(extension.token_ids, extension.logprobs, FinishReason.NONE)
+        return extension
+
+    monkeypatch.setattr(TokenStream, "accept", keep_going)
+    assert_found()
