@@ -165,15 +165,17 @@ def workers(
         },
     )
     from disagg.cluster.ray_cluster import join_ray, stop_ray
-    from disagg.cluster.supervise import Supervisor
 
     _log_to_stderr()
     log = logging.getLogger("disagg")
-    supervisor = Supervisor(effective.settings, log.info)
+    supervisor = None
     _interrupt_on_signals()
     try:
         join_ray(effective.settings)
         _interrupt_on_signals()
+        from disagg.cluster.supervise import Supervisor  # imports Ray, see ray_cluster
+
+        supervisor = Supervisor(effective.settings, log.info)
         supervisor.start()
         while True:
             supervisor.poll()
@@ -181,7 +183,8 @@ def workers(
         log.info("stopping")
     finally:
         _ignore_signals()
-        supervisor.stop()
+        if supervisor is not None:
+            supervisor.stop()
         stop_ray()
 
 

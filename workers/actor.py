@@ -8,8 +8,6 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import ray
-
 from disagg.errors import ConfigError
 from disagg.transfer.identity import Incarnation
 from disagg.workers.options import WorkerOptions
@@ -66,6 +64,8 @@ class WorkerActor:
             format=f"%(asctime)s %(levelname)s {options.worker_id} %(name)s: %(message)s",
         )
         if options.host == NODE_HOST:
+            import ray  # reads its environment when imported, which has to be complete by then
+
             host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
             options = replace(options, host=host)
         module, _, name = worker_path.partition(":")

@@ -6,9 +6,10 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import yaml
 
@@ -16,10 +17,12 @@ from disagg.cluster.child import Child
 from disagg.cluster.processes import ProcessId, end_processes, find_children, find_descendants
 from disagg.cluster.ray_cluster import join_ray, start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
-from disagg.cluster.supervise import Report, Supervisor
 from disagg.config import Settings, local_router_address, router_options
 from disagg.errors import ConfigError, DisaggError, ExpiredError
 from disagg.workers.actor import WORKER_PATH, WorkerState
+
+if TYPE_CHECKING:
+    from disagg.cluster.supervise import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,10 @@ class LocalCluster:
     """
 
     def __init__(
-        self, settings: Settings, report: Report = log.info, worker_path: str = WORKER_PATH
+        self,
+        settings: Settings,
+        report: Callable[[str], None] = log.info,
+        worker_path: str = WORKER_PATH,
     ) -> None:
         self.settings = settings
         self.faults: list[str] = []
@@ -175,6 +181,8 @@ class LocalCluster:
             self._report("starting Ray on this machine")
             start_ray(self.settings, folder.path / "ray")
         self._wait_for_router("/health", deadline)
+        from disagg.cluster.supervise import Supervisor  # imports Ray, whose environment is set now
+
         self._supervisor = Supervisor(self.settings, self._report, self._worker_path)
         self._supervisor.start()
         self._wait_for_router("/ready", deadline)

@@ -1,13 +1,15 @@
-"""Ray on this machine, started and stopped here, or a cluster that exists."""
+"""Ray on this machine, started and stopped here, or a cluster that exists.
+
+Ray is imported inside the functions: it reads how to authenticate when it is imported.
+"""
 
 import logging
 import math
 import os
 import secrets
+import sys
 import time
 from pathlib import Path
-
-import ray
 
 from disagg.config import Settings
 from disagg.errors import ConfigError, ExpiredError
@@ -32,12 +34,16 @@ def start_ray(settings: Settings, folder: Path) -> None:
         folder: where sockets and logs go; short, a socket's path has at most 107 bytes.
 
     Raises:
-        ConfigError: Ray could not be started.
+        ConfigError: Ray could not be started, or was imported without token authentication.
     """
+    if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise ConfigError("Ray is imported already; a local cluster has to be started before")
     _set_environment()
     os.environ["RAY_AUTH_MODE"] = "token"
-    # Ray reads the token once in a process's life: a second cluster has to use the same.
+    # Read once in a process's life: a second cluster has to use the same.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    import ray
+
     num_cpus = max(1, math.ceil(num_workers(settings) * settings.cluster.num_cpus_per_worker))
     try:
         ray.init(
@@ -65,6 +71,8 @@ def join_ray(settings: Settings) -> None:
     """
     _set_environment()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    import ray
+
     address = settings.cluster.ray_address or "auto"
     deadline = time.monotonic() + settings.cluster.start_timeout_s
     while True:
@@ -88,7 +96,10 @@ def join_ray(settings: Settings) -> None:
 
 def stop_ray() -> None:
     """Disconnect; a cluster that was started here ends. Does nothing when there is none."""
-    ray.shutdown()
+    if "ray" in sys.modules:
+        import ray
+
+        ray.shutdown()
 
 
 def _set_environment() -> None:
