@@ -172,17 +172,17 @@ class LeaseWorld:
     # -- the owner ----------------------------------------------------------------------------
 
     def _owner_steps(self, now: State, owner: View, reader: View) -> Iterator[Step[State]]:
-        # A lease is opened on the reader's yes, which comes with the begin of its transfer.
-        if now.num_leases < min(self.setting.num_leases, now.num_inbound) and not owner.num_live:
-            yield Step(
-                f"owner prefills, opens lease {now.num_leases + 1}",
-                self._open(now, reader),
-            )
+        # A lease is opened on the reader's yes, which comes with the begin of its transfer; a
+        # restarted owner may have got the yes of a transfer that is not modelled.
+        wanted = min(self.setting.num_leases, now.num_inbound + now.num_owner_restarts)
+        if now.num_leases < wanted and not owner.num_live:
+            label = f"owner prefills, opens lease {now.num_leases + 1}"
+            yield Step(label, self._open(now, reader))
         if owner.num_live and now.num_offered < NUM_BLOCKS:
             yield self._offer(now)
         if owner.num_live and self.setting.ends:
             yield self._owner_does(now, "owner ends the lease", "expire", 1)
-        if owner.num_live and now.num_reader_restarts:
+        if now.num_reader_restarts:
             old = Incarnation("reader", "R0")
             yield self._owner_does(now, "owner notices the restart", "on_peer_lost", old)
         if now.num_owner_restarts < self.setting.num_owner_restarts:
@@ -336,7 +336,8 @@ class LeaseWorld:
                 index = self._index.setdefault(envelope, len(self._messages))
                 if index == len(self._messages):
                     self._messages.append(envelope)
-                    self._shown.append(f"{sender.epoch} -> {action.to.epoch}: {action.message}")
+                    said = str(action.message).replace(f"key={KEY}, ", "")
+                    self._shown.append(f"{sender.epoch} -> {action.to.epoch} {said}")
                 new.add(index)
         return on_way | new if new else on_way
 

@@ -1,0 +1,107 @@
+"""The tables with one rule taken away each; the explorer must find what breaks."""
+
+from dataclasses import replace
+
+from disagg.transfer.actions import LeaseCommitted, Send
+from disagg.transfer.identity import Attempt
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.leases import LeaseTable
+from disagg.transfer.messages import CommitAnswer
+
+
+class CommitWithoutCountsOwner(LeaseTable):
+    def _counts_equal(self, seal, commit):
+        return True
+
+
+class CommitWithoutCountsReader(InboundTable):
+    """Takes offers and seal as they come, whatever their numbers."""
+
+    def on_offers(self, now_ms, sender, offers):
+        entry = self._of(offers.key)
+        first = min(offers.first, len(entry.offers.ranges)) if entry else 0
+        return super().on_offers(now_ms, sender, replace(offers, first=first))
+
+    def _all_listed(self, entry):
+        return entry.offers.seal is not None
+
+    def _incomplete(self, entry):
+        return None
+
+
+class CommitBeforeDone(InboundTable):
+    def _reads_done(self, entry):
+        return True
+
+
+class OldAttemptAccepted(InboundTable):
+    def _is_current(self, entry, sender, answer):
+        return sender == entry.owner
+
+
+class AnySenderAccepted(InboundTable):
+    """Believes an answer whichever incarnation of the owner gave it."""
+
+    def _is_current(self, entry, sender, answer):
+        return (answer.lease_id, answer.attempt) == (entry.lease_id, entry.attempt)
+
+
+class AttemptWithoutEpoch(InboundTable):
+    def _repeat(self, now_ms, entry):
+        if entry.attempt:
+            entry.attempt = Attempt("", entry.attempt.number)
+        return super()._repeat(now_ms, entry)
+
+
+class AnyReaderAccepted(LeaseTable):
+    def _is_readers(self, lease, sender, commit):
+        return True
+
+
+class ReusedBeforeDead(LeaseTable):
+    """Expiry gives the blocks away while the lease can still be committed."""
+
+    def expire(self, now_ms):
+        for lease in self._live.values():
+            self.holds.drop(lease.holder)
+        return []
+
+    def _take(self, lease, blocks):
+        self.holds.drop(lease.holder)
+        self.holds.hold(lease.holder, ())
+        return super()._take(lease, blocks)
+
+
+class OfferWithoutHold(LeaseTable):
+    def _take(self, lease, blocks):
+        taken = super()._take(lease, blocks)
+        self.holds.drop(lease.holder)
+        self.holds.hold(lease.holder, ())
+        return taken
+
+
+class UnknownLeaseSaysOk(LeaseTable):
+    def _unknown_lease(self, sender, commit):
+        answer = CommitAnswer(commit.key, commit.lease_id, commit.attempt, True)
+        return Send(sender, answer)
+
+
+class HoldKeptAfterCommit(LeaseTable):
+    def on_commit(self, sender, commit):
+        actions = super().on_commit(sender, commit)
+        if any(isinstance(action, LeaseCommitted) for action in actions):
+            self.holds.hold(("kept", commit.lease_id), (0,))
+        return actions
+
+
+class DestinationsDroppedAtAbort(InboundTable):
+    def _drained(self, entry):
+        self._gone(entry)
+        return []
+
+
+class HoldKeptAfterDraining(InboundTable):
+    def _drained(self, entry):
+        if entry.reads:
+            self.holds.hold(("kept", entry.serial), (0,))
+        return super()._drained(entry)

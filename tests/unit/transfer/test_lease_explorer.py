@@ -1,0 +1,119 @@
+"""Everything that can happen to one lease; and what breaks when a rule is taken away."""
+
+import pytest
+
+from disagg.checking.explorer import Step, explore
+from disagg.checking.lease_world import LeaseWorld, Setting
+from disagg.transfer.inbound_states import INBOUND_TABLE
+from disagg.transfer.lease_states import LEASE_TABLE
+from disagg.transfer.transitions import TransitionTable
+from tests.unit.transfer import mutants
+
+WORLDS = {
+    "one lease, everything repeated": Setting(num_read_errors=1, stuck=True),
+    "a retry in the same generation": Setting(num_leases=2, num_inbound=2, repeats=False),
+    "the reader restarts": Setting(num_inbound=2, num_reader_restarts=1, repeats=False),
+    "the owner restarts": Setting(num_leases=2, num_owner_restarts=1, repeats=False),
+    "committed leases forgotten at once": Setting(committed_max=0),
+    "every message at most once": Setting(lossy=True, ends=False),
+}
+
+
+@pytest.fixture(scope="module")
+def explored():
+    """What was seen in every world, and the rows of the tables that were taken."""
+    taken = set()
+    row = TransitionTable._row
+
+    def watch(self, state, event):
+        taken.add((self.name, state, event))
+        return row(self, state, event)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransitionTable, "_row", watch)
+        return {name: LeaseWorld(setting).explore() for name, setting in WORLDS.items()}, taken
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_no_wrong_bytes_no_overwriting_and_every_hold_ends(explored, name):
+    seen = explored[0][name]
+    print(f"{name}: {seen}")
+    assert not seen.problem, str(seen)
+    assert seen.exhausted
+    assert seen.num_states > 300, "a world in which next to nothing happens shows nothing"
+
+
+def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(explored):
+    rows = {(t.name, r.state, r.event) for t in (LEASE_TABLE, INBOUND_TABLE) for r in t.rows}
+    # An honest reader sends no other Commit; `end` moves as the time to live does.
+    other = {("lease", state, "Commit, any other") for state in ("OPEN", "SEALED", "COMMITTED")}
+    ended = {("lease", state, "end") for state in ("OPEN", "SEALED")}
+    assert explored[1] == rows - other - ended
+
+
+RETRY = {"num_leases": 2, "num_inbound": 2, "repeats": False}
+REBORN_OWNER = {"num_leases": 2, "num_owner_restarts": 1, "repeats": False}
+REBORN_READER = {"num_inbound": 2, "num_reader_restarts": 1, "repeats": False}
+WRONG, LANDS, NO_WAY = "valid with wrong bytes", "nobody holds", "no way leads to a goal"
+
+MUTANTS = {
+    "commit without counts": (
+        Setting(leases=mutants.CommitWithoutCountsOwner, inbound=mutants.CommitWithoutCountsReader),
+        WRONG,
+    ),
+    "commit before the reads are done": (Setting(inbound=mutants.CommitBeforeDone), WRONG),
+    "OK of an old attempt accepted": (Setting(inbound=mutants.OldAttemptAccepted, **RETRY), WRONG),
+    "owner's epoch not checked": (
+        Setting(inbound=mutants.AnySenderAccepted, checks_addressee=False, **REBORN_OWNER),
+        WRONG,
+    ),
+    "reader's epoch not checked": (
+        Setting(
+            leases=mutants.AnyReaderAccepted,
+            inbound=mutants.AttemptWithoutEpoch,
+            checks_addressee=False,
+            **REBORN_READER,
+        ),
+        WRONG,
+    ),
+    "reused before dead": (Setting(leases=mutants.ReusedBeforeDead), WRONG),
+    "offered without a hold": (Setting(leases=mutants.OfferWithoutHold), WRONG),
+    "unknown lease says OK": (Setting(leases=mutants.UnknownLeaseSaysOk), WRONG),
+    "destinations dropped at abort": (Setting(inbound=mutants.DestinationsDroppedAtAbort), LANDS),
+    "hold kept after the commit": (Setting(leases=mutants.HoldKeptAfterCommit), NO_WAY),
+    "hold kept after draining": (Setting(inbound=mutants.HoldKeptAfterDraining), NO_WAY),
+    "nothing is repeated": (Setting(lossy=True, ends=False, repeats=False), NO_WAY),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_rule_taken_away_breaks(name):
+    setting, what = MUTANTS[name]
+    seen = LeaseWorld(setting).explore()
+    print(f"{name}: {seen}")
+    assert what in seen.problem, str(seen)
+    assert seen.trace
+    assert str(seen).count("\n") == len(seen.trace), "one readable line per step"
+
+
+def test_the_explorer_itself():
+    def steps(n):
+        yield Step("add", (n + 1) % 5, broken="four" if n == 3 else "")
+        yield Step("double", n * 2 % 5)
+
+    seen = explore(1, steps, states_max=10)
+    assert (seen.problem, seen.trace) == ("four", ("add", "add", "add"))
+    loop = explore(0, lambda n: [Step("step", (n + 1) % 5)], is_goal=lambda n: n == 2, states_max=9)
+    assert (loop.exhausted, loop.num_states) == (True, 5)
+    assert not explore(0, lambda n: [Step("step", n + 1)], states_max=9).exhausted
+    trap = explore(
+        0, lambda n: [Step("in", 7), Step("out", 0)], is_goal=lambda n: n == 0, states_max=9
+    )
+    assert not trap.problem
+    trap = explore(
+        0,
+        lambda n: [Step("in", 7)] if n == 7 else [Step("in", 7), Step("out", 0)],
+        is_goal=lambda n: n == 0,
+        states_max=9,
+    )
+    assert trap.trace == ("in",)
