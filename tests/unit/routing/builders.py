@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from disagg.errors import DisaggError
 from disagg.kv.contract import Contract
 from disagg.kv.events import BlocksStored
 from disagg.kv.hashing import BlockHasher
@@ -16,6 +17,7 @@ from disagg.routing.messages import (
     ToWorker,
     WorkerInfo,
 )
+from disagg.routing.record import RequestRecord
 from disagg.scheduling.messages import (
     Cancel,
     EndReason,
@@ -156,8 +158,14 @@ class Router:
         return [a.finish_reason for a in self.actions if isinstance(a, Deliver) and a.finish_reason]
 
     @property
-    def failure(self) -> Fail | None:
-        return next((a for a in self.actions if isinstance(a, Fail)), None)
+    def error(self) -> DisaggError:
+        (error,) = (a.error for a in self.actions if isinstance(a, Fail))
+        return error
+
+    def record(self, request_id: str) -> RequestRecord:
+        record = self.core.record(request_id)
+        assert record is not None
+        return record
 
     @property
     def disconnected(self) -> list[Incarnation]:

@@ -49,6 +49,11 @@ def is_stop(token: int) -> bool:
     return token % 23 == 0
 
 
+def peer_of(submit: Submit) -> Incarnation:
+    assert submit.peer is not None
+    return submit.peer.incarnation
+
+
 @dataclass(slots=True)
 class Part:
     submit: Submit
@@ -237,7 +242,7 @@ class World:
             if other is None or not other.sealed:
                 return
             part.pulled = True
-            owner = self.workers[part.submit.peer.incarnation.worker_id]
+            owner = self.workers[peer_of(part.submit).worker_id]
             del owner.parts[part.submit.key]  # committed
             report = TransferReport(part.submit.key, owner.info.incarnation, (), 1, 1, 1)
             peer.up.append(report)
@@ -249,8 +254,8 @@ class World:
             self.emit(peer, part, self.rng.randint(1, 3))
 
     def peer_part(self, part: Part) -> Part | None:
-        owner = self.workers[part.submit.peer.incarnation.worker_id]
-        if owner.info.incarnation != part.submit.peer.incarnation or not owner.runs:
+        owner = self.workers[peer_of(part.submit).worker_id]
+        if owner.info.incarnation != peer_of(part.submit) or not owner.runs:
             return None
         return owner.parts.get(part.submit.key)
 
@@ -279,7 +284,7 @@ class World:
         del peer.parts[key]
         peer.up.append(PartEnded(key, self.rng.choice(FAULTS), "at random"))
         if part.submit.peer and not part.pulled and self.rng.random() < 0.5:
-            other = self.workers[part.submit.peer.incarnation.worker_id]
+            other = self.workers[peer_of(part.submit).worker_id]
             if self.peer_part(part) is not None:
                 del other.parts[key]
                 other.up.append(PartEnded(key, EndReason.PEER_ENDED))
@@ -373,6 +378,7 @@ class World:
     def check_stream(self, client: Client) -> None:
         """Each generation's own tokens, in order, each position once, stopped where it should."""
         record = self.core.record(client.request.request_id)
+        assert record is not None
         position = len(client.request.token_ids)
         expected: list[int] = []
         for generation in record.generations:

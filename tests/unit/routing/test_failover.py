@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from disagg.errors import CapacityError, RemoteFault, RequestError
-from disagg.scheduling.messages import EndReason, FinishReason, Role
+from disagg.routing.messages import NewRequest, WorkerInfo
+from disagg.scheduling.messages import EndReason, FinishReason, Role, Submit
 from tests.unit.routing.builders import Router, hashes_of, request, worker
 
 P, D, D2, B = (
@@ -16,14 +17,16 @@ P, D, D2, B = (
 )
 
 
-def started(*workers, new=None, **limits):
+def started(
+    *workers: WorkerInfo, new: NewRequest | None = None, **limits: int
+) -> tuple[Router, Submit]:
     """A router with one request; its submit at the decode (or local) worker."""
     router = Router(*workers, **limits)
     router.generate(new)
     return router, router.submits[0][1]
 
 
-def test_replan_goes_on_after_the_accepted_tokens_with_the_same_sampling():
+def test_replan_goes_on_after_the_accepted_tokens_with_the_same_sampling() -> None:
     router, submit = started(P, D)
     router.tokens(P, submit, 10, 1)
     router.tokens(D, submit, 11, 2, 3)
@@ -37,22 +40,22 @@ def test_replan_goes_on_after_the_accepted_tokens_with_the_same_sampling():
     assert again.sampling == replace(submit.sampling, max_tokens=2)
     router.tokens(P, again, 13, 4, 5, finish=FinishReason.LENGTH)
     assert (router.delivered, router.finish) == ([4, 5], [FinishReason.LENGTH])
-    first, second = router.core.record("r").generations
+    first, second = router.record("r").generations
     assert (first.cause, second.cause) == ("step_failed: because", "")
     assert (first.num_tokens, second.num_tokens) == (3, 2)
 
 
-def test_messages_of_an_old_generation_change_nothing():
+def test_messages_of_an_old_generation_change_nothing() -> None:
     router, submit = started(P, D)
     router.ended(P, submit, EndReason.LEASE_DEAD)
-    before = router.core.record("r")
+    before = router.record("r")
     assert router.tokens(P, submit, 10, 1) == []
     assert router.ended(D, submit, EndReason.PEER_ENDED) == []
     assert router.pulled(D, P, submit) == []
-    assert router.core.record("r") == before
+    assert router.record("r") == before
 
 
-def test_a_worker_without_a_part_is_not_believed():
+def test_a_worker_without_a_part_is_not_believed() -> None:
     router, submit = started(P, D, D2)
     assert router.tokens(D2, submit, 10, 1) == []
     assert router.ended(D2, submit, EndReason.STEP_FAILED) == []
@@ -73,20 +76,22 @@ def test_a_worker_without_a_part_is_not_believed():
         (D, EndReason.STEP_FAILED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
     ],
 )
-def test_the_next_plan_avoids_what_failed(sender, reason, expected):
+def test_the_next_plan_avoids_what_failed(
+    sender: WorkerInfo, reason: EndReason, expected: list[tuple[str, Role]]
+) -> None:
     router, submit = started(P, D, D2)
     router.ended(sender, submit, reason)
     assert [(who, again.role) for who, again in router.submits] == expected
     assert router.core.counters["replans", reason.value] == 1
 
 
-def test_without_another_decode_worker_it_is_decoded_where_it_is_prefilled():
+def test_without_another_decode_worker_it_is_decoded_where_it_is_prefilled() -> None:
     router, submit = started(P, D)
     router.ended(P, submit, EndReason.RESERVE_REFUSED)
     assert [(who, again.role) for who, again in router.submits] == [("p", Role.LOCAL)]
 
 
-def test_a_pair_that_failed_to_transfer_rests_for_other_requests_too():
+def test_a_pair_that_failed_to_transfer_rests_for_other_requests_too() -> None:
     router, submit = started(P, D, D2)
     router.ended(D, submit, EndReason.READ_STUCK)
     for info in (P, D, D2):
@@ -100,44 +105,44 @@ def test_a_pair_that_failed_to_transfer_rests_for_other_requests_too():
     assert router.submits[0][0] == "d"
 
 
-def test_replans_are_bounded():
+def test_replans_are_bounded() -> None:
     workers = {"b": B, "c": worker("c")}
     router, _ = started(*workers.values(), replans_max=2)
     for _ in range(3):
         who, submit = router.submits[0]
         router.ended(workers[who], submit, EndReason.STEP_FAILED)
-    assert isinstance(router.failure.error, RemoteFault)
-    assert len(router.core.record("r").generations) == 3
+    assert isinstance(router.error, RemoteFault)
+    assert len(router.record("r").generations) == 3
     assert router.core.num_live == 0
 
 
-def test_no_room_anywhere_is_said_as_capacity():
+def test_no_room_anywhere_is_said_as_capacity() -> None:
     router, submit = started(B, replans_max=0)
     router.ended(B, submit, EndReason.CAPACITY)
-    assert isinstance(router.failure.error, CapacityError)
+    assert isinstance(router.error, CapacityError)
     router, submit = started(B, replans_max=0)
     router.tokens(B, submit, 10, 1)
     router.ended(B, submit, EndReason.CAPACITY)  # tokens are out: no 429 any more
-    assert isinstance(router.failure.error, RemoteFault)
+    assert isinstance(router.error, RemoteFault)
 
 
-def test_rejected_is_the_callers_error_and_not_tried_elsewhere():
+def test_rejected_is_the_callers_error_and_not_tried_elsewhere() -> None:
     router, submit = started(P, D)
     router.ended(D, submit, EndReason.REJECTED)
-    assert isinstance(router.failure.error, RequestError)
-    assert router.failure.error.request_id == "r"
+    assert isinstance(router.error, RequestError)
+    assert router.error.request_id == "r"
     assert sorted(router.cancels) == [("d", 1), ("p", 1)]
     assert router.submits == []
 
 
-def test_an_end_of_the_prefill_part_after_the_pull_changes_nothing():
+def test_an_end_of_the_prefill_part_after_the_pull_changes_nothing() -> None:
     router, submit = started(P, D)
     router.pulled(D, P, submit)
     assert router.ended(P, submit, EndReason.EXPIRED) == []
     assert router.ended(D, submit, EndReason.STEP_FAILED) != []  # control: the decode part does
 
 
-def test_lost_prefill_worker_before_the_pull_plans_anew():
+def test_lost_prefill_worker_before_the_pull_plans_anew() -> None:
     router, submit = started(P, D)
     router.tokens(P, submit, 10, 1)
     router.lost(P)
@@ -146,7 +151,7 @@ def test_lost_prefill_worker_before_the_pull_plans_anew():
 
 
 @pytest.mark.parametrize("sign", ["report", "tokens"])
-def test_lost_prefill_worker_after_the_pull_is_not_needed(sign):
+def test_lost_prefill_worker_after_the_pull_is_not_needed(sign: str) -> None:
     router, submit = started(P, D)
     router.tokens(P, submit, 10, 1)
     if sign == "report":
@@ -159,14 +164,14 @@ def test_lost_prefill_worker_after_the_pull_is_not_needed(sign):
     assert router.delivered[-1] == 3
 
 
-def test_token_zero_lost_with_its_worker_is_computed_again():
+def test_token_zero_lost_with_its_worker_is_computed_again() -> None:
     router, submit = started(P, D)
     router.tokens(D, submit, 11, 2)
     router.lost(P)
     assert [s.token_ids for _, s in router.submits] == [request().token_ids]
 
 
-def test_lost_decode_worker_goes_on_elsewhere():
+def test_lost_decode_worker_goes_on_elsewhere() -> None:
     router, submit = started(P, D, D2)
     router.tokens(P, submit, 10, 1)
     router.lost(D)
@@ -177,19 +182,19 @@ def test_lost_decode_worker_goes_on_elsewhere():
     ]
 
 
-def test_a_request_that_loses_two_workers_is_poison():
+def test_a_request_that_loses_two_workers_is_poison() -> None:
     router, _ = started(B, worker("c"), worker("e"), new=request(num_tokens=600))
     first = router.submits[0][0]
     router.lost(worker(first))
     second = router.submits[0][0]
     router.lost(worker(second))
-    assert isinstance(router.failure.error, RemoteFault)
-    assert first in str(router.failure.error)
-    assert second in str(router.failure.error)
+    assert isinstance(router.error, RemoteFault)
+    assert first in str(router.error)
+    assert second in str(router.error)
     assert router.submits == []
 
 
-def test_a_new_epoch_is_a_loss():
+def test_a_new_epoch_is_a_loss() -> None:
     router, _ = started(P, D, D2)
     router.did(router.core.register(0, worker("d", "decode", epoch="e2")))
     assert router.disconnected == [D.incarnation]

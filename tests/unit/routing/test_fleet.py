@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from disagg.errors import ConfigError, RemoteFault
+from disagg.kv.contract import Contract
 from disagg.kv.events import BlocksRemoved, BlocksStored
 from disagg.routing.messages import Connect
 from tests.unit.routing.builders import (
@@ -21,14 +22,14 @@ P, D = worker("p", "prefill"), worker("d", "decode")
 PROMPT = tuple(range(100, 141))
 
 
-def test_a_heartbeat_connects_once():
+def test_a_heartbeat_connects_once() -> None:
     router = Router()
     assert router.core.register(0, P) == [Connect(P)]
     assert router.core.register(5, P) == []
     assert router.core.fleet[0].heard_ms == 5
 
 
-def test_ready_needs_session_and_stats():
+def test_ready_needs_session_and_stats() -> None:
     router = Router()
     router.core.register(0, P)
     with pytest.raises(RemoteFault):
@@ -42,7 +43,7 @@ def test_ready_needs_session_and_stats():
         router.generate()
 
 
-def test_a_lost_session_is_connected_anew_by_the_next_heartbeat():
+def test_a_lost_session_is_connected_anew_by_the_next_heartbeat() -> None:
     router = Router(P)
     router.lost(P)
     assert router.disconnected == [P.incarnation]
@@ -51,7 +52,7 @@ def test_a_lost_session_is_connected_anew_by_the_next_heartbeat():
     assert router.core.register(1, P) == [Connect(P)]
 
 
-def test_a_silent_worker_is_dropped_and_any_message_counts():
+def test_a_silent_worker_is_dropped_and_any_message_counts() -> None:
     router = Router(P, D)
     router.core.from_worker(90, D.incarnation, STATS)
     router.did(router.core.tick(100))
@@ -62,7 +63,7 @@ def test_a_silent_worker_is_dropped_and_any_message_counts():
 
 
 @pytest.mark.parametrize("lost_between", [False, True])
-def test_a_replaced_incarnation_does_not_take_its_place_back(lost_between):
+def test_a_replaced_incarnation_does_not_take_its_place_back(lost_between: bool) -> None:
     router = Router(P)
     if lost_between:
         router.lost(P)
@@ -72,16 +73,22 @@ def test_a_replaced_incarnation_does_not_take_its_place_back(lost_between):
     assert [view.info for view in router.core.fleet] == [successor]
 
 
-@pytest.mark.parametrize("field", ["model_fingerprint", "hash_scheme", "hash_block_tokens"])
-def test_another_model_is_refused_with_both_values(field):
+@pytest.mark.parametrize(
+    ("contract", "named"),
+    [
+        (replace(CONTRACT, model_fingerprint="b"), "model_fingerprint: fleet 'model-a', x 'b'"),
+        (replace(CONTRACT, hash_scheme="b"), "hash_scheme: fleet 'sha256-chain-v1', x 'b'"),
+        (replace(CONTRACT, hash_block_tokens=8), "hash_block_tokens: fleet 4, x 8"),
+    ],
+)
+def test_another_model_is_refused_with_both_values(contract: Contract, named: str) -> None:
     router = Router(P)
-    value = 8 if field == "hash_block_tokens" else "other"
-    with pytest.raises(ConfigError, match=f"{field}.*{value}"):
-        router.core.register(0, worker("x", contract=replace(CONTRACT, **{field: value})))
+    with pytest.raises(ConfigError, match=named):
+        router.core.register(0, worker("x", contract=contract))
     assert len(router.core.fleet) == 1
 
 
-def test_unknown_kinds_and_roles_are_refused():
+def test_unknown_kinds_and_roles_are_refused() -> None:
     router = Router()
     with pytest.raises(ConfigError, match="telepathy"):
         router.core.register(0, worker("x", groups=(replace(FULL, kind="telepathy"),)))
@@ -91,7 +98,7 @@ def test_unknown_kinds_and_roles_are_refused():
     assert router.core.contract is None
 
 
-def test_a_role_can_change_but_not_the_contract():
+def test_a_role_can_change_but_not_the_contract() -> None:
     router = Router(P)
     assert router.core.register(1, replace(P, role="decode")) == []
     assert router.core.fleet[0].info.role == "decode"
@@ -99,7 +106,7 @@ def test_a_role_can_change_but_not_the_contract():
         router.core.register(1, replace(P, contract=replace(CONTRACT, dtype="bfloat16")))
 
 
-def test_unequal_contracts_are_never_paired():
+def test_unequal_contracts_are_never_paired() -> None:
     other = worker("d", "decode", contract=replace(CONTRACT, dtype="bfloat16"))
     router = Router(P, other)
     router.generate()
@@ -109,7 +116,7 @@ def test_unequal_contracts_are_never_paired():
     assert len(control.submits) == 2
 
 
-def test_events_reach_the_look_up_and_a_gap_asks_for_more():
+def test_events_reach_the_look_up_and_a_gap_asks_for_more() -> None:
     router = Router(P, D)
     router.holds(P, PROMPT)
     best, none = router.core.match(len(PROMPT), hashes_of(PROMPT))
@@ -124,7 +131,7 @@ def test_events_reach_the_look_up_and_a_gap_asks_for_more():
     assert router.core.match(len(PROMPT), hashes_of(PROMPT))[0].usable_tokens == 36
 
 
-def test_a_lost_worker_takes_its_blocks_along():
+def test_a_lost_worker_takes_its_blocks_along() -> None:
     router = Router(P, D)
     router.holds(P, PROMPT)
     router.lost(P)
@@ -133,7 +140,7 @@ def test_a_lost_worker_takes_its_blocks_along():
     assert router.core.kv_sequence(P.incarnation) == 0
 
 
-def test_layouts_that_differ_are_indexed_apart():
+def test_layouts_that_differ_are_indexed_apart() -> None:
     other = worker("x", groups=(FULL,), contract=replace(CONTRACT, groups=("full",)))
     router = Router(P, other)
     stored = [BlocksStored(0, hashes_of(PROMPT), None, 0, 4)]
@@ -144,7 +151,7 @@ def test_layouts_that_differ_are_indexed_apart():
     assert (found["x"].usable_tokens, found["x"].group_tokens) == (40, (40,))
 
 
-def test_the_view_counts_what_runs_and_what_is_planned():
+def test_the_view_counts_what_runs_and_what_is_planned() -> None:
     router = Router(P, D)
     router.generate(request(num_tokens=30))
     decode, prefill = router.core.fleet

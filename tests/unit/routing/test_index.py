@@ -1,21 +1,23 @@
 """The prefix index against brute force and against the coordinator that workers really use."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored
+from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout
-from disagg.kv.request import KVRequest
+from disagg.kv.request import CacheHit, KVRequest
 from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.kv.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
     LinearStateSpec,
     SlidingWindowSpec,
+    Spec,
 )
 from disagg.routing import prefix_match
 from disagg.routing.index import PrefixIndex
@@ -45,10 +47,16 @@ def first_needed(info: GroupInfo, end: int) -> int:
     return end - 1 if info.kind == "linear_state" else 0
 
 
-def brute_force(groups, held, num_tokens, hashes, hash_tokens):
+def brute_force(
+    groups: list[GroupInfo],
+    held: set[tuple[int, bytes]],
+    num_tokens: int,
+    hashes: list[bytes],
+    hash_tokens: int,
+) -> tuple[int, tuple[int, ...]]:
     """Longest end at which every token that is needed lies in a held block, in all groups."""
 
-    def agrees(number, end):
+    def agrees(number: int, end: int) -> bool:
         info = groups[number]
         if end % info.block_tokens:
             return False
@@ -100,7 +108,7 @@ def check_against_brute_force(seed: int) -> None:
         run = tuple(blocks[first : first + rng.randint(1, 24)])
         keys = {(number, value) for value in run}
         if rng.random() < 0.8:
-            event = BlocksStored(number, run, None, first * groups[number].block_tokens, 4)
+            event: KVEvent = BlocksStored(number, run, None, first * groups[number].block_tokens, 4)
             held[worker] |= keys
         else:
             event = BlocksRemoved(number, run)
@@ -123,20 +131,20 @@ def check_against_brute_force(seed: int) -> None:
         assert index.num_entries(worker) == len(keys), f"seed {seed}"
 
 
-def test_equals_brute_force():
+def test_equals_brute_force() -> None:
     for seed in range(400):
         check_against_brute_force(seed)
 
 
-def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch):
+def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     usable = {**prefix_match._USABLE, "sliding_window": prefix_match._all_before}
     monkeypatch.setattr(prefix_match, "_USABLE", usable)
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
 
 
-def test_control_a_window_taken_one_block_short_is_found(monkeypatch):
-    def short(info, holders):
+def test_control_a_window_taken_one_block_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(info: GroupInfo, holders: Sequence[int]) -> list[int]:
         narrower = max(1, info.window_tokens - info.block_tokens)
         return prefix_match._window_before(
             GroupInfo(info.kind, info.block_tokens, narrower, 1, 64), holders
@@ -147,7 +155,7 @@ def test_control_a_window_taken_one_block_short_is_found(monkeypatch):
         test_equals_brute_force()
 
 
-def test_an_evicted_window_block_shortens_the_usable_prefix_only():
+def test_an_evicted_window_block_shortens_the_usable_prefix_only() -> None:
     index = PrefixIndex([group("full_attention"), group("sliding_window", 4, 9)], 4)
     index.add(A, 100)
     hashes = tuple(chain(40))
@@ -164,7 +172,7 @@ def test_an_evicted_window_block_shortens_the_usable_prefix_only():
     assert index.match(41, hashes)[A].usable_tokens == 0
 
 
-def test_the_last_token_is_always_left_to_compute():
+def test_the_last_token_is_always_left_to_compute() -> None:
     index = PrefixIndex([group("full_attention")], 4)
     index.add(A, 100)
     hashes = tuple(chain(8))
@@ -173,7 +181,7 @@ def test_the_last_token_is_always_left_to_compute():
     assert index.match(9, hashes)[A].usable_tokens == 8
 
 
-def test_gaps_repeats_and_snapshots():
+def test_gaps_repeats_and_snapshots() -> None:
     index = PrefixIndex([group("full_attention")], 4)
     index.add(A, 100)
     hashes = tuple(chain(16))
@@ -189,22 +197,25 @@ def test_gaps_repeats_and_snapshots():
     assert index.num_entries(A) == 0
 
 
-def test_a_worker_cannot_fill_the_index_beyond_its_pool():
+def test_a_worker_cannot_fill_the_index_beyond_its_pool() -> None:
     index = PrefixIndex([group("full_attention")], 4)
     index.add(A, 3)
     index.apply(A, 0, False, [BlocksStored(0, tuple(chain(40)), None, 0, 4)])
     assert index.num_entries(A) == 3
 
 
-def test_events_of_unknown_groups_and_blocks_are_harmless():
+def test_events_of_unknown_groups_and_blocks_are_harmless() -> None:
     index = PrefixIndex([group("full_attention")], 4)
     index.add(A, 3)
-    odd = [BlocksStored(7, (b"x",), None, 0, 4), BlocksRemoved(0, (b"never stored",))]
+    odd: list[KVEvent] = [
+        BlocksStored(7, (b"x",), None, 0, 4),
+        BlocksRemoved(0, (b"never stored",)),
+    ]
     assert index.apply(A, 0, False, odd)
     assert index.num_entries(A) == 0
 
 
-def test_a_removed_worker_takes_its_blocks_along():
+def test_a_removed_worker_takes_its_blocks_along() -> None:
     index = PrefixIndex([group("full_attention")], 4)
     index.add(A, 100)
     index.add(B, 100)
@@ -225,13 +236,13 @@ def test_a_removed_worker_takes_its_blocks_along():
         (group("sliding_window", 4, 0), "groups.window_tokens"),
     ],
 )
-def test_what_cannot_be_matched_exactly_is_refused_by_name(bad, param):
+def test_what_cannot_be_matched_exactly_is_refused_by_name(bad: GroupInfo, param: str) -> None:
     with pytest.raises(ConfigError) as caught:
         PrefixIndex([bad], 4)
     assert caught.value.param == param
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, list[Spec]] = {
     "full": [FullAttentionSpec(4, 1, 8, 4)],
     "full and window": [
         FullAttentionSpec(4, 1, 8, 4),
@@ -245,12 +256,12 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_promises_exactly_what_the_workers_coordinator_finds(name):
+def test_promises_exactly_what_the_workers_coordinator_finds(name: str) -> None:
     num_hits = sum(follow_a_coordinator(LAYOUTS[name], seed) for seed in range(6))
     assert num_hits > 20
 
 
-def follow_a_coordinator(specs, seed):
+def follow_a_coordinator(specs: list[Spec], seed: int) -> int:
     """Random prompts with common beginnings in a small pool; its events feed the index."""
     rng = random.Random(seed)
     groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
@@ -279,9 +290,10 @@ def follow_a_coordinator(specs, seed):
     return num_hits
 
 
-def compute(pool, request, hit):
+def compute(pool: KVCacheCoordinator, request: KVRequest, found: CacheHit) -> None:
     """Prefill in steps of 8 tokens; what falls out of windows or is freed may be evicted later."""
-    computed = hit.num_tokens
+    hit: CacheHit | None = found
+    computed = found.num_tokens
     while computed < request.num_tokens:
         step = min(8, request.num_tokens - computed)
         assert pool.allocate(request, num_new_tokens=step, hit=hit), "the pool is too small"

@@ -13,14 +13,18 @@ from disagg.errors import (
     RequestError,
 )
 from disagg.routing import request_table
+from disagg.routing.messages import Deliver, NewRequest, WorkerInfo
 from disagg.scheduling.messages import (
     EndReason,
     FinishReason,
     PartEnded,
+    PeerAddress,
     PrefillReport,
     Role,
     SequenceOutput,
     StepOutputs,
+    Submit,
+    TransferReport,
 )
 from disagg.scheduling.sampling import TokenLogprobs
 from disagg.transfer.identity import RequestKey
@@ -34,32 +38,33 @@ P, D, D2, B = (
 )
 
 
-def started(*workers, new=None, **limits):
+def started(
+    *workers: WorkerInfo, new: NewRequest | None = None, **limits: int
+) -> tuple[Router, Submit]:
     """A router with one request; its submit at the decode (or local) worker."""
     router = Router(*workers, **limits)
     router.generate(new)
     return router, router.submits[0][1]
 
 
-def test_hand_over_tells_the_decode_worker_first_and_names_the_peers():
+def test_hand_over_tells_the_decode_worker_first_and_names_the_peers() -> None:
     router, _ = started(P, D)
     (first, decode), (second, prefill) = router.submits
-    assert (first, decode.role, decode.peer.incarnation) == (
+    assert (first, decode.role, decode.peer) == (
         "d",
         Role.DECODE,
-        P.incarnation,
+        PeerAddress(P.incarnation, P.address),
     )
-    assert (second, prefill.role, prefill.peer.incarnation) == (
+    assert (second, prefill.role, prefill.peer) == (
         "p",
         Role.PREFILL,
-        D.incarnation,
+        PeerAddress(D.incarnation, D.address),
     )
     assert decode.key == prefill.key
     assert decode.token_ids == prefill.token_ids == request().token_ids
-    assert decode.peer.address == P.address
 
 
-def test_token_zero_from_both_sides_is_delivered_once():
+def test_token_zero_from_both_sides_is_delivered_once() -> None:
     router, submit = started(P, D)
     assert router.tokens(P, submit, 10, 1)
     assert router.delivered == [1]
@@ -68,14 +73,14 @@ def test_token_zero_from_both_sides_is_delivered_once():
     assert router.delivered == [2]
 
 
-def test_tokens_that_overtake_token_zero_wait_for_it():
+def test_tokens_that_overtake_token_zero_wait_for_it() -> None:
     router, submit = started(P, D)
     assert router.tokens(D, submit, 11, 2, 3) == []
     router.tokens(P, submit, 10, 1)
     assert router.delivered == [1, 2, 3]
 
 
-def test_too_many_waiting_tokens_plan_anew(monkeypatch):
+def test_too_many_waiting_tokens_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_table, "AHEAD_MAX", 2)
     router, submit = started(P, D)
     assert router.tokens(D, submit, 11, 2, 3) == []
@@ -84,30 +89,30 @@ def test_too_many_waiting_tokens_plan_anew(monkeypatch):
     assert router.core.counters["replans", "gap"] == 1
 
 
-def test_a_gap_in_one_ordered_stream_plans_anew():
+def test_a_gap_in_one_ordered_stream_plans_anew() -> None:
     router, submit = started(B)
     router.tokens(B, submit, 11, 2)
     assert [s.key.generation for _, s in router.submits] == [2]
 
 
-def test_contradicting_tokens_fail_the_request_and_are_not_delivered():
+def test_contradicting_tokens_fail_the_request_and_are_not_delivered() -> None:
     router, submit = started(P, D)
     router.tokens(P, submit, 10, 1)
     router.tokens(D, submit, 10, 9, 2)
     assert router.delivered == []
-    assert isinstance(router.failure.error, ProtocolError)
+    assert isinstance(router.error, ProtocolError)
     assert sorted(router.cancels) == [("d", 1), ("p", 1)]
     assert router.tokens(D, submit, 11, 2) == []
 
 
-def test_contradiction_among_waiting_tokens_fails_the_request():
+def test_contradiction_among_waiting_tokens_fails_the_request() -> None:
     router, submit = started(P, D)
     router.tokens(D, submit, 11, 2)
     router.tokens(D, submit, 11, 3)
-    assert isinstance(router.failure.error, ProtocolError)
+    assert isinstance(router.error, ProtocolError)
 
 
-def test_finish_reason_goes_out_with_the_last_token_and_nothing_follows():
+def test_finish_reason_goes_out_with_the_last_token_and_nothing_follows() -> None:
     router, submit = started(P, D)
     router.tokens(P, submit, 10, 1)
     router.tokens(D, submit, 10, 1, 2, finish=FinishReason.STOP)
@@ -117,38 +122,38 @@ def test_finish_reason_goes_out_with_the_last_token_and_nothing_follows():
     assert router.core.num_live == 0
 
 
-def test_finish_reported_before_its_token_arrived_waits_for_it():
+def test_finish_reported_before_its_token_arrived_waits_for_it() -> None:
     router, submit = started(P, D)
     assert router.tokens(D, submit, 11, 2, finish=FinishReason.STOP) == []
     router.tokens(P, submit, 10, 1)
     assert (router.delivered, router.finish) == ([1, 2], [FinishReason.STOP])
 
 
-def test_token_zero_that_ends_the_request_cancels_the_decode_part():
+def test_token_zero_that_ends_the_request_cancels_the_decode_part() -> None:
     router, submit = started(P, D)
     router.tokens(P, submit, 10, 1, finish=FinishReason.STOP)
     assert router.finish == [FinishReason.STOP]
     assert router.cancels == [("d", 1)]
 
 
-def test_never_more_than_max_tokens():
+def test_never_more_than_max_tokens() -> None:
     router, submit = started(B, new=request(max_tokens=2))
     router.tokens(B, submit, 10, 1, 2, 3)
     assert (router.delivered, router.finish) == ([1, 2], [FinishReason.LENGTH])
     assert router.cancels == [("b", 1)]  # it did not end by itself
 
 
-def test_cancel_reaches_both_and_late_messages_change_nothing():
+def test_cancel_reaches_both_and_late_messages_change_nothing() -> None:
     router, submit = started(P, D)
     router.did(router.core.cancel(0, "r", "client went away"))
     assert sorted(router.cancels) == [("d", 1), ("p", 1)]
     assert router.tokens(P, submit, 10, 1) == []
     assert router.ended(D, submit, EndReason.CANCELLED) == []
     assert router.core.cancel(0, "r", "again") == []
-    assert router.core.record("r").outcome == "cancelled"
+    assert router.record("r").outcome == "cancelled"
 
 
-def test_a_reused_request_id_never_repeats_a_key():
+def test_a_reused_request_id_never_repeats_a_key() -> None:
     router, submit = started(B)
     router.core.cancel(0, "r", "")
     router.generate()
@@ -156,17 +161,17 @@ def test_a_reused_request_id_never_repeats_a_key():
     assert router.tokens(B, submit, 10, 1) == []
 
 
-def test_no_progress_expires():
+def test_no_progress_expires() -> None:
     router, submit = started(B, worker_silent_ms=10_000)
     router.now_ms = 900
     router.tokens(B, submit, 10, 1)
     assert router.core.tick(1900) == []
     router.did(router.core.tick(1901))
-    assert isinstance(router.failure.error, ExpiredError)
+    assert isinstance(router.error, ExpiredError)
     assert router.cancels == [("b", 1)]
 
 
-def test_what_generate_refuses():
+def test_what_generate_refuses() -> None:
     router = Router(B, requests_max=1)
     with pytest.raises(ContextLengthError):
         router.generate(request(max_tokens=991))
@@ -185,7 +190,7 @@ def test_what_generate_refuses():
     assert router.core.num_live == 1
 
 
-def test_logprobs_travel_with_their_tokens_and_their_loss_is_an_error():
+def test_logprobs_travel_with_their_tokens_and_their_loss_is_an_error() -> None:
     router, submit = started(P, D, new=request(num_logprobs=0))
     one, two = TokenLogprobs(-1.0), TokenLogprobs(-2.0)
     for who, output in (
@@ -193,12 +198,12 @@ def test_logprobs_travel_with_their_tokens_and_their_loss_is_an_error():
         (P, SequenceOutput(submit.key, 10, (1,), (one,))),
     ):
         router.did(router.core.from_worker(0, who.incarnation, StepOutputs((output,))))
-    assert router.actions[0].logprobs == (one, two)
+    assert router.actions == [Deliver("r", (1, 2), (one, two), FinishReason.NONE)]
     router.tokens(D, submit, 12, 3)
-    assert isinstance(router.failure.error, ProtocolError)
+    assert isinstance(router.error, ProtocolError)
 
 
-def test_the_record_explains_itself():
+def test_the_record_explains_itself() -> None:
     router, submit = started(P, D)
     router.now_ms = 5
     router.tokens(P, submit, 10, 1)
@@ -207,23 +212,23 @@ def test_the_record_explains_itself():
     router.pulled(D, P, submit)
     router.now_ms = 9
     router.tokens(D, submit, 10, 1, 2, finish=FinishReason.STOP)
-    record = router.core.record("r")
+    record = router.record("r")
     assert (record.submitted_ms, record.first_token_ms, record.finished_ms) == (0, 5, 9)
     assert (record.num_tokens, record.outcome, record.cached_tokens) == (2, "stop", 4)
     (generation,) = record.generations
     assert (generation.prefill, generation.decode) == (P.incarnation, D.incarnation)
-    assert generation.transfer.owner == P.incarnation
+    assert generation.transfer == TransferReport(submit.key, P.incarnation, (), 1, 2, 3)
     assert "prefill on p" in generation.reason
 
 
-def test_a_report_behind_the_last_token_still_completes_the_record():
+def test_a_report_behind_the_last_token_still_completes_the_record() -> None:
     router, submit = started(B, new=request(max_tokens=1))
     router.tokens(B, submit, 10, 1, finish=FinishReason.LENGTH)
     router.core.from_worker(3, B.incarnation, PrefillReport(submit.key, 10, 8, 2))
-    assert router.core.record("r").cached_tokens == 8
+    assert router.record("r").cached_tokens == 8
 
 
-def test_records_are_bounded():
+def test_records_are_bounded() -> None:
     router = Router(B, records_max=2)
     for i in range(3):
         router.generate(request(f"r{i}"))
@@ -232,7 +237,7 @@ def test_records_are_bounded():
     assert router.core.record("r2") is not None
 
 
-def test_unknown_senders_and_keys_are_ignored():
+def test_unknown_senders_and_keys_are_ignored() -> None:
     router = Router(B)
     stranger = worker("x").incarnation
     ended = PartEnded(RequestKey("nobody", 1), EndReason.CAPACITY)

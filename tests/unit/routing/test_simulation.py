@@ -4,9 +4,12 @@ from collections import Counter
 
 import pytest
 
+from disagg.routing.messages import RouterAction
+from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import RequestTable
 from disagg.routing.token_stream import Extension, TokenStream
-from disagg.scheduling.messages import FinishReason
+from disagg.scheduling.messages import FinishReason, SequenceOutput
+from disagg.transfer.identity import Incarnation, RequestKey
 from tests.unit.routing.model_workers import World
 
 FLEETS = [
@@ -31,11 +34,11 @@ def run_many(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_every_stream_is_exact_or_ends_in_one_error(part):
+def test_every_stream_is_exact_or_ends_in_one_error(part: int) -> None:
     run_many(range(part * 50, part * 50 + 50))
 
 
-def test_the_runs_reach_what_they_are_for():
+def test_the_runs_reach_what_they_are_for() -> None:
     seen: Counter[str] = Counter()
     for seed in range(40):
         world = run(seed)
@@ -57,16 +60,18 @@ def assert_found(num_seeds: int = 60) -> None:
         run_many(range(num_seeds))
 
 
-def test_control_no_generation_check(monkeypatch):
-    def any_generation(self, incarnation, key):
+def test_control_no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def any_generation(
+        self: RequestTable, incarnation: Incarnation, key: RequestKey
+    ) -> RoutedRequest | None:
         return self._live.get(key.request_id)
 
     monkeypatch.setattr(RequestTable, "_concerned", any_generation)
     assert_found()
 
 
-def test_control_no_positions(monkeypatch):
-    def append(self, output):
+def test_control_no_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def append(self: TokenStream, output: SequenceOutput) -> Extension:
         self.tokens += output.token_ids
         return Extension(output.token_ids, (), output.finish_reason)
 
@@ -74,35 +79,37 @@ def test_control_no_positions(monkeypatch):
     assert_found()
 
 
-def test_control_no_cancels(monkeypatch):
+def test_control_no_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestTable, "_cancels", lambda *_, **__: [])
     assert_found()
 
 
-def test_control_no_cancel_of_the_other_part_at_the_end(monkeypatch):
+def test_control_no_cancel_of_the_other_part_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     original = RequestTable._cancels
 
-    def skip_finished(self, request, reason, **kinds):
+    def skip_finished(
+        self: RequestTable, request: RoutedRequest, reason: str, **kinds: bool
+    ) -> list[RouterAction]:
         return [] if reason == "finished" else original(self, request, reason, **kinds)
 
     monkeypatch.setattr(RequestTable, "_cancels", skip_finished)
     assert_found()
 
 
-def test_control_losses_unnoticed(monkeypatch):
+def test_control_losses_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestTable, "lost", lambda *_: [])
     assert_found()
 
 
-def test_control_a_token_lost_with_its_worker_is_awaited(monkeypatch):
+def test_control_a_token_lost_with_its_worker_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestTable, "_check_gap", lambda *_: [])
     assert_found(200)
 
 
-def test_control_stop_not_passed_on(monkeypatch):
+def test_control_stop_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     original = TokenStream.accept
 
-    def keep_going(self, output):
+    def keep_going(self: TokenStream, output: SequenceOutput) -> Extension | None:
         extension = original(self, output)
         if extension and extension.finish_reason is FinishReason.STOP:
             return Extension(extension.token_ids, extension.logprobs, FinishReason.NONE)
