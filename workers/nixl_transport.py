@@ -5,16 +5,15 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from disagg.errors import CapacityError, ConfigError, RemoteFault
-from disagg.workers.nixl_agent import BlockIds, NixlAgent, PreparedPool, ReadHandle
+from disagg.workers.nixl_agent import BlockIds, NixlAgent, ReadHandle
+from disagg.workers.peer_reads import Peer, Posted, Read
 from disagg.workers.transport import TransportInfo
 
 _log = logging.getLogger(__name__)
@@ -22,37 +21,6 @@ _log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 COMMANDS_MAX = 4096
 READS_MAX = 4096
-PEER_HANDLES_MAX = 16
-"""In progress per peer, so that one that stopped does not take the others' turns."""
-
-
-@dataclass(slots=True, eq=False)
-class _Read:
-    read_id: int
-    src: BlockIds
-    dst: BlockIds
-    num_posted: int = 0  # blocks
-    handles: int = 0  # in progress
-    error: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    name: str
-    info: TransportInfo
-    pool: PreparedPool | None = None
-    error: str = ""
-    waiting: deque[_Read] = field(default_factory=deque)
-    handles: int = 0  # in progress
-    removing: bool = False
-    again: TransportInfo | None = None  # added again while its removal waits
-
-
-@dataclass(slots=True, eq=False)
-class _Posted:
-    peer: _Peer
-    read: _Read
-    posted_s: float
 
 
 class NixlTransport:
@@ -84,8 +52,8 @@ class NixlTransport:
         self._handle_blocks_max = max(1, handle_bytes_max // pool.shape[1])
         # Calls meet the thread here alone; what follows belongs to the thread.
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue(COMMANDS_MAX)
-        self._peers: dict[str, _Peer] = {}
-        self._posted: dict[ReadHandle, _Posted] = {}
+        self._peers: dict[str, Peer] = {}
+        self._posted: dict[ReadHandle, Posted] = {}
         self._active_s = 0.0
         self._closing = False
         # Written by the thread, read by all.
@@ -154,7 +122,7 @@ class NixlTransport:
             raise ValueError(f"{len(src_blocks)} source and {len(dst_blocks)} destination blocks")
         if not _inside(dst, self._agent.info.num_blocks):
             raise ValueError("a destination block lies outside the pool")
-        self._put(lambda: self._start(_Read(read_id, src, dst), peer))
+        self._put(lambda: self._start(Read(read_id, src, dst), peer))
 
     def close(self, timeout_s: float) -> bool:
         """Fail what is not posted and wait for what is; nothing is read any more.
@@ -227,22 +195,13 @@ class NixlTransport:
             return
 
     def _wait_s(self) -> float | None:
-        if any(self._can_post(peer) for peer in self._peers.values()):
+        if any(peer.can_post for peer in self._peers.values()):
             return 0.0
         if not self._posted:
             return None
         # At least 50 us; 1 % of the silence so far, so that a stopped peer costs no core.
         silent_s = time.monotonic() - self._active_s
         return min(max(silent_s / 100, 50e-6), 5e-3)
-
-    @staticmethod
-    def _can_post(peer: _Peer) -> bool:
-        return (
-            bool(peer.waiting)
-            and peer.pool is not None
-            and not peer.removing
-            and peer.handles < PEER_HANDLES_MAX
-        )
 
     def _add(self, name: str, info: TransportInfo) -> None:
         peer = self._peers.get(name)
@@ -253,8 +212,8 @@ class NixlTransport:
         elif peer.info != info:
             _log.error("peer %s announced another pool in the same epoch; ignored", name)
 
-    def _connect(self, name: str, info: TransportInfo) -> None:
-        peer = self._peers[name] = _Peer(name, info)
+    def _connect(self, name: str, info: TransportInfo) -> Peer:
+        peer = self._peers[name] = Peer(name, info)
         ours = self._agent.info
         if name == self._name:
             peer.error = "a worker does not read from itself"
@@ -267,6 +226,7 @@ class NixlTransport:
                 peer.error = error.message
         if peer.error:
             _log.warning("no KV reads from %s: %s", name, peer.error)
+        return peer
 
     def _remove(self, name: str) -> None:
         peer = self._peers.get(name)
@@ -277,12 +237,12 @@ class NixlTransport:
         self._fail_waiting(peer, f"peer {name} was removed")
         self._forget_when_idle(peer)
 
-    def _fail_waiting(self, peer: _Peer, error: str) -> None:
+    def _fail_waiting(self, peer: Peer, error: str) -> None:
         for read in list(peer.waiting):
             self._end_piece(peer, read, error)
 
-    def _forget_when_idle(self, peer: _Peer) -> None:
-        if not peer.removing or peer.handles:
+    def _forget_when_idle(self, peer: Peer) -> None:
+        if not peer.removing or peer.num_handles:
             return
         name = peer.name
         del self._peers[name]
@@ -292,15 +252,16 @@ class NixlTransport:
             except RemoteFault as error:
                 _log.warning("%s", error.message)
         if peer.again is not None:
-            self._connect(name, peer.again)
-            fresh = self._peers[name]
+            fresh = self._connect(name, peer.again)
             fresh.waiting = peer.waiting
             if fresh.error:
                 self._fail_waiting(fresh, fresh.error)
 
-    def _start(self, read: _Read, name: str) -> None:
+    def _start(self, read: Read, name: str) -> None:
         self._num_reads += 1
         peer = self._peers.get(name)
+        if peer is not None and peer.pool is None:
+            peer = self._connect(name, peer.info)  # it may be reachable by now
         if self._closing:
             read.error = "the transport is closing"
         elif peer is None or (peer.removing and peer.again is None):
@@ -320,7 +281,7 @@ class NixlTransport:
         """Post one handle to each peer that has a turn; whether there was one."""
         posted = False
         for peer in list(self._peers.values()):
-            if not self._can_post(peer) or peer.pool is None:
+            if not peer.can_post or peer.pool is None:
                 continue
             posted = True
             read = peer.waiting[0]
@@ -331,11 +292,11 @@ class NixlTransport:
                 self._end_piece(peer, read, error.message)
                 continue
             read.num_posted = min(piece.stop, len(read.src))
-            if read.num_posted == len(read.src):
+            if read.is_posted:
                 peer.waiting.popleft()
-            read.handles += 1
-            peer.handles += 1
-            self._posted[handle] = _Posted(peer, read, time.monotonic())
+            read.num_handles += 1
+            peer.num_handles += 1
+            self._posted[handle] = Posted(peer, read, time.monotonic())
             self._note_oldest()
             self._settle(handle, self._agent.post)
         return posted
@@ -360,25 +321,28 @@ class NixlTransport:
         except RemoteFault as fault:
             error = fault.message
         posted = self._posted.pop(handle)
-        posted.read.handles -= 1
-        posted.peer.handles -= 1
+        posted.read.num_handles -= 1
+        posted.peer.num_handles -= 1
         try:
             self._agent.release(handle)
         except RemoteFault as fault:
             _log.debug("%s", fault.message)  # of a failed READ
         self._end_piece(posted.peer, posted.read, error)
+        if error and not posted.peer.removing:
+            # NIXL never mends a broken connection: every later READ would fail as well.
+            posted.peer.removing, posted.peer.again = True, posted.peer.info
         self._forget_when_idle(posted.peer)
 
-    def _end_piece(self, peer: _Peer, read: _Read, error: str) -> None:
+    def _end_piece(self, peer: Peer, read: Read, error: str) -> None:
         """Note a failure, which ends what is not posted; report when nothing is in progress."""
         read.error = read.error or error
-        if read.error and read.num_posted < len(read.src):
+        if read.error and not read.is_posted:
             read.num_posted = len(read.src)
             peer.waiting.remove(read)
-        if not read.handles and read.num_posted == len(read.src):
+        if not read.num_handles and read.is_posted:
             self._report(read)
 
-    def _report(self, read: _Read) -> None:
+    def _report(self, read: Read) -> None:
         self._num_reads -= 1
         try:
             self._on_read_done(read.read_id, read.error)

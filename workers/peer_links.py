@@ -7,7 +7,7 @@ of either stream counts as the peer's abort.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
@@ -16,8 +16,12 @@ from disagg.transfer.identity import Incarnation
 from disagg.transfer.messages import PeerMessage, WrongEpoch
 from disagg.wire.openings import PeerHello
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
-from disagg.wire.v1 import peer_pb2, worker_pb2_grpc
+from disagg.wire.v1 import peer_pb2
+from disagg.wire.v1.worker_pb2_grpc import WorkerStub
 from disagg.workers.channel import CHANNEL_OPTIONS
+
+if TYPE_CHECKING:
+    from disagg.wire.v1.worker_pb2_grpc import WorkerAsyncStub  # only in the stub file
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +135,7 @@ class GrpcPeerLinks:
         reason = "the stream ended"
         try:
             async with grpc.aio.insecure_channel(link.address, options=CHANNEL_OPTIONS) as channel:
-                stub = worker_pb2_grpc.WorkerStub(channel)
+                stub = cast("WorkerAsyncStub", WorkerStub(channel))
                 async for answer in stub.Peer(self._outgoing(peer, link)):
                     _, _, body = peer_from_wire(answer)
                     reason = f"it answered {body}"

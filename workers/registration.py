@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING, cast
 
 import grpc
 
 from disagg.routing.messages import WorkerInfo
 from disagg.wire.registration_codec import worker_info_to_wire
-from disagg.wire.v1 import router_pb2_grpc
+from disagg.wire.v1.router_pb2_grpc import RouterStub
 from disagg.workers.channel import CHANNEL_OPTIONS
+
+if TYPE_CHECKING:
+    from disagg.wire.v1.router_pb2_grpc import RouterAsyncStub  # only in the stub file
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +24,7 @@ async def keep_registered(address: str, info: WorkerInfo, heartbeat_ms: int) -> 
     request = worker_info_to_wire(info)
     said = ""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        stub = router_pb2_grpc.RouterStub(channel)
+        stub = cast("RouterAsyncStub", RouterStub(channel))
         while True:
             try:
                 await stub.Register(request, timeout=REGISTER_TIMEOUT_S)

@@ -158,9 +158,13 @@ class Cluster:
             self.addresses[name], self.epochs[name] = said["address"], said["epoch"]
 
         def ready() -> bool:
-            known = {w["worker_id"]: w for w in self.http.get("/v1/disagg/workers").json()}
+            views = self.http.get("/v1/disagg/workers").json()["workers"]
+            known = {view["info"]["incarnation"]["worker_id"]: view for view in views}
             return all(
-                known.get(n, {}).get("epoch") == self.epochs[n] and known[n]["ready"] for n in names
+                name in known
+                and known[name]["info"]["incarnation"]["epoch"] == self.epochs[name]
+                and known[name]["ready"]
+                for name in names
             )
 
         wait_until(ready, f"{names} to be ready at the router")

@@ -1,0 +1,66 @@
+"""What the NIXL transport keeps of a peer and of the reads from it."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from disagg.workers.nixl_agent import BlockIds, PreparedPool
+from disagg.workers.transport import TransportInfo
+
+PEER_HANDLES_MAX = 16
+"""In progress per peer, so that one that stopped does not take the others' turns."""
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """One read: cut into pieces, each of which becomes a handle."""
+
+    read_id: int
+    src: BlockIds
+    dst: BlockIds
+    num_posted: int = 0
+    """Blocks that are in handles, or never will be because the read failed."""
+    num_handles: int = 0
+    """In progress."""
+    error: str = ""
+
+    @property
+    def is_posted(self) -> bool:
+        """Whether no more handles will follow."""
+        return self.num_posted == len(self.src)
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One agent we read from; ``pool`` is None where it could not be added, for ``error``."""
+
+    name: str
+    info: TransportInfo
+    pool: PreparedPool | None = None
+    error: str = ""
+    waiting: deque[Read] = field(default_factory=deque)
+    """Reads with pieces to post; the first has its turn."""
+    num_handles: int = 0
+    """In progress."""
+    removing: bool = False
+    """It is forgotten when nothing is in progress any more."""
+    again: TransportInfo | None = None
+    """With which it is then added anew."""
+
+    @property
+    def can_post(self) -> bool:
+        """Whether a piece can be posted now."""
+        return (
+            bool(self.waiting)
+            and self.pool is not None
+            and not self.removing
+            and self.num_handles < PEER_HANDLES_MAX
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Posted:
+    """A handle in progress."""
+
+    peer: Peer
+    read: Read
+    posted_s: float
