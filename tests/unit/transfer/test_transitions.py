@@ -1,0 +1,62 @@
+"""The transition tables, and the document drawn from them."""
+
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from disagg.errors import InvariantViolation
+from disagg.transfer.inbound_states import INBOUND_TABLE
+from disagg.transfer.lease_states import LEASE_TABLE
+from disagg.transfer.reservation_states import ASK_TABLE, RESERVATION_TABLE
+from disagg.transfer.transitions import TransitionTable
+
+TABLES = (LEASE_TABLE, INBOUND_TABLE, RESERVATION_TABLE, ASK_TABLE)
+DOCUMENT = Path(__file__).parents[3] / "docs" / "lease.md"
+
+
+def drawn(table: TransitionTable) -> str:
+    """The part of the document between a table's marks."""
+    return f"<!-- drawn: {table.name} -->\n{table.document()}<!-- end -->"
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_document_and_table_agree(table):
+    assert drawn(table) in DOCUMENT.read_text(), f"docs/lease.md should contain:\n{drawn(table)}"
+
+
+class Light(StrEnum):
+    RED = "red"
+    GREEN = "green"
+
+
+class Press(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
+def test_a_changed_table_no_longer_agrees():
+    rows = [(row.state, row.event, row.next, row.does) for row in LEASE_TABLE.rows]
+    changed = TransitionTable("lease", rows[:-1])
+    assert drawn(changed) not in DOCUMENT.read_text()
+
+
+def test_moves_without_a_row_raise():
+    table = TransitionTable("lamp", [(Light.RED, Press.ON, Light.GREEN, "glow")])
+    assert table.move(Light.RED, Press.ON) is Light.GREEN
+    assert not table.allows(Light.GREEN, Press.ON)
+    with pytest.raises(InvariantViolation, match="lamp: on is impossible when green"):
+        table.move(Light.GREEN, Press.ON)
+    with pytest.raises(InvariantViolation):
+        table.leave(Light.RED, Press.ON)
+    twice = [(Light.RED, Press.ON, Light.GREEN, ""), (Light.RED, Press.ON, None, "")]
+    with pytest.raises(InvariantViolation):
+        TransitionTable("lamp", twice)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_every_state_is_reached_and_left(table):
+    states = set(type(table.rows[0].state))
+    reached = {table.rows[0].state} | {row.next for row in table.rows if row.next}
+    assert reached == states
+    assert {row.state for row in table.rows} == states
