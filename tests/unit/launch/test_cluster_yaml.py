@@ -1,0 +1,97 @@
+"""`ray up cluster.yaml`: Ray's own preparation and schema accept it, and the commands exist."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from disagg.config import read_settings
+from tests.unit.launch.commands import find_commands, parse_command
+
+ROOT = Path(__file__).parents[3]
+CLUSTER: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+
+# In a process of its own: Ray, once imported, cannot change how it authenticates.
+VALIDATE = """
+import json, sys
+from ray.autoscaler._private.util import prepare_config, validate_config
+said = []
+for config in json.load(sys.stdin):
+    try:
+        validate_config(prepare_config(config))
+        said.append("")
+    except BaseException as error:
+        said.append(f"{type(error).__name__}: {error}"[:300])
+print("RESULT" + json.dumps(said))
+"""
+
+
+def validate(configs: list[dict[str, Any]]) -> list[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", VALIDATE],
+        input=json.dumps(configs),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    said: list[str] = json.loads(run.stdout.rpartition("RESULT")[2])
+    return said
+
+
+def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    config = copy.deepcopy(CLUSTER)
+    change(config)
+    return config
+
+
+def test_ray_accepts_it_and_would_refuse_a_broken_one() -> None:
+    good, *bad = validate(
+        [
+            CLUSTER,
+            broken(lambda c: c.update(head_nodes={})),
+            broken(lambda c: c["auth"].update(ssh_usr="ubuntu")),
+            broken(lambda c: c.update(worker_start_ray_commands="ray start")),
+            broken(lambda c: c["provider"].pop("head_ip")),
+            broken(lambda c: c.pop("provider")),
+        ]
+    )
+    assert good == ""
+    assert all(bad), bad
+
+
+def test_every_command_parses() -> None:
+    lines = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
+    commands = [command for line in lines for command in find_commands(line)]
+    assert [command[0] for command in commands] == ["router", "workers"]
+    for command in commands:
+        parse_command(command)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["worker"], ["router", "--conf", "x"], ["workers", "--prefill", "two"]]
+)
+def test_a_wrong_command_is_seen(wrong: list[str]) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such|valid integer"):
+        parse_command(wrong)
+
+
+def test_the_hosts_of_both_files_agree() -> None:
+    settings = read_settings(ROOT / "disagg.yaml").settings
+    head = CLUSTER["provider"]["head_ip"]
+    assert settings.cluster.router_addresses == (f"{head}:{settings.router.grpc_port}",)
+    assert settings.worker.host == "node"
+    assert CLUSTER["file_mounts"]["~/disagg.yaml"] == "./disagg.yaml"
+
+
+def test_authentication_is_said_wherever_ray_starts() -> None:
+    lines = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
+    starts = [line for line in lines if "ray start" in line or "disagg workers" in line]
+    assert len(starts) == 3
+    assert all("RAY_AUTH_MODE=token" in line for line in starts)

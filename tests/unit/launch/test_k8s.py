@@ -1,0 +1,237 @@
+"""k8s/: the Kubernetes schemas and KubeRay's CRD accept it; pods agree with the settings."""
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from disagg.config import read_settings
+from tests.unit.launch.commands import parse_command
+
+ROOT = Path(__file__).parents[3]
+K8S = ROOT / "k8s"
+CRD = ROOT / "tests/data/kuberay/ray.io_rayclusters.yaml"
+VERSION = "1.32"
+SETTINGS = read_settings(K8S / "disagg.yaml").settings
+
+Manifest = dict[str, Any]
+
+
+def read(name: str) -> list[Manifest]:
+    return list(yaml.safe_load_all((K8S / name).read_text()))
+
+
+ROUTER, CLIENTS, REGISTRATION = read("router.yaml")
+(RAYCLUSTER,) = read("raycluster.yaml")
+GROUPS: list[Manifest] = RAYCLUSTER["spec"]["workerGroupSpecs"]
+
+# What we rely on of the RayCluster, in our words; the pod templates go by the Kubernetes schema.
+_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+RAYCLUSTER_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "ray.io/v1"},
+        "kind": {"const": "RayCluster"},
+        "metadata": {"type": "object", "required": ["name"]},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["headGroupSpec"],
+            "properties": {
+                "rayVersion": {"type": "string"},
+                "authOptions": {
+                    "additionalProperties": False,
+                    "properties": {"mode": {"enum": ["disabled", "token"]}},
+                },
+                "headGroupSpec": {
+                    "additionalProperties": False,
+                    "required": ["template"],
+                    "properties": {"rayStartParams": _TEXTS, "template": {"type": "object"}},
+                },
+                "workerGroupSpecs": {
+                    "type": "array",
+                    "items": {
+                        "additionalProperties": False,
+                        "required": ["groupName", "minReplicas", "maxReplicas", "template"],
+                        "properties": {
+                            "groupName": {"type": "string"},
+                            "replicas": {"type": "integer"},
+                            "minReplicas": {"type": "integer"},
+                            "maxReplicas": {"type": "integer"},
+                            "rayStartParams": _TEXTS,
+                            "template": {"type": "object"},
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def validate_raycluster(manifest: Manifest) -> None:
+    jsonschema.validate(manifest, RAYCLUSTER_SCHEMA)
+    spec = manifest["spec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(group["template"])}
+        kubernetes_validate.validate(pod, VERSION, strict=True)
+
+
+def broken(manifest: Manifest, change: Callable[[Manifest], object]) -> Manifest:
+    changed = copy.deepcopy(manifest)
+    change(changed)
+    return changed
+
+
+def pods() -> Iterator[Manifest]:
+    yield ROUTER["spec"]["template"]["spec"]
+    yield RAYCLUSTER["spec"]["headGroupSpec"]["template"]["spec"]
+    yield from (group["template"]["spec"] for group in GROUPS)
+
+
+def containers() -> list[Manifest]:
+    return [container for pod in pods() for container in pod["containers"]]
+
+
+@pytest.mark.parametrize("manifest", [ROUTER, CLIENTS, REGISTRATION], ids=lambda m: m["kind"])
+def test_kubernetes_accepts_it(manifest: Manifest) -> None:
+    kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "change"),
+    [
+        (ROUTER, lambda m: m["spec"].update(replica=1)),
+        (ROUTER, lambda m: m["spec"].pop("selector")),
+        (ROUTER, lambda m: m["spec"]["template"]["spec"]["containers"][0].update(port=1)),
+        (CLIENTS, lambda m: m["spec"]["ports"][0].update(port="http")),
+    ],
+)
+def test_kubernetes_refuses_a_broken_one(
+    manifest: Manifest, change: Callable[[Manifest], object]
+) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        kubernetes_validate.validate(broken(manifest, change), VERSION, strict=True)
+
+
+BROKEN_RAYCLUSTERS: list[Callable[[Manifest], object]] = [
+    lambda m: m["spec"].update(workerGroups=[]),
+    lambda m: m["spec"].pop("headGroupSpec"),
+    lambda m: m["spec"]["workerGroupSpecs"][0].pop("groupName"),
+    lambda m: m["spec"]["workerGroupSpecs"][0].update(replicas="one"),
+    lambda m: m["spec"]["headGroupSpec"]["rayStartParams"].update({"num-cpus": 0}),
+    lambda m: m["spec"]["authOptions"].update(mode="tokens"),
+    lambda m: m["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0].update(ports=[{}]),
+]
+
+
+def test_the_raycluster_is_sound() -> None:
+    validate_raycluster(RAYCLUSTER)
+
+
+@pytest.mark.parametrize("change", BROKEN_RAYCLUSTERS)
+def test_a_broken_raycluster_is_refused(change: Callable[[Manifest], object]) -> None:
+    with pytest.raises((jsonschema.ValidationError, KeyError)):
+        validate_raycluster(broken(RAYCLUSTER, change))
+
+
+def crd_schema(path: Path) -> Manifest:
+    """The v1 schema of the CRD, closed: what the API server would drop in silence is an error."""
+    crd = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    (version,) = [v for v in crd["spec"]["versions"] if v["name"] == "v1"]
+    schema: Manifest = version["schema"]["openAPIV3Schema"]
+    rest: list[Any] = [schema]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, list):
+            rest += node
+        elif isinstance(node, dict):
+            rest += node.values()
+            open_kind = node.get("x-kubernetes-preserve-unknown-fields")
+            if isinstance(node.get("properties"), dict) and "type" in node and not open_kind:
+                node.setdefault("additionalProperties", False)
+            if node.get("x-kubernetes-int-or-string") is True:
+                node.pop("type", None)
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+@pytest.mark.skipif(not CRD.exists(), reason=f"KubeRay's CRD is not at {CRD.relative_to(ROOT)}")
+def test_kuberays_crd_accepts_it_and_refuses_broken_ones() -> None:
+    validator = jsonschema.Draft202012Validator(crd_schema(CRD))
+    assert [error.message for error in validator.iter_errors(RAYCLUSTER)] == []
+    for change in BROKEN_RAYCLUSTERS:
+        assert not validator.is_valid(broken(RAYCLUSTER, change))
+
+
+def test_commands_and_their_config_file() -> None:
+    commands = [c["command"] for c in containers() if "command" in c]
+    assert [command[:2] for command in commands] == [["disagg", "router"], ["disagg", "workers"]]
+    for command in commands:
+        parse_command(command[1:])
+        assert command[command.index("--config") + 1] == "/etc/disagg/disagg.yaml"
+    kustomization = read("kustomization.yaml")[0]
+    generated = kustomization["configMapGenerator"][0]
+    assert generated == {"name": "disagg-config", "files": ["disagg.yaml"]}
+
+
+def test_pods_agree_with_the_settings() -> None:
+    replicas = {group["groupName"]: group["replicas"] for group in GROUPS}
+    cluster = SETTINGS.cluster
+    assert replicas == {"prefill": cluster.num_prefill, "decode": cluster.num_decode}
+    assert cluster.role_resources
+    for group in GROUPS:
+        resources = json.loads(json.loads(group["rayStartParams"]["resources"].strip("'")))
+        assert resources == {f"disagg_{group['groupName']}": 1}
+    ports = {p["name"]: p["containerPort"] for p in containers()[0]["ports"]}
+    assert ports == {"http": SETTINGS.router.http_port, "grpc": SETTINGS.router.grpc_port}
+    name = REGISTRATION["metadata"]["name"]
+    assert cluster.router_addresses == (f"{name}:{REGISTRATION['spec']['ports'][0]['port']}",)
+    for pod in pods():
+        if SETTINGS.model.dir.startswith("/models/") and "shareProcessNamespace" not in pod:
+            mounts = [m["mountPath"] for m in pod["containers"][0]["volumeMounts"]]
+            assert "/models" in mounts
+
+
+def test_services_choose_the_router_and_probes_ask_it() -> None:
+    labels = ROUTER["spec"]["template"]["metadata"]["labels"]
+    assert CLIENTS["spec"]["selector"] == REGISTRATION["spec"]["selector"] == labels
+    container = containers()[0]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
+
+
+def test_pods_are_confined_and_bounded() -> None:
+    for pod in pods():
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+    for container in containers():
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["resources"]["limits"]["memory"]
+        assert container["image"] == "disagg"
+    image = read("kustomization.yaml")[0]["images"][0]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", image["newTag"])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_builds_it() -> None:
+    run = subprocess.run(
+        ["kubectl", "kustomize", str(K8S)], capture_output=True, text=True, check=True, timeout=60
+    )
+    built = list(yaml.safe_load_all(run.stdout))
+    kinds = sorted(manifest["kind"] for manifest in built)
+    assert kinds == ["ConfigMap", "Deployment", "RayCluster", "Service", "Service"]
+    (cluster,) = [manifest for manifest in built if manifest["kind"] == "RayCluster"]
+    validate_raycluster(cluster)
+    assert not re.search(r"image: disagg\b", run.stdout)
