@@ -2,78 +2,84 @@
 
 from dataclasses import replace
 
-from disagg.transfer.actions import LeaseCommitted, Send
-from disagg.transfer.identity import Attempt
+from disagg.transfer.actions import InboundAction, LeaseAction, LeaseCommitted, Send
+from disagg.transfer.identity import Attempt, Incarnation
 from disagg.transfer.inbound import InboundTable
-from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import CommitAnswer
+from disagg.transfer.inbound_transfer import InboundTransfer
+from disagg.transfer.leases import GroupBlocks, LeaseTable, _Lease
+from disagg.transfer.messages import Commit, CommitAnswer, Offers, Seal
+from disagg.transfer.offer_list import Lie
 
 
 class CommitWithoutCountsOwner(LeaseTable):
-    def _counts_equal(self, seal, commit):
+    def _counts_equal(self, seal: Seal, commit: Commit) -> bool:
         return True
 
 
 class CommitWithoutCountsReader(InboundTable):
     """Takes offers and seal as they come, whatever their numbers."""
 
-    def on_offers(self, now_ms, sender, offers):
+    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> list[InboundAction]:
         entry = self._of(offers.key)
         first = min(offers.first, len(entry.offers.ranges)) if entry else 0
         return super().on_offers(now_ms, sender, replace(offers, first=first))
 
-    def _all_listed(self, entry):
+    def _all_listed(self, entry: InboundTransfer) -> bool:
         return entry.offers.seal is not None
 
-    def _incomplete(self, entry):
+    def _incomplete(self, entry: InboundTransfer) -> Lie | None:
         return None
 
 
 class CommitBeforeDone(InboundTable):
-    def _reads_done(self, entry):
+    def _reads_done(self, entry: InboundTransfer) -> bool:
         return True
 
 
 class OldAttemptAccepted(InboundTable):
-    def _is_current(self, entry, sender, answer):
+    def _is_current(
+        self, entry: InboundTransfer, sender: Incarnation, answer: CommitAnswer
+    ) -> bool:
         return sender == entry.owner
 
 
 class AnySenderAccepted(InboundTable):
     """Believes an answer whichever incarnation of the owner gave it."""
 
-    def _is_current(self, entry, sender, answer):
+    def _is_current(
+        self, entry: InboundTransfer, sender: Incarnation, answer: CommitAnswer
+    ) -> bool:
         return (answer.lease_id, answer.attempt) == (entry.lease_id, entry.attempt)
 
 
 class AttemptWithoutEpoch(InboundTable):
-    def _repeat(self, now_ms, entry):
+    def _repeat(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
         if entry.attempt:
             entry.attempt = Attempt("", entry.attempt.number)
         return super()._repeat(now_ms, entry)
 
 
 class AnyReaderAccepted(LeaseTable):
-    def _is_readers(self, lease, sender, commit):
+    def _is_readers(self, lease: _Lease, sender: Incarnation, commit: Commit) -> bool:
         return True
 
 
 class ReusedBeforeDead(LeaseTable):
     """Expiry gives the blocks away while the lease can still be committed."""
 
-    def expire(self, now_ms):
+    def expire(self, now_ms: int) -> list[LeaseAction]:
         for lease in self._live.values():
             self.holds.drop(lease.holder)
         return []
 
-    def _take(self, lease, blocks):
+    def _take(self, lease: _Lease, blocks: GroupBlocks) -> bool:
         self.holds.drop(lease.holder)
         self.holds.hold(lease.holder, ())
         return super()._take(lease, blocks)
 
 
 class OfferWithoutHold(LeaseTable):
-    def _take(self, lease, blocks):
+    def _take(self, lease: _Lease, blocks: GroupBlocks) -> bool:
         taken = super()._take(lease, blocks)
         self.holds.drop(lease.holder)
         self.holds.hold(lease.holder, ())
@@ -81,13 +87,13 @@ class OfferWithoutHold(LeaseTable):
 
 
 class UnknownLeaseSaysOk(LeaseTable):
-    def _unknown_lease(self, sender, commit):
+    def _unknown_lease(self, sender: Incarnation, commit: Commit) -> Send:
         answer = CommitAnswer(commit.key, commit.lease_id, commit.attempt, True)
         return Send(sender, answer)
 
 
 class HoldKeptAfterCommit(LeaseTable):
-    def on_commit(self, sender, commit):
+    def on_commit(self, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
         actions = super().on_commit(sender, commit)
         if any(isinstance(action, LeaseCommitted) for action in actions):
             self.holds.hold(("kept", commit.lease_id), (0,))
@@ -95,13 +101,13 @@ class HoldKeptAfterCommit(LeaseTable):
 
 
 class DestinationsDroppedAtAbort(InboundTable):
-    def _drained(self, entry):
+    def _drained(self, entry: InboundTransfer) -> list[InboundAction]:
         self._gone(entry)
         return []
 
 
 class HoldKeptAfterDraining(InboundTable):
-    def _drained(self, entry):
+    def _drained(self, entry: InboundTransfer) -> list[InboundAction]:
         if entry.reads:
             self.holds.hold(("kept", entry.serial), (0,))
         return super()._drained(entry)

@@ -1,5 +1,7 @@
 """The reader's rules, one test each."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from disagg.errors import InvariantViolation
@@ -30,12 +32,12 @@ from tests.unit.transfer.worlds import (
 )
 
 
-def failed(actions) -> InboundFailed:
+def failed(actions: Sequence[object]) -> InboundFailed:
     (failure,) = [action for action in actions if isinstance(action, InboundFailed)]
     return failure
 
 
-def test_destinations_are_held_from_the_begin():
+def test_destinations_are_held_from_the_begin() -> None:
     reader = Reader()
     reader.begin()
     assert reader.pool.num_free == reader.free - 4
@@ -43,7 +45,7 @@ def test_destinations_are_held_from_the_begin():
         reader.begin()
 
 
-def test_reads_are_posted_in_pieces_for_what_was_offered():
+def test_reads_are_posted_in_pieces_for_what_was_offered() -> None:
     reader = Reader()
     dst = reader.begin()
     posted = reader.table.on_offers(0, OWNER, offers())
@@ -53,7 +55,7 @@ def test_reads_are_posted_in_pieces_for_what_was_offered():
     ]
 
 
-def test_repeated_and_overlapping_offers_post_nothing_twice():
+def test_repeated_and_overlapping_offers_post_nothing_twice() -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers(0, RANGES[:2], None))
@@ -62,7 +64,7 @@ def test_repeated_and_overlapping_offers_post_nothing_twice():
     assert reader.table.on_offers(0, OWNER, offers()) == []
 
 
-def test_a_gap_is_asked_for_once_and_then_at_the_interval():
+def test_a_gap_is_asked_for_once_and_then_at_the_interval() -> None:
     reader = Reader()
     reader.begin()
     ask = AskOffers(KEY, 1, 0)
@@ -73,7 +75,7 @@ def test_a_gap_is_asked_for_once_and_then_at_the_interval():
     assert len(reader.table.on_offers(0, OWNER, offers())) == 2
 
 
-def test_a_seal_that_overtakes_offers_commits_nothing():
+def test_a_seal_that_overtakes_offers_commits_nothing() -> None:
     reader = Reader()
     reader.begin()
     (ask,) = sent(reader.table.on_offers(0, OWNER, offers(0, ())))
@@ -81,7 +83,7 @@ def test_a_seal_that_overtakes_offers_commits_nothing():
     assert reader.table.statuses()[0].state is InboundState.READING
 
 
-def test_the_reader_asks_before_it_knows_the_lease_and_when_a_stream_opens():
+def test_the_reader_asks_before_it_knows_the_lease_and_when_a_stream_opens() -> None:
     reader = Reader()
     reader.begin()
     ask = AskOffers(KEY, 0, 0)
@@ -109,7 +111,7 @@ def test_the_reader_asks_before_it_knows_the_lease_and_when_a_stream_opens():
         offers(0, RANGES, Seal(8, (3,))),
     ],
 )
-def test_what_the_protocol_forbids_fails_the_transfer(bad):
+def test_what_the_protocol_forbids_fails_the_transfer(bad: Offers) -> None:
     reader = Reader()
     reader.begin()
     actions = reader.table.on_offers(0, OWNER, bad)
@@ -121,7 +123,7 @@ def test_what_the_protocol_forbids_fails_the_transfer(bad):
     assert reader.pool.num_free == reader.free
 
 
-def test_contradicting_offers_fail_the_transfer_and_name_the_block():
+def test_contradicting_offers_fail_the_transfer_and_name_the_block() -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers(0, RANGES[:1], None))
@@ -134,7 +136,7 @@ def test_contradicting_offers_fail_the_transfer_and_name_the_block():
     assert (failure.group, failure.position) == (1, 7)
 
 
-def test_commit_only_after_every_read_is_done_and_the_seal_is_met():
+def test_commit_only_after_every_read_is_done_and_the_seal_is_met() -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers(0, RANGES[:2], None))
@@ -146,7 +148,7 @@ def test_commit_only_after_every_read_is_done_and_the_seal_is_met():
     assert sent(reader.table.tick(7 + COMMIT_REPEAT)) == [message], "the same attempt again"
 
 
-def test_only_an_ok_for_the_current_attempt_makes_it_valid():
+def test_only_an_ok_for_the_current_attempt_makes_it_valid() -> None:
     reader = Reader()
     reader.committing()
     for sender, message in (
@@ -167,7 +169,7 @@ def test_only_an_ok_for_the_current_attempt_makes_it_valid():
     assert reader.table.on_commit_answer(0, OWNER, answer(True)) == []
 
 
-def test_the_hold_ends_only_after_the_caller_made_the_blocks_valid():
+def test_the_hold_ends_only_after_the_caller_made_the_blocks_valid() -> None:
     reader = Reader()
     reader.committing()
     with pytest.raises(InvariantViolation):
@@ -182,7 +184,7 @@ def test_the_hold_ends_only_after_the_caller_made_the_blocks_valid():
     assert reader.table.next_deadline_ms() is None
 
 
-def test_no_fails_the_transfer():
+def test_no_fails_the_transfer() -> None:
     reader = Reader()
     reader.committing()
     actions = reader.table.on_commit_answer(0, OWNER, answer(False))
@@ -192,7 +194,7 @@ def test_no_fails_the_transfer():
 
 
 @pytest.mark.parametrize("way", ["abort", "dead", "ended", "lost", "error", "stuck", "superseded"])
-def test_destinations_are_held_until_every_read_is_terminal_whatever_happens(way):
+def test_destinations_are_held_until_every_read_is_terminal_whatever_happens(way: str) -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers(0, RANGES, None))
@@ -217,7 +219,7 @@ def test_destinations_are_held_until_every_read_is_terminal_whatever_happens(way
     assert table.on_read_done(0, 1) == [], "a repeated report changes nothing"
 
 
-def test_a_new_transfer_of_the_key_may_begin_while_the_old_one_drains():
+def test_a_new_transfer_of_the_key_may_begin_while_the_old_one_drains() -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers())
@@ -230,7 +232,7 @@ def test_a_new_transfer_of_the_key_may_begin_while_the_old_one_drains():
     assert len(reader.table.on_offers(0, OWNER, offers(lease_id=2))) == 2
 
 
-def test_the_wrong_sender_or_an_unknown_generation_changes_nothing():
+def test_the_wrong_sender_or_an_unknown_generation_changes_nothing() -> None:
     reader = Reader()
     reader.begin()
     before = reader.table.statuses()
@@ -244,7 +246,7 @@ def test_the_wrong_sender_or_an_unknown_generation_changes_nothing():
     assert table.statuses() == before
 
 
-def test_stuck_reads_are_quarantined_and_pause_their_owner():
+def test_stuck_reads_are_quarantined_and_pause_their_owner() -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers())
@@ -262,7 +264,7 @@ def test_stuck_reads_are_quarantined_and_pause_their_owner():
     assert (reader.table.num_blocks_quarantined, reader.table.peers_paused) == (0, frozenset())
 
 
-def test_paused_pages_are_not_committed():
+def test_paused_pages_are_not_committed() -> None:
     reader = Reader()
     reader.begin(OTHER_KEY)
     reader.table.on_offers(0, OWNER, offers(key=OTHER_KEY))
@@ -272,7 +274,7 @@ def test_paused_pages_are_not_committed():
     assert not any(isinstance(action, Send) for action in actions)
 
 
-def test_a_failed_read_names_its_block():
+def test_a_failed_read_names_its_block() -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers())
@@ -281,7 +283,7 @@ def test_a_failed_read_names_its_block():
     assert failure.message == "remote disconnect"
 
 
-def test_nothing_to_pull_still_needs_the_commit():
+def test_nothing_to_pull_still_needs_the_commit() -> None:
     reader = Reader()
     reader.table.begin(0, KEY, OWNER, [[], []])
     seal = Seal(8, (0, 0), 42)

@@ -1,8 +1,13 @@
 """Everything that can happen to one lease; and what breaks when a rule is taken away."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
 import pytest
 
-from disagg.checking.explorer import Step, explore
+from disagg.checking.explorer import Exploration, Step, explore
 from disagg.checking.lease_world import LeaseWorld, Setting
 from disagg.transfer.inbound_states import INBOUND_TABLE
 from disagg.transfer.lease_states import LEASE_TABLE
@@ -19,13 +24,16 @@ WORLDS = {
 }
 
 
+Explored = tuple[dict[str, Exploration], set[tuple[str, str, str]]]
+
+
 @pytest.fixture(scope="module")
-def explored():
+def explored() -> Explored:
     """What was seen in every world, and the rows of the tables that were taken."""
-    taken = set()
+    taken: set[tuple[str, str, str]] = set()
     row = TransitionTable._row
 
-    def watch(self, state, event):
+    def watch(self: TransitionTable[Any, Any], state: StrEnum, event: StrEnum) -> object:
         taken.add((self.name, state, event))
         return row(self, state, event)
 
@@ -35,7 +43,7 @@ def explored():
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_no_wrong_bytes_no_overwriting_and_every_hold_ends(explored, name):
+def test_no_wrong_bytes_no_overwriting_and_every_hold_ends(explored: Explored, name: str) -> None:
     seen = explored[0][name]
     print(f"{name}: {seen}")
     assert not seen.problem, str(seen)
@@ -43,7 +51,9 @@ def test_no_wrong_bytes_no_overwriting_and_every_hold_ends(explored, name):
     assert seen.num_states > 300, "a world in which next to nothing happens shows nothing"
 
 
-def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(explored):
+def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(
+    explored: Explored,
+) -> None:
     rows = {(t.name, r.state, r.event) for t in (LEASE_TABLE, INBOUND_TABLE) for r in t.rows}
     # An honest reader sends no other Commit; `end` moves as the time to live does.
     other = {("lease", state, "Commit, any other") for state in ("OPEN", "SEALED", "COMMITTED")}
@@ -51,28 +61,22 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(e
     assert explored[1] == rows - other - ended
 
 
-RETRY = {"num_leases": 2, "num_inbound": 2, "repeats": False}
-REBORN_OWNER = {"num_leases": 2, "num_owner_restarts": 1, "repeats": False}
-REBORN_READER = {"num_inbound": 2, "num_reader_restarts": 1, "repeats": False}
+RETRY = WORLDS["a retry in the same generation"]
+REBORN_OWNER = replace(WORLDS["the owner restarts"], checks_addressee=False)
+REBORN_READER = replace(WORLDS["the reader restarts"], checks_addressee=False)
 WRONG, LANDS, NO_WAY = "valid with wrong bytes", "nobody holds", "no way leads to a goal"
 
-MUTANTS = {
+MUTANTS: dict[str, tuple[Setting, str]] = {
     "commit without counts": (
         Setting(leases=mutants.CommitWithoutCountsOwner, inbound=mutants.CommitWithoutCountsReader),
         WRONG,
     ),
     "commit before the reads are done": (Setting(inbound=mutants.CommitBeforeDone), WRONG),
-    "OK of an old attempt accepted": (Setting(inbound=mutants.OldAttemptAccepted, **RETRY), WRONG),
-    "owner's epoch not checked": (
-        Setting(inbound=mutants.AnySenderAccepted, checks_addressee=False, **REBORN_OWNER),
-        WRONG,
-    ),
+    "OK of an old attempt accepted": (replace(RETRY, inbound=mutants.OldAttemptAccepted), WRONG),
+    "owner's epoch not checked": (replace(REBORN_OWNER, inbound=mutants.AnySenderAccepted), WRONG),
     "reader's epoch not checked": (
-        Setting(
-            leases=mutants.AnyReaderAccepted,
-            inbound=mutants.AttemptWithoutEpoch,
-            checks_addressee=False,
-            **REBORN_READER,
+        replace(
+            REBORN_READER, leases=mutants.AnyReaderAccepted, inbound=mutants.AttemptWithoutEpoch
         ),
         WRONG,
     ),
@@ -87,7 +91,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_rule_taken_away_breaks(name):
+def test_a_rule_taken_away_breaks(name: str) -> None:
     setting, what = MUTANTS[name]
     seen = LeaseWorld(setting).explore()
     print(f"{name}: {seen}")
@@ -96,8 +100,8 @@ def test_a_rule_taken_away_breaks(name):
     assert str(seen).count("\n") == len(seen.trace), "one readable line per step"
 
 
-def test_the_explorer_itself():
-    def steps(n):
+def test_the_explorer_itself() -> None:
+    def steps(n: int) -> Iterator[Step[int]]:
         yield Step("add", (n + 1) % 5, broken="four" if n == 3 else "")
         yield Step("double", n * 2 % 5)
 

@@ -1,9 +1,12 @@
 """The owner's rules, one test each."""
 
+from collections.abc import Hashable
+
 import pytest
 
 from disagg.errors import InvariantViolation
 from disagg.transfer.actions import LeaseCommitted, LeaseEnded
+from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.lease_states import LeaseState
 from disagg.transfer.messages import (
     AskOffers,
@@ -26,13 +29,22 @@ from tests.unit.transfer.worlds import (
 )
 
 
-def ok(owner: Owner, *args, sender=READER, **kwargs) -> bool:
-    (message,) = sent(owner.table.on_commit(sender, commit(*args, **kwargs)))
+def ok(
+    owner: Owner,
+    lease: int,
+    number: int = 1,
+    counts: tuple[int, ...] = (2, 1),
+    key: RequestKey = KEY,
+    epoch: str = "R1",
+    sender: Incarnation = READER,
+) -> bool:
+    message_of = commit(lease, number, counts, key, epoch)
+    (message,) = sent(owner.table.on_commit(sender, message_of))
     assert isinstance(message, CommitAnswer)
     return message.ok
 
 
-def test_a_range_is_offered_only_together_with_a_hold():
+def test_a_range_is_offered_only_together_with_a_hold() -> None:
     owner = Owner()
     lease = owner.table.open(0, KEY, READER)
     (message,) = sent(owner.table.offer(0, lease, [[(0, owner.blocks[0])], []]))
@@ -45,7 +57,7 @@ def test_a_range_is_offered_only_together_with_a_hold():
     assert owner.table.num_blocks_held == 1, "a refused offer must change nothing"
 
 
-def test_adjacent_blocks_become_one_range():
+def test_adjacent_blocks_become_one_range() -> None:
     owner = Owner()
     lease = owner.table.open(0, KEY, READER)
     b = owner.blocks
@@ -58,7 +70,7 @@ def test_adjacent_blocks_become_one_range():
     ]
 
 
-def test_each_position_is_offered_once():
+def test_each_position_is_offered_once() -> None:
     owner = Owner()
     lease = owner.table.open(0, KEY, READER)
     owner.table.offer(0, lease, [[(0, owner.blocks[0])], []])
@@ -68,14 +80,14 @@ def test_each_position_is_offered_once():
     owner.table.offer(0, lease, [[], [(0, owner.blocks[1])]])  # the same position of another group
 
 
-def test_nothing_is_offered_after_the_seal():
+def test_nothing_is_offered_after_the_seal() -> None:
     owner = Owner()
     lease = owner.sealed()
     with pytest.raises(InvariantViolation):
         owner.table.offer(0, lease, [[(5, owner.blocks[5])], []])
 
 
-def test_offers_are_numbered_and_asking_is_idempotent():
+def test_offers_are_numbered_and_asking_is_idempotent() -> None:
     owner = Owner()
     lease = owner.sealed()
     for _ in range(2):
@@ -93,7 +105,7 @@ def test_offers_are_numbered_and_asking_is_idempotent():
         assert unbound == everything
 
 
-def test_asking_for_an_unknown_lease_says_dead():
+def test_asking_for_an_unknown_lease_says_dead() -> None:
     owner = Owner()
     lease = owner.sealed()
     for sender, ask in (
@@ -107,7 +119,7 @@ def test_asking_for_an_unknown_lease_says_dead():
     assert owner.table.on_ask(READER, AskOffers(OTHER_KEY, 0, 0)) == [], "it may come yet"
 
 
-def test_sealed_and_equal_counts_is_ok_and_drops_the_hold():
+def test_sealed_and_equal_counts_is_ok_and_drops_the_hold() -> None:
     owner = Owner()
     lease = owner.sealed()
     owner.let_request_go()
@@ -118,7 +130,7 @@ def test_sealed_and_equal_counts_is_ok_and_drops_the_hold():
     assert owner.pool.num_free == owner.free
 
 
-def test_committed_says_ok_to_the_same_attempt_and_no_to_others():
+def test_committed_says_ok_to_the_same_attempt_and_no_to_others() -> None:
     owner = Owner()
     lease = owner.sealed()
     assert ok(owner, lease)
@@ -127,21 +139,21 @@ def test_committed_says_ok_to_the_same_attempt_and_no_to_others():
 
 
 @pytest.mark.parametrize("counts", [(), (0, 0), (2,), (2, 2), (1, 2), (2, 1, 0)])
-def test_other_counts_get_no_and_change_nothing(counts):
+def test_other_counts_get_no_and_change_nothing(counts: tuple[int, ...]) -> None:
     owner = Owner()
     lease = owner.sealed()
     assert not ok(owner, lease, counts=counts)
     assert ok(owner, lease)
 
 
-def test_an_open_lease_and_an_unknown_one_say_no():
+def test_an_open_lease_and_an_unknown_one_say_no() -> None:
     owner = Owner()
     lease = owner.table.open(0, KEY, READER)
     assert not ok(owner, lease, counts=())
     assert not ok(owner, lease + 1)
 
 
-def test_a_lease_belongs_to_one_reader_incarnation():
+def test_a_lease_belongs_to_one_reader_incarnation() -> None:
     owner = Owner()
     lease = owner.sealed()
     assert not ok(owner, lease, sender=READER_AGAIN, epoch="R2")
@@ -155,7 +167,7 @@ def test_a_lease_belongs_to_one_reader_incarnation():
 
 
 @pytest.mark.parametrize("way", ["end", "end_key", "expire", "on_ended", "on_peer_lost"])
-def test_dead_first_reused_after(way):
+def test_dead_first_reused_after(way: str) -> None:
     owner = Owner()
     lease = owner.sealed()
     owner.let_request_go()
@@ -163,7 +175,7 @@ def test_dead_first_reused_after(way):
     drop = owner.pool.drop
 
     class Watch:
-        def drop(self, holder):
+        def drop(self, holder: Hashable) -> int:
             said_when_dropped.append(ok(owner, lease))
             return drop(holder)
 
@@ -183,7 +195,7 @@ def test_dead_first_reused_after(way):
     assert owner.table.end(lease, "again") == []
 
 
-def test_time_to_live_starts_anew_with_what_the_owner_does():
+def test_time_to_live_starts_anew_with_what_the_owner_does() -> None:
     owner = Owner()
     first = owner.table.open(0, KEY, READER)
     owner.table.open(1, OTHER_KEY, READER)
@@ -199,7 +211,7 @@ def test_time_to_live_starts_anew_with_what_the_owner_does():
     assert (owner.table.next_expiry_ms(), owner.table.oldest()) == (None, None)
 
 
-def test_offering_on_a_dead_lease_holds_nothing():
+def test_offering_on_a_dead_lease_holds_nothing() -> None:
     owner = Owner()
     lease = owner.table.open(0, KEY, READER)
     owner.table.end(lease, "x")
@@ -209,7 +221,7 @@ def test_offering_on_a_dead_lease_holds_nothing():
     assert owner.pool.num_free == owner.free
 
 
-def test_one_generation_has_one_live_lease_and_a_retry_a_new_id():
+def test_one_generation_has_one_live_lease_and_a_retry_a_new_id() -> None:
     owner = Owner()
     lease = owner.table.open(0, KEY, READER)
     with pytest.raises(InvariantViolation):
@@ -218,7 +230,7 @@ def test_one_generation_has_one_live_lease_and_a_retry_a_new_id():
     assert owner.table.open(0, KEY, READER) > lease
 
 
-def test_committed_leases_are_forgotten_when_seen_lost_or_crowded_out():
+def test_committed_leases_are_forgotten_when_seen_lost_or_crowded_out() -> None:
     for forget in ("seen", "lost", "crowded"):
         owner = Owner()
         lease = owner.sealed()
@@ -235,7 +247,7 @@ def test_committed_leases_are_forgotten_when_seen_lost_or_crowded_out():
         assert len(owner.table.statuses()) <= COMMITTED_MAX
 
 
-def test_after_a_commit_asking_is_not_answered_dead():
+def test_after_a_commit_asking_is_not_answered_dead() -> None:
     owner = Owner()
     lease = owner.sealed()
     ok(owner, lease)

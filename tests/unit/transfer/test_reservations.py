@@ -25,7 +25,7 @@ def granted(number: int = 1) -> ReservationTable:
     return table
 
 
-def test_refused_unless_submitted_here_and_live():
+def test_refused_unless_submitted_here_and_live() -> None:
     table = submitted()
     assert isinstance(table.consider(OWNER, Reserve(OTHER_KEY, 1)), Refuse)
     assert isinstance(table.consider(OWNER_AGAIN, Reserve(KEY, 1)), Refuse)
@@ -34,7 +34,7 @@ def test_refused_unless_submitted_here_and_live():
     assert isinstance(table.consider(OWNER, Reserve(KEY, 2)), Refuse)
 
 
-def test_the_same_number_gets_its_old_answer_again():
+def test_the_same_number_gets_its_old_answer_again() -> None:
     table = granted()
     yes = Reserved(KEY, 1, True, first_lacked=(2, 0))
     assert table.consider(OWNER, Reserve(KEY, 1)) == Answer(yes)
@@ -43,13 +43,13 @@ def test_the_same_number_gets_its_old_answer_again():
     assert table.consider(OWNER, Reserve(KEY, 2)) == Answer(no)
 
 
-def test_lower_numbers_are_ignored():
+def test_lower_numbers_are_ignored() -> None:
     table = granted(5)
     assert table.consider(OWNER, Reserve(KEY, 4)) == Ignore()
     assert table.num_granted == 1
 
 
-def test_a_higher_number_replaces_the_old_reservation():
+def test_a_higher_number_replaces_the_old_reservation() -> None:
     table = granted()
     assert table.consider(OWNER, Reserve(KEY, 2)) == Decide(KEY, 2, free_first=True)
     table.decided(0, KEY, 2, True)
@@ -59,7 +59,7 @@ def test_a_higher_number_replaces_the_old_reservation():
         table.decided(0, KEY, 1, True)
 
 
-def test_release_frees_up_to_its_number_once():
+def test_release_frees_up_to_its_number_once() -> None:
     table = granted(3)
     assert not table.on_release(OWNER, Release(KEY, 2))
     assert not table.on_release(OWNER_AGAIN, Release(KEY, 3))
@@ -69,7 +69,7 @@ def test_release_frees_up_to_its_number_once():
     assert isinstance(table.consider(OWNER, Reserve(KEY, 3)), Refuse)
 
 
-def test_later_arrivals_up_to_a_release_are_refused():
+def test_later_arrivals_up_to_a_release_are_refused() -> None:
     table = submitted()
     assert not table.on_release(OWNER, Release(KEY, 2))
     for number in (1, 2):
@@ -77,7 +77,7 @@ def test_later_arrivals_up_to_a_release_are_refused():
     assert isinstance(table.consider(OWNER, Reserve(KEY, 3)), Decide)
 
 
-def test_time_to_live_ends_a_reservation_that_is_not_taken():
+def test_time_to_live_ends_a_reservation_that_is_not_taken() -> None:
     table = granted()
     assert table.next_expiry_ms() == TTL
     assert table.expire(TTL - 1) == []
@@ -86,7 +86,7 @@ def test_time_to_live_ends_a_reservation_that_is_not_taken():
     assert isinstance(table.consider(OWNER, Reserve(KEY, 1)), Refuse), "its yes is not true now"
 
 
-def test_what_is_taken_is_not_released_nor_expired():
+def test_what_is_taken_is_not_released_nor_expired() -> None:
     table = granted()
     table.taken(KEY)
     assert not table.on_release(OWNER, Release(KEY, 9))
@@ -95,7 +95,7 @@ def test_what_is_taken_is_not_released_nor_expired():
     assert not table.ended(KEY)
 
 
-def test_ending_a_generation_says_whether_to_free():
+def test_ending_a_generation_says_whether_to_free() -> None:
     assert granted().ended(KEY)
     assert not submitted().ended(KEY)
     assert not submitted().ended(OTHER_KEY)
@@ -108,7 +108,7 @@ def asked() -> tuple[ReserveAsker, int]:
     return asker, send.message.number
 
 
-def test_numbers_count_up_and_one_question_is_open():
+def test_numbers_count_up_and_one_question_is_open() -> None:
     asker, first = asked()
     with pytest.raises(InvariantViolation):
         asker.ask(0, KEY, READER)
@@ -119,7 +119,7 @@ def test_numbers_count_up_and_one_question_is_open():
     assert again.message.number > first
 
 
-def test_an_answer_counts_once():
+def test_an_answer_counts_once() -> None:
     asker, number = asked()
     yes = Reserved(KEY, number, True, first_lacked=(1,))
     assert asker.on_answer(0, READER_AGAIN, Reserved(KEY, number, False, "no")) is None
@@ -130,13 +130,13 @@ def test_an_answer_counts_once():
     assert asker.next_deadline_ms() is None
 
 
-def test_no_is_no():
+def test_no_is_no() -> None:
     asker, number = asked()
     assert asker.on_answer(0, READER, Reserved(KEY, number, False, "full")) == Refused(KEY, "full")
     assert asker.give_back(KEY) == []
 
 
-def test_no_answer_in_time_counts_as_no_and_is_followed_by_release():
+def test_no_answer_in_time_counts_as_no_and_is_followed_by_release() -> None:
     asker, number = asked()
     assert asker.next_deadline_ms() == TIMEOUT
     assert asker.tick(TIMEOUT - 1) == []
@@ -147,7 +147,7 @@ def test_no_answer_in_time_counts_as_no_and_is_followed_by_release():
     assert asker.on_answer(0, READER, Reserved(KEY, number + 7, True)) is None, "never asked"
 
 
-def test_a_stale_yes_does_not_free_the_newer_reservation():
+def test_a_stale_yes_does_not_free_the_newer_reservation() -> None:
     asker, first = asked()
     table = granted(first)
     asker.tick(TIMEOUT)
@@ -162,7 +162,7 @@ def test_a_stale_yes_does_not_free_the_newer_reservation():
     assert table.num_granted == 1
 
 
-def test_a_lost_peer_is_a_no():
+def test_a_lost_peer_is_a_no() -> None:
     asker, _ = asked()
     assert asker.on_peer_lost(READER_AGAIN) == []
     assert asker.on_peer_lost(READER) == [Refused(KEY, "peer_lost")]

@@ -24,18 +24,18 @@ def played(text: str) -> str:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_transcript(file):
+def test_transcript(file: Path) -> None:
     now = played(file.read_text())
     if os.environ.get("DISAGG_REWRITE_TRANSCRIPTS") == "1":
         file.write_text(now)
     assert file.read_text() == now
 
 
-def test_a_changed_answer_is_noticed():
+def test_a_changed_answer_is_noticed() -> None:
     text = FILES[0].read_text()
     assert played(text.replace("ok=True", "ok=False")) == text
     assert "ok=True" in text
 
 
-def test_there_are_transcripts():
+def test_there_are_transcripts() -> None:
     assert len(FILES) == 5

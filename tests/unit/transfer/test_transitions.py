@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,17 +12,22 @@ from disagg.transfer.lease_states import LEASE_TABLE
 from disagg.transfer.reservation_states import ASK_TABLE, RESERVATION_TABLE
 from disagg.transfer.transitions import TransitionTable
 
-TABLES = (LEASE_TABLE, INBOUND_TABLE, RESERVATION_TABLE, ASK_TABLE)
+TABLES: tuple[TransitionTable[Any, Any], ...] = (
+    LEASE_TABLE,
+    INBOUND_TABLE,
+    RESERVATION_TABLE,
+    ASK_TABLE,
+)
 DOCUMENT = Path(__file__).parents[3] / "docs" / "lease.md"
 
 
-def drawn(table: TransitionTable) -> str:
+def drawn(table: TransitionTable[Any, Any]) -> str:
     """The part of the document between a table's marks."""
     return f"<!-- drawn: {table.name} -->\n{table.document()}<!-- end -->"
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_document_and_table_agree(table):
+def test_document_and_table_agree(table: TransitionTable[Any, Any]) -> None:
     assert drawn(table) in DOCUMENT.read_text(), f"docs/lease.md should contain:\n{drawn(table)}"
 
 
@@ -35,13 +41,13 @@ class Press(StrEnum):
     OFF = "off"
 
 
-def test_a_changed_table_no_longer_agrees():
+def test_a_changed_table_no_longer_agrees() -> None:
     rows = [(row.state, row.event, row.next, row.does) for row in LEASE_TABLE.rows]
     changed = TransitionTable("lease", rows[:-1])
     assert drawn(changed) not in DOCUMENT.read_text()
 
 
-def test_moves_without_a_row_raise():
+def test_moves_without_a_row_raise() -> None:
     table = TransitionTable("lamp", [(Light.RED, Press.ON, Light.GREEN, "glow")])
     assert table.move(Light.RED, Press.ON) is Light.GREEN
     assert not table.allows(Light.GREEN, Press.ON)
@@ -55,8 +61,9 @@ def test_moves_without_a_row_raise():
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_every_state_is_reached_and_left(table):
-    states = set(type(table.rows[0].state))
+def test_every_state_is_reached_and_left(table: TransitionTable[Any, Any]) -> None:
+    kind: type[StrEnum] = type(table.rows[0].state)
+    states = set(kind)
     reached = {table.rows[0].state} | {row.next for row in table.rows if row.next}
     assert reached == states
     assert {row.state for row in table.rows} == states

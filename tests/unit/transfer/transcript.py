@@ -96,7 +96,8 @@ class Play:
             case Commit():
                 return self._owner(self.owner.table.on_commit(sender, message))
             case CommitSeen():
-                return self._owner(self.owner.table.on_seen(sender, message) or [])
+                self.owner.table.on_seen(sender, message)
+                return []
             case _:
                 raise AssertionError(f"nobody sends {message}")
         return self._reader(actions)

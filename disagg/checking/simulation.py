@@ -1,0 +1,287 @@
+"""The whole system in one seeded, single-threaded world: router core, worker cores, faults.
+
+The objects are the ones production runs; what is modelled is the world around them: links with
+delays that keep their order until they break, steps and READs that take time, READs that copy
+block by block, processes that die and come back with a new epoch. A run is a function of its
+configuration and seed.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from disagg.checking.simulation_config import SimulationConfig
+from disagg.checking.symbolic_engine import VOCAB_SIZE, expected_tokens
+from disagg.checking.worker_model import WorkerModel
+from disagg.errors import DisaggError
+from disagg.kv.hashing import BlockHasher
+from disagg.routing.core import RouterCore
+from disagg.routing.messages import Deliver, Fail, NewRequest, RouterAction, ToWorker
+from disagg.scheduling.messages import FinishReason, TransferReport, WorkerMessage
+from disagg.scheduling.report import check_core
+from disagg.scheduling.sampling import SamplingParams
+from disagg.transfer.identity import Incarnation
+from disagg.transfer.messages import PeerMessage
+
+HASH_KEY = b"simulation"
+ROUTER = "router"
+
+
+@dataclass(slots=True)
+class Client:
+    """What one request asked for and got."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    received: list[int] = field(default_factory=list)
+    outcome: str = ""
+    """Empty while it runs; then finished, cancelled, or the error."""
+
+
+class Simulation:
+    """One run. `run` returns when every request ended and the world came to rest."""
+
+    def __init__(self, config: SimulationConfig, seed: int) -> None:
+        self.config = config
+        self.now_ms = 0
+        self.clients: dict[str, Client] = {}
+        self.workers: dict[str, WorkerModel] = {}
+        self.num_handovers = 0
+        self.hasher = BlockHasher(HASH_KEY, config.layout.hash_block_tokens)
+        self.router = RouterCore(
+            hash_extend=self.hasher.extend,
+            replans_max=8,
+            requests_max=1000,
+            request_timeout_ms=60_000,
+            records_max=1000,
+            worker_silent_ms=5_000,
+        )
+        self._random = random.Random(seed)
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._num_events = 0
+        self._link_free_ms: dict[tuple[str, str], int] = {}
+        self._link_life: dict[frozenset[str], int] = {}
+        self._num_epochs = 0
+
+    def run(self) -> None:
+        """Play the world to its end.
+
+        Raises:
+            InvariantViolation: somebody read what it must not, or a count does not add up.
+            AssertionError: wrong tokens, a request without an end, or blocks that stayed held.
+        """
+        for number, role in enumerate(self.config.roles):
+            self._start_worker(f"w{number}", role)
+        self._plan_requests()
+        self._plan_faults()
+        self._every(500, self._heartbeat)
+        self._every(20, self._tick)
+        while not self._at_rest():
+            self.now_ms, _, event = heapq.heappop(self._events)
+            assert self.now_ms < self.config.time_limit_ms, f"no end: {self._unfinished()}"
+            event()
+        self._check_end()
+
+    # --- the world as workers see it
+
+    def draw(self, low: int, high: int) -> int:
+        """A seeded random number, both ends included."""
+        return self._random.randint(low, high)
+
+    def later(self, delay_ms: int, event: Callable[[], None]) -> None:
+        """Let something happen after a delay; ties are broken by order of planning."""
+        self._num_events += 1
+        heapq.heappush(self._events, (self.now_ms + delay_ms, self._num_events, event))
+
+    def find(self, incarnation: Incarnation) -> WorkerModel | None:
+        """The living worker of that incarnation."""
+        worker = self.workers.get(incarnation.worker_id)
+        return worker if worker and worker.alive and worker.me == incarnation else None
+
+    def to_peer(self, sender: Incarnation, to: Incarnation, message: PeerMessage) -> None:
+        """A message between workers; one to a dead incarnation is lost."""
+
+        def deliver() -> None:
+            worker = self.find(to)
+            if worker is not None:
+                worker.on_peer_message(sender, message)
+
+        self._send(sender.worker_id, to.worker_id, deliver)
+
+    def to_router(self, sender: Incarnation, message: WorkerMessage) -> None:
+        """A message on a worker's session."""
+        if isinstance(message, TransferReport):
+            self.num_handovers += 1
+
+        def deliver() -> None:
+            self._perform(self.router.from_worker(self.now_ms, sender, message))
+
+        self._send(sender.worker_id, ROUTER, deliver)
+
+    # --- links
+
+    def _send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        """Deliver in order after a random delay, unless the link breaks before."""
+        arrival = max(self.now_ms + self.draw(0, 5), self._link_free_ms.get((source, target), 0))
+        self._link_free_ms[source, target] = arrival
+        link = frozenset((source, target))
+        life = self._link_life.get(link, 0)
+
+        def arrive() -> None:
+            if self._link_life.get(link, 0) == life:
+                deliver()
+
+        self.later(arrival - self.now_ms, arrive)
+
+    def _break_link(self, one: str, other: str) -> None:
+        """What is under way on a link is lost."""
+        link = frozenset((one, other))
+        self._link_life[link] = self._link_life.get(link, 0) + 1
+
+    # --- router
+
+    def _perform(self, actions: list[RouterAction]) -> None:
+        for action in actions:
+            match action:
+                case ToWorker():
+                    self._to_worker(action)
+                case Deliver():
+                    self._deliver(action)
+                case Fail(request_id, error):
+                    self.clients[request_id].outcome = f"{error.code}: {error.message}"
+                case _:
+                    pass  # sessions are opened by the heartbeat
+
+    def _to_worker(self, action: ToWorker) -> None:
+        def deliver() -> None:
+            worker = self.find(action.worker)
+            if worker is not None:
+                worker.on_router_message(action.message)
+
+        self._send(ROUTER, action.worker.worker_id, deliver)
+
+    def _deliver(self, action: Deliver) -> None:
+        client = self.clients[action.request_id]
+        assert not client.outcome, f"{action} after the end: {client}"
+        client.received += action.token_ids
+        if action.finish_reason is not FinishReason.NONE:
+            client.outcome = "finished"
+
+    def _heartbeat(self) -> None:
+        for worker in self.workers.values():
+            if worker.alive:
+                self._perform(self.router.register(self.now_ms, worker.info()))
+                self.router.session_up(self.now_ms, worker.me)
+                self.to_router(worker.me, worker.stats())
+
+    def _tick(self) -> None:
+        self._perform(self.router.tick(self.now_ms))
+        for worker in self.workers.values():
+            if worker.alive:
+                worker.tick()
+                check_core(worker.core)
+                first, events = worker.kv_events()
+                self.router.kv_events(worker.me, worker.me.epoch, first, False, events)
+
+    # --- time
+
+    def _every(self, period_ms: int, event: Callable[[], None]) -> None:
+        def again() -> None:
+            event()
+            self.later(period_ms, again)
+
+        self.later(0, again)
+
+    # --- load
+
+    def _tokens(self, num: int) -> tuple[int, ...]:
+        return tuple(self._random.randrange(VOCAB_SIZE) for _ in range(num))
+
+    def _plan_requests(self) -> None:
+        stems = [self._tokens(self.config.prompt_tokens_max) for _ in range(3)]
+        for number in range(self.config.num_requests):
+            stem = self._random.choice(stems)
+            prompt = stem[: self.draw(0, len(stem) - 10)] + self._tokens(self.draw(1, 10))
+            client = Client(prompt, self.draw(1, self.config.output_tokens_max))
+            self._plan_request(f"r{number}", client)
+
+    def _plan_request(self, request_id: str, client: Client) -> None:
+        def ask() -> None:
+            self.clients[request_id] = client
+            hashes: list[bytes] = []
+            self.hasher.extend(hashes, client.prompt)
+            sampling = SamplingParams(client.max_tokens)
+            new = NewRequest(request_id, client.prompt, tuple(hashes), b"", sampling)
+            try:
+                self._perform(self.router.generate(self.now_ms, new))
+            except DisaggError as error:
+                client.outcome = f"{error.code}: {error.message}"
+
+        self.later(self.draw(50, 2_000), ask)
+
+    # --- faults
+
+    def _plan_faults(self) -> None:
+        for num, fault in (
+            (self.config.num_kills, self._kill_one),
+            (self.config.num_cuts, self._cut_one),
+            (self.config.num_cancels, self._cancel_one),
+        ):
+            for _ in range(num):
+                self.later(self.draw(50, 2_500), fault)
+
+    def _kill_one(self) -> None:
+        name = self._random.choice(sorted(self.workers))
+        victim = self.workers[name]
+        if not victim.alive:
+            return
+        victim.alive = False
+        for other in (ROUTER, *self.workers):
+            self._break_link(name, other)
+        self.later(self.draw(1, 50), lambda: self._notice_death(victim))
+        self.later(self.draw(100, 800), lambda: self._start_worker(name, victim.role))
+
+    def _notice_death(self, victim: WorkerModel) -> None:
+        self._perform(self.router.session_lost(self.now_ms, victim.me))
+        for worker in self.workers.values():
+            if worker is not victim:
+                worker.on_peer_lost(victim.me)
+
+    def _cut_one(self) -> None:
+        one, other = self._random.sample(sorted(self.workers), 2)
+        self._break_link(one, other)
+        self.workers[one].on_peer_lost(self.workers[other].me)
+        self.workers[other].on_peer_lost(self.workers[one].me)
+
+    def _cancel_one(self) -> None:
+        live = self._unfinished()
+        if live:
+            request_id = self._random.choice(live)
+            self.clients[request_id].outcome = "cancelled"
+            self._perform(self.router.cancel(self.now_ms, request_id, "client"))
+
+    def _start_worker(self, name: str, role: str) -> None:
+        self._num_epochs += 1
+        self.workers[name] = WorkerModel(self, Incarnation(name, f"e{self._num_epochs}"), role)
+
+    # --- the end
+
+    def _unfinished(self) -> list[str]:
+        return sorted(request for request, client in self.clients.items() if not client.outcome)
+
+    def _at_rest(self) -> bool:
+        return (
+            len(self.clients) == self.config.num_requests
+            and not self._unfinished()
+            and all(worker.at_rest() for worker in self.workers.values() if worker.alive)
+        )
+
+    def _check_end(self) -> None:
+        for request_id, client in self.clients.items():
+            expected = expected_tokens(self.config.layout, client.prompt, client.max_tokens)
+            got = client.received
+            assert got == expected[: len(got)], f"{request_id}: {got} is not {expected}"
+            assert client.outcome != "finished" or got == expected, f"{request_id} ended early"
+        for worker in self.workers.values():
+            check_core(worker.core)
