@@ -53,8 +53,7 @@ class Process:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):  # NIXL logs to the same place
-                self._answers.put(json.loads(line))
+            self._answers.put(json.loads(line))
         self._answers.put({"error": "the process ended"})
 
     def ready(self) -> "Process":
@@ -116,8 +115,9 @@ class World:
         reader.read(read_id=read_id, peer=owner, src=src, dst=dst)
         return read_id
 
-    def end(self) -> list[int]:
-        return [process.end() for process in self.processes]
+    def kill(self) -> None:
+        for process in self.processes:
+            process.signal(signal.SIGKILL)
 
 
 def expected(seed: int, block: int) -> str:
@@ -134,16 +134,18 @@ def ended(reader: Process, read_id: int) -> str:
 def until(reader: Process, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Poll the reader's state until it is as wanted."""
     by_s = time.monotonic() + BOUND_S
-    while not holds(state := reader.state()):
+    while True:
+        state: dict[str, Any] = reader.state()
+        if holds(state):
+            return state
         assert time.monotonic() < by_s, f"still {state}"
-    return state
 
 
 @pytest.fixture(params=["", "tcp"], ids=["shm", "tcp"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     world = World(request.param)
     yield world
-    world.end()
+    world.kill()
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def tcp_world() -> Iterator[World]:
     """Over TCP a stopped owner's READs stay in progress; shared memory needs no owner."""
     world = World("tcp")
     yield world
-    world.end()
+    world.kill()
 
 
 def pair(world: World) -> tuple[Process, Process]:
@@ -187,7 +189,7 @@ def test_reads_move_exactly_the_blocks_asked_for(world: World) -> None:
     with pytest.raises(RuntimeError, match="RemoteFault: the KV transport has ended: closed"):
         world.read(reader, owner.name, [0], [0])
     reader.remove(name=owner.name)  # harmless
-    assert world.end() == [0, 0]
+    assert [owner.end(), reader.end()] == [0, 0]
 
 
 def test_what_cannot_be_read_is_an_error_not_a_hang(world: World) -> None:
@@ -251,6 +253,22 @@ def test_owner_killed_and_restarted(world: World) -> None:
     assert ended(reader, world.read(reader, again.name, [0], [0])) != ""
     assert ended(reader, world.read(reader, other.name, [9], [9])) == ""
     assert reader.state()["handles"] == 0
+
+
+def test_broken_connections_are_made_anew(tcp_world: World) -> None:
+    owner, reader = pair(tcp_world)
+    assert ended(reader, tcp_world.read(reader, owner.name, [0], [0])) == ""
+    owner.signal(signal.SIGSTOP)
+    everything = list(range(NUM_BLOCKS))
+    broken = tcp_world.read(reader, owner.name, everything, everything)
+    until(reader, lambda s: s["handles"] == HANDLES_MAX)
+    assert reader.cut() > 0
+    assert "nixl" in ended(reader, broken)
+    owner.signal(signal.SIGCONT)
+    by_s = time.monotonic() + BOUND_S
+    while error := ended(reader, tcp_world.read(reader, owner.name, everything, everything)):
+        assert time.monotonic() < by_s, error
+    assert reader.digests() == owner.digests()
 
 
 def test_stopped_owner_blocks_nobody_else(tcp_world: World) -> None:

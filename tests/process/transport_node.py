@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import socket
 import sys
 import threading
 from dataclasses import asdict
@@ -47,7 +49,8 @@ class Node:
         with self.changed:
             self.ends.setdefault(read_id, []).append(error)
             self.changed.notify_all()
-        raise RuntimeError("a caller's mistake must not end the transport")
+        if read_id == 1:
+            raise RuntimeError("a caller's mistake must not end the transport")
 
     def info(self) -> dict[str, Any]:
         info = asdict(self.transport.local_info())
@@ -69,6 +72,20 @@ class Node:
             self.changed.wait_for(lambda: read_id in self.ends, timeout_s)
             return self.ends.get(read_id, [])
 
+    def cut(self) -> int:
+        """Break every TCP connection of this process, as a network would; their number."""
+        num_cut = 0
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            try:
+                with socket.socket(fileno=os.dup(fd)) as connection:
+                    connection.getpeername()
+                    if connection.family == socket.AF_INET:
+                        connection.shutdown(socket.SHUT_RDWR)
+                        num_cut += 1
+            except OSError:  # not a connection
+                continue
+        return num_cut
+
     def digests(self) -> list[str]:
         return [digest(block.numpy().tobytes()) for block in self.pool]
 
@@ -87,8 +104,10 @@ class Node:
 
 def main() -> None:
     """Answer every line with ``{"value": ...}`` or ``{"error": ...}`` until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # NIXL logs to standard output, in the middle of a line
     node = Node(**json.loads(sys.argv[1]))
-    print(json.dumps({"value": node.info()}), flush=True)
+    print(json.dumps({"value": node.info()}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -96,7 +115,7 @@ def main() -> None:
             answer = {"value": value}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
