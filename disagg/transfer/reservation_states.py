@@ -12,7 +12,6 @@ class ReservationState(StrEnum):
     DECIDING = "DECIDING"
     GRANTED = "GRANTED"
     REFUSED = "REFUSED"
-    TAKEN = "TAKEN"
 
 
 class ReservationEvent(StrEnum):
@@ -24,8 +23,7 @@ class ReservationEvent(StrEnum):
     NO = "decided no"
     RELEASE = "Release(n or higher)"
     EXPIRE = "time to live"
-    TAKE = "taken"
-    ENDED = "ended"
+    ENDED = "ended or committed"
 
 
 _S, _E = ReservationState, ReservationEvent
@@ -48,13 +46,11 @@ RESERVATION_TABLE: TransitionTable[ReservationState, ReservationEvent] = Transit
         ),
         (_S.GRANTED, _E.RELEASE, _S.REFUSED, "the caller frees it"),
         (_S.GRANTED, _E.EXPIRE, _S.REFUSED, "the caller frees it"),
-        (_S.GRANTED, _E.TAKE, _S.TAKEN, "the memory is the request's"),
-        (_S.GRANTED, _E.ENDED, None, "forget; the caller frees it"),
+        (_S.GRANTED, _E.ENDED, None, "forget; the caller frees it, or keeps it if committed"),
         (_S.REFUSED, _E.RESERVE_SAME, _S.REFUSED, "give the old answer again"),
         (_S.REFUSED, _E.RESERVE_NEWER, _S.DECIDING, "ask the caller"),
         (_S.REFUSED, _E.RELEASE, _S.REFUSED, "refuse what comes later up to n"),
         (_S.REFUSED, _E.ENDED, None, "forget"),
-        (_S.TAKEN, _E.ENDED, None, "forget"),
     ],
 )
 

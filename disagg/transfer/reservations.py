@@ -57,7 +57,7 @@ class ReservationTable:
     """At most one reservation per submitted, live generation; forgotten when it ends.
 
     Args:
-        ttl_ms: a granted reservation that is not taken by then is given up (last resort).
+        ttl_ms: a granted reservation that is not committed by then is given up (last resort).
     """
 
     def __init__(self, ttl_ms: int) -> None:
@@ -69,10 +69,11 @@ class ReservationTable:
         self._entries.setdefault(key, _Reservation(owner))
 
     def ended(self, key: RequestKey) -> bool:
-        """The generation ended here; later questions get no.
+        """The generation ended here, or its transfer is committed; later questions get no.
 
         Returns:
-            Whether a reservation was granted: the caller must free it.
+            Whether a reservation was granted: the caller must free it, unless it is committed
+            and the memory is the request's.
         """
         entry = self._entries.pop(key, None)
         if entry is None:
@@ -88,8 +89,8 @@ class ReservationTable:
             return _refuse(reserve, "the generation is not submitted here, or has ended")
         if entry.owner != sender:
             return _refuse(reserve, f"the generation's prefill is on {entry.owner}")
-        if number <= entry.released or entry.state is ReservationState.TAKEN:
-            return _refuse(reserve, "the reservation was released or is used up")
+        if number <= entry.released:
+            return _refuse(reserve, "the reservation was released")
         if number > entry.number:
             free_first = entry.state is ReservationState.GRANTED
             entry.state = RESERVATION_TABLE.move(entry.state, ReservationEvent.RESERVE_NEWER)
@@ -150,11 +151,6 @@ class ReservationTable:
         frees = entry.state is ReservationState.GRANTED
         entry.state = RESERVATION_TABLE.move(entry.state, ReservationEvent.RELEASE)
         return frees
-
-    def taken(self, key: RequestKey) -> None:
-        """The transfer is committed: the memory is the request's, not a reservation any more."""
-        entry = self._entries[key]
-        entry.state = RESERVATION_TABLE.move(entry.state, ReservationEvent.TAKE)
 
     def expire(self, now_ms: int) -> list[RequestKey]:
         """Generations whose granted reservation outlived its time; the caller frees them."""

@@ -89,7 +89,8 @@ class ReserveAsker:
 
     def handed_over(self, key: RequestKey) -> None:
         """The lease is committed: forget the reservation, which is the request's memory now."""
-        self._leave(key, AskEvent.HANDED_OVER)
+        if key in self._entries:
+            self._leave(key, AskEvent.HANDED_OVER)
 
     def tick(self, now_ms: int) -> list[Refused | Send]:
         """Time-outs: each a `Refused`, followed by the Release that makes it true."""

@@ -77,7 +77,7 @@ def test_later_arrivals_up_to_a_release_are_refused() -> None:
     assert isinstance(table.consider(OWNER, Reserve(KEY, 3)), Decide)
 
 
-def test_time_to_live_ends_a_reservation_that_is_not_taken() -> None:
+def test_time_to_live_ends_a_reservation_that_is_not_committed() -> None:
     table = granted()
     assert table.next_expiry_ms() == TTL
     assert table.expire(TTL - 1) == []
@@ -86,13 +86,12 @@ def test_time_to_live_ends_a_reservation_that_is_not_taken() -> None:
     assert isinstance(table.consider(OWNER, Reserve(KEY, 1)), Refuse), "its yes is not true now"
 
 
-def test_what_is_taken_is_not_released_nor_expired() -> None:
+def test_what_is_committed_is_neither_released_nor_expired() -> None:
     table = granted()
-    table.taken(KEY)
+    table.ended(KEY)
     assert not table.on_release(OWNER, Release(KEY, 9))
     assert table.expire(TTL) == []
     assert isinstance(table.consider(OWNER, Reserve(KEY, 10)), Refuse)
-    assert not table.ended(KEY)
 
 
 def test_ending_a_generation_says_whether_to_free() -> None:
@@ -127,6 +126,8 @@ def test_an_answer_counts_once() -> None:
     assert asker.on_answer(0, READER, yes) is None
     assert asker.on_answer(0, READER, Reserved(KEY, number, False, "expired")) is None
     asker.handed_over(KEY)
+    asker.handed_over(KEY)
+    assert asker.give_back(KEY) == []
     assert asker.next_deadline_ms() is None
 
 
