@@ -1,9 +1,18 @@
-"""A checkpoint's tokenizer, shared by the router's tests."""
+"""A checkpoint's tokenizer, and a real router with scripted workers."""
 
+import asyncio
+import contextlib
+
+import httpx
 import pytest
 
+from disagg.router.app import RouterApp
+from disagg.router.options import RouterOptions
 from disagg.router.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+TEXT = "the cat sat on the mat and the rat ran. "
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +25,72 @@ def model_dir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tokenizer(model_dir):
     return Tokenizer(model_dir)
+
+
+class House:
+    """A router, an HTTP client to it, and its workers."""
+
+    def __init__(self, app: RouterApp, tokenizer: Tokenizer, text: str) -> None:
+        self.app = app
+        self.tokenizer = tokenizer
+        self.script = tokenizer.encode(text)[1:]
+        self.workers: list[ScriptedWorker] = []
+        self.url = f"http://127.0.0.1:{app.http_port}"
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=20)
+
+    def token(self, prompt_tokens: int):
+        """Tokens of the script, from position ``prompt_tokens`` on, again and again."""
+        return lambda p: self.script[(p - prompt_tokens) % len(self.script)]
+
+    async def add(self, worker_id: str = "w1", *, prompt: int = 2, **settings) -> ScriptedWorker:
+        """Start a worker whose script begins after a prompt of ``prompt`` tokens."""
+        settings.setdefault("token", self.token(prompt))
+        worker = await ScriptedWorker(worker_id, **settings).start()
+        self.workers.append(worker)
+        await worker.register(self.app.grpc_port)
+        await self.until(
+            lambda: any(
+                view.ready and view.info.incarnation == worker.incarnation
+                for view in self.app.dispatcher.core.fleet
+            ),
+            f"{worker_id} ready",
+        )
+        return worker
+
+    async def until(self, condition, what: str) -> None:
+        """Wait for a state of the router; at most 10 s."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 10
+        while not condition():
+            assert loop.time() < end, f"not seen: {what}; fleet {self.app.dispatcher.core.fleet}"
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self.app.stop()
+        for worker in self.workers:
+            await worker.stop()
+
+
+@pytest.fixture
+async def open_house(model_dir, tokenizer):
+    """Build houses; ``await open_house(text=..., **router_options)``."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def build(text: str = TEXT, **settings) -> House:
+            options = RouterOptions(str(model_dir), "tiny", http_port=0, grpc_port=0, **settings)
+            app = RouterApp(options)
+            await app.start()
+            house = House(app, tokenizer, text)
+            stack.push_async_callback(house.close)
+            return house
+
+        yield build
+
+
+@pytest.fixture
+async def house(open_house):
+    """A router with one ready worker, for prompts of two tokens such as ``[5, 6]``."""
+    house = await open_house()
+    await house.add()
+    return house

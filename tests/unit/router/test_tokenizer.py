@@ -66,7 +66,7 @@ def test_chat_template_and_defaults(tokenizer):
 
 
 def test_a_directory_without_tokenizer_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="config.json"):
+    with pytest.raises(ConfigError, match=r"config\.json"):
         Tokenizer(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError):

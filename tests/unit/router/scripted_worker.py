@@ -1,0 +1,223 @@
+"""A worker of a few lines: it speaks the Worker service and answers token(position)."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from disagg.kv.contract import Contract
+from disagg.kv.events import BlocksStored, KVEventBatch, KVSnapshot
+from disagg.routing.messages import GroupInfo, WorkerInfo
+from disagg.scheduling.messages import (
+    Cancel,
+    FinishReason,
+    PrefillReport,
+    Role,
+    SequenceOutput,
+    StepOutputs,
+    Submit,
+    WorkerStats,
+)
+from disagg.scheduling.sampling import TokenLogprobs
+from disagg.transfer.identity import Incarnation
+from disagg.wire.kv_events_codec import kv_batch_to_wire
+from disagg.wire.openings import SessionOpen
+from disagg.wire.registration_codec import worker_info_to_wire
+from disagg.wire.session_codec import session_request_from_wire, session_response_to_wire
+from disagg.wire.v1.router_pb2_grpc import RouterStub
+from disagg.wire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+
+BLOCK_TOKENS = 4
+CONTRACT = Contract("fingerprint", "float32", ("full",), 1024, BLOCK_TOKENS, "sha256", 1, 1)
+READY = WorkerStats(0, 0, 0, 100, 100, 0, 0, 0, 0, ready=True, counters=(("steps", 3),))
+
+
+def logprobs_of(token_id: int, num_logprobs: int) -> TokenLogprobs:
+    top = tuple((token_id + i, -0.5 - i) for i in range(num_logprobs))
+    return TokenLogprobs(-0.5, top)
+
+
+class ScriptedWorker(WorkerServicer):
+    """Token at absolute position p is ``token(p)``; every received message is kept.
+
+    Args:
+        gate: when given, each step waits for it: tests release tokens one by one.
+        hit_tokens: what it reports as found in its cache.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        token: Callable[[int], int],
+        *,
+        epoch: str = "e1",
+        gate: asyncio.Semaphore | None = None,
+        hit_tokens: int = 0,
+        tokens_per_step: int = 1,
+        contract: Contract = CONTRACT,
+        max_model_tokens: int = 512,
+    ) -> None:
+        self.incarnation = Incarnation(worker_id, epoch)
+        self.token = token
+        self.gate = gate
+        self.hit_tokens = hit_tokens
+        self.tokens_per_step = tokens_per_step
+        self.contract = contract
+        self.max_model_tokens = max_model_tokens
+        self.stats = READY
+        self.submits: list[Submit] = []
+        self.cancels: list[Cancel] = []
+        self.opened: list[SessionOpen] = []
+        self.num_sent = 0
+        self.kv_batches: list[KVEventBatch | KVSnapshot] = []
+        self.kv_asked: list[int] = []
+        self.misbehave: Callable[[Submit], list | None] | None = None
+        self.changed = asyncio.Condition()
+        self._sessions: set[asyncio.Queue] = set()
+        self._parts: dict = {}
+        self._server = None
+
+    async def start(self) -> "ScriptedWorker":
+        self._server = grpc.aio.server()
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        add_WorkerServicer_to_server(self, self._server)
+        await self._server.start()
+        return self
+
+    async def stop(self) -> None:
+        for task in self._parts.values():
+            task.cancel()
+        await self._server.stop(grace=0)
+
+    @property
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(
+            incarnation=self.incarnation,
+            address=f"127.0.0.1:{self.port}",
+            role="both",
+            model="tiny",
+            contract=self.contract,
+            groups=(GroupInfo("full_attention", BLOCK_TOKENS, 0, 1, 1024),),
+            max_model_tokens=self.max_model_tokens,
+            handover_tokens_max=self.max_model_tokens,
+            num_blocks=100,
+        )
+
+    async def register(self, router_port: int) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{router_port}") as channel:
+            await RouterStub(channel).Register(worker_info_to_wire(self.info))
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something this worker received or did; at most 10 s."""
+        try:
+            async with asyncio.timeout(10), self.changed:
+                await self.changed.wait_for(condition)
+        except TimeoutError:
+            raise AssertionError(
+                f"not seen: {what}; submits {self.submits}, cancels {self.cancels}"
+            ) from None
+
+    # --- the service
+
+    async def Session(self, request_iterator, context):
+        outgoing: asyncio.Queue = asyncio.Queue()
+        self._sessions.add(outgoing)
+        reader = asyncio.create_task(self._read(request_iterator, outgoing))
+        try:
+            await context.send_initial_metadata(())
+            yield session_response_to_wire(self.stats)
+            while True:
+                message = await outgoing.get()
+                if message is None:
+                    return
+                yield session_response_to_wire(message)
+        finally:
+            reader.cancel()
+            self._sessions.discard(outgoing)
+
+    async def KvEvents(self, request, context):
+        self.kv_asked.append(request.from_sequence)
+        await self._notify()
+        sent = 0
+        while True:
+            for batch in self.kv_batches[sent:]:
+                yield kv_batch_to_wire(self.incarnation.epoch, batch)
+                sent += 1
+            async with self.changed:
+                await self.changed.wait_for(lambda: len(self.kv_batches) > sent)  # noqa: B023
+
+    async def Peer(self, request_iterator, context):
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
+
+    async def Status(self, request, context):
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
+
+    async def publish(self, *batches: KVEventBatch | KVSnapshot) -> None:
+        self.kv_batches += batches
+        await self._notify()
+
+    async def end_sessions(self) -> None:
+        """Close every session from this side, as a worker that restarts would."""
+        for outgoing in self._sessions:
+            outgoing.put_nowait(None)
+
+    async def _read(self, request_iterator, outgoing) -> None:
+        async for request in request_iterator:
+            message = session_request_from_wire(request)
+            match message:
+                case SessionOpen():
+                    self.opened.append(message)
+                case Submit():
+                    self.submits.append(message)
+                    self._parts[message.key] = asyncio.create_task(self._serve(message, outgoing))
+                case Cancel():
+                    self.cancels.append(message)
+                    part = self._parts.pop(message.key, None)
+                    if part is not None:
+                        part.cancel()
+            await self._notify()
+
+    async def _serve(self, submit: Submit, outgoing) -> None:
+        scripted = self.misbehave(submit) if self.misbehave else None
+        if scripted is not None:
+            for message in scripted:
+                outgoing.put_nowait(message)
+            return
+        start, sampling = len(submit.token_ids), submit.sampling
+        if submit.role is not Role.DECODE:
+            hits = self.hit_tokens
+            outgoing.put_nowait(PrefillReport(submit.key, start, hits, start - hits))
+        count = 1 if submit.role is Role.PREFILL else sampling.max_tokens
+        position = start
+        while position < start + count:
+            if self.gate is not None:
+                await self.gate.acquire()
+            size = min(self.tokens_per_step, start + count - position)
+            ids = [self.token(p) for p in range(position, position + size)]
+            finish = FinishReason.NONE
+            for index, token_id in enumerate(ids):
+                if token_id in sampling.stop_token_ids:
+                    ids, finish = ids[: index + 1], FinishReason.STOP
+                    break
+            if finish is FinishReason.NONE and position + size == start + sampling.max_tokens:
+                finish = FinishReason.LENGTH
+            logprobs = ()
+            if sampling.num_logprobs >= 0:
+                logprobs = tuple(logprobs_of(i, sampling.num_logprobs) for i in ids)
+            output = SequenceOutput(submit.key, position, tuple(ids), logprobs, finish)
+            outgoing.put_nowait(StepOutputs((output,)))
+            self.num_sent += len(ids)
+            await self._notify()
+            if finish is not FinishReason.NONE:
+                return
+            position += size
+            await asyncio.sleep(0)
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+
+def stored(hashes, first_sequence=0) -> KVEventBatch:
+    event = BlocksStored(0, tuple(hashes), None, 0, BLOCK_TOKENS)
+    return KVEventBatch(first_sequence, (event,))

@@ -1,0 +1,132 @@
+"""The router's gRPC service over plain gRPC."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from disagg.kv.events import KVSnapshot
+from disagg.kv.hashing import BlockHasher
+from disagg.wire.v1 import common_pb2, router_pb2
+from disagg.wire.v1.router_pb2_grpc import RouterStub
+from tests.unit.router.scripted_worker import BLOCK_TOKENS, stored
+
+PROMPT = list(range(10, 22))
+
+
+@pytest.fixture
+async def stub(house):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{house.app.grpc_port}") as channel:
+        yield RouterStub(channel)
+
+
+def chain(tokens, salt=b""):
+    hashes: list[bytes] = []
+    BlockHasher(b"fingerprint", BLOCK_TOKENS).extend(hashes, tokens, salt)
+    return hashes
+
+
+async def test_generate_streams_tokens_text_and_logprobs(house, stub):
+    sampling = common_pb2.SamplingParams(max_tokens=9, top_p=1.0, num_logprobs=1, seed=3)
+    request = router_pb2.GenerateRequest(
+        request_id="g1", model="tiny", token_ids=[5, 6], sampling=sampling
+    )
+    answers = [answer async for answer in stub.Generate(request)]
+    assert "".join(a.text for a in answers) == house.tokenizer.decode(house.script[:9])
+    assert [t for a in answers for t in a.token_ids] == list(house.script[:9])
+    assert [x for a in answers for x in a.logprobs] == [-0.5] * 9
+    assert sum(len(a.top) for a in answers) == 9
+    assert [a.finish_reason for a in answers][-1] == "length"
+    assert {a.request_id for a in answers} == {"g1"}
+    assert house.workers[0].submits[0].sampling.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "field"),
+    [
+        ({"model": "other"}, grpc.StatusCode.NOT_FOUND, "model"),
+        ({"token_ids": []}, grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+        ({"prompt": "both"}, grpc.StatusCode.INVALID_ARGUMENT, "token_ids"),
+        ({"token_ids": [999]}, grpc.StatusCode.INVALID_ARGUMENT, "token_ids"),
+        ({"request_id": "bad id"}, grpc.StatusCode.INVALID_ARGUMENT, "request_id"),
+        (
+            {"sampling": common_pb2.SamplingParams(temperature=5)},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "temperature",
+        ),
+        (
+            {"sampling": common_pb2.SamplingParams(temperature=float("nan"))},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "temperature",
+        ),
+        (
+            {"sampling": common_pb2.SamplingParams(num_logprobs=21)},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "logprobs",
+        ),
+        (
+            {"sampling": common_pb2.SamplingParams(max_tokens=600)},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "max_tokens",
+        ),
+    ],
+)
+async def test_generate_refuses_with_the_field(house, stub, change, status, field):
+    request = {"model": "tiny", "token_ids": [5, 6]} | change
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.Generate(router_pb2.GenerateRequest(**request)):
+            pass
+    assert caught.value.code() is status
+    assert ("disagg-field", field) in list(caught.value.trailing_metadata())
+    assert caught.value.details().startswith(f"{field}: ")
+    assert house.workers[0].submits == []
+
+
+async def test_a_cancelled_generate_is_cancelled_at_the_worker(house, stub):
+    worker = house.workers[0]
+    worker.gate = asyncio.Semaphore(2)
+    call = stub.Generate(router_pb2.GenerateRequest(model="tiny", token_ids=[5, 6]))
+    assert (await call.read()).token_ids
+    assert worker.cancels == []
+    call.cancel()
+    await worker.until(lambda: worker.cancels, "the cancel")
+
+
+async def match(stub, tokens, salt=""):
+    request = router_pb2.MatchRequest(model="tiny", token_ids=tokens, cache_salt=salt)
+    answer = await stub.Match(request)
+    assert answer.num_tokens == len(tokens)
+    return [worker.usable_tokens for worker in answer.workers]
+
+
+async def test_match_follows_the_kv_events_over_gaps_and_snapshots(house, stub):
+    worker = house.workers[0]
+    hashes = chain(PROMPT)
+    assert len(hashes) == 3
+    assert await match(stub, PROMPT) == [0]
+    await worker.publish(stored(hashes[:1], first_sequence=0))
+    await wait_match(stub, house, PROMPT, [4])
+    # Events 1 to 4 are missing: nothing is believed, the stream is opened anew at 1.
+    await worker.until(lambda: worker.kv_asked == [0], "the first stream")
+    worker.kv_batches.clear()
+    await worker.publish(stored(hashes[1:2], first_sequence=5))
+    await reopened(house, worker)
+    assert worker.kv_asked[1] == 1
+    assert await match(stub, PROMPT) == [4]
+    worker.kv_batches.clear()
+    await worker.publish(KVSnapshot(6, (tuple(hashes[:2]),)))
+    await wait_match(stub, house, PROMPT, [8])
+    assert await match(stub, PROMPT, salt="another tenant") == [0]
+    assert await match(stub, [*PROMPT[:4], 99, *PROMPT[5:]]) == [4]
+
+
+async def wait_match(stub, house, tokens, expected):
+    for _ in range(1000):
+        if await match(stub, tokens) == expected:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"not {expected} but {await match(stub, tokens)}")
+
+
+async def reopened(house, worker):
+    await worker.until(lambda: len(worker.kv_asked) > 1, "a new event stream")
