@@ -300,9 +300,10 @@ class KVCacheCoordinator:
         """Per group the (block index, block id) pairs a query at position num_tokens reads."""
         wanted = []
         for manager in self.managers:
-            blocks = manager.tables[key].blocks
-            first = manager.skipped_tokens(num_tokens) // manager.block_tokens
-            pairs = enumerate(blocks[first : manager.num_blocks(num_tokens)], first)
+            skipped = manager.skipped_tokens(num_tokens)
+            first = skipped // manager.block_tokens
+            end = manager.num_blocks(num_tokens) if skipped < num_tokens else first
+            pairs = enumerate(manager.tables[key].blocks[first:end], first)
             wanted.append([pair for pair in pairs if pair[1] != NULL_BLOCK])
         return tuple(wanted)
 

@@ -85,7 +85,9 @@ def test_another_eviction_order_is_noticed() -> None:
     doc = doc_of("gemma_1_5-starved-s1")
     kv = Coordinator(doc["config"])
     release = kv.kv.pool.release
-    kv.kv.pool.release = lambda ids: release(list(reversed(ids)))  # type: ignore[method-assign]
+    kv.kv.pool.release = lambda block_ids: release(  # type: ignore[method-assign]
+        list(reversed(block_ids))
+    )
     assert replay(doc, kv)[1]
 
 

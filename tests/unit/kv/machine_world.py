@@ -1,0 +1,163 @@
+"""A worker's memory written out position by position, to judge the coordinator by.
+
+Memory maps block -> offset -> what was computed there, and what is computed at position p is the
+prefix up to p itself; so a wrong, torn, stale or early read shows as a different prefix.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.hashing import BlockHasher
+from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.request import KVRequest
+from disagg.kv.specs import (
+    ChunkedLocalSpec,
+    LinearStateSpec,
+    SlidingWindowSpec,
+    Spec,
+)
+
+Value = tuple[int, int]
+"""(group, hash of the prefix): what one position of one group holds."""
+
+
+def visible(spec: Spec, position: int) -> range:
+    """Earlier positions whose memory a query at ``position`` reads (for a state: the last)."""
+    match spec:
+        case SlidingWindowSpec():
+            return range(max(0, position - spec.window_tokens + 1), position)
+        case ChunkedLocalSpec():
+            return range(position - position % spec.chunk_tokens, position)
+        case LinearStateSpec():
+            return range(max(0, position - 1), position)
+        case _:
+            return range(position)
+
+
+def needed_blocks(spec: Spec, position: int) -> list[int]:
+    """Indexes of the blocks that a query at ``position`` reads."""
+    return sorted({place // spec.block_tokens for place in visible(spec, position)})
+
+
+def longest_hit(kv: KVCacheCoordinator, request: KVRequest, max_tokens: int) -> int:
+    """Brute force over all lengths: every group has all that the next query reads."""
+    size = kv.layout.hash_block_tokens
+    aligned = max(group.spec.block_tokens for group in kv.layout.groups)
+    for length in range(max_tokens - max_tokens % aligned, 0, -aligned):
+        if length // size <= len(request.hashes) and all(
+            request.hashes[(place + 1) * group.spec.block_tokens // size - 1]
+            in kv.pool.index(group.group)
+            for group in kv.layout.groups
+            for place in needed_blocks(group.spec, length)
+        ):
+            return length
+    return 0
+
+
+@dataclass
+class Run:
+    """One sequence's part of a step, as it was launched: the device sees this, nothing else."""
+
+    key: int
+    tokens: tuple[int, ...]
+    start: int
+    end: int
+    tables: tuple[list[int], ...]
+
+
+@dataclass
+class Live:
+    """A sequence; ``done`` tokens are computed, ``launched`` are computed or in a step.
+
+    ``next_query`` is the earliest position that is not given up by its newest step.
+    """
+
+    request: KVRequest
+    prompt_tokens: int
+    done: int = 0
+    launched: int = 0
+    next_query: int = 0
+    external: int | None = None
+    promised: bool = False
+
+
+@dataclass
+class World:
+    """Coordinator, device memory and what is under way."""
+
+    specs: Sequence[Spec]
+    num_blocks: int
+    chunk_tokens: int
+    deduplicate: bool = True
+    memory: dict[int, dict[int, Value]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = min(spec.block_tokens for spec in self.specs)
+        groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(self.specs))
+        layout = KVCacheLayout(groups, max(spec.page_bytes for spec in self.specs), size)
+        self.kv = KVCacheCoordinator(
+            layout,
+            self.num_blocks,
+            max_model_tokens=10_000,
+            max_step_tokens=self.chunk_tokens,
+            deduplicate=self.deduplicate,
+        )
+        self.hasher = BlockHasher(b"world", size)
+
+    def write(self, group: int, block: int, tokens: Sequence[int], position: int) -> None:
+        """The device stores what it computed at ``position``."""
+        assert block != NULL_BLOCK, f"group {group} writes position {position} to the null block"
+        assert self.kv.pool.num_holds(block), f"block {block} is written without a holder"
+        assert not self.kv.pool.is_cached(block), f"block {block} is written after publication"
+        offset = position % self.specs[group].block_tokens
+        if isinstance(self.specs[group], LinearStateSpec):
+            offset = 0
+        self.memory.setdefault(block, {})[offset] = (group, hash(tuple(tokens[: position + 1])))
+
+    def read(
+        self, group: int, table: Sequence[int], tokens: Sequence[int], positions: Iterable[int]
+    ) -> None:
+        """A query reads these positions: all must be there and right."""
+        size = self.specs[group].block_tokens
+        for position in positions:
+            block = table[position // size]
+            assert block != NULL_BLOCK, f"group {group} lacks position {position}"
+            offset = 0 if isinstance(self.specs[group], LinearStateSpec) else position % size
+            found = self.memory.get(block, {}).get(offset)
+            assert found == (group, hash(tuple(tokens[: position + 1]))), (
+                f"group {group} position {position}: block {block} holds something else"
+            )
+
+    def execute(self, run: Run, alive: bool) -> None:
+        """The device runs one sequence's part of a step; for an ended one it writes garbage."""
+        tokens = run.tokens if alive else [-1] * run.end
+        for group, spec in enumerate(self.specs):
+            table = run.tables[group]
+            if isinstance(spec, LinearStateSpec):
+                if alive:
+                    self.read(group, table, tokens, visible(spec, run.start))
+                self.write(
+                    group, table[(run.end - 1) // spec.block_tokens], run.tokens, run.end - 1
+                )
+                continue
+            for position in range(run.start, run.end) if alive else ():
+                early = [place for place in visible(spec, position) if place < run.start]
+                self.read(group, table, tokens, early)
+            for position in range(run.start, run.end):
+                self.write(group, table[position // spec.block_tokens], tokens, position)
+
+    def check_table(self, live: Live) -> None:
+        """Blocks held are exactly those from the first needed one up to the last slot."""
+        key = live.request.key
+        for group, (spec, table) in enumerate(
+            zip(self.specs, self.kv.block_table(key), strict=True)
+        ):
+            held = [place for place, block in enumerate(table) if block != NULL_BLOCK]
+            must = needed_blocks(spec, live.next_query)
+            assert set(must) <= set(held), f"group {group} of {key} gave up a block it needs"
+            if isinstance(spec, LinearStateSpec):
+                assert len(held) <= 2 + (live.launched > live.done)
+            elif held:
+                assert held == list(range(held[0], len(table)))

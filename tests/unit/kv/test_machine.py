@@ -1,0 +1,407 @@
+"""Random lives of sequences against a brute-force memory, with everything interleaved."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.request import KVRequest
+from disagg.kv.specs import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    LinearStateSpec,
+    SlidingWindowSpec,
+    Spec,
+)
+from tests.unit.kv.machine_world import Live, Run, World, longest_hit, needed_blocks
+
+sizes = st.sampled_from([4, 8])
+full = st.builds(FullAttentionSpec, sizes, st.integers(1, 2), st.just(4), st.just(2))
+window = st.builds(SlidingWindowSpec, sizes, st.just(1), st.just(4), st.just(2), st.integers(1, 24))
+chunked = st.builds(
+    ChunkedLocalSpec, sizes, st.just(1), st.just(4), st.just(2), st.sampled_from([4, 6, 8, 16])
+)
+state = st.builds(LinearStateSpec, sizes, st.just(64))
+"""Rare kinds last: shrinking goes towards full attention."""
+
+
+class Machine(RuleBasedStateMachine):
+    """Sequences come, compute, decode, are pulled, leased and aborted; steps may overlap."""
+
+    coordinator_patch: Callable[[KVCacheCoordinator], None] | None = None
+
+    @initialize(
+        specs=st.lists(st.one_of(full, window, chunked, state), min_size=1, max_size=4),
+        num_blocks=st.integers(8, 60),
+        chunk_tokens=st.sampled_from([5, 8, 16]),
+        deduplicate=st.booleans(),
+    )
+    def start(
+        self, specs: list[Spec], num_blocks: int, chunk_tokens: int, deduplicate: bool
+    ) -> None:
+        self.world = World(specs, num_blocks, chunk_tokens, deduplicate)
+        self.kv = self.world.kv
+        if self.coordinator_patch is not None:
+            type(self).coordinator_patch(self.kv)  # type: ignore[misc]
+        self.live: dict[int, Live] = {}
+        self.steps: list[tuple[int, list[Run]]] = []
+        self.inbound: dict[int, tuple[int, KVRequest, Any]] = {}
+        self.leases: dict[int, list[tuple[int, dict[int, Any]]]] = {}
+        self.count = 0
+        self.overdrawn = False
+
+    # -- sequences ----------------------------------------------------------------------------
+
+    def new_request(self, stream: int, shared: int, length: int) -> KVRequest:
+        self.count += 1
+        tokens = [
+            stream * 1000 + j if j < shared else self.count * 10_000 + j for j in range(length)
+        ]
+        made = KVRequest(self.count, tokens)
+        self.world.hasher.extend(made.hashes, made.token_ids)
+        return made
+
+    prompt = {  # noqa: RUF012
+        "stream": st.integers(1, 2),
+        "shared": st.integers(0, 60),
+        "length": st.integers(1, 60),
+    }
+
+    @precondition(lambda self: len(self.live) < 6)
+    @rule(**prompt, admit=st.booleans())
+    def add(self, stream: int, shared: int, length: int, admit: bool) -> None:
+        """A prompt to be computed here, its hit adopted at its first step."""
+        request = self.new_request(stream, shared, length)
+        hit = self.kv.find_longest_cache_hit(request, length - 1)
+        assert hit.num_tokens == longest_hit(self.kv, request, length - 1)
+        free = self.kv.num_free_blocks
+        live = Live(request, length)
+        if admit:
+            before = self.kv.num_available_blocks
+            live.promised = self.kv.admit(request.key, length, hit)
+            if not live.promised:
+                assert self.kv.num_available_blocks == before
+                return
+        new = min(self.world.chunk_tokens, length - hit.num_tokens)
+        done = self.kv.allocate(request, num_new_tokens=new, hit=None if admit else hit)
+        if not done:
+            assert not live.promised or self.overdrawn_now()
+            if live.promised:
+                self.kv.unpromise(request.key)
+            assert self.kv.num_free_blocks == free
+            return
+        self.live[self.count] = live
+        live.done = live.launched = hit.num_tokens
+        self.launch([(live, new)])
+
+    @precondition(lambda self: len(self.live) < 6)
+    @rule(**prompt, new=st.integers(0, 1))
+    def reserve(self, stream: int, shared: int, length: int, new: int) -> None:
+        """A prompt that is computed elsewhere: what is lacked is pulled."""
+        request = self.new_request(stream, shared, length)
+        free = self.kv.num_free_blocks
+        reserved = self.kv.reserve_external(request, length, new)
+        if reserved is None:
+            assert self.kv.num_free_blocks == free
+            return
+        for group, spec in enumerate(self.world.specs):
+            first = reserved.hit_tokens[group] // spec.block_tokens
+            assert not first or isinstance(spec, FullAttentionSpec)
+            wanted = [place for place in needed_blocks(spec, length) if place >= first]
+            assert [place for place, _ in reserved.lacks[group]] == wanted
+        blocks = [block for group in reserved.lacks for _, block in group]
+        self.kv.pool.hold(("inbound", self.count), blocks)
+        self.inbound[self.count] = (self.count, request, reserved)
+        self.live[self.count] = Live(request, length, 0, length, external=length)
+
+    @precondition(lambda self: self.inbound)
+    @rule(data=st.data(), good=st.booleans())
+    def pulled(self, data: st.DataObject, good: bool) -> None:
+        """The handles of one transfer are terminal; the owner says OK or not."""
+        number = data.draw(st.sampled_from(sorted(self.inbound)))
+        key, request, reserved = self.inbound.pop(number)
+        for group, spec in enumerate(self.world.specs):
+            for place, block in reserved.lacks[group]:
+                start = place * spec.block_tokens
+                end = min(start + spec.block_tokens, reserved.num_external_tokens)
+                if isinstance(spec, LinearStateSpec):
+                    start = end - 1
+                for position in range(start, end):
+                    self.world.write(group, block, request.token_ids, position)
+        live = self.live.get(key)
+        if live is not None:
+            if good:
+                self.kv.commit_external(key)
+                live.done = live.next_query = live.launched
+                live.external = None
+            else:
+                self.end(key)
+        self.kv.pool.drop(("inbound", number))
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def launch(self, parts: list[tuple[Live, int]]) -> None:
+        runs = []
+        for live, new in parts:
+            tables = tuple(list(table) for table in self.kv.block_table(live.request.key))
+            start, live.launched = live.launched, live.launched + new
+            live.next_query = start
+            tokens = tuple(live.request.token_ids)
+            assert isinstance(live.request.key, int)
+            runs.append(Run(live.request.key, tokens, start, live.launched, tables))
+        self.count += 1
+        self.kv.hold_step(self.count, [run.key for run in runs])
+        self.steps.append((self.count, runs))
+
+    @precondition(lambda self: self.live and len(self.steps) < 4)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """Launch a step over some sequences, maybe while earlier ones are in flight."""
+        ready = [key for key, live in self.live.items() if live.external is None]
+        if not ready:
+            return
+        parts = []
+        for key in data.draw(st.lists(st.sampled_from(ready), unique=True, min_size=1)):
+            live = self.live[key]
+            request = live.request
+            if live.launched == request.num_tokens:
+                if live.done < live.launched:
+                    continue
+                request.token_ids.append(key * 10_000 + 5000 + request.num_tokens)
+                self.world.hasher.extend(request.hashes, request.token_ids)
+            left = request.num_tokens - live.launched
+            new = min(left, data.draw(st.integers(1, self.world.chunk_tokens)))
+            within = live.promised and live.launched + new <= live.prompt_tokens
+            idle = live.done == live.launched
+            overdrawn = self.overdrawn_now()
+            live.next_query = live.launched  # given up even if the rest fails
+            if self.kv.allocate(request, num_new_tokens=new):
+                parts.append((live, new))
+            else:
+                assert not within or not idle or overdrawn, "an admitted prompt had to wait"
+        if parts:
+            self.launch(parts)
+
+    @precondition(lambda self: self.steps)
+    @rule(fails=st.integers(0, 7))
+    def complete(self, fails: int) -> None:
+        """The oldest step ends; one in eight fails, and its sequences with it."""
+        number, runs = self.steps.pop(0)
+        if fails:
+            for run in runs:
+                self.world.execute(run, run.key in self.live)
+        else:
+            for run in runs:
+                self.end(run.key)
+        self.kv.release_step(number)
+        for run in runs:
+            live = self.live.get(run.key)
+            if live is not None:
+                live.done = run.end
+                live.next_query = max(live.next_query, run.end)
+                self.kv.publish(run.key, run.end)
+                self.kv.release_out_of_window(run.key, run.end)
+
+    # -- ends and leases ----------------------------------------------------------------------
+
+    def end(self, key: int) -> None:
+        self.live.pop(key, None)
+        self.kv.free(key)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        """The client goes away, whatever is under way."""
+        self.end(data.draw(st.sampled_from(sorted(self.live))))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), ends=st.booleans())
+    def lease(self, data: st.DataObject, ends: bool) -> None:
+        """Offer the finished full blocks of a sequence; its own holds may end with that."""
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        live = self.live[key]
+        if live.external is not None:
+            return
+        blocks = [
+            (block, dict(self.world.memory[block]))
+            for spec, pairs in zip(
+                self.world.specs, self.kv.in_window_blocks(key, live.done), strict=True
+            )
+            for place, block in pairs
+            if (place + 1) * spec.block_tokens <= live.done
+            and not isinstance(spec, LinearStateSpec)
+        ]
+        if not blocks:
+            return
+        self.count += 1
+        self.kv.pool.hold(("lease", self.count), [block for block, _ in blocks])
+        self.leases[self.count] = blocks
+        if ends:
+            self.end(key)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def lease_ends(self, data: st.DataObject) -> None:
+        """The reader got what was offered, and gives it back."""
+        number = data.draw(st.sampled_from(sorted(self.leases)))
+        for block, content in self.leases.pop(number):
+            assert self.world.memory[block] == content, f"leased block {block} has changed"
+        self.kv.pool.drop(("lease", number))
+
+    # -- always -------------------------------------------------------------------------------
+
+    def overdrawn_now(self) -> bool:
+        """Whether named holders took blocks that promises count on."""
+        return self.kv.num_free_blocks < self.kv._promises.num_promised
+
+    @invariant()
+    def sound(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        self.kv.check()
+        if not self.leases and not self.inbound:
+            assert not self.overdrawn_now(), "a promise is not backed by free blocks"
+        for live in self.live.values():
+            if live.external is None:
+                self.world.check_table(live)
+        for group, spec in enumerate(self.world.specs):
+            for block in self.kv.pool.index(group).values():
+                assert block in self.world.memory, f"block {block} of {spec} published unwritten"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        while self.steps:
+            self.complete(1)
+        for key in list(self.live):
+            self.end(key)
+        for number in list(self.leases):
+            self.kv.pool.drop(("lease", number))
+        for number in list(self.inbound):
+            self.kv.pool.drop(("inbound", number))
+        self.kv.check()
+        assert self.kv.num_free_blocks == self.kv.num_usable_blocks, "blocks leaked"
+        assert not self.kv._promises.num_promised
+
+
+def settings_of(max_examples: int) -> settings:
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=40,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_machine() -> None:
+    run_state_machine_as_test(Machine, settings=settings_of(150))  # type: ignore[no-untyped-call]
+
+
+def publishes_early(kv: KVCacheCoordinator) -> None:
+    """Publication at allocation, before the step has completed."""
+    allocate = kv.allocate
+
+    def broken(request: KVRequest, **kwargs: Any) -> bool:
+        done = allocate(request, **kwargs)
+        if done:
+            kv.publish(request.key, kv.num_computed_tokens(request.key))
+        return done
+
+    kv.allocate = broken  # type: ignore[method-assign]
+
+
+def forgets_steps(kv: KVCacheCoordinator) -> None:
+    """Steps in flight hold nothing."""
+    kv.hold_step = lambda step_id, keys: None  # type: ignore[method-assign]
+
+
+def drops_too_much(kv: KVCacheCoordinator) -> None:
+    """The window counted one token too narrow."""
+    for manager in kv.managers:
+        skipped = manager.skipped_tokens
+        manager.skipped_tokens = (  # type: ignore[method-assign]
+            lambda n, skipped=skipped: skipped(n + 1) if n else 0
+        )
+
+
+def publishes_uncommitted(kv: KVCacheCoordinator) -> None:
+    """External tokens become findable when they are reserved."""
+    reserve = kv.reserve_external
+
+    def broken(request: KVRequest, *args: Any) -> Any:
+        made = reserve(request, *args)
+        if made is not None:
+            for manager in kv.managers:
+                manager.publish(request.key, request.hashes, (), made.num_external_tokens, True)
+        return made
+
+    kv.reserve_external = broken  # type: ignore[method-assign]
+
+
+def adopts_late(kv: KVCacheCoordinator) -> None:
+    """Each group allocates right after adopting its own hit."""
+    for manager in kv.managers:
+        adopt = manager.adopt
+
+        def broken(key: Any, hit: Any, n: int, manager: Any = manager, adopt: Any = adopt) -> None:
+            adopt(key, hit, n)
+            manager.grow(key, n + 4)
+
+        manager.adopt = broken  # type: ignore[method-assign]
+
+
+def ignores_promises(kv: KVCacheCoordinator) -> None:
+    """Everybody may take every free block."""
+    kv._promises.available = lambda key: kv.num_free_blocks  # type: ignore[method-assign]
+
+
+def ignores_slack(kv: KVCacheCoordinator) -> None:
+    """Sharing a block that a promise expects back costs nothing."""
+    kv.pool._set_slack = lambda block: None  # type: ignore[method-assign]
+    kv.pool.slack_if_touched = lambda blocks, extra_expected=0: 0  # type: ignore[method-assign]
+
+
+def loses_a_hold(kv: KVCacheCoordinator) -> None:
+    """A lease ends without giving its blocks back."""
+    drop = kv.pool.drop
+    kv.pool.drop = lambda holder: (  # type: ignore[method-assign]
+        kv.pool._holds.pop(holder, None) and 0
+        if isinstance(holder, tuple) and holder[0] == "lease"
+        else drop(holder)
+    )
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        publishes_early,
+        forgets_steps,
+        drops_too_much,
+        publishes_uncommitted,
+        adopts_late,
+        ignores_promises,
+        ignores_slack,
+        loses_a_hold,
+    ],
+    ids=lambda patch: patch.__name__,
+)
+def test_a_broken_coordinator_is_caught(patch: Callable[[KVCacheCoordinator], None]) -> None:
+    class Broken(Machine):
+        coordinator_patch = patch
+
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            Broken, settings=settings(settings_of(600), database=None, report_multiple_bugs=False)
+        )
