@@ -1,5 +1,6 @@
 """Real NIXL between real processes, over shared memory and over TCP."""
 
+import itertools
 import json
 import os
 import queue
@@ -100,7 +101,7 @@ class World:
     def __init__(self, tls: str) -> None:
         self.tls = tls
         self.processes: list[Process] = []
-        self._read_ids = iter(range(1, 10_000))
+        self._read_ids = itertools.count(1)
 
     def start(self, name: str, seed: int, block_bytes: int = BLOCK_BYTES) -> Process:
         process = Process(name, seed, self.tls, block_bytes)
