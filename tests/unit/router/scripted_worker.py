@@ -71,6 +71,7 @@ class ScriptedWorker(WorkerServicer):
         self.num_sent = 0
         self.kv_batches: list[KVEventBatch | KVSnapshot] = []
         self.kv_asked: list[int] = []
+        self.kv_first = 0  # new event streams begin with this batch
         self.misbehave: Callable[[Submit], list | None] | None = None
         self.changed = asyncio.Condition()
         self._sessions: set[asyncio.Queue] = set()
@@ -138,7 +139,7 @@ class ScriptedWorker(WorkerServicer):
     async def KvEvents(self, request, context):
         self.kv_asked.append(request.from_sequence)
         await self._notify()
-        sent = 0
+        sent = self.kv_first
         while True:
             for batch in self.kv_batches[sent:]:
                 yield kv_batch_to_wire(self.incarnation.epoch, batch)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import threading
 
 import httpx
 import openai
@@ -237,22 +239,56 @@ async def test_a_client_that_leaves_cancels_at_the_worker(house, stream):
 
 async def test_a_slow_client_stalls_only_itself(open_house):
     house = await open_house()
-    worker = await house.add(tokens_per_step=20)
-    body = json.dumps(BODY | {"max_tokens": 480, "stream": True, "logprobs": 5}).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.app.http_port, limit=1024)
+    worker = await house.add(tokens_per_step=2)
+    body = BODY | {"max_tokens": 480, "stream": True, "logprobs": 5}
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(slow, ("127.0.0.1", house.app.http_port))
+    await house.until(lambda: len(connections(house)) == 1, "the connection")
+    for transport in connections(house):
+        sender = transport.get_extra_info("socket")
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    data = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    writer.write(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
-    await writer.drain()
+    await loop.sock_sendall(slow, f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     await worker.until(lambda: worker.num_sent == 480, "all of the slow one's tokens")
+    await house.until(lambda: any(flow.write_paused for flow in flows(house)), "a stalled writer")
     # It has read nothing, and another client is served in full.
     answer = await house.http.post("/v1/completions", json=BODY)
     assert answer.json()["usage"]["completion_tokens"] == 12
-    data = await reader.read(-1) if False else b""
-    async with asyncio.timeout(10):
-        while b"data: [DONE]" not in data:
-            data += await reader.read(65536)
-    assert data.count(b'"finish_reason":"length"') == 1
-    writer.close()
+    assert any(flow.write_paused for flow in flows(house))
+    received = b""
+    async with asyncio.timeout(20):
+        while b"data: [DONE]" not in received:
+            received += await loop.sock_recv(slow, 65536)
+    slow.close()
+    tokens = [
+        token
+        for line in received.split(b"\n")
+        if line.startswith(b'data: {"id"')
+        for token in json.loads(line[6:])["choices"][0]["logprobs"]["tokens"]
+    ]
+    assert len(tokens) == 480
+
+
+def connections(house):
+    return [c.transport for c in house.app._http_server.server_state.connections]
+
+
+def flows(house):
+    return [c.flow for c in house.app._http_server.server_state.connections]
+
+
+async def test_small_writes_do_not_wait_for_delayed_acks(house):
+    await house.http.get("/health")
+    options = [
+        transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for transport in connections(house)
+    ]
+    assert options
+    assert all(options)
 
 
 async def test_records_models_workers_and_metrics(house):
@@ -304,11 +340,19 @@ async def test_finished_records_are_bounded(open_house):
     assert found == [404, 404, 200, 200]
 
 
-async def test_long_prompts_are_tokenised_away_from_the_event_loop(house):
-    text = "the cat sat " * 200
-    prompt = house.tokenizer.encode(text)
-    assert len(prompt) > 512
-    body = BODY | {"prompt": text}
-    response = await house.http.post("/v1/completions", json=body)
-    assert response.json()["error"]["code"] == "context_length_exceeded"
-    assert house.workers[0].submits == []
+async def test_long_prompts_are_tokenised_away_from_the_event_loop(open_house, monkeypatch):
+    house = await open_house()
+    worker = await house.add(max_model_tokens=5000)
+    encode, threads = house.app._tokenizer.encode, []
+
+    def watched(text):
+        threads.append(threading.get_ident())
+        return encode(text)
+
+    monkeypatch.setattr(house.app._tokenizer, "encode", watched)
+    for text in ("short", "the cat sat " * 200):
+        response = await house.http.post("/v1/completions", json=BODY | {"prompt": text})
+        assert response.status_code == 200
+        assert worker.submits[-1].token_ids == encode(text)
+    assert threads[0] == threading.get_ident()
+    assert threads[1] != threading.get_ident()
