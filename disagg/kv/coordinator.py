@@ -196,8 +196,7 @@ class KVCacheCoordinator:
             return False
         if sequence is None:
             sequence = self._begin(request, hit, computed, bool(num_external_tokens))
-            if delay_publication:
-                sequence.num_external = computed
+            sequence.num_external = computed if delay_publication else None
         for manager in self.managers:
             manager.grow(key, total)
         sequence.num_computed = computed + num_new_tokens
@@ -225,8 +224,7 @@ class KVCacheCoordinator:
         hit = self._matcher.find_always_visible(request.hashes, computed)
         if not self._fits(key, total, hit, computed):
             return None
-        sequence = self._begin(request, hit, computed, True)
-        sequence.num_external = computed
+        self._begin(request, hit, computed, True).num_external = computed
         for manager in self.managers:
             manager.grow(key, total)
         hits = [len(blocks) for blocks in hit.block_ids]
@@ -337,7 +335,12 @@ class KVCacheCoordinator:
         return self.pool.num_usable
 
     def check(self) -> None:
-        """Verify all invariants; raises InvariantViolation."""
+        """Verify all invariants; raises InvariantViolation (linear in the pool)."""
+        group_of: dict[int, int] = {}
+        for manager in self.managers:
+            for block in {b for t in manager.tables.values() for b in t.blocks} - {NULL_BLOCK}:
+                if group_of.setdefault(block, manager.group) != manager.group:
+                    raise InvariantViolation(f"block {block} is in tables of two groups")
         for manager in self.managers:
             if manager.tables.keys() != self._sequences.keys():
                 raise InvariantViolation(f"group {manager.group} has tables of other sequences")
