@@ -19,5 +19,7 @@ class SimulationConfig:
     num_cuts: int = 0
     num_cancels: int = 0
     read_errors_per_mille: int = 0
+    read_ms_max: int = 30
+    step_ms_max: int = 10
     lease_ttl_ms: int = 60_000
     time_limit_ms: int = 300_000

@@ -180,7 +180,8 @@ class WorkerModel:
         step, more = self.core.next_step(self._world.now_ms)
         if step is not None:
             running = step
-            self._world.later(self._world.draw(1, 10), lambda: self._run(running))
+            delay_ms = self._world.draw(1, self._world.config.step_ms_max)
+            self._world.later(delay_ms, lambda: self._run(running))
         if more:
             self._perform(more)
 
@@ -198,7 +199,7 @@ class WorkerModel:
         last = 0
         if owner is not None and not error:
             for src, dst in zip(read.src_blocks, read.dst_blocks, strict=True):
-                delay = self._world.draw(0, 30)
+                delay = self._world.draw(0, self._world.config.read_ms_max)
                 last = max(last, delay)
                 self._copy_later(owner, src, dst, delay)
         self._world.later(last + 1, lambda: self._read_done(read, error))

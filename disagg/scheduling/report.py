@@ -22,7 +22,7 @@ def worker_stats(core: WorkerCore) -> WorkerStats:
         num_reservations=len(core.incoming.pulls),
         num_inbound=len(inbound.statuses()),
         num_blocks_quarantined=inbound.num_blocks_quarantined,
-        ready=inbound.num_blocks_quarantined == 0,
+        ready=core.ready,
         counters=tuple(sorted(counters.items())),
     )
 

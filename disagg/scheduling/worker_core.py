@@ -128,7 +128,7 @@ class WorkerCore:
         """Handle another worker's message; unknown or ended generations change nothing."""
         match message:
             case Reserve():
-                refusal = self._refuses_reservations()
+                refusal = self._refuses_reservations(sender)
                 return self._transfer(
                     now_ms, self.incoming.on_reserve(now_ms, sender, message, refusal)
                 )
@@ -202,8 +202,8 @@ class WorkerCore:
             sample = result.samples[i]
             if sample is not None:
                 actions += self._sampled(now_ms, seq, sample, outputs)
-        if outputs:
-            actions.insert(0, ToRouter(StepOutputs(tuple(outputs))))
+        if outputs:  # after the prefill reports, which belong to the first token's usage
+            actions.append(ToRouter(StepOutputs(tuple(outputs))))
         return actions
 
     # --- transfer shell
@@ -230,10 +230,15 @@ class WorkerCore:
         actions += self._transfer(now_ms, self.inbound.tick(now_ms))
         for seq in self.incoming.expired(now_ms):
             actions += self._end(now_ms, seq, EndReason.EXPIRED, "no hand-over in time")
-        quarantine_max = self.limits.quarantine_share_max * self.kv.num_usable_blocks
-        if self.inbound.num_blocks_quarantined > quarantine_max:
+        if not self.ready:
             actions.append(Exit("READs that may still land hold too much of the pool"))
         return actions
+
+    @property
+    def ready(self) -> bool:
+        """READs that may still land hold no more of the pool than they may."""
+        quarantine_max = self.limits.quarantine_share_max * self.kv.num_usable_blocks
+        return self.inbound.num_blocks_quarantined <= quarantine_max
 
     # --- inside
 
@@ -380,11 +385,11 @@ class WorkerCore:
         self.kv.free(seq.key)
         self.sequences.pop(seq.key, None)
 
-    def _refuses_reservations(self) -> str:
+    def _refuses_reservations(self, sender: Incarnation) -> str:
         if self.batcher.preempted_waiting:
             return "an older request waits for memory"
-        if self.inbound.num_blocks_quarantined:
-            return "blocks are quarantined"
+        if sender in self.inbound.peers_paused:
+            return "a READ from there is stuck"
         num_holding = len(self.batcher.running) + len(self.incoming.pulls)
         if num_holding >= self.limits.max_sequences:
             return "too many sequences"

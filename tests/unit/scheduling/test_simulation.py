@@ -1,0 +1,163 @@
+"""Router and worker cores together, over seeds and faults: exact tokens, nothing held."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from disagg.checking.simulation import Simulation
+from disagg.checking.simulation_config import SimulationConfig
+from disagg.kv.block_pool import BlockPool
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.layout import plan_layout
+from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.transfer.actions import InboundAction, LeaseAction, Send
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.leases import LeaseTable
+from disagg.transfer.messages import Commit, CommitAnswer
+from disagg.transfer.reserving import ReserveAsker
+
+FULL = FullAttentionSpec(4, 1, 8, 4)
+NUM_SEEDS = int(os.environ.get("DISAGG_SIMULATION_SEEDS", "6"))
+
+
+def window(tokens: int) -> SlidingWindowSpec:
+    return SlidingWindowSpec(4, 1, 8, 4, tokens)
+
+
+HYBRID = plan_layout([window(8), window(8), FULL])
+LAYOUTS = {
+    "hybrid": HYBRID,
+    "full": plan_layout([FULL]),
+    "all_window": plan_layout([window(10), window(10)]),
+}
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_calm_world_hands_over_and_is_exact(layout: str, seed: int) -> None:
+    world = Simulation(SimulationConfig(LAYOUTS[layout], num_blocks=200), seed)
+    world.run()
+    outcomes = {name: client.outcome for name, client in world.clients.items()}
+    assert set(outcomes.values()) == {"finished"}, outcomes
+    assert world.num_handovers > 10
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_two_workers_prefill_for_each_other_in_little_memory(seed: int) -> None:
+    config = SimulationConfig(HYBRID, roles=("both", "both"), num_blocks=70, num_requests=30)
+    world = Simulation(config, seed)
+    world.run()
+    outcomes = {name: client.outcome for name, client in world.clients.items()}
+    assert set(outcomes.values()) == {"finished"}, outcomes
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_kills_cuts_cancels_read_errors(seed: int) -> None:
+    config = SimulationConfig(
+        HYBRID,
+        roles=("prefill", "decode", "both"),
+        num_blocks=90,
+        num_requests=30,
+        num_kills=4,
+        num_cuts=4,
+        num_cancels=5,
+        read_errors_per_mille=100,
+        lease_ttl_ms=40,
+    )
+    Simulation(config, seed).run()
+
+
+FAULTY = SimulationConfig(
+    HYBRID,
+    roles=("prefill", "decode", "both"),
+    num_blocks=48,
+    num_requests=40,
+    read_ms_max=200,
+    num_cuts=6,
+    num_cancels=25,
+    lease_ttl_ms=8,
+)
+
+
+SLOW_STEPS = replace(FAULTY, read_ms_max=5, step_ms_max=150, lease_ttl_ms=60_000)
+
+
+def break_hold_until_terminal(patch: pytest.MonkeyPatch) -> None:
+    """Destinations go back at the abort, while READs may still land."""
+    abort = InboundTable.abort
+
+    def careless(
+        self: InboundTable, now_ms: int, key: RequestKey, reason: str
+    ) -> list[InboundAction]:
+        actions = abort(self, now_ms, key, reason)
+        pool = self.holds
+        assert isinstance(pool, BlockPool)
+        for holder in list(pool.holders()):
+            if isinstance(holder, tuple) and holder[:2] == ("inbound", key):
+                pool.drop(holder)
+        return actions
+
+    patch.setattr(InboundTable, "abort", careless)
+
+
+def forget_to_tell(patch: pytest.MonkeyPatch) -> None:
+    """The news that a lease expired is lost; the commit must find out."""
+    end = LeaseTable.expire
+
+    def silent(self: LeaseTable, now_ms: int) -> list[LeaseAction]:
+        return [action for action in end(self, now_ms) if not isinstance(action, Send)]
+
+    give_back = ReserveAsker.give_back
+
+    def silently(self: ReserveAsker, key: RequestKey) -> list[Send]:
+        give_back(self, key)
+        return []
+
+    patch.setattr(LeaseTable, "expire", silent)
+    patch.setattr(ReserveAsker, "give_back", silently)
+
+
+def break_commit(patch: pytest.MonkeyPatch) -> None:
+    """The owner says OK to whatever it is asked."""
+
+    def always(self: LeaseTable, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
+        answer = CommitAnswer(commit.key, commit.lease_id, commit.attempt, ok=True)
+        return [Send(sender, answer)]
+
+    patch.setattr(LeaseTable, "on_commit", always)
+
+
+def break_step_holds(patch: pytest.MonkeyPatch) -> None:
+    """A step in flight holds nothing."""
+    patch.setattr(KVCacheCoordinator, "hold_step", lambda self, step_id, keys: None)
+
+
+def breaks(config: SimulationConfig, seed: int) -> bool:
+    try:
+        Simulation(config, seed).run()
+    except AssertionError:  # InvariantViolation is one
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("mutate", "config"),
+    [
+        (break_hold_until_terminal, FAULTY),
+        (break_commit, FAULTY),
+        (break_step_holds, SLOW_STEPS),
+    ],
+)
+def test_a_broken_rule_is_found(
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    config: SimulationConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forget_to_tell(monkeypatch)
+    for seed in range(4):
+        Simulation(config, seed).run()
+    mutate(monkeypatch)
+    assert any(breaks(config, seed) for seed in range(60))
