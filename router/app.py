@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 
 import grpc
@@ -153,8 +153,9 @@ async def _serve(app: RouterApp) -> None:
     def on_signal() -> None:
         if stop.is_set():
             logger.warning("second signal: forced exit")
-            # Not os._exit: the logs are flushed, and asyncio.run cancels what is left.
-            loop.call_soon(sys.exit, FORCED_EXIT_CODE)
+            # Nothing in the process may delay this; only the log is worth a flush.
+            logging.shutdown()
+            os._exit(FORCED_EXIT_CODE)
         stop.set()
 
     loop = asyncio.get_running_loop()

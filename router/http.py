@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from disagg.errors import CancelledError, DisaggError, RequestError
 from disagg.router.admission import Admission, check_request_id
 from disagg.router.dispatch import Dispatcher
-from disagg.router.http_exchange import Exchange, Receive, Scope, Send
+from disagg.router.http_exchange import BodyBudget, Exchange, Receive, Scope, Send
 from disagg.router.metrics import Metrics
 from disagg.router.openai_format import (
     DONE,
@@ -34,6 +34,8 @@ from disagg.routing.record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
+LARGEST_BODIES_MAX = 8
+"""So many bodies of the largest size may be on their way at once."""
 INLINE_BODY_BYTES_MAX = 64 << 10
 """Larger bodies are parsed in a thread."""
 
@@ -72,6 +74,7 @@ class HttpApp:
         self._admission = admission
         self._metrics = metrics
         self._created = int(time.time())
+        self._bodies = BodyBudget(LARGEST_BODIES_MAX * options.body_bytes_max)
         self._routes: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): self._completions,
             ("POST", "/v1/chat/completions"): self._chat,
@@ -167,7 +170,7 @@ class HttpApp:
         content_type = exchange.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise RequestError("must be application/json", param="content-type")
-        data = await exchange.body(self._options.body_bytes_max)
+        data = await exchange.body(self._options.body_bytes_max, self._bodies)
         if len(data) <= INLINE_BODY_BYTES_MAX:
             return parse(data)
         return await asyncio.to_thread(parse, data)

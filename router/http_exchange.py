@@ -4,7 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from disagg.errors import CancelledError, DisaggError, RequestError
+from disagg.errors import (
+    CancelledError,
+    CapacityError,
+    DisaggError,
+    ExpiredError,
+    RequestError,
+)
 from disagg.router.openai_format import error_body, to_json
 
 Scope = MutableMapping[str, Any]
@@ -22,6 +28,28 @@ class BodyTooLargeError(RequestError):
     code = "request_too_large"
 
 
+class BodyBudget:
+    """Bytes of request bodies held in memory, over all connections."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._used = 0
+
+    def take(self, size: int) -> None:
+        """Account for bytes about to be kept.
+
+        Raises:
+            CapacityError: there is no room; nothing was taken.
+        """
+        if self._used + size > self._bytes_max:
+            raise CapacityError("too many large requests are being received")
+        self._used += size
+
+    def give_back(self, size: int) -> None:
+        """They are no longer kept."""
+        self._used -= size
+
+
 class Exchange:
     """Reads a bounded body, writes one answer, notices when the client leaves.
 
@@ -30,7 +58,7 @@ class Exchange:
         started: the status line is on its way; errors can no longer change it.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, send_timeout_s: float) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -38,32 +66,39 @@ class Exchange:
         self.started = False
         self._receive = receive
         self._send = send
-        self._send_timeout_s = send_timeout_s
+        self._timeout_s = timeout_s
 
-    async def body(self, bytes_max: int) -> bytes:
+    async def body(self, bytes_max: int, budget: BodyBudget) -> bytes:
         """Read the whole body.
 
         Raises:
             BodyTooLargeError: it is larger than ``bytes_max``; at most that much was kept.
+            CapacityError: all bodies together leave no room for it.
+            ExpiredError: it did not arrive in time.
             CancelledError: the client left before it was complete.
         """
         refusal = BodyTooLargeError(f"the body is larger than {bytes_max} bytes")
         declared = self.headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > bytes_max:
             raise refusal
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise CancelledError("the client left while it sent the request")
-            chunk: bytes = message.get("body", b"")
-            size += len(chunk)
-            if size > bytes_max:
-                raise refusal
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return b"".join(chunks)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        raise CancelledError("the client left while it sent the request")
+                    chunk: bytes = message.get("body", b"")
+                    if len(body) + len(chunk) > bytes_max:
+                        raise refusal
+                    budget.take(len(chunk))
+                    body += chunk
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ExpiredError("the request did not arrive in time") from None
+        finally:
+            budget.give_back(len(body))
 
     async def disconnected(self) -> None:
         """Return when the client has left; call only after `body`."""
@@ -112,7 +147,7 @@ class Exchange:
 
     async def _bounded(self, message: MutableMapping[str, Any]) -> None:
         try:
-            async with asyncio.timeout(self._send_timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 await self._send(message)
         except TimeoutError:
             raise CancelledError("the client does not read its answer") from None

@@ -11,6 +11,8 @@ from disagg.router.tokenizer import Tokenizer
 from disagg.scheduling.sampling import TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
+LOGPROB_MIN = -9999.0
+"""Shown for an impossible token: JSON has no infinity."""
 
 
 def error_body(error: DisaggError) -> dict[str, Any]:
@@ -44,6 +46,10 @@ def to_json(value: object) -> bytes:
 def sse(value: object) -> bytes:
     """One server-sent event."""
     return b"data: " + to_json(value) + b"\n\n"
+
+
+def _shown(logprob: float) -> float:
+    return max(logprob, LOGPROB_MIN)
 
 
 @dataclass(slots=True)
@@ -178,8 +184,10 @@ class CompletionFormat:
         for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True):
             token = name(token_id)
             shown["tokens"].append(token)
-            shown["token_logprobs"].append(logprobs.logprob)
-            shown["top_logprobs"].append({name(i): value for i, value in logprobs.top} or None)
+            shown["token_logprobs"].append(_shown(logprobs.logprob))
+            shown["top_logprobs"].append(
+                {name(i): _shown(value) for i, value in logprobs.top} or None
+            )
             shown["text_offset"].append(self._num_chars_of_tokens)
             raw = self._answer.tokenizer.token_bytes(token_id)
             # A character split over tokens counts where it begins.
@@ -268,6 +276,6 @@ class ChatFormat:
         raw = self._answer.tokenizer.token_bytes(token_id)
         return {
             "token": raw.decode(errors="replace"),
-            "logprob": logprob,
+            "logprob": _shown(logprob),
             "bytes": list(raw),
         }

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 import threading
 
@@ -11,6 +12,8 @@ import pytest
 
 from disagg.kv.hashing import BlockHasher
 from disagg.router.text_stream import StopMatcher
+from disagg.scheduling.sampling import TokenLogprobs
+from tests.unit.router import scripted_worker
 from tests.unit.router.conftest import TEXT
 from tests.unit.router.scripted_worker import BLOCK_TOKENS
 
@@ -136,6 +139,23 @@ async def test_completion_logprobs(house, stream):
     assert all(starts)
     plain = await house.http.post("/v1/completions", json=BODY | {"max_tokens": 6})
     assert plain.json()["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+async def test_impossible_tokens_stay_valid_json(house, monkeypatch, stream, chat):
+    worst = TokenLogprobs(-math.inf, ((5, -math.inf),))
+    monkeypatch.setattr(scripted_worker, "logprobs_of", lambda token_id, num: worst)
+    body = {"model": "tiny", "max_tokens": 2, "stream": stream}
+    if chat:
+        messages = [{"role": "user", "content": "hi"}]
+        body |= {"messages": messages, "logprobs": True, "top_logprobs": 1}
+    else:
+        body |= {"prompt": PROMPT, "logprobs": 1}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    text = (await house.http.post(path, json=body)).text
+    assert "-9999.0" in text
+    assert "Infinity" not in text
 
 
 @pytest.mark.parametrize("stream", [False, True])

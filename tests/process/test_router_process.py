@@ -1,0 +1,105 @@
+"""The router as a process: start, signals, exit codes."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+
+MAIN = """
+import sys
+from disagg.router.app import run
+from disagg.router.options import RouterOptions
+sys.exit(run(RouterOptions(sys.argv[1], "tiny", http_port=int(sys.argv[2]), grpc_port=0)))
+"""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", num_layers=1)
+
+
+@pytest.fixture
+def start(model_dir):
+    started = []
+
+    def build(directory=model_dir, port=0):
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, str(directory), str(port)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield build
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def read_port(process) -> int:
+    for line in process.stderr:
+        found = re.search(r"router serves tiny on http://127\.0\.0\.1:(\d+)", line)
+        if found:
+            return int(found[1])
+    raise AssertionError("the router ended before it served")
+
+
+def half_a_request(port) -> socket.socket:
+    """A client whose body never comes: something a clean stop has to wait for."""
+    client = socket.create_connection(("127.0.0.1", port))
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    client.sendall(f"{head}content-length: 50\r\n\r\n".encode())
+    return client
+
+
+def wait_refused(port) -> None:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            return
+    raise AssertionError("still accepts connections")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_stops_cleanly(start, number):
+    process = start()
+    port = read_port(process)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+        assert answer.status == 200
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 0
+    assert "Traceback" not in process.stderr.read()
+
+
+def test_a_second_signal_does_not_wait(start):
+    process = start()
+    port = read_port(process)
+    with half_a_request(port):
+        process.send_signal(signal.SIGTERM)
+        wait_refused(port)
+        assert process.poll() is None  # the stop is in progress
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=4) == 130
+
+
+def test_a_router_that_cannot_start_says_why(start, tmp_path):
+    process = start(tmp_path)
+    assert process.wait(timeout=60) == 2
+    assert "config.json" in process.stderr.read()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = start(port=taken.getsockname()[1])
+        assert process.wait(timeout=60) == 2
+        assert "http_port" in process.stderr.read()
