@@ -13,7 +13,7 @@ import torch
 
 from disagg.errors import CapacityError, ConfigError, RemoteFault
 from disagg.workers.nixl_agent import BlockIds, NixlAgent, ReadHandle
-from disagg.workers.peer_reads import Peer, Posted, Read
+from disagg.workers.peer_reads import MEND_DELAY_MIN_S, Peer, Posted, Read
 from disagg.workers.transport import TransportInfo
 
 _log = logging.getLogger(__name__)
@@ -254,14 +254,16 @@ class NixlTransport:
         if peer.again is not None:
             fresh = self._connect(name, peer.again)
             fresh.waiting = peer.waiting
+            fresh.mend_after_s, fresh.mend_delay_s = peer.mend_after_s, peer.mend_delay_s
             if fresh.error:
                 self._fail_waiting(fresh, fresh.error)
 
     def _start(self, read: Read, name: str) -> None:
         self._num_reads += 1
         peer = self._peers.get(name)
-        if peer is not None and peer.pool is None:
-            peer = self._connect(name, peer.info)  # it may be reachable by now
+        if peer is not None and peer.pool is None and peer.mend(time.monotonic()):
+            self._forget_when_idle(peer)
+            peer = self._peers[name]
         if self._closing:
             read.error = "the transport is closing"
         elif peer is None or (peer.removing and peer.again is None):
@@ -328,9 +330,10 @@ class NixlTransport:
         except RemoteFault as fault:
             _log.debug("%s", fault.message)  # of a failed READ
         self._end_piece(posted.peer, posted.read, error)
-        if error and not posted.peer.removing:
-            # NIXL never mends a broken connection: every later READ would fail as well.
-            posted.peer.removing, posted.peer.again = True, posted.peer.info
+        if error:  # NIXL never mends a broken connection: every later READ would fail as well
+            posted.peer.mend(time.monotonic())
+        else:
+            posted.peer.mend_delay_s = MEND_DELAY_MIN_S
         self._forget_when_idle(posted.peer)
 
     def _end_piece(self, peer: Peer, read: Read, error: str) -> None:

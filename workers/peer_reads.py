@@ -8,6 +8,8 @@ from disagg.workers.transport import TransportInfo
 
 PEER_HANDLES_MAX = 16
 """In progress per peer, so that one that stopped does not take the others' turns."""
+MEND_DELAY_MIN_S = 1.0
+MEND_DELAY_MAX_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +47,9 @@ class Peer:
     """It is forgotten when nothing is in progress any more."""
     again: TransportInfo | None = None
     """With which it is then added anew."""
+    mend_after_s: float = 0.0
+    """Not before is a broken connection made anew: each try that fails costs UCX a descriptor."""
+    mend_delay_s: float = MEND_DELAY_MIN_S
 
     @property
     def can_post(self) -> bool:
@@ -55,6 +60,15 @@ class Peer:
             and not self.removing
             and self.num_handles < PEER_HANDLES_MAX
         )
+
+    def mend(self, now_s: float) -> bool:
+        """Mark the peer to be added anew, if it is time; each time the delay doubles."""
+        if self.removing or now_s < self.mend_after_s:
+            return False
+        self.removing, self.again = True, self.info
+        self.mend_after_s = now_s + self.mend_delay_s
+        self.mend_delay_s = min(2 * self.mend_delay_s, MEND_DELAY_MAX_S)
+        return True
 
 
 @dataclass(slots=True, eq=False)
