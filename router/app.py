@@ -29,8 +29,9 @@ FORCED_EXIT_CODE = 130
 GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),  # two routers on one port must be an error, not a lottery
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
 )
 
 
