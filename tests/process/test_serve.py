@@ -1,15 +1,18 @@
-"""`disagg serve` as a user runs it: real router, real workers, Ctrl-C, and nothing left."""
+"""`disagg serve` as a user runs it: Ray, router, workers, a killed actor, Ctrl-C, nothing left."""
 
 import http.client
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from openai import OpenAI
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.program import BOUND_S, Program, wait_until_gone
 
 pytestmark = pytest.mark.cluster
@@ -44,12 +47,53 @@ def get(url: str, path: str) -> tuple[int, object]:
     return response.status, json.loads(response.read())
 
 
-def test_it_serves_until_ctrl_c_and_leaves_nothing(served: Program, tmp_path: Path) -> None:
+PROMPT = [1, *(20 + i * 37 % 200 for i in range(100))]
+NUM_TOKENS = 8
+SERVES = r"worker prefill-0 serves{} on \S+ \(pid (\d+), epoch (\w+)\)"
+
+
+def ask(url: str, request_id: str) -> tuple[list[float], dict[str, Any]]:
+    """One greedy completion: its logprobs, and the router's record of it."""
+    client = OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=BOUND_S)
+    with client:
+        answer = client.completions.create(
+            model="tiny",
+            prompt=PROMPT,
+            max_tokens=NUM_TOKENS,
+            temperature=0,
+            logprobs=0,
+            extra_headers={"X-Request-Id": request_id},
+        )
+    assert answer.choices[0].logprobs is not None
+    logprobs = answer.choices[0].logprobs.token_logprobs
+    assert logprobs is not None
+    _, record = get(url, f"/v1/disagg/requests/{request_id}")
+    assert isinstance(record, dict)
+    return [x for x in logprobs if x is not None], record
+
+
+def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> None:
+    """The one Ray cluster of a test run: hand-over, a killed actor, a new epoch, a clean end."""
+    first_life = served.wait_for(SERVES.format(""))
     url = served.wait_for(r"^serving tiny on (http://[\d.]+:\d+)/v1 \(Ctrl-C stops\)$")[1]
-    status, models = get(url, "/v1/models")
-    assert status == 200
-    assert isinstance(models, dict)
-    assert [model["id"] for model in models["data"]] == ["tiny"]
+    _, expected, min_gap = reference_generate(tmp_path / "tiny", PROMPT, NUM_TOKENS)
+    assert min_gap > 1e-3
+
+    logprobs, record = ask(url, "before")
+    assert logprobs == pytest.approx(expected, abs=1e-4)
+    (only,) = record["generations"]
+    assert only["transfer"]["owner"] == {"worker_id": "prefill-0", "epoch": first_life[2]}
+
+    os.kill(int(first_life[1]), signal.SIGKILL)
+    second_life = served.wait_for(SERVES.format(" again"))
+    assert second_life[2] != first_life[2]
+    wait_until_ready(url, "prefill-0", second_life[2])
+    logprobs, record = ask(url, "after")
+    assert logprobs == pytest.approx(expected, abs=1e-4)
+    (only,) = record["generations"]
+    assert only["transfer"]["owner"] == {"worker_id": "prefill-0", "epoch": second_life[2]}
+    assert sum(group["pulled_bytes"] for group in only["transfer"]["groups"]) > 0
+
     tree = served.tree()
     folder = Path(router_arguments(served)[-2]).parent
     assert (folder / "router.log").exists()
@@ -60,6 +104,20 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(served: Program, tmp_path: Pa
     assert os.listdir(tmp_path) == ["tiny"]
 
 
+def wait_until_ready(url: str, worker_id: str, epoch: str) -> None:
+    """Until the router has the worker in that life, ready."""
+    deadline = time.monotonic() + BOUND_S
+    while True:
+        _, body = get(url, "/v1/disagg/workers")
+        assert isinstance(body, dict)
+        wanted = {"worker_id": worker_id, "epoch": epoch}
+        if any(w["info"]["incarnation"] == wanted and w["ready"] for w in body["workers"]):
+            return
+        assert time.monotonic() < deadline, body
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
 def test_the_end_of_the_router_is_told_and_ends_everything(served: Program) -> None:
     served.wait_for("^serving tiny on ")
     tree = served.tree()

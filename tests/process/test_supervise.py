@@ -11,7 +11,8 @@ from tests.process.program import BOUND_S, Program, wait_until_gone
 
 MODULE = "tests.process.supervised_run"
 
-pytestmark = pytest.mark.cluster
+# Slow, as a run of the normal tests starts one Ray cluster only: that of test_serve.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture
