@@ -19,7 +19,6 @@ class SingleProcess:
         # transformers' loaders are typed as what any checkpoint might need; Any is honest here.
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         self._model: Any = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
-        self._model.eval()
 
     @torch.no_grad()
     def answer(self, prompt: DemoPrompt) -> str:

@@ -42,6 +42,7 @@ def start(model_dir):
     for process in started:
         process.kill()
         process.wait()
+        assert process.stderr is not None
         process.stderr.close()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -72,11 +73,11 @@ class ScriptedWorker(WorkerServicer):
         self.kv_batches: list[KVEventBatch | KVSnapshot] = []
         self.kv_asked: list[int] = []
         self.kv_first = 0  # new event streams begin with this batch
-        self.misbehave: Callable[[Submit], list | None] | None = None
+        self.misbehave: Callable[[Submit], list[Any] | None] | None = None
         self.changed = asyncio.Condition()
-        self._sessions: set[asyncio.Queue] = set()
-        self._parts: dict = {}
-        self._server = None
+        self._sessions: set[asyncio.Queue[Any]] = set()
+        self._parts: dict[Any, Any] = {}
+        self._server: Any = None
 
     async def start(self) -> "ScriptedWorker":
         self._server = grpc.aio.server()
@@ -106,7 +107,8 @@ class ScriptedWorker(WorkerServicer):
 
     async def register(self, router_port: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{router_port}") as channel:
-            await RouterStub(channel).Register(worker_info_to_wire(self.info))
+            stub: Any = RouterStub(channel)
+            await stub.Register(worker_info_to_wire(self.info))
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something this worker received or did; at most 10 s."""
@@ -121,7 +123,7 @@ class ScriptedWorker(WorkerServicer):
     # --- the service
 
     async def Session(self, request_iterator, context):
-        outgoing: asyncio.Queue = asyncio.Queue()
+        outgoing: asyncio.Queue[Any] = asyncio.Queue()
         self._sessions.add(outgoing)
         reader = asyncio.create_task(self._read(request_iterator, outgoing))
         try:
@@ -147,7 +149,7 @@ class ScriptedWorker(WorkerServicer):
             async with self.changed:
                 await self.changed.wait_for(lambda: len(self.kv_batches) > sent)  # noqa: B023
 
-    async def Peer(self, request_iterator, context):
+    async def Peer(self, request_iterator, context):  # type: ignore[override]
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
 
     async def Status(self, request, context):
@@ -202,7 +204,7 @@ class ScriptedWorker(WorkerServicer):
                     break
             if finish is FinishReason.NONE and position + size == start + sampling.max_tokens:
                 finish = FinishReason.LENGTH
-            logprobs = ()
+            logprobs: tuple[TokenLogprobs, ...] = ()
             if sampling.num_logprobs >= 0:
                 logprobs = tuple(logprobs_of(i, sampling.num_logprobs) for i in ids)
             output = SequenceOutput(submit.key, position, tuple(ids), logprobs, finish)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import grpc
 import pytest
@@ -130,8 +131,9 @@ async def test_a_worker_of_another_model_is_refused_by_name(house):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await house.add("w2", contract=other)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "model_fingerprint" in caught.value.details()
-    assert ("disagg-field", "contract") in list(caught.value.trailing_metadata())
+    assert "model_fingerprint" in (caught.value.details() or "")
+    trailing: list[Any] = list(caught.value.trailing_metadata())
+    assert ("disagg-field", "contract") in trailing
     assert len(house.app.dispatcher.core.fleet) == 1
 
 

@@ -1,6 +1,7 @@
 """The router's gRPC service over plain gRPC."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -77,8 +78,9 @@ async def test_generate_refuses_with_the_field(house, stub, change, status, fiel
         async for _ in stub.Generate(router_pb2.GenerateRequest(**request)):
             pass
     assert caught.value.code() is status
-    assert ("disagg-field", field) in list(caught.value.trailing_metadata())
-    assert caught.value.details().startswith(f"{field}: ")
+    trailing: list[Any] = list(caught.value.trailing_metadata())
+    assert ("disagg-field", field) in trailing
+    assert (caught.value.details() or "").startswith(f"{field}: ")
     assert house.workers[0].submits == []
 
 
