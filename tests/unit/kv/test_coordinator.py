@@ -6,6 +6,7 @@ import pytest
 
 from disagg.errors import InvariantViolation
 from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.events import BlocksRemoved, BlocksStored
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.request import KVRequest
@@ -278,12 +279,13 @@ def test_events_rebuild_the_cache() -> None:
         assert batch is not None
         seq = batch.next_seq
         for event in batch.events:
-            if type(event).__name__ == "BlocksStored":
-                start = event.first_position // event.block_tokens  # type: ignore[union-attr]
-                assert list(event.hashes) == made.hashes[start : start + len(event.hashes)]  # type: ignore[union-attr]
-                known[event.group] |= set(event.hashes)  # type: ignore[union-attr]
+            if isinstance(event, BlocksStored):
+                start = event.first_position // event.block_tokens
+                assert list(event.hashes) == made.hashes[start : start + len(event.hashes)]
+                known[event.group] |= set(event.hashes)
             else:
-                known[event.group] -= set(event.hashes)  # type: ignore[union-attr]
+                assert isinstance(event, BlocksRemoved)
+                known[event.group] -= set(event.hashes)
         assert [set(hashes) for hashes in kv.events.snapshot().hashes] == known
     assert kv.events.snapshot().next_seq == seq
     kv.pool.clear_cache()
