@@ -27,6 +27,15 @@ def build_model(seed: int) -> Gemma3ForCausalLM:
             # Not the head size: sharper attention at the start, where one of 200 tokens counts.
             query_pre_attn_scalar=4,
             sliding_window=WINDOW_TOKENS,
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                # Stretched (as larger Gemma-3 do, by 8): "the latest" is for the window to know.
+                "full_attention": {
+                    "rope_type": "linear",
+                    "factor": 64.0,
+                    "rope_theta": 1_000_000.0,
+                },
+            },
             layer_types=["sliding_attention", "full_attention"] * 2,
             max_position_embeddings=CONTEXT_TOKENS,
             initializer_range=0.05,

@@ -20,7 +20,7 @@ from random import Random
 PAD, BOS, EOS, UNK, USER, ASSISTANT = "<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>"
 SPECIAL = (PAD, BOS, EOS, UNK, USER, ASSISTANT)
 ASK, DOT, END = "?", ".", ";"
-JOINERS = ("then", "plus", "and", "or")
+JOINERS = ("then", "plus", "and", "or", "with", "over", "by", "to")
 
 # fmt: off
 _COLOURS = (
@@ -72,8 +72,9 @@ class Question:
 class Difficulty:
     """How large the task is: of which words, and how long.
 
-    ``asks_plainly`` leaves out chat turns, dots and joining words: the answer is then the bare copy
-    of the record, the easiest form of the task.
+    ``asks_plainly`` leaves out chat turns, dots and joining words, and records have one or two
+    values instead of two to four: the answer is then the bare copy of a short record, the easiest
+    form of the task. (With long records the step from key to first value is rare and comes late.)
     """
 
     num_records: int
@@ -89,14 +90,16 @@ def to_text(words: Sequence[str]) -> str:
     return re.sub(r"= (?=\d)", "=", " ".join(words)).replace(f" {END}", END)
 
 
-def draw_records(rng: Random, num_records: int, num_keys: int, num_values: int) -> list[Record]:
-    """Draw records of two to four values; no key or value occurs twice in a document."""
+def draw_records(
+    rng: Random, num_records: int, num_keys: int, num_values: int, lengths: range = range(2, 5)
+) -> list[Record]:
+    """Draw records, each of as many values as one of ``lengths``; no word occurs twice."""
     keys = rng.sample(KEYS[:num_keys], num_records)
-    lengths = [rng.randint(2, 4) for _ in keys]
-    values = iter(rng.sample(VALUES[:num_values], sum(lengths)))
+    num_each = [rng.choice(lengths) for _ in keys]
+    values = iter(rng.sample(VALUES[:num_values], sum(num_each)))
     return [
         Record(key, tuple(next(values) for _ in range(length)))
-        for key, length in zip(keys, lengths, strict=True)
+        for key, length in zip(keys, num_each, strict=True)
     ]
 
 
@@ -108,7 +111,8 @@ def draw_sequence(rng: Random, size: Difficulty, num_records: int) -> tuple[list
         ``words[i]``, or ``PAD`` where nothing is asked. Every dot is labelled with the answer's
         first word, although another dot follows it: so one sequence teaches every delay.
     """
-    records = draw_records(rng, num_records, size.num_keys, size.num_values)
+    lengths = range(1, 3) if size.asks_plainly else range(2, 5)
+    records = draw_records(rng, num_records, size.num_keys, size.num_values, lengths)
     words = [BOS, *[USER] * rng.randint(0, 1)]
     for record in records:
         words += record.words()
