@@ -138,19 +138,20 @@ def _reasons() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the page, or compare it; the exit status is 1 when it differs."""
+    """Write the page, or compare pages with it; the exit status is 1 when one differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "models.md")
+    parser.add_argument("pages", type=Path, nargs="*", default=[ROOT / "docs" / "models.md"])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if outdated")
     options = parser.parse_args()
-    page = render()
-    if not options.check:
-        options.out.write_text(page)
-        return 0
-    if options.out.read_text() == page:
-        return 0
-    print(f"{options.out} is outdated: run python docs/make_models.py", file=sys.stderr)
-    return 1
+    text = render()
+    outdated = []
+    for page in options.pages:
+        if not options.check:
+            page.write_text(text)
+        elif page.read_text() != text:
+            outdated.append(page)
+            print(f"{page} is outdated: run python docs/make_models.py", file=sys.stderr)
+    return 1 if outdated else 0
 
 
 if __name__ == "__main__":
