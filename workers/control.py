@@ -103,7 +103,10 @@ class Control:
     # --- events
 
     def open_session(self, send: Callable[[WorkerMessage], None]) -> None:
-        """A router's session begins; it takes the place of an earlier one."""
+        """A router's session begins; whatever an earlier one asked for ends."""
+        if self._session is not None:
+            self._session = None
+            self._guard(lambda: self.core.on_router_lost(now_ms()))
         self._session = send
         self._sent_stats = None
         self._report()
@@ -116,6 +119,9 @@ class Control:
 
     def router_message(self, message: RouterMessage) -> None:
         """Handle a submit or a cancel."""
+        # The router counts as load what it submitted since the last stats it got: they are said
+        # again even if they are the same, or a short request would count for ever.
+        self._sent_stats = None
         self._guard(lambda: self.core.on_router_message(now_ms(), message))
 
     def peer_message(self, sender: Incarnation, message: PeerMessage) -> None:

@@ -67,7 +67,7 @@ class Outgoing:
             case Granted(key, first_lacked):
                 seq = self.reserving.pop(key)
                 seq.lease_id = self._leases.open(now_ms, key, sender)
-                seq.first_lacked = first_lacked
+                seq.first_unoffered = first_lacked
                 return [], seq
             case Refused() as refused:
                 self._refuse(now_ms, refused)
@@ -88,16 +88,38 @@ class Outgoing:
         self.backing_off = [seq for seq in self.backing_off if seq.retry_at_ms > now_ms]
         return actions, ready
 
+    def offer(self, now_ms: int, seq: Sequence) -> list[Send]:
+        """A chunk is computed, more follow: offer what will not change, so the pull overlaps.
+
+        Only kinds that see everything: of the others the reader needs the end of the prompt.
+        """
+        assert seq.lease_id is not None
+        tables = self._kv.block_table(seq.key)
+        ends = tuple(
+            first
+            if manager.returns_blocks
+            else max(first, seq.num_computed // manager.block_tokens)
+            for manager, first in zip(self._kv.managers, seq.first_unoffered, strict=True)
+        )
+        blocks = tuple(
+            tuple(enumerate(table[first:end], first))
+            for table, first, end in zip(tables, seq.first_unoffered, ends, strict=True)
+        )
+        if ends == seq.first_unoffered:
+            return []
+        seq.first_unoffered = ends
+        return self._take_events(self._leases.offer(now_ms, seq.lease_id, blocks))
+
     def seal(self, now_ms: int, seq: Sequence, first: SampledToken) -> list[Send]:
-        """The prefill is complete: offer what the reader lacks and end the request here.
+        """The prefill is complete: offer the rest the reader lacks and end the request here.
 
         The lease takes its hold in the same call that offers, before the request drops its own.
         """
         assert seq.lease_id is not None
         needed = self._kv.in_window_blocks(seq.key, seq.num_prompt_tokens)
         blocks = tuple(
-            tuple((position, block) for position, block in group if position >= first_lacked)
-            for group, first_lacked in zip(needed, seq.first_lacked, strict=True)
+            tuple((position, block) for position, block in group if position >= first)
+            for group, first in zip(needed, seq.first_unoffered, strict=True)
         )
         logprobs = first.logprobs or TokenLogprobs(0.0)
         actions = self._leases.seal(
@@ -109,7 +131,6 @@ class Outgoing:
             first_logprob=logprobs.logprob,
             first_top_logprobs=logprobs.top,
         )
-        self._share.take(seq.key, sum(len(group) for group in blocks))
         self._kv.free(seq.key)
         return self._take_events(actions)
 

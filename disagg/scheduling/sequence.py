@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.request import KVRequest
-from disagg.scheduling.messages import FinishReason, Role, SequenceOutput, Submit
+from disagg.scheduling.messages import FinishReason, PrefillReport, Role, SequenceOutput, Submit
 from disagg.scheduling.sampling import SampledToken
 from disagg.transfer.identity import RequestKey
 
@@ -44,7 +44,8 @@ class Sequence:
     """Reservations refused so far."""
     retry_at_ms: int = 0
     lease_id: int | None = None
-    first_lacked: tuple[int, ...] = ()
+    first_unoffered: tuple[int, ...] = ()
+    """Hand-over: per group, the first block position that the reader lacks and was not offered."""
     hit_tokens: int = 0
     prefill_reported: bool = False
     num_prompt_tokens: int = field(init=False)
@@ -85,6 +86,15 @@ class Sequence:
             token_ids=(token.token_id,),
             logprobs=() if token.logprobs is None else (token.logprobs,),
             finish_reason=self._finish_reason(token.token_id, max_model_tokens),
+        )
+
+    def prefill_report(self) -> PrefillReport:
+        """What its prefill found in the cache here."""
+        return PrefillReport(
+            self.key,
+            num_prompt_tokens=self.num_prompt_tokens,
+            hit_tokens=self.hit_tokens,
+            computed_tokens=self.num_prompt_tokens - self.hit_tokens,
         )
 
     def _finish_reason(self, token_id: int, max_model_tokens: int) -> FinishReason:

@@ -29,7 +29,6 @@ from disagg.scheduling.messages import (
     EndReason,
     FinishReason,
     PartEnded,
-    PrefillReport,
     Role,
     RouterMessage,
     SequenceOutput,
@@ -202,6 +201,8 @@ class WorkerCore:
             sample = result.samples[i]
             if sample is not None:
                 actions += self._sampled(now_ms, seq, sample, outputs)
+            elif seq.role is Role.PREFILL:
+                actions += self.outgoing.offer(now_ms, seq)
         if outputs:  # after the prefill reports, which belong to the first token's usage
             actions.append(ToRouter(StepOutputs(tuple(outputs))))
         return actions
@@ -279,13 +280,7 @@ class WorkerCore:
         actions: list[WorkerAction] = []
         if not seq.prefill_reported:
             seq.prefill_reported = True
-            report = PrefillReport(
-                seq.key,
-                num_prompt_tokens=seq.num_prompt_tokens,
-                hit_tokens=seq.hit_tokens,
-                computed_tokens=seq.num_prompt_tokens - seq.hit_tokens,
-            )
-            actions.append(ToRouter(report))
+            actions.append(ToRouter(seq.prefill_report()))
         if output.finish_reason is not FinishReason.NONE:
             if seq.role is Role.PREFILL:
                 actions += self.outgoing.give_back(seq, "token 0 ended the request")
