@@ -1,5 +1,6 @@
 """KV reads by NIXL, posted and polled on one thread of their own: a post can block for 0.5 s."""
 
+import atexit
 import contextlib
 import logging
 import queue
@@ -19,6 +20,7 @@ from disagg.workers.transport import TransportInfo
 _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 5.0
 COMMANDS_MAX = 4096
 READS_MAX = 4096
 
@@ -56,6 +58,7 @@ class NixlTransport:
         self._posted: dict[ReadHandle, Posted] = {}
         self._active_s = 0.0
         self._closing = False
+        self._exiting = False
         # Written by the thread, read by all.
         self._failure = ""
         self._ending = threading.Lock()  # no command slips in behind the last one
@@ -71,6 +74,7 @@ class NixlTransport:
             self._agent = started.result(START_TIMEOUT_S)
         except Exception as error:
             raise ConfigError(f"the KV transport does not start: {error!r}") from error
+        atexit.register(self._leave)
 
     @property
     def failure(self) -> str:
@@ -140,6 +144,14 @@ class NixlTransport:
             return False
         return not self._posted
 
+    def _leave(self) -> None:
+        # Python ends a daemon thread wherever it is; inside NIXL that aborts the process.
+        self._exiting = True
+        with contextlib.suppress(RemoteFault, CapacityError):
+            self._put(lambda: None)  # wakes it
+        with contextlib.suppress(TimeoutError):
+            self._idle.result(EXIT_TIMEOUT_S)
+
     def _put(self, command: Callable[[], None]) -> None:
         with self._ending:
             if self._failure:
@@ -162,13 +174,13 @@ class NixlTransport:
             return
         started.set_result(self._agent)
         try:
-            while self._posted or not self._closing:
+            while not self._exiting and (self._posted or not self._closing):
                 self._run_commands()
                 progress = self._post_pieces()
                 progress |= self._poll()
                 if progress:
                     self._active_s = time.monotonic()
-            self._end("closed")
+            self._end("the process ends" if self._exiting else "closed")
         except Exception as error:
             # A bug, but one that must not pass for a healthy worker.
             _log.exception("the KV transport's thread failed")
