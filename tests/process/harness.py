@@ -100,11 +100,15 @@ class Process:
         self.popen.kill()
         self.popen.wait(10)
 
-    def end(self) -> None:
-        """Ask to stop, then insist."""
+    def ask_to_stop(self) -> None:
+        """Close its standard input, which ends it."""
         with contextlib.suppress(OSError):
             assert self.popen.stdin is not None
             self.popen.stdin.close()
+
+    def end(self) -> None:
+        """Ask to stop, then insist."""
+        self.ask_to_stop()
         try:
             self.popen.wait(15)
         except subprocess.TimeoutExpired:
@@ -158,8 +162,7 @@ class Cluster:
             self.addresses[name], self.epochs[name] = said["address"], said["epoch"]
 
         def ready() -> bool:
-            views = self.http.get("/v1/disagg/workers").json()["workers"]
-            known = {view["info"]["incarnation"]["worker_id"]: view for view in views}
+            known = self.known()
             return all(
                 name in known
                 and known[name]["info"]["incarnation"]["epoch"] == self.epochs[name]
@@ -168,6 +171,11 @@ class Cluster:
             )
 
         wait_until(ready, f"{names} to be ready at the router")
+
+    def known(self) -> dict[str, dict[str, Any]]:
+        """The workers as the router sees them, by name."""
+        views = self.http.get("/v1/disagg/workers").json()["workers"]
+        return {view["info"]["incarnation"]["worker_id"]: view for view in views}
 
     def status(self, name: str) -> worker_pb2.StatusResponse:
         """The worker's own view, by its Status rpc."""
@@ -185,12 +193,11 @@ class Cluster:
     def held(self) -> list[str]:
         """Living workers whose pool is not as free as at its start, with what they hold."""
         out = []
-        for name, process in self.workers.items():
-            if process.popen.poll() is None:
-                status = self.status(name)
-                stats = status.stats
-                if stats.num_blocks_free != stats.num_blocks_usable or status.holders:
-                    out.append(f"{name}: {status}")
+        for name in self.living():
+            status = self.status(name)
+            stats = status.stats
+            if stats.num_blocks_free != stats.num_blocks_usable or status.holders:
+                out.append(f"{name}: {status}")
         return out
 
     def wait_quiescent(self, timeout_s: float = 30.0) -> None:
@@ -200,12 +207,39 @@ class Cluster:
             assert time.monotonic() < deadline, f"still held after {timeout_s} s: {held}"
             time.sleep(0.05)
 
+    def tell(self, name: str, line: str) -> int:
+        """Command a worker; the result tells `wait_told` where to look from."""
+        return self.workers[name].command(line)
+
+    def wait_told(self, name: str, start: str, after: int) -> str:
+        """A line that a worker said since a command."""
+        return self.workers[name].wait_line(start, after=after)
+
+    def counts(self, name: str) -> dict[str, int]:
+        """What has reached a worker in this life: router messages and engine steps."""
+        said = self.wait_told(name, "counts ", self.tell(name, "counts"))
+        counts: dict[str, int] = json.loads(said.removeprefix("counts "))
+        return counts
+
+    def metric(self, series: str) -> float:
+        """One series of the router's metrics page, labels included; 0 when it is not there."""
+        for line in self.http.get("/metrics").text.splitlines():
+            if line.startswith(series + " "):
+                return float(line.split()[-1])
+        return 0.0
+
+    def living(self) -> list[str]:
+        """Workers whose process runs."""
+        return [name for name, process in self.workers.items() if process.popen.poll() is None]
+
     def counters(self, name: str) -> dict[str, int]:
         """The worker's monotonic counters."""
         return dict(self.status(name).stats.counters)
 
     def end(self) -> None:
         """Stop everything that was started."""
+        for process in self.workers.values():
+            process.ask_to_stop()
         for process in self.workers.values():
             process.end()
         if hasattr(self, "router"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 
 from disagg.router.app import RouterApp
@@ -20,3 +21,4 @@ async def serve(options: RouterOptions) -> None:
 
 if __name__ == "__main__":
     asyncio.run(serve(RouterOptions(**json.loads(sys.argv[1]))))
+    os._exit(0)  # the interpreter's own end takes seconds

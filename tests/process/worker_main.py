@@ -4,18 +4,26 @@ Commands on standard input, one a line; every answer and event is a line on stan
 
     hold steps|reads|dones      from now on nothing passes that point; "held POINT" when one waits
     pass steps|reads|dones      let everything go on
+    pass steps|reads|dones N    let N more pass and hold what follows
     corrupt GROUP               overwrite every block pulled for that group, after each READ
     intact                      stop corrupting
     poison                      fill every block that is free and not cached with NaN
+    forget                      empty the prefix cache
+    narrow TOKENS               from now on compute every window as so many tokens too small
     end_leases                  end all leases without telling the reader
+    counts                      "counts JSON": what has reached this worker so far
 """
 
 import json
-import queue
+import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
+from disagg.kv.sliding_window import SlidingWindowManager
+from disagg.kv.specs import SlidingWindowSpec
+from disagg.scheduling.messages import RouterMessage
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine.engine import Engine
 from disagg.workers.options import WorkerOptions
@@ -33,27 +41,32 @@ class Gate:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.closed = False
-        self.waiting: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.passes: int | None = None
+        """How many more go through; None: all."""
+        self.waiting: deque[Callable[[], None]] = deque()
         self.lock = threading.Lock()
 
     def go(self, call: Callable[[], None]) -> None:
         with self.lock:
-            if self.closed:
-                self.waiting.put(call)
+            self.waiting.append(call)
+            self._let_through()
+            if self.waiting:
                 say(f"held {self.name}")
-                return
-        call()
 
     def close(self) -> None:
         with self.lock:
-            self.closed = True
+            self.passes = 0
 
-    def open(self) -> None:
+    def open(self, passes: int | None = None) -> None:
         with self.lock:
-            self.closed = False
-            while not self.waiting.empty():
-                self.waiting.get()()
+            self.passes = passes
+            self._let_through()
+
+    def _let_through(self) -> None:
+        while self.waiting and self.passes != 0:
+            if self.passes is not None:
+                self.passes -= 1
+            self.waiting.popleft()()
 
 
 class GatedTransport:
@@ -65,6 +78,22 @@ class GatedTransport:
         self.inner = inner
         self.reads = reads
         self.on_read = on_read
+
+    @property
+    def failure(self) -> str:
+        return self.inner.failure
+
+    @property
+    def num_reads(self) -> int:
+        return self.inner.num_reads
+
+    @property
+    def num_in_progress(self) -> int:
+        return self.inner.num_in_progress
+
+    @property
+    def oldest_in_progress_ms(self) -> int:
+        return self.inner.oldest_in_progress_ms
 
     def local_info(self) -> TransportInfo:
         return self.inner.local_info()
@@ -91,8 +120,10 @@ class HeldEngine:
     def __init__(self, inner: Engine, steps: Gate) -> None:
         self.inner = inner
         self.steps = steps
+        self.num_steps = 0
 
     def run(self, step: Step) -> StepResult:
+        self.num_steps += 1
         passed = threading.Event()
         self.steps.go(passed.set)
         passed.wait()
@@ -106,6 +137,7 @@ class WorkerUnderTest:
         self.group_of: dict[int, int] = {}
         self.engine: Engine | None = None
         self.reads: dict[int, Sequence[int]] = {}
+        self.num_router_messages = 0
         self.worker = Worker(options, transport_factory=self.make_transport)
 
     def make_transport(
@@ -140,7 +172,8 @@ class WorkerUnderTest:
             group = self.group_of.get(block, -1)
             if group in left:
                 left.discard(group)
-                self.engine.pool.tensor[block].view(self.engine.pool.dtype).mul_(-3).add_(0.5)
+                dtype = self.engine.pool.layers[0].keys.dtype
+                self.engine.pool.tensor[block].view(dtype).mul_(-3).add_(0.5)
                 say(f"corrupted {group} {block}")
 
     def start(self) -> None:
@@ -148,7 +181,15 @@ class WorkerUnderTest:
         control = self.worker.control
         assert control is not None
         assert self.engine is not None
-        control._engine = HeldEngine(self.engine, self.gates["steps"])
+        self.held_engine = HeldEngine(self.engine, self.gates["steps"])
+        control._engine = self.held_engine
+        router_message = control.router_message
+
+        def counted(message: RouterMessage) -> None:
+            self.num_router_messages += 1
+            router_message(message)
+
+        control.router_message = counted  # type: ignore[method-assign]
         incarnation = self.worker.incarnation
         say("serving " + json.dumps({"address": self.worker.address, "epoch": incarnation.epoch}))
 
@@ -158,14 +199,22 @@ class WorkerUnderTest:
                 self.gates[name].close()
             case ["pass", name]:
                 self.gates[name].open()
+            case ["pass", name, passes]:
+                self.gates[name].open(int(passes))
             case ["corrupt", group]:
                 self.corrupt.add(int(group))
             case ["intact"]:
                 self.corrupt.clear()
             case ["poison"]:
                 self.on_loop(self.poison)
+            case ["forget"]:
+                self.on_loop(self.forget)
+            case ["narrow", tokens]:
+                self.on_loop(lambda: self.narrow(int(tokens)))
             case ["end_leases"]:
                 self.on_loop(self.end_leases)
+            case ["counts"]:
+                self.on_loop(self.tell_counts)
             case other:
                 raise ValueError(f"unknown command {other}")
         say(f"ok {line}")
@@ -178,6 +227,22 @@ class WorkerUnderTest:
         self.engine.pool.poison(
             [b for b in blocks if not pool.num_holds(b) and not pool.is_cached(b)]
         )
+
+    def forget(self) -> None:
+        assert self.worker.control is not None
+        self.worker.control.core.kv.pool.clear_cache()
+
+    def narrow(self, tokens: int) -> None:
+        """0 restores what the checkpoint says."""
+        assert self.worker.control is not None
+        for manager in self.worker.control.core.kv.managers:
+            spec = manager.spec
+            if isinstance(manager, SlidingWindowManager) and isinstance(spec, SlidingWindowSpec):
+                manager.window_tokens = spec.window_tokens - tokens
+
+    def tell_counts(self) -> None:
+        counts = {"messages": self.num_router_messages, "steps": self.held_engine.num_steps}
+        say("counts " + json.dumps(counts))
 
     def end_leases(self) -> None:
         assert self.worker.control is not None
@@ -207,6 +272,8 @@ def main() -> None:
     for line in sys.stdin:
         test.command(line.strip())
     test.worker.stop(10)
+    # The interpreter's own end takes seconds once torch and UCX are loaded.
+    os._exit(0)
 
 
 if __name__ == "__main__":

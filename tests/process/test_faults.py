@@ -1,0 +1,240 @@
+"""Whatever dies or is taken away: exact tokens or an OpenAI error, and nothing stays held."""
+
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from openai.types import Completion
+
+from tests.process.harness import wait_until
+from tests.process.raw_client import RawClient
+from tests.process.served_model import Expected, ServedModel, assert_exact, handed_over, is_exact
+
+pytestmark = pytest.mark.timeout(240)
+
+ANSWER_S = 60
+REPLANS = 'disagg_routing_replans_total{{cause="{}"}}'
+
+
+def stop_at(served: ServedModel, name: str, gate: str, expected: Expected) -> Future[Completion]:
+    """Send a request and return when it waits at a worker's gate."""
+    told = served.cluster.tell(name, f"hold {gate}")
+    answer = served.ask_later(expected, "held")
+    served.cluster.wait_told(name, f"held {gate}", told)
+    return answer
+
+
+def generations(served: ServedModel, request_id: str = "held") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = served.cluster.record(request_id)["generations"]
+    return found
+
+
+# --- the owner takes a lease away
+
+
+def test_a_lease_ended_between_done_and_commit_is_computed_anew(gemma3: ServedModel) -> None:
+    cluster, expected = gemma3.cluster, gemma3.prompt(150)
+    refused = cluster.counters("d0").get("transfers_failed_commit_refused", 0)
+    replans = cluster.metric(REPLANS.format("commit_refused"))
+    answer = stop_at(gemma3, "d0", "dones", expected)
+    (lease,) = cluster.status("p0").leases
+    assert lease.num_blocks == 5 * 3 + 10
+    cluster.tell("p0", "end_leases")
+    assert not cluster.status("p0").leases
+    cluster.tell("d0", "pass dones")
+    assert_exact(answer.result(ANSWER_S), expected)
+    first, second = generations(gemma3)
+    assert first["cause"].startswith("commit_refused")
+    assert first["transfer"] is None
+    assert second["num_tokens"] == expected.num_tokens - 1  # the first came from the prefill
+    assert cluster.counters("d0")["transfers_failed_commit_refused"] == refused + 1
+    assert cluster.metric(REPLANS.format("commit_refused")) == replans + 1
+
+
+def test_without_an_ended_lease_the_same_way_commits(gemma3: ServedModel) -> None:
+    """Control: it is the ended lease that the test above sees, not the gate."""
+    expected = gemma3.prompt(150)
+    answer = stop_at(gemma3, "d0", "dones", expected)
+    gemma3.cluster.tell("d0", "pass dones")
+    assert_exact(answer.result(ANSWER_S), expected)
+    handed_over(gemma3.cluster.record("held"))
+
+
+# --- the prefill worker dies
+
+
+@pytest.mark.parametrize(
+    ("name", "gate"),
+    [("p0", "steps"), ("d0", "reads"), ("d0", "dones")],
+    ids=["before the pull", "before a READ", "after a READ"],
+)
+def test_the_prefill_worker_is_killed(gemma3: ServedModel, name: str, gate: str) -> None:
+    cluster, expected = gemma3.cluster, gemma3.prompt(150)
+    answer = stop_at(gemma3, name, gate, expected)
+    if name == "d0":
+        wait_until(lambda: cluster.record("held")["num_tokens"] == 1, "the first token")
+    cluster.workers["p0"].kill()
+    if name == "d0":
+        # Destinations stay held while a READ may still write them, whoever died.
+        wait_until(lambda: len(generations(gemma3)) == 2, "the router to plan anew")
+        (inbound,) = cluster.status("d0").inbound
+        assert inbound.num_blocks == 5 * 3 + 10
+        assert cluster.held()
+        cluster.tell("d0", f"pass {gate}")
+    assert_exact(answer.result(ANSWER_S), expected)
+    first, second = generations(gemma3)
+    assert first["cause"].split(":")[0] in ("worker_lost", "peer_lost", "read_failed")
+    assert second["local"]
+    assert second["decode"]["worker_id"] == "d0"
+    assert second["num_prompt_tokens"] == 150 + (name == "d0")  # with the first token, or without
+    cluster.wait_quiescent()
+
+
+def test_the_prefill_worker_is_killed_while_its_request_is_decoded(gemma3: ServedModel) -> None:
+    """Nothing of it is needed any more. Its next life is a new epoch and serves again."""
+    cluster, expected = gemma3.cluster, gemma3.prompt(150)
+    answer = stop_at(gemma3, "d0", "steps", expected)
+    old = cluster.epochs["p0"]
+    cluster.workers["p0"].kill()
+    wait_until(lambda: "p0" not in cluster.known(), "the router to drop p0")
+    cluster.tell("d0", "pass steps")
+    assert_exact(answer.result(ANSWER_S), expected)
+    assert handed_over(cluster.record("held"))["prefill"]["epoch"] == old
+    cluster.wait_quiescent()
+
+    cluster.spawn("p0", "prefill")
+    cluster.wait_ready("p0")
+    assert cluster.epochs["p0"] != old
+    generation = gemma3.serve(gemma3.prompt(150, salt="new"))
+    assert generation["prefill"]["epoch"] == cluster.epochs["p0"]
+
+
+# --- the decode worker dies
+
+
+def test_the_decode_worker_is_killed_in_mid_stream(gemma3: ServedModel) -> None:
+    """The stream goes on where it was, and the next life is used again."""
+    cluster, expected = gemma3.cluster, gemma3.prompt(150, 30)
+    told = cluster.tell("d0", "hold steps")
+    cluster.tell("d0", "pass steps 4")
+    stream = cluster.client.completions.create(
+        **gemma3.body(expected), stream=True, extra_headers={"X-Request-Id": "held"}
+    )
+    chunks = iter(stream)
+    texts = [next(chunks).choices[0].text for _ in range(5)]  # one by the prefill worker
+    cluster.wait_told("d0", "held steps", told)
+    cluster.workers["d0"].kill()
+    texts += [chunk.choices[0].text for chunk in chunks]
+    assert texts == list(expected.texts)
+    first, second = generations(gemma3)
+    assert first["cause"].startswith("worker_lost")
+    assert (first["num_tokens"], second["num_tokens"]) == (5, 25)
+    assert second["num_prompt_tokens"] == 155
+    cluster.wait_quiescent()
+
+    old = cluster.epochs["d0"]
+    cluster.spawn("d0", "decode")
+    cluster.wait_ready("d0")
+    generation = gemma3.serve(gemma3.prompt(150, salt="new"))
+    assert generation["decode"]["epoch"] == cluster.epochs["d0"] != old
+
+
+def test_with_every_worker_dead_there_is_an_error(gemma3: ServedModel) -> None:
+    """Of a status of its own before the first token, inside the stream after it."""
+    cluster, expected = gemma3.cluster, gemma3.prompt(150, 30)
+    told = cluster.tell("d0", "hold steps")
+    client = RawClient(cluster.url, gemma3.body(expected, stream=True), "streamed")
+    answer = gemma3.ask_later(expected, "whole")
+    cluster.wait_told("d0", "held steps", told)
+    for name in ("p0", "d0"):
+        cluster.workers[name].kill()
+    assert not is_exact(answer.result, expected)
+    head, _, body = b"".join(client).partition(b"\r\n\r\n")
+    events = [json.loads(line) for line in re.findall(rb"^data: (\{.*\})\r?$", body, re.MULTILINE)]
+    assert head.startswith(b"HTTP/1.1 200")
+    assert events[0]["choices"][0]["text"] == expected.texts[0]
+    assert set(events[-1]) == {"error"}
+    assert events[-1]["error"]["type"] == "server_error"
+    assert b"[DONE]" not in body
+    for request_id in ("streamed", "whole"):
+        assert cluster.record(request_id)["outcome"] == "failed"
+    refused = cluster.http.post("/v1/completions", json=gemma3.body(expected))
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "worker_unavailable"
+
+
+# --- many requests
+
+
+@pytest.mark.parametrize(("victim", "passes"), [("p0", 3), ("d0", 8)])
+def test_many_requests_while_a_worker_is_killed(
+    gemma3: ServedModel, victim: str, passes: int
+) -> None:
+    cluster = gemma3.cluster
+    several = [gemma3.prompt(20 + 11 * n, 16, salt="many") for n in range(16)]
+    told = cluster.tell(victim, "hold steps")
+    cluster.tell(victim, f"pass steps {passes}")
+    answers = [gemma3.ask_later(expected, f"many-{n}") for n, expected in enumerate(several)]
+    cluster.wait_told(victim, "held steps", told)
+    cluster.workers[victim].kill()
+    exact = [is_exact(a.result, expected) for a, expected in zip(answers, several, strict=True)]
+    assert all(exact)  # one worker is left and serves them all
+    replanned = [n for n in range(16) if len(generations(gemma3, f"many-{n}")) > 1]
+    assert replanned
+    cluster.wait_quiescent()
+
+
+# --- the client goes away
+
+
+PHASES: dict[str, tuple[str, str]] = {
+    "prefill": ("p0", "steps"),
+    "pull": ("d0", "reads"),
+    "commit": ("d0", "dones"),
+    "decode": ("d0", "steps"),
+}
+
+
+def cancelled(served: ServedModel, request_id: str) -> Callable[[], bool]:
+    return lambda: served.cluster.record(request_id)["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_client_leaves(gemma3: ServedModel, phase: str, streamed: bool) -> None:
+    cluster, expected = gemma3.cluster, gemma3.prompt(150, 30)
+    name, gate = PHASES[phase]
+    told = cluster.tell(name, f"hold {gate}")
+    client = RawClient(cluster.url, gemma3.body(expected, stream=streamed), "leaves")
+    cluster.wait_told(name, f"held {gate}", told)
+    client.close()
+    wait_until(cancelled(gemma3, "leaves"), "the router to notice")
+    assert len(generations(gemma3, "leaves")) == 1
+    wait_until(lambda: only_under_way(gemma3), "the workers to let go")
+    assert cluster.held()  # the step or the READ at the gate
+    cluster.tell(name, f"pass {gate}")
+    cluster.wait_quiescent()
+    gemma3.serve(expected)
+
+
+def only_under_way(served: ServedModel) -> bool:
+    """No request, no lease: what is held is held by a step or a READ."""
+    stats = [served.cluster.status(name).stats for name in ("p0", "d0")]
+    return not any(s.num_running + s.num_waiting + s.num_leases + s.num_reservations for s in stats)
+
+
+def test_the_client_leaves_while_it_waits_in_the_queue(gemma3: ServedModel) -> None:
+    cluster = gemma3.cluster
+    running, waiting = gemma3.prompt(150), gemma3.prompt(60)
+    answer = stop_at(gemma3, "p0", "steps", running)
+    client = RawClient(cluster.url, gemma3.body(waiting), "leaves")
+    wait_until(lambda: cluster.status("p0").stats.num_waiting == 1, "the second one to queue")
+    client.close()
+    wait_until(cancelled(gemma3, "leaves"), "the router to notice")
+    wait_until(lambda: cluster.status("p0").stats.num_waiting == 0, "the queue to forget it")
+    cluster.tell("p0", "pass steps")
+    assert_exact(answer.result(ANSWER_S), running)
+    assert generations(gemma3, "leaves")[0]["hit_tokens"] is None  # it never ran
