@@ -27,7 +27,8 @@ ENGINE = "tests/unit/engine/test_equality.py"
 HANDOVER = "tests/process/test_equality.py"
 HALF = "tests/unit/engine/test_half_precision.py"
 CUDA = "tests/gpu/test_engine_cuda.py"
-TESTS = (ENGINE, HANDOVER, HALF, CUDA)
+CUDA_HANDOVER = "tests/gpu/test_handover_cuda.py"
+TESTS = (ENGINE, HANDOVER, HALF, CUDA, CUDA_HANDOVER)
 UNSAID = "attention the engine does not implement"
 TARGETS = ("make test", "make test-slow", "make test-gpu")
 
@@ -44,7 +45,8 @@ there is no such test. Any other architecture is refused at start-up, by name.
   tokens as plain transformers, logprobs to 1e-4 (`{handover}`).
 - **bfloat16**: the engine runs, stays near the fp32 reference and still notices unwritten KV; no
   equality of tokens is claimed (`{half}`).
-- **CUDA**: the engine alone, on a device (`{cuda}`); not part of `make test`.
+- **CUDA**: the engine on a device, and the hand-over with KV in device memory (`{cuda}`,
+  `{cuda_handover}`); not part of `make test`.
 
 All test checkpoints are tiny and random; released weights are not part of any test.
 """
@@ -95,10 +97,12 @@ def render() -> str:
         raise RuntimeError("families.SUPPORTED and tests.checkpoints.FAMILIES differ")
     runs, reasons = collect(), _reasons()
     lines = [
-        HEAD.format(engine=ENGINE, handover=HANDOVER, half=HALF, cuda=CUDA),
+        HEAD.format(
+            engine=ENGINE, handover=HANDOVER, half=HALF, cuda=CUDA, cuda_handover=CUDA_HANDOVER
+        ),
         "| `architectures` in config.json | layers of the test checkpoint | engine | handed over |"
-        " bfloat16 | CUDA |",
-        "|---|---|---|---|---|---|",
+        " bfloat16 | CUDA, engine | CUDA, handed over |",
+        "|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as folder:
         for name, tiny in sorted(FAMILIES.items()):
