@@ -207,6 +207,9 @@ class Control:
         while True:
             await asyncio.sleep(TICK_S)
             self._guard(lambda: self.core.tick(now_ms()))
+            if self._transport.failure:
+                # A worker that cannot transfer must not look healthy.
+                self._fail(f"transport: {self._transport.failure}")
             if not self.core.sequences and time.monotonic() - checked > IDLE_CHECK_S:
                 checked = time.monotonic()
                 self._guard(self._check)

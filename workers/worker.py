@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 WIRE_MIN = WIRE_MAX = 1
 START_TIMEOUT_S = 300.0
+TRANSPORT_CLOSE_S = 2.0
 
 TransportFactory = Callable[[str, Engine, Callable[[int, str], None], int], KVTransport]
 
@@ -101,7 +102,10 @@ class Worker:
         return self._failed_event.wait(timeout_s)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Stop serving; False when that took longer. READs in progress end with the process."""
+        """Stop serving; False when that took longer.
+
+        READs that are still in progress are told in `failed` and end with the process only.
+        """
         if self._loop is not None and self._stop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(timeout_s)
@@ -171,7 +175,8 @@ class Worker:
         await links.close()
         await server.stop(grace=0.5)
         await control.stop()
-        transport.close(timeout_s=2.0)
+        if not await asyncio.to_thread(transport.close, TRANSPORT_CLOSE_S):
+            self._fail("READs are still in progress; only the end of the process ends them")
 
     def _build_core(self) -> WorkerCore:
         options, engine = self.options, self._engine
