@@ -39,6 +39,7 @@ class BlockPool:
         if num_blocks < 2:
             raise ConfigError("a pool needs at least two blocks", param="num_blocks")
         self.num_blocks = num_blocks
+        self.num_groups = num_groups
         self._emit = emit
         self._refs: Counter[int] = Counter()
         self._uncached = UncachedBlocks(1, num_blocks)

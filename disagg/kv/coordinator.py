@@ -60,8 +60,9 @@ class KVCacheCoordinator:
             raise ConfigError("token limits must be positive", param="max_model_tokens")
         self.layout = layout
         self.max_model_tokens = max_model_tokens
-        self.pool = BlockPool(num_blocks, len(layout.groups), lambda e: self.events.append(e))
-        self.events = KVEventLog(self.pool.cached_hashes, events_max)
+        num_groups = len(layout.groups)  # and one index for what follows a state's first block
+        self.pool = BlockPool(num_blocks, num_groups + 1, lambda e: self.events.append(e))
+        self.events = KVEventLog(self.pool.cached_hashes, num_groups, events_max)
         self._deduplicate = deduplicate
         self._events_with_tokens = events_with_tokens
         alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
@@ -233,7 +234,7 @@ class KVCacheCoordinator:
             for wanted, num_hit in zip(self.in_window_blocks(key, computed), hits, strict=True)
         )
         hit_tokens = (
-            num_hit * manager.block_tokens
+            manager.spanned_tokens(num_hit)
             for manager, num_hit in zip(self.managers, hits, strict=True)
         )
         return ExternalReservation(computed, tuple(hit_tokens), tuple(lacks))
@@ -298,9 +299,9 @@ class KVCacheCoordinator:
         """Per group the (block index, block id) pairs a query at position num_tokens reads."""
         wanted = []
         for manager in self.managers:
-            skipped = manager.skipped_tokens(num_tokens)
-            first = skipped // manager.block_tokens
-            end = manager.num_blocks(num_tokens) if skipped < num_tokens else first
+            first = manager.first_block(num_tokens)
+            seen = manager.skipped_tokens(num_tokens) < num_tokens
+            end = manager.num_blocks(num_tokens) if seen else first
             pairs = enumerate(manager.tables[key].blocks[first:end], first)
             wanted.append([pair for pair in pairs if pair[1] != NULL_BLOCK])
         return tuple(wanted)

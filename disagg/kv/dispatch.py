@@ -63,7 +63,8 @@ def create_manager(
             peak = limits(spec.chunk_tokens + max_step_tokens, spare)
             return ChunkedLocalManager(group.group, spec, pool, peak)
         case LinearStateSpec() if not drops_last:
-            return LinearStateManager(group.group, spec, pool, limits(0, 2))
+            peak = limits(0, 2 * group.blocks_per_state)  # the running state and the next
+            return LinearStateManager(group, pool, peak)
         case ChunkedLocalSpec() | LinearStateSpec():
             raise ConfigError(
                 f"group {group.group}: {type(spec).__name__} cannot be an EAGLE group",

@@ -1,10 +1,26 @@
 """Groups of layers and where their pages lie inside a block."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from disagg.errors import ConfigError
-from disagg.kv.specs import Spec
+from disagg.kv.specs import (
+    ChunkedLocalSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    LinearStateSpec,
+    MLASpec,
+    SlidingWindowSpec,
+    Spec,
+)
+
+_PagedSpec = FullAttentionSpec | MLASpec | SlidingWindowSpec | ChunkedLocalSpec | CrossAttentionSpec
+
+REFERENCE_TOKENS = 32_768
+"""Layouts are compared by what a request of this length holds."""
+SPARE_SHARE = 16
+"""A layout with fewer groups may take up to one part in so many more than the tightest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +31,18 @@ class KVCacheGroup:
         group: index of the group in the layout.
         spec: the common spec.
         layers: layer numbers, in the order in which their pages lie in a block.
+        blocks_per_state: blocks that one linear state of these layers takes; 1 for other kinds.
     """
 
     group: int
     spec: Spec
     layers: tuple[int, ...]
+    blocks_per_state: int = 1
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes that all its layers keep in one block, or in one linear state."""
+        return len(self.layers) * self.spec.page_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +73,17 @@ class KVCacheLayout:
                     f"of the hash block of {self.hash_block_tokens}",
                     param="hash_block_tokens",
                 )
-            if len(group.layers) * group.spec.page_bytes > self.block_bytes:
+            if group.blocks_per_state != 1 and not isinstance(group.spec, LinearStateSpec):
                 raise ConfigError(
-                    f"group {index} needs {len(group.layers) * group.spec.page_bytes} bytes, "
-                    f"a block has {self.block_bytes}",
+                    f"group {index}: {type(group.spec).__name__} has no states",
+                    param="blocks_per_state",
+                )
+            if group.blocks_per_state < 1 or group.unit_bytes > (
+                self.block_bytes * group.blocks_per_state
+            ):
+                raise ConfigError(
+                    f"group {index} needs {group.unit_bytes} bytes, {group.blocks_per_state} "
+                    f"block(s) have {self.block_bytes} each",
                     param="block_bytes",
                 )
             for slot, layer in enumerate(group.layers):
@@ -67,33 +97,43 @@ class KVCacheLayout:
         return self._place[layer][0]
 
     def page_offset(self, layer: int) -> int:
-        """Byte offset of the layer's page inside every block of its group."""
+        """Byte offset of the layer's page inside every block of its group.
+
+        A state of several blocks is cut evenly: the offset counts in the ``useful_bytes`` of its
+        blocks, laid end to end.
+        """
         return self._place[layer][1]
 
     def useful_bytes(self, group: int) -> int:
         """Bytes of a block of ``group`` that carry pages (they start at offset 0)."""
-        return len(self.groups[group].layers) * self.groups[group].spec.page_bytes
+        return -(-self.groups[group].unit_bytes // self.groups[group].blocks_per_state)
 
     def padding_bytes(self, group: int) -> int:
         """Bytes of a block of ``group`` that nothing uses."""
         return self.block_bytes - self.useful_bytes(group)
 
 
-def plan_layout(layer_specs: Sequence[Spec]) -> KVCacheLayout:
-    """Group the layers of a model (index = layer number) with the least padding.
+def plan_layout(layer_specs: Sequence[Spec | None]) -> KVCacheLayout:
+    """Group the layers of a model (index = layer number; None keeps nothing).
 
-    Every group's block has the same size, so any free block serves any group. The number of
-    layers per block is searched around the layer count of the rarest kind, as few groups mean
-    few transfers; among equally tight plans the one with the fewest groups wins.
+    Every group's block has the same size, so any free block serves any group. Wanted are few
+    groups, as each means transfers and look-ups of its own, at little padding: of the layouts
+    that take at most 1/16 more than the tightest for a request of ``REFERENCE_TOKENS``, the one
+    with the fewest groups wins.
+
+    All layers with one kind of linear state form one group, whose state is a list of blocks: the
+    attention block need not grow to the size of a state. Nothing here depends on how many ranks
+    share the heads.
 
     Raises:
         ConfigError: no layers, or block sizes that are not powers of two times the smallest.
     """
-    if not layer_specs:
-        raise ConfigError("a model without KV layers has nothing to plan", param="layer_specs")
     kinds: dict[Spec, list[int]] = {}
     for layer, spec in enumerate(layer_specs):
-        kinds.setdefault(spec, []).append(layer)
+        if spec is not None:
+            kinds.setdefault(spec, []).append(layer)
+    if not kinds:
+        raise ConfigError("a model without KV layers has nothing to plan", param="layer_specs")
     base = min(spec.block_tokens for spec in kinds)
     for spec in kinds:
         ratio, rest = divmod(spec.block_tokens, base)
@@ -103,24 +143,67 @@ def plan_layout(layer_specs: Sequence[Spec]) -> KVCacheLayout:
                 f"{type(spec).__name__} has {spec.block_tokens}",
                 param="block_tokens",
             )
-    widest = max(spec.page_bytes for spec in kinds)
-    counts = [len(layers) for layers in kinds.values()]
-
-    def num_groups(spec: Spec, block_bytes: int) -> int:
-        return -(-len(kinds[spec]) // (block_bytes // spec.page_bytes))
-
-    def cost(block_bytes: int) -> tuple[int, int]:
-        groups = sum(num_groups(spec, block_bytes) for spec in kinds)
-        return groups * block_bytes, groups
-
-    sizes = range((min(counts) + 1) // 2, max(counts) + 1)
-    block_bytes = min((size * widest for size in sizes), key=cost)
+    paged = {s: layers for s, layers in kinds.items() if not isinstance(s, LinearStateSpec)}
+    # States alone: as large as the smallest of them, the others are lists.
+    block_bytes = _block_bytes(paged) if paged else min(s.page_bytes * len(kinds[s]) for s in kinds)
     groups: list[KVCacheGroup] = []
     for spec, layers in kinds.items():
-        parts = num_groups(spec, block_bytes)
-        groups += [
-            KVCacheGroup(len(groups) + part, spec, tuple(layers[part::parts]))
-            for part in range(parts)
-        ]
-    used = max(len(group.layers) * group.spec.page_bytes for group in groups)
-    return KVCacheLayout(tuple(groups), used, base)
+        if not isinstance(spec, LinearStateSpec):
+            parts = _num_groups(spec, len(layers), block_bytes)
+            groups += [
+                KVCacheGroup(len(groups) + part, spec, tuple(layers[part::parts]))
+                for part in range(parts)
+            ]
+        else:
+            blocks = -(-len(layers) * spec.page_bytes // block_bytes)
+            groups.append(KVCacheGroup(len(groups), spec, tuple(layers), blocks))
+    return KVCacheLayout(tuple(groups), block_bytes, base)
+
+
+def _num_groups(spec: _PagedSpec, num_layers: int, block_bytes: int) -> int:
+    return -(-num_layers // (block_bytes // spec.page_bytes))
+
+
+def _block_bytes(kinds: Mapping[_PagedSpec, Sequence[int]]) -> int:
+    """Block size for the kinds that keep tokens."""
+    counts = {spec: len(layers) for spec, layers in kinds.items()}
+    widest = max(spec.page_bytes for spec in counts)
+
+    def used(size: int) -> int:
+        """The size without what no group of it would use."""
+        return max(
+            -(-number // _num_groups(spec, number, size)) * spec.page_bytes
+            for spec, number in counts.items()
+        )
+
+    sizes = {
+        used(pages * spec.page_bytes)
+        for spec, number in counts.items()
+        for pages in range(1, number + 1)
+        if pages * spec.page_bytes >= widest
+    }
+
+    def num_groups(size: int) -> int:
+        return sum(_num_groups(spec, number, size) for spec, number in counts.items())
+
+    def held(size: int) -> int:
+        return size * sum(
+            _num_groups(spec, number, size) * -(-_visible(spec) // spec.block_tokens)
+            for spec, number in counts.items()
+        )
+
+    tightest = min(map(held, sizes))
+    fair = [size for size in sizes if held(size) <= tightest + tightest // SPARE_SHARE]
+    return min(fair, key=lambda size: (num_groups(size), held(size), size))
+
+
+def _visible(spec: _PagedSpec) -> int:
+    """Tokens of a long request that one layer keeps."""
+    match spec:
+        case SlidingWindowSpec():
+            return min(spec.window_tokens, REFERENCE_TOKENS)
+        case ChunkedLocalSpec():
+            return min(spec.chunk_tokens, REFERENCE_TOKENS)
+        case FullAttentionSpec() | MLASpec() | CrossAttentionSpec():
+            return REFERENCE_TOKENS
+    assert_never(spec)

@@ -2,17 +2,36 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.kv.manager import Drop, GroupManager, GroupTable
+from disagg.kv.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.layout import KVCacheGroup
+from disagg.kv.manager import Drop, GroupLimits, GroupManager, GroupTable
 
 
 class LinearStateManager(GroupManager):
     """A table holds the running state and, until the next step, the one it started from.
 
-    A step that ends in a new block index writes there (the engine copies or reads the previous
-    state); indices in between stay null. A block can be cached only if some step ended exactly
-    at its end, or the state was pulled for that position.
+    A state is a list of ``blocks_per_state`` blocks, adjacent in the table: they are allocated,
+    dropped, held and pulled together, and found together or not at all. The first one carries
+    the chain value; the others are cached under that value and the first one's id, in an index
+    of their own, so states computed twice are never mixed.
+
+    A step that ends in a new state's range writes there (the engine copies or reads the previous
+    state); states in between stay null. A state can be cached only if some step ended exactly
+    at its end, or it was pulled for that position.
     """
+
+    def __init__(self, group: KVCacheGroup, pool: BlockPool, limits: GroupLimits) -> None:
+        super().__init__(group.group, group.spec, pool, limits)
+        self.blocks_per_state = group.blocks_per_state
+        self._followers_index = pool.num_groups - 1
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Table entries up to the state at ``num_tokens``."""
+        return super().num_blocks(num_tokens) * self.blocks_per_state
+
+    def first_block(self, num_computed: int) -> int:
+        """Table index of the first block of the state at ``num_computed``."""
+        return super().first_block(num_computed) * self.blocks_per_state
 
     def skipped_tokens(self, num_computed: int) -> int:
         """Only the state at ``num_computed`` matters."""
@@ -30,13 +49,28 @@ class LinearStateManager(GroupManager):
         step = alignment_tokens // self.block_tokens
         end = min(max_tokens // self.block_tokens, len(hashes))
         end -= end % step
-        first, *others = indexes
         for length in range(end, 0, -step):
             value = hashes[length - 1]
-            if value in first and all(value in index for index in others):
-                nulls = [NULL_BLOCK] * (length - 1)
-                return tuple([*nulls, index[value]] for index in indexes)
+            if value not in indexes[0]:
+                continue
+            states = [self._find(index, value) for index in indexes]
+            if all(states):
+                nulls = [NULL_BLOCK] * ((length - 1) * self.blocks_per_state)
+                return tuple([*nulls, *state] for state in states)
         return tuple([] for _ in indexes)
+
+    def _find(self, index: Mapping[bytes, int], value: bytes) -> list[int]:
+        """All blocks of a cached state, or none."""
+        first = index.get(value)
+        if first is None:
+            return []
+        followers = self.pool.index(self._followers_index)
+        found = [followers.get(key) for key in self._follower_keys(value, first)]
+        return [] if None in found else [first, *filter(None, found)]
+
+    def _follower_keys(self, value: bytes, first: int) -> list[bytes]:
+        head = value + first.to_bytes(8, "big")
+        return [head + part.to_bytes(4, "big") for part in range(1, self.blocks_per_state)]
 
     def num_to_allocate(
         self,
@@ -46,38 +80,50 @@ class LinearStateManager(GroupManager):
         num_computed: int,
         capped: bool = False,
     ) -> int:
-        """One block per step that reaches a new index, one more for an external state."""
+        """One state per step that reaches a new range, one more for an external state."""
         table = self.tables.get(key)
         if table is not None:
-            return int(self.num_blocks(num_tokens) > len(table.blocks))
+            return self.blocks_per_state * int(self.num_blocks(num_tokens) > len(table.blocks))
         external = int(self.num_blocks(num_computed) > len(hit))
-        return external + int(self.num_blocks(num_tokens) > self.num_blocks(num_computed))
+        new = int(self.num_blocks(num_tokens) > self.num_blocks(num_computed))
+        return self.blocks_per_state * (external + new)
 
     def grow_external(self, key: Hashable, num_computed: int) -> None:
-        """A block for the external state at ``num_computed``."""
+        """Blocks for the external state at ``num_computed``."""
         self.grow(key, num_computed)
         self.tables[key].boundaries.append(num_computed)
 
     def grow(self, key: Hashable, num_tokens: int) -> None:
-        """A block for the state at ``num_tokens``, null before it."""
+        """Blocks for the state at ``num_tokens``, null before it."""
         table = self.tables[key]
         missing = self.num_blocks(num_tokens) - len(table.blocks)
         if missing > 0:
-            table.blocks += [NULL_BLOCK] * (missing - 1)
-            table.blocks += self.pool.allocate(1)
-            table.held += 1
+            table.blocks += [NULL_BLOCK] * (missing - self.blocks_per_state)
+            table.blocks += self.pool.allocate(self.blocks_per_state)
+            table.held += self.blocks_per_state
 
     def drop_skipped(self, key: Hashable, num_computed: int, drop: Drop) -> None:
         """Give up all states before the running one."""
         table = self.tables[key]
-        end = min(self.skipped_tokens(num_computed) // self.block_tokens, len(table.blocks) - 1)
+        end = min(self.first_block(num_computed), len(table.blocks) - self.blocks_per_state)
         start, table.num_skipped = table.num_skipped, max(table.num_skipped, end)
-        leaving = [block for block in table.blocks[start:end] if block != NULL_BLOCK]
+        leaving = self._last_state_first(table.blocks[start:end])
         if leaving:
             table.blocks[start:end] = [NULL_BLOCK] * (end - start)
             table.held -= len(leaving)
-            leaving.reverse()
             drop(key, self.group, leaving)
+
+    def free(self, key: Hashable, drop: Drop) -> None:
+        """End a table, last state first."""
+        table = self.tables.pop(key, None)
+        if table is not None and table.held:
+            drop(key, self.group, self._last_state_first(table.blocks))
+
+    def _last_state_first(self, blocks: Sequence[int]) -> list[int]:
+        """Eviction order: a state's first block goes first, which ends the state as a whole."""
+        size = self.blocks_per_state
+        starts = range(len(blocks) - size, -1, -size)
+        return [b for at in starts for b in blocks[at : at + size] if b != NULL_BLOCK]
 
     def publish(
         self,
@@ -99,13 +145,40 @@ class LinearStateManager(GroupManager):
         table: GroupTable,
         hashes: Sequence[bytes],
         token_ids: Sequence[int],
-        end: int,
+        num_tokens: int,
         deduplicate: bool,
     ) -> None:
-        place = end // self.block_tokens
-        known = min(len(hashes) // self.hash_ratio, len(table.blocks))
-        if end % self.alignment_tokens or not table.num_published < place <= known:
+        end = num_tokens // self.block_tokens * self.blocks_per_state
+        known = len(hashes) // self.hash_ratio * self.blocks_per_state
+        if num_tokens % self.alignment_tokens or not (
+            table.num_published < end <= min(known, len(table.blocks))
+        ):
             return
-        table.num_published = place
-        if table.blocks[place - 1] != NULL_BLOCK:
-            self._publish_range(table, hashes, token_ids, place - 1, place, deduplicate)
+        table.num_published = end
+        first, *others = table.blocks[end - self.blocks_per_state : end]
+        if first == NULL_BLOCK:
+            return
+        value = hashes[num_tokens // self.block_tokens * self.hash_ratio - 1]
+        keys = self._follower_keys(value, first)
+        if not self.pool.index(self._followers_index).keys().isdisjoint(keys):
+            return  # left over from an earlier state in the same first block: stays private
+        start = num_tokens - self.block_tokens
+        self.pool.publish(
+            self.group,
+            [first],
+            [value],
+            parent_hash=hashes[start // self.block_tokens * self.hash_ratio - 1] if start else None,
+            first_position=start,
+            block_tokens=self.block_tokens,
+            token_ids=token_ids[start:num_tokens],
+            deduplicate=deduplicate,
+        )
+        if others and self.pool.is_cached(first):
+            self.pool.publish(
+                self._followers_index,
+                others,
+                keys,
+                parent_hash=None,
+                first_position=start,
+                block_tokens=self.block_tokens,
+            )

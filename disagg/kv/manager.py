@@ -57,6 +57,8 @@ class GroupManager:
         self.group = group
         self.spec = spec
         self.pool = pool
+        self.blocks_per_state = 1
+        """Table entries per ``block_tokens`` tokens; only linear states have more."""
         self.block_tokens = spec.block_tokens
         self.hash_ratio = spec.block_tokens // limits.hash_block_tokens
         self.alignment_tokens = limits.alignment_tokens
@@ -94,9 +96,17 @@ class GroupManager:
         """Blocks that ``num_tokens`` tokens span."""
         return -(-num_tokens // self.block_tokens)
 
+    def spanned_tokens(self, num_blocks: int) -> int:
+        """Tokens that the first ``num_blocks`` table entries span."""
+        return num_blocks // self.blocks_per_state * self.block_tokens
+
+    def first_block(self, num_computed: int) -> int:
+        """Index of the first block that a query at position ``num_computed`` sees."""
+        return self.skipped_tokens(num_computed) // self.block_tokens
+
     def kept_hits(self, hit: Sequence[int], num_computed: int) -> list[int]:
         """The hit's blocks that a sequence with ``num_computed`` tokens will still hold."""
-        first = self.skipped_tokens(num_computed) // self.block_tokens
+        first = self.first_block(num_computed)
         return [block for block in hit[first:] if block != NULL_BLOCK]
 
     def num_to_allocate(
@@ -122,7 +132,7 @@ class GroupManager:
         table = self.tables.get(key)
         if table is not None:
             return max(required - len(table.blocks), 0)
-        skipped = self.skipped_tokens(num_computed) // self.block_tokens
+        skipped = self.first_block(num_computed)
         return max(required - max(skipped, len(hit)), 0)
 
     def num_promised(self, key: Hashable, num_tokens: int, num_deferred: int) -> int:
@@ -138,7 +148,7 @@ class GroupManager:
 
     def adopt(self, key: Hashable, hit: Sequence[int], num_computed: int) -> None:
         """Start a table: hold the hit's blocks that stay visible, null before them."""
-        first = self.skipped_tokens(num_computed) // self.block_tokens
+        first = self.first_block(num_computed)
         blocks = [NULL_BLOCK] * first
         blocks += hit[first:]
         kept = self.kept_hits(hit, num_computed)
@@ -162,7 +172,7 @@ class GroupManager:
     def drop_skipped(self, key: Hashable, num_computed: int, drop: Drop) -> None:
         """Give up the blocks that no query from ``num_computed`` on sees, last one first."""
         table = self.tables[key]
-        end = min(self.skipped_tokens(num_computed) // self.block_tokens, len(table.blocks))
+        end = min(self.first_block(num_computed), len(table.blocks))
         start = table.num_skipped
         if end <= start:
             return

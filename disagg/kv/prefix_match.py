@@ -59,7 +59,7 @@ class PrefixMatcher:
                     members, hashes, length + further, self.alignment_tokens, drop_last
                 )
                 asked.add(number)
-                reached = len(runs[0]) * lead.block_tokens
+                reached = lead.spanned_tokens(len(runs[0]))
                 if drop_last:
                     proven.add(number)
                 elif reached < length:
@@ -80,7 +80,7 @@ class PrefixMatcher:
         alignment = lcm(*(members[0].block_tokens for members in kinds))
         for members in kinds:
             runs = self._match(members, hashes, length, alignment, False)
-            length = len(runs[0]) * members[0].block_tokens
+            length = members[0].spanned_tokens(len(runs[0]))
             for member, run in zip(members, runs, strict=True):
                 found[member.group] = run
         self._trim(found, length)
@@ -93,7 +93,7 @@ class PrefixMatcher:
             size = members[0].block_tokens
             runs = self._match(members, hashes, max_tokens, size, eagle)
             for member in members:
-                tokens[member.group] = len(runs[0]) * size
+                tokens[member.group] = member.spanned_tokens(len(runs[0]))
         return tuple(tokens)
 
     def _match(
@@ -111,4 +111,5 @@ class PrefixMatcher:
     def _trim(self, found: list[list[int]], num_tokens: int) -> None:
         for members, _ in self._kinds:
             for member in members:
-                del found[member.group][num_tokens // member.block_tokens :]
+                whole = num_tokens // member.block_tokens
+                del found[member.group][whole * member.blocks_per_state :]

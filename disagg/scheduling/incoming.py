@@ -159,7 +159,7 @@ class Incoming:
             self._layout.groups, tables, pull.reservation.lacks, strict=True
         ):
             pulled = {position for position, _ in lacks}
-            num_positions = -(-num_tokens // group.spec.block_tokens)
+            num_positions = self._kv.managers[group.group].num_blocks(num_tokens)
             block_map = "".join(
                 "p" if i in pulled else "." if block == NULL_BLOCK else "h"
                 for i, block in enumerate(table[:num_positions])

@@ -290,7 +290,7 @@ def test_events_rebuild_the_cache() -> None:
     assert kv.events.snapshot().next_seq == seq
     kv.pool.clear_cache()
     kv.check()
-    assert kv.pool.cached_hashes() == ((), ())
+    assert kv.events.snapshot().hashes == ((), ())
 
 
 def test_a_gap_in_the_events_asks_for_a_snapshot() -> None:

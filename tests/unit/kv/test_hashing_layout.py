@@ -84,9 +84,35 @@ def test_unequal_pages_share_one_block_size() -> None:
 
 def test_kinds_with_other_page_sizes() -> None:
     assert MLASpec(16, 1, 576, 2).page_bytes == 16 * 576 * 2
-    layout = plan_layout([LinearStateSpec(16, 100_000), FULL])
-    assert layout.block_bytes == 100_000
-    assert layout.padding_bytes(1) == 100_000 - FULL.page_bytes
+    # FULL's page has 2 * 8 * 16 * 64 * 2 = 32,768 bytes: a state of 100,000 takes 4 of them.
+    layout = plan_layout([LinearStateSpec(16, 100_000), FULL, None])
+    assert layout.block_bytes == 32_768
+    assert [group.blocks_per_state for group in layout.groups] == [4, 1]
+    assert [layout.useful_bytes(group) for group in range(2)] == [25_000, 32_768]
+    assert [layout.padding_bytes(group) for group in range(2)] == [7_768, 0]
+
+
+def test_only_states_span_blocks() -> None:
+    with pytest.raises(ConfigError, match="FullAttentionSpec has no states"):
+        KVCacheLayout((KVCacheGroup(0, FULL, (0,), 2),), FULL.page_bytes, 16)
+    state = LinearStateSpec(16, 100_000)
+    with pytest.raises(ConfigError, match="needs 100000 bytes, 3 block"):
+        KVCacheLayout((KVCacheGroup(0, state, (0,), 3),), 32_768, 16)
+
+
+def test_states_alone_need_no_lists() -> None:
+    layout = plan_layout([LinearStateSpec(16, 1_000)] * 3)
+    assert [(g.layers, g.blocks_per_state) for g in layout.groups] == [((0, 1, 2), 1)]
+    assert (layout.block_bytes, layout.padding_bytes(0)) == (3_000, 0)
+
+
+def test_few_groups_are_worth_a_little_padding_but_not_much() -> None:
+    # 10 full and 52 window layers (Gemma-3 27B): groups of 13 would be five, but every token
+    # would pay 3 of 13 pages for nothing.
+    window = SlidingWindowSpec(16, 8, 64, 2, 1024)
+    layout = plan_layout([FULL if layer % 6 == 5 else window for layer in range(62)])
+    assert sorted(len(group.layers) for group in layout.groups) == [8, 8, 9, 9, 9, 9, 10]
+    assert layout.block_bytes == 10 * FULL.page_bytes
 
 
 @pytest.mark.parametrize("block_tokens", [24, 48])
