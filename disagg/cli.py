@@ -208,6 +208,48 @@ def show_config(
     Console(width=width).print(table)
 
 
+@app.command()
+def leases(
+    router_url: Annotated[
+        str, typer.Option("--router", help="HTTP address of a router.")
+    ] = "http://127.0.0.1:8000",
+    watch: Annotated[bool, typer.Option("--watch", help="Every second, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, max=60, help="Seconds to wait for answers.")
+    ] = 3.0,
+) -> None:
+    """Show leases, inbound transfers, reservations and quarantine of every worker.
+
+    The exit code is 1 when a worker does not answer, 2 when no router does.
+    """
+    from disagg.cluster.leases_table import show_leases
+
+    if watch:
+        _interrupt_on_signals()
+    raise typer.Exit(show_leases(router_url, as_text=not as_json, watch=watch, timeout_s=timeout_s))
+
+
+@app.command("plan")
+def plan_kv_memory(
+    model: Annotated[Path, typer.Option("--model", "-m", help="Directory with a config.json.")],
+    memory: Annotated[str, typer.Option("--memory", help="KV budget of a worker, e.g. 64GiB.")],
+    context: Annotated[
+        int | None, typer.Option("--context", help="Tokens of a sequence; default: the longest.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Print how a model's KV cache fits into a memory budget."""
+    from disagg.config.memory_table import MemoryReport
+
+    report = MemoryReport(model, memory, context)
+    if as_json:
+        print(report.as_json())
+        return
+    width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
+    report.print_to(Console(width=width, highlight=False))
+
+
 def main() -> None:
     """Entry point: user errors become one clear text and exit code 2."""
     try:
