@@ -175,17 +175,21 @@ def is_busy(view: dict[str, Any]) -> bool:
     )
 
 
+class WrongAnswerError(AssertionError):
+    """Other tokens or logprobs than plain transformers computes: the one thing never served."""
+
+
 def assert_exact(completion: Completion, expected: Expected) -> None:
     """The reference's tokens, and its logprobs to 1e-4."""
     assert expected.min_gap > GAP_MIN
     (choice,) = completion.choices
     assert choice.logprobs is not None
-    assert choice.logprobs.tokens == list(expected.texts)
-    assert choice.text == "".join(expected.texts)
-    assert choice.logprobs.token_logprobs == pytest.approx(
-        list(expected.logprobs), abs=LOGPROB_TOLERANCE
-    )
-    assert choice.finish_reason == "length"
+    texts, logprobs = choice.logprobs.tokens, choice.logprobs.token_logprobs
+    if texts != list(expected.texts) or choice.text != "".join(expected.texts):
+        raise WrongAnswerError(f"{texts} ({choice.text!r}) instead of {expected}")
+    if logprobs != pytest.approx(list(expected.logprobs), abs=LOGPROB_TOLERANCE):
+        raise WrongAnswerError(f"logprobs {logprobs} instead of {expected}")
+    assert choice.finish_reason == "length", choice.finish_reason
     assert completion.usage is not None
     assert completion.usage.completion_tokens == expected.num_tokens
     assert completion.usage.prompt_tokens == len(expected.prompt)
@@ -200,23 +204,24 @@ def is_exact(ask: Callable[[], Completion], expected: Expected) -> bool:
     else:
         assert_exact(completion, expected)
         return True
-    assert failure.status_code >= 500
-    assert isinstance(failure.body, dict), failure
-    assert set(failure.body) == {"message", "type", "param", "code"}
-    assert failure.body["type"] == "server_error"
-    assert failure.body["code"]
+    body: Any = failure.body
+    assert failure.status_code >= 500, failure
+    assert set(body) == {"message", "type", "param", "code"}, body
+    assert body["type"] == "server_error", body
+    assert body["code"], body
     return False
 
 
 def handed_over(record: dict[str, Any]) -> dict[str, Any]:
     """The only generation of a request that was pulled and never planned anew."""
+    assert len(record["generations"]) == 1, record
     (generation,) = record["generations"]
     assert not generation["local"], generation["reason"]
-    assert generation["prefill"]["worker_id"][0] == "p"
-    assert generation["decode"]["worker_id"][0] == "d"
-    assert pulled_bytes(generation) > 0
-    assert generation["cause"] == ""
-    assert record["outcome"] == "length"
+    assert generation["prefill"]["worker_id"][0] == "p", generation
+    assert generation["decode"]["worker_id"][0] == "d", generation
+    assert pulled_bytes(generation) > 0, generation
+    assert generation["cause"] == "", generation
+    assert record["outcome"] == "length", record
     checked: dict[str, Any] = generation
     return checked
 

@@ -16,15 +16,54 @@ from tests.process.served_model import Expected, ServedModel, assert_exact, hand
 pytestmark = pytest.mark.timeout(240)
 
 ANSWER_S = 60
+NUM_PULLED = 5 * 3 + 10
+"""Blocks of a prompt of 150 tokens: three of each window, all of full attention."""
 REPLANS = 'disagg_routing_replans_total{{cause="{}"}}'
 
 
-def stop_at(served: ServedModel, name: str, gate: str, expected: Expected) -> Future[Completion]:
-    """Send a request and return when it waits at a worker's gate."""
-    told = served.cluster.tell(name, f"hold {gate}")
+PHASES: dict[str, tuple[str, str, int]] = {
+    "prefill": ("p0", "steps", 0),
+    "pull while it is prefilled": ("d0", "reads", 1),
+    "pull": ("d0", "reads", 0),
+    "commit": ("d0", "dones", 0),
+    "decode": ("d0", "steps", 0),
+}
+"""Where a request is stopped: worker, gate, prefill steps (of two) or 0 for all."""
+
+
+class Stop:
+    """From `hold` on, requests stop in one phase; `wait` until one has."""
+
+    def __init__(self, served: ServedModel, phase: str) -> None:
+        self.cluster = served.cluster
+        self.name, self.gate, self.num_steps = PHASES[phase]
+        self.told = self.cluster.tell(self.name, f"hold {self.gate}")
+        if self.num_steps:
+            self.told_prefill = self.cluster.tell("p0", "hold steps")
+            self.cluster.tell("p0", f"pass steps {self.num_steps}")
+
+    def wait(self, request_id: str = "held") -> None:
+        """Return when the request can go no further, anywhere."""
+        self.cluster.wait_told(self.name, f"held {self.gate}", self.told)
+        if self.num_steps:
+            self.cluster.wait_told("p0", "held steps", self.told_prefill)
+            assert self.cluster.record(request_id)["num_tokens"] == 0
+        elif self.name == "d0":
+            wait_until(lambda: self.cluster.record(request_id)["num_tokens"] == 1, "token 0")
+
+    def go_on(self) -> None:
+        """Let everything pass at the living."""
+        for name in self.cluster.living():
+            self.cluster.tell(name, f"pass {self.gate}")
+            self.cluster.tell(name, "pass steps")
+
+
+def stop_at(served: ServedModel, phase: str, expected: Expected) -> tuple[Stop, Future[Completion]]:
+    """Send a request and return when it waits in a phase."""
+    stop = Stop(served, phase)
     answer = served.ask_later(expected, "held")
-    served.cluster.wait_told(name, f"held {gate}", told)
-    return answer
+    stop.wait()
+    return stop, answer
 
 
 def generations(served: ServedModel, request_id: str = "held") -> list[dict[str, Any]]:
@@ -39,12 +78,12 @@ def test_a_lease_ended_between_done_and_commit_is_computed_anew(gemma3: ServedMo
     cluster, expected = gemma3.cluster, gemma3.prompt(150)
     refused = cluster.counters("d0").get("transfers_failed_commit_refused", 0)
     replans = cluster.metric(REPLANS.format("commit_refused"))
-    answer = stop_at(gemma3, "d0", "dones", expected)
+    stop, answer = stop_at(gemma3, "commit", expected)
     (lease,) = cluster.status("p0").leases
-    assert lease.num_blocks == 5 * 3 + 10
+    assert (lease.state, lease.num_blocks) == ("SEALED", NUM_PULLED)
     cluster.tell("p0", "end_leases")
     assert not cluster.status("p0").leases
-    cluster.tell("d0", "pass dones")
+    stop.go_on()
     assert_exact(answer.result(ANSWER_S), expected)
     first, second = generations(gemma3)
     assert first["cause"].startswith("commit_refused")
@@ -54,11 +93,25 @@ def test_a_lease_ended_between_done_and_commit_is_computed_anew(gemma3: ServedMo
     assert cluster.metric(REPLANS.format("commit_refused")) == replans + 1
 
 
-def test_without_an_ended_lease_the_same_way_commits(gemma3: ServedModel) -> None:
-    """Control: it is the ended lease that the test above sees, not the gate."""
+def test_a_lease_ended_before_its_seal_is_computed_anew(gemma3: ServedModel) -> None:
+    cluster, expected = gemma3.cluster, gemma3.prompt(150)
+    stop, answer = stop_at(gemma3, "pull while it is prefilled", expected)
+    (lease,) = cluster.status("p0").leases
+    assert (lease.state, lease.num_blocks) == ("OPEN", 6)  # full attention of one chunk of 96
+    cluster.tell("p0", "end_leases")
+    stop.go_on()
+    assert_exact(answer.result(ANSWER_S), expected)
+    first, *_, last = generations(gemma3)
+    assert first["cause"].startswith("lease_dead")
+    assert last["num_tokens"] == expected.num_tokens
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_without_a_fault_what_was_stopped_goes_on(gemma3: ServedModel, phase: str) -> None:
+    """Control: it is the fault that the other tests see, not the gate."""
     expected = gemma3.prompt(150)
-    answer = stop_at(gemma3, "d0", "dones", expected)
-    gemma3.cluster.tell("d0", "pass dones")
+    stop, answer = stop_at(gemma3, phase, expected)
+    stop.go_on()
     assert_exact(answer.result(ANSWER_S), expected)
     handed_over(gemma3.cluster.record("held"))
 
@@ -66,41 +119,36 @@ def test_without_an_ended_lease_the_same_way_commits(gemma3: ServedModel) -> Non
 # --- the prefill worker dies
 
 
-@pytest.mark.parametrize(
-    ("name", "gate"),
-    [("p0", "steps"), ("d0", "reads"), ("d0", "dones")],
-    ids=["before the pull", "before a READ", "after a READ"],
-)
-def test_the_prefill_worker_is_killed(gemma3: ServedModel, name: str, gate: str) -> None:
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "decode"])
+def test_the_prefill_worker_is_killed(gemma3: ServedModel, phase: str) -> None:
     cluster, expected = gemma3.cluster, gemma3.prompt(150)
-    answer = stop_at(gemma3, name, gate, expected)
-    if name == "d0":
-        wait_until(lambda: cluster.record("held")["num_tokens"] == 1, "the first token")
+    stop, answer = stop_at(gemma3, phase, expected)
+    num_tokens = cluster.record("held")["num_tokens"]
     cluster.workers["p0"].kill()
-    if name == "d0":
+    if stop.name == "d0":
         # Destinations stay held while a READ may still write them, whoever died.
         wait_until(lambda: len(generations(gemma3)) == 2, "the router to plan anew")
         (inbound,) = cluster.status("d0").inbound
-        assert inbound.num_blocks == 5 * 3 + 10
+        assert 0 < inbound.num_blocks <= NUM_PULLED
         assert cluster.held()
-        cluster.tell("d0", f"pass {gate}")
+    stop.go_on()
     assert_exact(answer.result(ANSWER_S), expected)
     first, second = generations(gemma3)
     assert first["cause"].split(":")[0] in ("worker_lost", "peer_lost", "read_failed")
     assert second["local"]
     assert second["decode"]["worker_id"] == "d0"
-    assert second["num_prompt_tokens"] == 150 + (name == "d0")  # with the first token, or without
+    assert second["num_prompt_tokens"] == 150 + num_tokens
     cluster.wait_quiescent()
 
 
 def test_the_prefill_worker_is_killed_while_its_request_is_decoded(gemma3: ServedModel) -> None:
     """Nothing of it is needed any more. Its next life is a new epoch and serves again."""
     cluster, expected = gemma3.cluster, gemma3.prompt(150)
-    answer = stop_at(gemma3, "d0", "steps", expected)
+    stop, answer = stop_at(gemma3, "decode", expected)
     old = cluster.epochs["p0"]
     cluster.workers["p0"].kill()
     wait_until(lambda: "p0" not in cluster.known(), "the router to drop p0")
-    cluster.tell("d0", "pass steps")
+    stop.go_on()
     assert_exact(answer.result(ANSWER_S), expected)
     assert handed_over(cluster.record("held"))["prefill"]["epoch"] == old
     cluster.wait_quiescent()
@@ -190,14 +238,6 @@ def test_many_requests_while_a_worker_is_killed(
 # --- the client goes away
 
 
-PHASES: dict[str, tuple[str, str]] = {
-    "prefill": ("p0", "steps"),
-    "pull": ("d0", "reads"),
-    "commit": ("d0", "dones"),
-    "decode": ("d0", "steps"),
-}
-
-
 def cancelled(served: ServedModel, request_id: str) -> Callable[[], bool]:
     return lambda: served.cluster.record(request_id)["outcome"] == "cancelled"
 
@@ -206,16 +246,15 @@ def cancelled(served: ServedModel, request_id: str) -> Callable[[], bool]:
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_client_leaves(gemma3: ServedModel, phase: str, streamed: bool) -> None:
     cluster, expected = gemma3.cluster, gemma3.prompt(150, 30)
-    name, gate = PHASES[phase]
-    told = cluster.tell(name, f"hold {gate}")
+    stop = Stop(gemma3, phase)
     client = RawClient(cluster.url, gemma3.body(expected, stream=streamed), "leaves")
-    cluster.wait_told(name, f"held {gate}", told)
+    stop.wait("leaves")
     client.close()
     wait_until(cancelled(gemma3, "leaves"), "the router to notice")
     assert len(generations(gemma3, "leaves")) == 1
     wait_until(lambda: only_under_way(gemma3), "the workers to let go")
     assert cluster.held()  # the step or the READ at the gate
-    cluster.tell(name, f"pass {gate}")
+    stop.go_on()
     cluster.wait_quiescent()
     gemma3.serve(expected)
 
@@ -229,12 +268,12 @@ def only_under_way(served: ServedModel) -> bool:
 def test_the_client_leaves_while_it_waits_in_the_queue(gemma3: ServedModel) -> None:
     cluster = gemma3.cluster
     running, waiting = gemma3.prompt(150), gemma3.prompt(60)
-    answer = stop_at(gemma3, "p0", "steps", running)
+    stop, answer = stop_at(gemma3, "prefill", running)
     client = RawClient(cluster.url, gemma3.body(waiting), "leaves")
     wait_until(lambda: cluster.status("p0").stats.num_waiting == 1, "the second one to queue")
     client.close()
     wait_until(cancelled(gemma3, "leaves"), "the router to notice")
     wait_until(lambda: cluster.status("p0").stats.num_waiting == 0, "the queue to forget it")
-    cluster.tell("p0", "pass steps")
+    stop.go_on()
     assert_exact(answer.result(ANSWER_S), running)
     assert generations(gemma3, "leaves")[0]["hit_tokens"] is None  # it never ran
