@@ -1,13 +1,14 @@
 """The one pool of blocks of a worker: who holds what, what is free, what is cached."""
 
-from collections import Counter, OrderedDict, deque
+from array import array
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from types import MappingProxyType
 
 from disagg.errors import ConfigError, InvariantViolation
 from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
-from disagg.kv.free_blocks import UncachedBlocks
+from disagg.kv.free_blocks import CachedBlocks, UncachedBlocks
 
 NULL_BLOCK = 0
 """Placeholder at positions outside the window: in the tensor, never allocated."""
@@ -25,7 +26,9 @@ class BlockPool:
     named holders), or free. Free blocks with a cached content are found and held again until
     they are evicted, least recently freed first. Only dropping the last hold frees a block.
 
-    Bulk operations work on lists of ints at C speed; there is no object per block.
+    Bulk operations work on lists of ints at C speed; there is no object per block. Most blocks
+    have one hold, which is not written down: a block is held if it is private (held, without a
+    cached content), or cached and not free; ``_more_holds`` counts those beyond the first.
 
     Args:
         num_blocks: blocks in the tensor, the null block included.
@@ -41,10 +44,12 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_groups = num_groups
         self._emit = emit
-        self._refs: Counter[int] = Counter()
+        self._more_holds: dict[int, int] = {}
+        self._private: set[int] = set()
         self._uncached = UncachedBlocks(1, num_blocks)
-        self._cached_free: OrderedDict[int, None] = OrderedDict()
-        self._key_of: dict[int, tuple[int, bytes]] = {}
+        self._cached_free = CachedBlocks()
+        self._value_of: list[bytes | None] = [None] * num_blocks
+        self._group_of = array("H", bytes(2 * num_blocks))
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self._copies: list[dict[bytes, list[int]]] = [{} for _ in range(num_groups)]
         self._holds: dict[Hashable, list[int]] = {}
@@ -75,21 +80,20 @@ class BlockPool:
         taken = self._uncached.take(min(num_blocks, len(self._uncached)))
         if len(taken) < num_blocks:
             taken += self._evict(num_blocks - len(taken))
-        dict.update(self._refs, dict.fromkeys(taken, 1))
+        self._private.update(taken)
         return taken
 
     def touch(self, block_ids: Sequence[int]) -> None:
         """Add one hold to each block; a free one must be cached and leaves the free list."""
-        refs = self._refs
-        if refs.keys().isdisjoint(block_ids):
-            leaving: Iterable[int] = block_ids
+        if self._cached_free.has_all(block_ids):
+            self._cached_free.remove(block_ids)
         else:
-            leaving = [block for block in block_ids if block not in refs]
-        try:
-            _run(map(self._cached_free.__delitem__, leaving))
-        except KeyError as error:
-            raise InvariantViolation(f"block {error} is free and not cached") from error
-        refs.update(block_ids)
+            self._check_holdable(block_ids)
+            more = self._more_holds
+            for block in block_ids:
+                if block not in self._cached_free:
+                    more[block] = more.get(block, 0) + 1
+            self._cached_free.remove([b for b in block_ids if b in self._cached_free])
         if self._returnable:
             self._count_slack(block_ids)
 
@@ -98,32 +102,29 @@ class BlockPool:
 
         Of those, cached ones become the most recently freed in the order given.
         """
-        refs = self._refs
-        counts = list(map(refs.__getitem__, block_ids))
-        if counts.count(1) == len(counts):
-            freed: Sequence[int] = block_ids
-            _run(map(dict.__delitem__, repeat(refs), block_ids))  # Counter's own is slow
-        else:
-            freed = []
-            for block in block_ids:
-                if refs[block] > 1:
-                    refs[block] -= 1
-                elif refs[block] == 1:
-                    del refs[block]
-                    freed.append(block)
-                else:
-                    raise InvariantViolation(f"block {block} has no hold to take off")
-        cached = list(filter(self._key_of.__contains__, freed))
-        if len(cached) < len(freed):
-            self._uncached.add([block for block in freed if block not in self._key_of])
-        _run(map(self._cached_free.__setitem__, cached, repeat(None)))
+        more = self._more_holds
+        freed = block_ids
+        if more and not more.keys().isdisjoint(block_ids):
+            freed = [block for block in block_ids if block not in more]
+            for block in filter(more.__contains__, block_ids):
+                more[block] -= 1
+            for block in [block for block in block_ids if more.get(block) == 0]:
+                del more[block]
+        cached = freed
+        if not self._private.isdisjoint(freed):
+            cached = [block for block in freed if block not in self._private]
+            uncached = [block for block in freed if block in self._private]
+            self._private.difference_update(uncached)
+            self._uncached.add(uncached)
+        if cached:
+            self._cached_free.add(cached)
         if self._returnable:
             self._count_slack(block_ids)
         return len(freed)
 
     def num_leaving(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks are free, that is, would leave the free list if touched."""
-        return sum(map(self._cached_free.__contains__, block_ids))
+        return self._cached_free.num_among(block_ids)
 
     # -- named holders ------------------------------------------------------------------------
 
@@ -159,11 +160,13 @@ class BlockPool:
 
     def num_holds(self, block: int) -> int:
         """Holds on a block, 0 if it is free."""
-        return self._refs.get(block, 0)
+        if block in self._private or (self.is_cached(block) and block not in self._cached_free):
+            return 1 + self._more_holds.get(block, 0)
+        return 0
 
     def _check_holdable(self, block_ids: Sequence[int]) -> None:
         for block in block_ids:
-            if block not in self._refs and block not in self._cached_free:
+            if block not in self._private and not self.is_cached(block):
                 raise InvariantViolation(f"block {block} is null, or free and not cached")
         if len(set(block_ids)) != len(block_ids):
             raise InvariantViolation("a block is named twice")
@@ -176,7 +179,7 @@ class BlockPool:
 
     def is_cached(self, block: int) -> bool:
         """Whether the block can be found in the prefix cache."""
-        return block in self._key_of
+        return self._value_of[block] is not None
 
     def publish(
         self,
@@ -195,12 +198,14 @@ class BlockPool:
         With ``deduplicate`` a block whose value is cached already stays private; else both
         copies are cached and the older one is found first.
         """
-        if not self._key_of.keys().isdisjoint(block_ids):
-            raise InvariantViolation(f"a block of group {group} is published twice")
+        if not self._private.issuperset(block_ids):
+            raise InvariantViolation(f"a block of group {group} is published twice, or not held")
         index = self._index[group]
         if index.keys().isdisjoint(hashes):
             index.update(zip(hashes, block_ids, strict=True))
-            self._key_of.update(zip(block_ids, zip(repeat(group), hashes)))  # noqa: B905
+            _run(map(self._value_of.__setitem__, block_ids, hashes))
+            _run(map(self._group_of.__setitem__, block_ids, repeat(group)))
+            self._private.difference_update(block_ids)
             runs = [(0, len(hashes))]
         else:
             runs = self._publish_some(group, block_ids, hashes, deduplicate)
@@ -233,7 +238,9 @@ class BlockPool:
                 continue
             else:
                 copies.setdefault(value, []).append(block)
-            self._key_of[block] = (group, value)
+            self._value_of[block] = value
+            self._group_of[block] = group
+            self._private.discard(block)
         return runs
 
     def cached_hashes(self) -> tuple[tuple[bytes, ...], ...]:
@@ -243,18 +250,22 @@ class BlockPool:
     def clear_cache(self) -> None:
         """Forget all cached contents; held blocks stay held, free ones become uncached."""
         self._uncached.add(list(self._cached_free))
+        held = [b for b in range(self.num_blocks) if self.is_cached(b)]
+        self._private.update(block for block in held if block not in self._cached_free)
         self._cached_free.clear()
-        self._key_of.clear()
+        self._value_of = [None] * self.num_blocks
         for index, copies in zip(self._index, self._copies, strict=True):
             index.clear()
             copies.clear()
         self._emit(AllCleared())
 
     def _evict(self, num_blocks: int) -> list[int]:
-        victims = list(islice(self._cached_free, num_blocks))
-        _run(map(self._cached_free.__delitem__, victims))
+        victims = self._cached_free.take(num_blocks)
         removed: dict[int, list[bytes]] = {}
-        for block, (group, value) in zip(victims, map(self._key_of.pop, victims), strict=True):
+        for block in victims:
+            group, value = self._group_of[block], self._value_of[block]
+            assert value is not None, "a cached block has a value"
+            self._value_of[block] = None
             if self._forget_copy(group, value, block):
                 removed.setdefault(group, []).append(value)
         for group, values in removed.items():
@@ -293,7 +304,7 @@ class BlockPool:
 
     def _set_slack(self, block: int) -> None:
         """A promised request that drops a shared block frees nothing: keep one back for it."""
-        new = max(0, min(self._returnable.get(block, 0), self._refs.get(block, 0) - 1))
+        new = max(0, min(self._returnable.get(block, 0), self.num_holds(block) - 1))
         self.num_slack += new - self._slack.get(block, 0)
         if new:
             self._slack[block] = new
@@ -305,7 +316,7 @@ class BlockPool:
         grown = 0
         for block in block_ids:
             expected = self._returnable.get(block, 0) + extra_expected
-            grown += min(expected, self._refs.get(block, 0)) - self._slack.get(block, 0)
+            grown += min(expected, self.num_holds(block)) - self._slack.get(block, 0)
         return grown
 
     # -- invariants ---------------------------------------------------------------------------
@@ -320,20 +331,22 @@ class BlockPool:
         for blocks in (*tables, *self._holds.values()):
             counts.update(blocks)
         counts.pop(NULL_BLOCK, None)
-        if counts != self._refs:
-            wrong = {b for b in {*counts, *self._refs} if counts[b] != self._refs.get(b, 0)}
+        held = {b: n for b in range(1, self.num_blocks) if (n := self.num_holds(b))}
+        if counts != held or not held.keys() >= self._more_holds.keys():
+            wrong = {b for b in {*counts, *held} if counts[b] != held.get(b, 0)}
             raise InvariantViolation(f"counts are not the sum of holders for blocks {wrong}")
         free = [*self._uncached, *self._cached_free]
         if len(set(free)) != len(free):
             raise InvariantViolation("a block is on the free list twice")
-        if set(free) | self._refs.keys() != set(range(1, self.num_blocks)):
+        if set(free) | held.keys() != set(range(1, self.num_blocks)):
             raise InvariantViolation("a block is neither held nor free, or is no block")
-        if not self._refs.keys().isdisjoint(free):
-            raise InvariantViolation(f"held blocks {self._refs.keys() & free} are free")
-        if any(block in self._key_of for block in self._uncached):
-            raise InvariantViolation("an uncached free block has a key")
-        if any(block not in self._key_of for block in self._cached_free):
-            raise InvariantViolation("a cached free block has no key")
+        if not held.keys().isdisjoint(free):
+            raise InvariantViolation(f"held blocks {held.keys() & free} are free")
+        if any(map(self.is_cached, (*self._uncached, *self._private))):
+            raise InvariantViolation("an uncached free or private block has a value")
+        if not all(map(self.is_cached, self._cached_free)):
+            raise InvariantViolation("a cached free block has no value")
+        self._cached_free.check()
         found: dict[int, tuple[int, bytes]] = {}
         for group, (index, copies) in enumerate(zip(self._index, self._copies, strict=True)):
             found.update((block, (group, value)) for value, block in index.items())
@@ -341,12 +354,13 @@ class BlockPool:
                 if not blocks or value not in index:
                     raise InvariantViolation(f"copies without a first in group {group}")
                 found.update((block, (group, value)) for block in blocks)
-        if found != self._key_of:
-            raise InvariantViolation("index and keys of blocks disagree")
+        values = enumerate(self._value_of)
+        if found != {b: (self._group_of[b], value) for b, value in values if value is not None}:
+            raise InvariantViolation("index and values of blocks disagree")
         expected = {
             block: slack
             for block, count in self._returnable.items()
-            if (slack := min(count, self._refs.get(block, 0) - 1)) > 0
+            if (slack := min(count, self.num_holds(block) - 1)) > 0
         }
         if expected != self._slack or sum(expected.values()) != self.num_slack:
             raise InvariantViolation("slack is not what the shared blocks require")

@@ -1,10 +1,15 @@
-"""Free blocks without a cached content, handed out in adjacent runs where possible."""
+"""Free blocks: those without a content in adjacent runs, cached ones in order of eviction."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from disagg.errors import InvariantViolation
 
 
 class UncachedBlocks:
-    """Two stacks: ``_runs`` is sorted (its tail is one long run), ``_loose`` came back lately.
+    """Free blocks without a cached content, handed out in adjacent runs where possible.
+
+    Two stacks: ``_runs`` is sorted (its tail is one long run), ``_loose`` came back lately.
 
     Neighbours merge into one descriptor of a transfer, so a large allocation comes from the
     sorted stack and small ones use up what is loose. Sorting happens only when a stack runs
@@ -45,3 +50,89 @@ class UncachedBlocks:
         del self._loose[-num_blocks:]
         taken.sort()
         return taken
+
+
+class CachedBlocks:
+    """Free blocks with a cached content, least recently freed first.
+
+    A block that is held again leaves its entry in the queue; such entries are counted per block
+    and passed over when they come up. So freeing costs a set insertion per block and no search.
+    """
+
+    __slots__ = ("_free", "_queue", "_stale")
+
+    def __init__(self) -> None:
+        self._free: set[int] = set()
+        self._queue: deque[int] = deque()
+        self._stale: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._free
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._free)
+
+    def has_all(self, block_ids: Sequence[int]) -> bool:
+        """Whether all of these are here."""
+        return self._free.issuperset(block_ids)
+
+    def num_among(self, block_ids: Iterable[int]) -> int:
+        """How many of these different blocks are here."""
+        return len(self._free.intersection(block_ids))
+
+    def add(self, block_ids: Sequence[int]) -> None:
+        """Take blocks back; the last one is now the most recently freed.
+
+        Raises:
+            InvariantViolation: one was here already.
+        """
+        expected = len(self._free) + len(block_ids)
+        self._free.update(block_ids)
+        if len(self._free) != expected:
+            raise InvariantViolation("a block becomes free twice")
+        self._queue.extend(block_ids)
+
+    def remove(self, block_ids: Sequence[int]) -> None:
+        """Blocks that are here are held again."""
+        self._free.difference_update(block_ids)
+        if not self._free:
+            self.clear()
+            return
+        self._stale.update(block_ids)
+        if len(self._queue) > 2 * len(self._free) + 1024:
+            newest_first = dict.fromkeys(reversed(self._queue))
+            self._queue = deque(filter(self._free.__contains__, reversed(newest_first)))
+            self._stale.clear()
+
+    def take(self, num_blocks: int) -> list[int]:
+        """Remove and return the least recently freed; the caller checked the length."""
+        taken: list[int] = []
+        pop, stale = self._queue.popleft, self._stale
+        while len(taken) < num_blocks:
+            block = pop()
+            if block not in stale:
+                taken.append(block)
+            elif stale[block] > 1:
+                stale[block] -= 1
+            else:
+                del stale[block]
+        self._free.difference_update(taken)
+        return taken
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._free.clear()
+        self._queue.clear()
+        self._stale.clear()
+
+    def check(self) -> None:
+        """Verify that each block has one entry that counts; raises InvariantViolation."""
+        entries = Counter(self._queue)
+        entries.subtract(self._stale)
+        if {block for block, count in entries.items() if count} != self._free or any(
+            count not in (0, 1) for count in entries.values()
+        ):
+            raise InvariantViolation("the eviction queue does not match the cached free blocks")

@@ -233,7 +233,7 @@ def test_what_cannot_be_held(blocks: list[int]) -> None:
 
 
 def corrupt_count(kv: KVCacheCoordinator) -> None:
-    kv.pool._refs[1] += 1
+    kv.pool._more_holds[1] = 1
 
 
 def corrupt_free(kv: KVCacheCoordinator) -> None:
