@@ -6,7 +6,6 @@ A sequence's life: ``find_longest_cache_hit`` -> (``admit``) -> ``allocate`` per
 """
 
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass
 from math import lcm
 
 from disagg.errors import ConfigError, InvariantViolation
@@ -17,16 +16,8 @@ from disagg.kv.layout import KVCacheLayout
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.promises import PromiseBook
 from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
+from disagg.kv.sequence import SequenceState
 from disagg.kv.steps import StepHolds
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """``num_external`` is set while the tokens up to it are not valid yet."""
-
-    request: KVRequest
-    num_computed: int
-    num_external: int | None = None
 
 
 class KVCacheCoordinator:
@@ -65,7 +56,9 @@ class KVCacheCoordinator:
         self.events = KVEventLog(self.pool.cached_hashes, num_groups, events_max)
         self._deduplicate = deduplicate
         self._events_with_tokens = events_with_tokens
-        alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
+        self._alignment_tokens = alignment_tokens = lcm(
+            *(group.spec.block_tokens for group in layout.groups)
+        )
         self.managers = tuple(
             create_manager(
                 group,
@@ -83,7 +76,7 @@ class KVCacheCoordinator:
         )
         self._steps = StepHolds(self.pool)
         self._promises = PromiseBook(self.pool, self._returning_blocks)
-        self._sequences: dict[Hashable, _Sequence] = {}
+        self._sequences: dict[Hashable, SequenceState] = {}
 
     # -- looking up ---------------------------------------------------------------------------
 
@@ -188,9 +181,12 @@ class KVCacheCoordinator:
         else:
             if hit is not None or num_external_tokens:
                 raise InvariantViolation(f"{key!r} has begun; hits and external tokens come first")
+            computed = sequence.num_computed
+            if 0 < num_new_tokens <= sequence.quiet_end - computed:
+                sequence.num_computed = computed + num_new_tokens
+                return True
             if sequence.num_external is not None and num_new_tokens:
                 raise InvariantViolation(f"{key!r} computes on external tokens not yet committed")
-            computed = sequence.num_computed
             self.release_out_of_window(key, computed)
         total = min(computed + num_new_tokens, self.max_model_tokens)
         if not self._fits(key, total, hit, computed):
@@ -201,6 +197,9 @@ class KVCacheCoordinator:
         for manager in self.managers:
             manager.grow(key, total)
         sequence.num_computed = computed + num_new_tokens
+        if sequence.num_external is None:
+            ends = (manager.quiet_end(key, sequence.num_computed) for manager in self.managers)
+            sequence.quiet_end = min(self.max_model_tokens, *ends)
         if key in self._promises:
             self._promises.adopted(key)
             self._update_promise(key)
@@ -260,10 +259,15 @@ class KVCacheCoordinator:
             raise InvariantViolation(f"{key!r} would publish external tokens not yet committed")
         if num_computed_tokens > sequence.num_computed:
             raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
+        if num_computed_tokens < sequence.publish_from:
+            return
         request = sequence.request
         tokens = request.token_ids if self._events_with_tokens else ()
         for manager in self.managers:
             manager.publish(key, request.hashes, tokens, num_computed_tokens, self._deduplicate)
+        done = num_computed_tokens - num_computed_tokens % self._alignment_tokens
+        if len(request.hashes) * self.layout.hash_block_tokens >= done:
+            sequence.publish_from = done + self._alignment_tokens
 
     def release_out_of_window(self, key: Hashable, num_computed_tokens: int) -> None:
         """Drop the blocks that no query from ``num_computed_tokens`` on sees.
@@ -343,11 +347,7 @@ class KVCacheCoordinator:
                 if group_of.setdefault(block, manager.group) != manager.group:
                     raise InvariantViolation(f"block {block} is in tables of two groups")
         for manager in self.managers:
-            if manager.tables.keys() != self._sequences.keys():
-                raise InvariantViolation(f"group {manager.group} has tables of other sequences")
-            for key, table in manager.tables.items():
-                if table.held != len(table.blocks) - table.blocks.count(NULL_BLOCK):
-                    raise InvariantViolation(f"{key!r}: held count of group {manager.group}")
+            manager.check(self._sequences.keys())
         self.pool.check(
             table.blocks for manager in self.managers for table in manager.tables.values()
         )
@@ -355,7 +355,7 @@ class KVCacheCoordinator:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _sequence(self, key: Hashable) -> _Sequence:
+    def _sequence(self, key: Hashable) -> SequenceState:
         try:
             return self._sequences[key]
         except KeyError:
@@ -363,7 +363,7 @@ class KVCacheCoordinator:
 
     def _begin(
         self, request: KVRequest, hit: CacheHit | None, num_computed: int, external: bool
-    ) -> _Sequence:
+    ) -> SequenceState:
         """Start all tables: every group's hit is held before any group allocates."""
         for manager in self.managers:
             blocks = hit.block_ids[manager.group] if hit else []
@@ -371,7 +371,7 @@ class KVCacheCoordinator:
         if external:
             for manager in self.managers:
                 manager.grow_external(request.key, num_computed)
-        self._sequences[request.key] = _Sequence(request, num_computed)
+        self._sequences[request.key] = SequenceState(request, num_computed)
         return self._sequences[request.key]
 
     def _fits(

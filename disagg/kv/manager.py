@@ -1,8 +1,11 @@
 """Block tables of one KV cache group; what differs between kinds is in the sibling files."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from operator import itemgetter
 
+from disagg.errors import InvariantViolation
 from disagg.kv.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.specs import Spec
 
@@ -107,7 +110,7 @@ class GroupManager:
     def kept_hits(self, hit: Sequence[int], num_computed: int) -> list[int]:
         """The hit's blocks that a sequence with ``num_computed`` tokens will still hold."""
         first = self.first_block(num_computed)
-        return [block for block in hit[first:] if block != NULL_BLOCK]
+        return without_null(hit[first:])
 
     def num_to_allocate(
         self,
@@ -176,7 +179,7 @@ class GroupManager:
         start = table.num_skipped
         if end <= start:
             return
-        leaving = [block for block in table.blocks[start:end] if block != NULL_BLOCK]
+        leaving = without_null(table.blocks[start:end])
         table.blocks[start:end] = [NULL_BLOCK] * (end - start)
         table.num_skipped = end
         table.held -= len(leaving)
@@ -188,7 +191,26 @@ class GroupManager:
         """End a table, last block first."""
         table = self.tables.pop(key, None)
         if table is not None and table.held:
-            drop(key, self.group, list(filter(None, reversed(table.blocks))))
+            blocks = table.blocks[: table.num_skipped - 1 if table.num_skipped else None : -1]
+            drop(key, self.group, blocks if table.held == len(blocks) else without_null(blocks))
+
+    def quiet_end(self, key: Hashable, num_computed: int) -> int:
+        """Growing to fewer than or exactly so many tokens changes nothing in this table."""
+        table = self.tables[key]
+        end = self.spanned_tokens(len(table.blocks))
+        if not self.returns_blocks or num_computed >= end:
+            return end
+        steps = range(num_computed, end)
+        quiet = bisect_right(steps, table.num_skipped, key=self.first_block)
+        return num_computed + quiet if quiet < len(steps) else end
+
+    def check(self, keys: Set[Hashable]) -> None:
+        """Verify that exactly these sequences have tables, with right counts."""
+        if self.tables.keys() != keys:
+            raise InvariantViolation(f"group {self.group} has tables of other sequences")
+        for key, table in self.tables.items():
+            if table.held != len(table.blocks) - table.blocks.count(NULL_BLOCK):
+                raise InvariantViolation(f"{key!r}: held count of group {self.group}")
 
     # -- publishing ---------------------------------------------------------------------------
 
@@ -241,19 +263,29 @@ class GroupManager:
         )
 
 
+def without_null(blocks: Sequence[int]) -> list[int]:
+    """The blocks that are kept."""
+    return list(filter(None, blocks))
+
+
+def look_up(index: Mapping[bytes, int], values: Sequence[bytes]) -> list[int]:
+    """Block of each value; raises KeyError if one is not cached."""
+    if len(values) > 1:
+        return list(itemgetter(*values)(index))
+    return [index[value] for value in values]
+
+
 def leading_run(index: Mapping[bytes, int], values: Sequence[bytes], end: int) -> list[int]:
     """Blocks of ``values[:end]`` up to the first that is not cached.
 
-    Looks up ever larger pieces: a miss at the start costs little, a full hit runs at C speed.
+    Prefixes are evicted from their ends, so a few probes tell where the run probably ends. All
+    its values are then looked up at once; a hole among them makes the run end there.
     """
-    found: list[int] = []
-    step, get = 16, index.get
-    while len(found) < end:
-        start = len(found)
-        part = list(map(get, values[start : min(start + step, end)]))
-        if None in part:
-            found += part[: part.index(None)]  # type: ignore[arg-type]
-            break
-        found += part  # type: ignore[arg-type]
-        step *= 4
-    return found
+    end = min(end, len(values))
+    if end and values[end - 1] not in index:
+        end = bisect_left(range(end), True, key=lambda place: values[place] not in index)
+    while True:
+        try:
+            return look_up(index, values[:end])
+        except KeyError as hole:
+            end = values.index(hole.args[0], 0, end)

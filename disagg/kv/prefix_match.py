@@ -11,8 +11,11 @@ from disagg.kv.request import CacheHit
 class PrefixMatcher:
     """Fixed point over the groups, as in vLLM v1's hybrid coordinator.
 
-    Groups with equal specs are looked up jointly. Kinds whose hits are downward-closed go first,
-    are looked up once and then trimmed; the others are asked again until the length is stable.
+    Groups with equal specs are looked up jointly. Kinds that need only what is in their window
+    go first: they find a bound with few look-ups, and are asked again until the length is stable.
+    Kinds whose hits are downward-closed are looked up once and then trimmed. The longest common
+    prefix does not depend on the order; with EAGLE groups, where a step proves more than it
+    returns, it does, and downward-closed kinds go first as in the peer.
 
     Args:
         managers: one per group.
@@ -36,7 +39,7 @@ class PrefixMatcher:
             joint.setdefault((manager.spec, manager.group in eagle_groups), []).append(manager)
         self._kinds = sorted(
             ((members, eagle) for (_, eagle), members in joint.items()),
-            key=lambda kind: kind[0][0].returns_blocks,
+            key=lambda kind: kind[0][0].returns_blocks == bool(eagle_groups),
         )
 
     def find(self, hashes: Sequence[bytes], max_tokens: int) -> CacheHit:

@@ -32,7 +32,8 @@ class SlidingWindowManager(GroupManager):
         """Right-most aligned end before which the whole window (or everything) is cached.
 
         A missing block rules out every end whose window covers it, so the next candidate ends
-        at the left-most missing one: a total miss takes one probe per window.
+        at the left-most missing one: a total miss takes one probe per window, and holes far
+        apart are found by a few.
         """
         extra = int(drop_last)
         per_alignment = alignment_tokens // self.block_tokens
@@ -45,8 +46,12 @@ class SlidingWindowManager(GroupManager):
         end = aligned(min(max_tokens // self.block_tokens, len(hashes)))
         while end > extra:
             first = max(0, end - need)
-            if first < end and hashes[first] not in probe:
-                end = aligned(first)
+            hole = first
+            near = min(first + 16, end)
+            while hole < near and hashes[hole] in probe:
+                hole += 1
+            if hole < near:
+                end = aligned(hole)
                 continue
             window = hashes[first:end]
             runs = [list(map(index.get, window)) for index in indexes]

@@ -32,7 +32,6 @@ class StepHolds:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._keys: dict[Hashable, set[Hashable]] = {}
-        self._steps_of: dict[Hashable, set[Hashable]] = {}
         self._given_up: dict[Hashable, _GivenUp] = {}
         self._num_records = 0
 
@@ -44,37 +43,37 @@ class StepHolds:
         if step in self._keys:
             raise InvariantViolation(f"step {step!r} is in flight already")
         self._keys[step] = set(keys)
-        for key in self._keys[step]:
-            self._steps_of.setdefault(key, set()).add(step)
 
     def drop(self, key: Hashable, group: int, block_ids: list[int]) -> None:
         """A request gives up blocks: its steps in flight take the holds over, or they end."""
-        steps = self._steps_of.get(key)
+        steps = {step for step, keys in self._keys.items() if key in keys}
         if steps:
             self._num_records += 1
-            record = _GivenUp(("steps", self._num_records), key, group, block_ids, set(steps))
+            record = _GivenUp(("steps", self._num_records), key, group, block_ids, steps)
             self._pool.hold(record.holder, block_ids)
             self._given_up[record.holder] = record
         self._pool.release(block_ids)
 
     def end(self, step: Hashable) -> set[Hashable]:
-        """The step has completed or can no longer touch memory; returns its live requests."""
-        keys = self._keys.pop(step, set())
-        for key in keys:
-            self._steps_of[key].discard(step)
-            if not self._steps_of[key]:
-                del self._steps_of[key]
+        """The step has completed or can no longer touch memory.
+
+        Returns:
+            The live requests for which this ended a hold.
+        """
+        self._keys.pop(step, None)
+        ended = set()
         for record in [r for r in self._given_up.values() if step in r.steps]:
             record.steps.discard(step)
             if not record.steps:
                 del self._given_up[record.holder]
                 self._pool.drop(record.holder)
-        return keys
+                ended.add(record.key)
+        return ended
 
     def forget(self, key: Hashable) -> None:
         """The request has ended; a later one of the same key is another one."""
-        for step in self._steps_of.pop(key, ()):
-            self._keys[step].discard(key)
+        for keys in self._keys.values():
+            keys.discard(key)
         for record in self._given_up.values():
             if record.key == key:
                 record.key = None
