@@ -31,6 +31,24 @@ def spec_kind(spec: Spec) -> str:
     assert_never(spec)
 
 
+def vllm_spec_kind(spec: Spec) -> str:
+    """The kind's name in vLLM's KV events (``KVCacheSpecKind`` of 0.33.0)."""
+    match spec:
+        case FullAttentionSpec():
+            return "full_attention"
+        case MLASpec():
+            return "mla_attention"
+        case SlidingWindowSpec():
+            return "sliding_window"
+        case ChunkedLocalSpec():
+            return "chunked_local_attention"
+        case LinearStateSpec():
+            return "mamba"
+        case CrossAttentionSpec():
+            return "cross_attention"
+    assert_never(spec)
+
+
 def window_tokens_of(spec: Spec) -> int:
     """Window or chunk in tokens; 0 where the kind has none."""
     match spec:

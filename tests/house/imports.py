@@ -27,7 +27,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "checking": set(),
     "testing": set(),
     "workers": GRPC
-    | {"torch", "transformers", "safetensors", "numpy", "nixl", "ray", "prometheus_client"},
+    | {"torch", "transformers", "safetensors", "numpy", "nixl", "ray", "prometheus_client"}
+    | {"msgpack", "zmq"},
     "router": GRPC
     | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
     | {"prometheus_client"},
