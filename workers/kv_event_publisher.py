@@ -136,6 +136,7 @@ class KVEventPublisher:
 
     def _bind(self, kind: int, endpoint: str, queued_max: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
+        socket.linger = 0
         socket.set_hwm(queued_max)
         try:
             socket.bind(endpoint)

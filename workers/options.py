@@ -28,6 +28,10 @@ class WorkerOptions:
     block_tokens: int = 16
     hash_key: str = ""
     """Secret of the block hashes; "" derives it from the model's fingerprint."""
+    kv_events_endpoint: str = ""
+    """ZeroMQ address that vLLM-compatible KV events are published at; "" for none."""
+    kv_events_replay_endpoint: str = ""
+    """ZeroMQ address that answers requests for missed KV events; "" for none."""
     # scheduling
     max_model_tokens: int = 0
     """0: the model's own limit."""

@@ -13,6 +13,7 @@ import grpc
 from disagg.errors import ConfigError
 from disagg.kv.contract import Contract
 from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.routing.messages import GroupInfo, WorkerInfo
@@ -25,6 +26,7 @@ from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
 from disagg.workers.engine.engine import Engine
+from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
@@ -133,6 +135,7 @@ class Worker:
         self._stop = asyncio.Event()
         options, engine = self.options, self._engine
         core = self._build_core()
+        publisher = self._kv_event_publisher(core)
         transport = self._transport_factory(
             agent_name(self.incarnation),
             engine,
@@ -156,7 +159,7 @@ class Worker:
         control.start(links)
         await server.start()
         info = self._info(contract, core)
-        registrations = [
+        tasks = [
             asyncio.create_task(keep_registered(address, info, options.heartbeat_ms))
             for address in options.router_addresses
         ]
@@ -167,16 +170,38 @@ class Worker:
             self.address,
             self.incarnation.epoch,
         )
+        if publisher is not None:
+            events = asyncio.create_task(publisher.run(lambda: control.changed))
+            events.add_done_callback(self._events_ended)
+            tasks.append(events)
         self._serving.set()
         await self._stop.wait()
-        for task in registrations:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*registrations, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if publisher is not None:
+            publisher.close()
         await links.close()
         await server.stop(grace=0.5)
         await control.stop()
         if not await asyncio.to_thread(transport.close, TRANSPORT_CLOSE_S):
             self._fail("READs are still in progress; only the end of the process ends them")
+
+    def _kv_event_publisher(self, core: WorkerCore) -> KVEventPublisher | None:
+        if not self.options.kv_events_endpoint:
+            return None
+        publisher = KVEventPublisher(
+            core.kv.events,
+            VllmEventShape(core.kv.layout.groups),
+            endpoint=self.options.kv_events_endpoint,
+            replay_endpoint=self.options.kv_events_replay_endpoint,
+        )
+        log.info("worker %s publishes KV events at %s", self.options.worker_id, publisher.endpoint)
+        return publisher
+
+    def _events_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(f"KV events: {task.exception()!r}")
 
     def _build_core(self) -> WorkerCore:
         options, engine = self.options, self._engine
@@ -188,6 +213,7 @@ class Worker:
             options.num_blocks,
             max_model_tokens=max_model_tokens,
             max_step_tokens=options.max_step_tokens,
+            events_with_tokens=bool(options.kv_events_endpoint),
         )
         limits = WorkerLimits(
             max_model_tokens=max_model_tokens,

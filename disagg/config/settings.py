@@ -41,11 +41,19 @@ class WorkerSettings(_Section):
     """KV blocks of a worker's pool, the null block included."""
     block_tokens: int = Field(default=16, ge=1, le=4096)
     """Tokens per block; a power of two."""
+    kv_events_endpoint: str = ""
+    """Publish vLLM-compatible KV events at this ZeroMQ address; port 0, told in the log, lets
+    several workers share a machine.
+    """
+    kv_events_replay_endpoint: str = ""
+    """Answer requests for missed KV events at this ZeroMQ address."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.block_tokens & (self.block_tokens - 1):
             raise ValueError(f"block_tokens: {self.block_tokens} is not a power of two")
+        if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
+            raise ValueError("kv_events_replay_endpoint: needs kv_events_endpoint")
         return self
 
 

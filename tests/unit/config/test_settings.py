@@ -93,6 +93,10 @@ def test_text_becomes_the_type_of_the_setting() -> None:
         ),
         ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
         ("worker:\n  block_tokens: 24\n", "worker.block_tokens: 24 is not a power of two"),
+        (
+            "worker:\n  kv_events_replay_endpoint: tcp://*:1\n",
+            "worker.kv_events_replay_endpoint: needs kv_events_endpoint",
+        ),
         ("worker:\n  device: tpu\n", "worker.device: String should match pattern"),
         ("worker:\n  dtype: int8\n", "worker.dtype: should be 'float32', 'bfloat16' or 'float16'"),
         ("transfer:\n  handover_share_max: 1.5\n", "transfer.handover_share_max: should be less"),
