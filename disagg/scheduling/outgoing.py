@@ -12,7 +12,7 @@ from disagg.scheduling.share import HandoverShare
 from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import AskOffers, Commit, CommitSeen, Reserved
+from disagg.transfer.messages import AskOffers, Commit, CommitSeen, Ended, Reserved
 from disagg.transfer.reserving import Granted, Refused, ReserveAsker
 
 
@@ -75,6 +75,15 @@ class Outgoing:
                 return [release], None
         return [], None
 
+    def on_late_answer(self, sender: Incarnation, late: Reserved) -> list[Send]:
+        """A yes after the prefill part ended: the reader must not wait for another question.
+
+        While there is a lease that says how it went, the yes is a repeated one and means nothing.
+        """
+        if not late.granted or self._leases.knows(late.key):
+            return []
+        return [Send(sender, Ended(late.key, "the prefill part is over"))]
+
     def tick(self, now_ms: int) -> tuple[list[Send], list[Sequence]]:
         """Time-outs of reservations, ends of leases; returns who may queue again."""
         actions: list[Send] = []
@@ -132,6 +141,9 @@ class Outgoing:
             first_top_logprobs=logprobs.top,
         )
         self._kv.free(seq.key)
+        # From here on the lease's end is the reservation's: after a Release the reader would
+        # wait for another question, which nobody will ask.
+        self._asker.handed_over(seq.key)
         return self._take_events(actions)
 
     def give_back(self, seq: Sequence, reason: str) -> list[Send]:
@@ -152,6 +164,10 @@ class Outgoing:
         actions = self._take_events(self._leases.end_key(key, reason))
         self._share.give_back(key)
         return actions
+
+    def on_ended(self, sender: Incarnation, ended: Ended) -> list[Send]:
+        """The reader of a sealed lease ended its part; anybody else changes nothing."""
+        return self._take_events(self._leases.on_ended(sender, ended))
 
     def on_lease_message(
         self, sender: Incarnation, message: AskOffers | Commit | CommitSeen
@@ -185,7 +201,6 @@ class Outgoing:
                     out += self._asker.give_back(key)
                 case LeaseCommitted(key):
                     self._share.give_back(key)
-                    self._asker.handed_over(key)
                 case Send():
                     out.append(action)
         return out

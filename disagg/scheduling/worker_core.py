@@ -131,6 +131,8 @@ class WorkerCore:
                 return self._transfer(
                     now_ms, self.incoming.on_reserve(now_ms, sender, message, refusal)
                 )
+            case Reserved() if message.key not in self.sequences:
+                return list(self.outgoing.on_late_answer(sender, message))
             case Reserved():
                 actions, seq = self.outgoing.on_reserved(now_ms, sender, message)
                 if seq is not None:
@@ -330,7 +332,7 @@ class WorkerCore:
     def _peer_ended(self, now_ms: int, sender: Incarnation, message: Ended) -> list[WorkerAction]:
         seq = self.sequences.get(message.key)
         if seq is None:
-            return list(self.outgoing.end_lease(message.key, message.reason))
+            return list(self.outgoing.on_ended(sender, message))
         if seq.submit.peer is None or seq.submit.peer.incarnation != sender:
             return []
         if seq.role is Role.DECODE and self.incoming.find(seq.key) is None:

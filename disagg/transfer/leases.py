@@ -253,6 +253,10 @@ class LeaseTable:
 
     # -- what the caller sees -----------------------------------------------------------------
 
+    def knows(self, key: RequestKey) -> bool:
+        """Whether a lease of the generation is live, or committed and remembered."""
+        return key in self._by_key or any(one.key == key for one in self._committed.values())
+
     def oldest(self) -> int | None:
         """Id of the live lease opened first: the one to end under memory pressure."""
         return next(iter(self._by_key.values()), None)

@@ -97,7 +97,7 @@ ASK_TABLE: TransitionTable[AskState, AskEvent] = TransitionTable(
             AskState.GRANTED,
             AskEvent.HANDED_OVER,
             None,
-            "forget: the lease is committed",
+            "forget: the lease is sealed, its end is the reservation's",
         ),
     ],
 )

@@ -88,7 +88,7 @@ class ReserveAsker:
         return [self._release(key, AskEvent.GIVE_BACK)] if key in self._entries else []
 
     def handed_over(self, key: RequestKey) -> None:
-        """The lease is committed: forget the reservation, which is the request's memory now."""
+        """The lease is sealed: forget the reservation, whose end is the lease's from now on."""
         if key in self._entries:
             self._leave(key, AskEvent.HANDED_OVER)
 
