@@ -57,7 +57,7 @@ def test_with_prefix_hits_on_both_sides(served: ServedModel) -> None:
 def test_many_at_once(served: ServedModel) -> None:
     common = served.prompt(70).prompt
     several = [
-        served.prompt(*((5 + 9 * n,) if n % 3 else (75 + n,)), start=() if n % 3 else common)
+        served.prompt(5 + 9 * n, 8) if n % 3 else served.prompt(75 + n, 8, start=common)
         for n in range(NUM_AT_ONCE)
     ]
     with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
@@ -86,9 +86,9 @@ def test_hits_on_the_decode_side_only(gemma3: ServedModel) -> None:
 
 
 def test_a_second_turn_whose_history_lies_on_the_decode_worker(gemma3: ServedModel) -> None:
-    first = gemma3.prompt(100, 60)
+    first = gemma3.prompt(100, 40)
     gemma3.serve(first)
-    second = gemma3.prompt(len(first.whole) + 40, 20, start=first.whole)
+    second = gemma3.prompt(len(first.whole) + 40, start=first.whole)
     generation = gemma3.serve(second)
     # The prefill worker never saw the answer; the decode worker has the KV of all but its last
     # token.
@@ -98,7 +98,7 @@ def test_a_second_turn_whose_history_lies_on_the_decode_worker(gemma3: ServedMod
 
 def test_an_answer_longer_than_the_window(gemma3: ServedModel) -> None:
     """Decoding leaves the pulled window behind: own blocks take its place."""
-    gemma3.serve(gemma3.prompt(150, 3 * WINDOW))
+    gemma3.serve(gemma3.prompt(150, WINDOW + 20))
 
 
 def test_the_first_token_comes_from_the_prefill_worker(gemma3: ServedModel) -> None:

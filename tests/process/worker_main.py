@@ -193,6 +193,12 @@ class WorkerUnderTest:
         incarnation = self.worker.incarnation
         say("serving " + json.dumps({"address": self.worker.address, "epoch": incarnation.epoch}))
 
+    def end_when_failed(self) -> None:
+        """Like every real worker's process; `stop` also wakes this, after standard input ended."""
+        self.worker.wait_failed()
+        if self.worker.failed:
+            os._exit(1)
+
     def command(self, line: str) -> None:
         match line.split():
             case ["hold", name]:
@@ -269,6 +275,7 @@ def main() -> None:
     options["router_addresses"] = tuple(options["router_addresses"])
     test = WorkerUnderTest(WorkerOptions(**options))
     test.start()
+    threading.Thread(target=test.end_when_failed, daemon=True).start()
     for line in sys.stdin:
         test.command(line.strip())
     test.worker.stop(10)
