@@ -272,3 +272,75 @@ def test_more_blocks_per_state_change_no_hit() -> None:
         assert [(full, 3 * state) for full, state in held_one] == held_three
     one.check()
     three.check()
+
+
+def test_random_lives_leak_nothing() -> None:
+    """Admission, pulls, steps in flight, leases and aborts in a pool that is often full."""
+    seed = int(os.environ.get("DISAGG_TEST_SEED", random.randrange(1 << 32)))
+    print(f"DISAGG_TEST_SEED={seed}")
+    rng = random.Random(seed)
+    kv = coordinator(60)
+    live: dict[str, KVRequest] = {}
+    pulls: list[str] = []
+    steps: list[tuple[int, str, int]] = []
+    leases: list[int] = []
+    refused = pulled = 0
+    for step in range(3_000):
+        kind = rng.choice(["admit", "pull", "pulled", "step", "step", "end", "lease", "free"])
+        key = rng.choice([*live, ""])
+        made = request(str(step), [rng.randrange(2) for _ in range(rng.randrange(2, 40))])
+        if kind == "admit" and len(live) < 5:
+            hit = kv.find_longest_cache_hit(made, made.num_tokens - 1)
+            if not kv.admit(made.key, made.num_tokens, hit):
+                refused += 1
+                continue
+            assert kv.allocate(made, num_new_tokens=1)
+            live[str(step)] = made
+            kv.hold_step(step, [made.key])
+            steps.append((step, str(step), kv.num_computed_tokens(made.key)))
+        elif kind == "pull" and len(live) < 5:
+            reserved = kv.reserve_external(made, made.num_tokens - 1)
+            if reserved is None:
+                refused += 1
+                continue
+            assert len(reserved.lacks[STATE]) == 3
+            kv.pool.hold(("pull", str(step)), [b for group in reserved.lacks for _, b in group])
+            live[str(step)] = made
+            pulls.append(str(step))
+        elif kind == "pulled" and pulls:
+            done = pulls.pop(rng.randrange(len(pulls)))
+            if done in live:
+                kv.commit_external(done)
+                pulled += 1
+            kv.pool.drop(("pull", done))
+        elif kind == "step" and key and key not in pulls and key not in {k for _, k, _ in steps}:
+            left = live[key].num_tokens - kv.num_computed_tokens(key)
+            if left and kv.allocate(live[key], num_new_tokens=min(left, rng.randrange(1, 9))):
+                kv.hold_step(step, [key])
+                steps.append((step, key, kv.num_computed_tokens(key)))
+        elif kind == "end" and steps:
+            number, name, end = steps.pop(0)
+            kv.release_step(number)
+            if name in live:
+                kv.publish(name, end)
+                kv.release_out_of_window(name, end)
+        elif kind == "lease" and key and key not in pulls:
+            if leases and rng.random() < 0.6:
+                kv.pool.drop(leases.pop(0))
+            (_, state) = kv.in_window_blocks(key, kv.num_computed_tokens(key))
+            assert len(state) == 3
+            kv.pool.hold(step, [block for _, block in state])
+            leases.append(step)
+        elif kind == "free" and key:
+            kv.free(key)
+            del live[key]
+        kv.check()
+    assert min(refused, pulled) > 20
+    for key in live:
+        kv.free(key)
+    for holder in [*leases, *(("pull", key) for key in pulls)]:
+        kv.pool.drop(holder)
+    for number, _, _ in steps:
+        kv.release_step(number)
+    kv.check()
+    assert kv.num_free_blocks == kv.num_usable_blocks
