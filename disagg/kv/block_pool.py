@@ -203,8 +203,7 @@ class BlockPool:
         index = self._index[group]
         if index.keys().isdisjoint(hashes):
             index.update(zip(hashes, block_ids, strict=True))
-            _run(map(self._value_of.__setitem__, block_ids, hashes))
-            _run(map(self._group_of.__setitem__, block_ids, repeat(group)))
+            self._note_values(group, block_ids, hashes)
             self._private.difference_update(block_ids)
             runs = [(0, len(hashes))]
         else:
@@ -220,6 +219,15 @@ class BlockPool:
                     tuple(token_ids[start * block_tokens : end * block_tokens]),
                 )
             )
+
+    def _note_values(self, group: int, block_ids: Sequence[int], hashes: Sequence[bytes]) -> None:
+        first, size = block_ids[0], len(block_ids)
+        if block_ids == list(range(first, first + size)):  # adjacent, as fresh blocks are
+            self._value_of[first : first + size] = hashes
+            self._group_of[first : first + size] = array("H", [group]) * size
+        else:
+            _run(map(self._value_of.__setitem__, block_ids, hashes))
+            _run(map(self._group_of.__setitem__, block_ids, repeat(group)))
 
     def _publish_some(
         self, group: int, block_ids: Sequence[int], hashes: Sequence[bytes], deduplicate: bool
@@ -261,8 +269,18 @@ class BlockPool:
 
     def _evict(self, num_blocks: int) -> list[int]:
         victims = self._cached_free.take(num_blocks)
+        self._take_out(victims)
+        return victims
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Take cached blocks out of the cache that have exactly one hold; others stay."""
+        alone = [b for b in block_ids if b not in self._more_holds and self.is_cached(b)]
+        self._take_out(alone)
+        self._private.update(alone)
+
+    def _take_out(self, block_ids: Sequence[int]) -> None:
         removed: dict[int, list[bytes]] = {}
-        for block in victims:
+        for block in block_ids:
             group, value = self._group_of[block], self._value_of[block]
             assert value is not None, "a cached block has a value"
             self._value_of[block] = None
@@ -270,7 +288,6 @@ class BlockPool:
                 removed.setdefault(group, []).append(value)
         for group, values in removed.items():
             self._emit(BlocksRemoved(group, tuple(values)))
-        return victims
 
     def _forget_copy(self, group: int, value: bytes, block: int) -> bool:
         """Take a block out of the index; true if it was the last copy."""

@@ -16,6 +16,7 @@ from disagg.kv.layout import KVCacheLayout
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.promises import PromiseBook
 from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
+from disagg.kv.retention import Retention
 from disagg.kv.sequence import SequenceState
 from disagg.kv.steps import StepHolds
 
@@ -30,6 +31,7 @@ class KVCacheCoordinator:
         max_step_tokens: most tokens of one sequence between two calls that move its window;
             with n steps in flight, n times the largest chunk.
         eagle_groups: groups whose hits must be proven one block further (speculative drafts).
+        retention: what stays findable after it has left a window.
         deduplicate: keep a finished block private if its content is cached already.
         events_max: bound of the event buffer.
         events_with_tokens: carry token ids in ``BlocksStored``.
@@ -43,6 +45,7 @@ class KVCacheCoordinator:
         max_model_tokens: int,
         max_step_tokens: int,
         eagle_groups: Collection[int] = (),
+        retention: Retention = Retention(),  # noqa: B008 (frozen)
         deduplicate: bool = True,
         events_max: int = 4096,
         events_with_tokens: bool = False,
@@ -54,11 +57,10 @@ class KVCacheCoordinator:
         num_groups = len(layout.groups)  # and one index for what follows a state's first block
         self.pool = BlockPool(num_blocks, num_groups + 1, lambda e: self.events.append(e))
         self.events = KVEventLog(self.pool.cached_hashes, num_groups, events_max)
+        self._retention = retention
         self._deduplicate = deduplicate
         self._events_with_tokens = events_with_tokens
-        self._alignment_tokens = alignment_tokens = lcm(
-            *(group.spec.block_tokens for group in layout.groups)
-        )
+        alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
         self.managers = tuple(
             create_manager(
                 group,
@@ -71,6 +73,7 @@ class KVCacheCoordinator:
             )
             for group in layout.groups
         )
+        self._moving = tuple(manager for manager in self.managers if manager.returns_blocks)
         self._matcher = PrefixMatcher(
             self.managers, self.pool, alignment_tokens, frozenset(eagle_groups)
         )
@@ -96,14 +99,10 @@ class KVCacheCoordinator:
     def num_blocks_to_allocate(
         self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_computed: int, capped: bool
     ) -> int:
-        """Blocks that leave the free list if ``key`` grows to ``num_tokens`` in all groups.
+        """Blocks that leave the free list if ``key`` grows to ``num_tokens``, the hit's included.
 
-        Args:
-            key: a sequence, or one without tables yet.
-            num_tokens: tokens that need a slot.
-            hit: cached prefix to adopt; its free blocks count.
-            num_computed: tokens before the step, hit and external ones included.
-            capped: count the most a whole prompt holds at once instead of its table.
+        ``num_computed`` tokens come before the step, hit and external ones included. ``capped``
+        counts the most a whole prompt holds at once.
         """
         needed = 0
         for manager in self.managers:
@@ -127,8 +126,7 @@ class KVCacheCoordinator:
         if key in self._sequences:
             raise InvariantViolation(f"{key!r} is admitted after it began")
         num_tokens = min(num_tokens_total, self.max_model_tokens)
-        computed = hit.num_tokens if hit else 0
-        fresh = 0
+        computed, fresh = hit.num_tokens if hit else 0, 0
         held: list[int] = []
         returning: list[int] = []
         for manager in self.managers:
@@ -189,17 +187,19 @@ class KVCacheCoordinator:
                 raise InvariantViolation(f"{key!r} computes on external tokens not yet committed")
             self.release_out_of_window(key, computed)
         total = min(computed + num_new_tokens, self.max_model_tokens)
-        if not self._fits(key, total, hit, computed):
-            return False
-        if sequence is None:
-            sequence = self._begin(request, hit, computed, bool(num_external_tokens))
-            sequence.num_external = computed if delay_publication else None
-        for manager in self.managers:
-            manager.grow(key, total)
+        if sequence is None or total > sequence.room_end:
+            if not self._fits(key, total, hit, computed):
+                return False
+            if sequence is None:
+                sequence = self._begin(request, hit, computed, bool(num_external_tokens))
+                sequence.num_external = computed if delay_publication else None
+            for manager in self.managers:
+                manager.grow(key, total)
+            sequence.room_end = min(manager.room_end(key) for manager in self.managers)
         sequence.num_computed = computed + num_new_tokens
         if sequence.num_external is None:
-            ends = (manager.quiet_end(key, sequence.num_computed) for manager in self.managers)
-            sequence.quiet_end = min(self.max_model_tokens, *ends)
+            moves = [m.quiet_end(key, sequence.num_computed) for m in self._moving]
+            sequence.quiet_end = min(self.max_model_tokens, sequence.room_end, *moves)
         if key in self._promises:
             self._promises.adopted(key)
             self._update_promise(key)
@@ -255,26 +255,30 @@ class KVCacheCoordinator:
         call. A published block is never written again.
         """
         sequence = self._sequence(key)
-        if sequence.num_external is not None:
-            raise InvariantViolation(f"{key!r} would publish external tokens not yet committed")
         if num_computed_tokens > sequence.num_computed:
             raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
         if num_computed_tokens < sequence.publish_from:
             return
+        if sequence.num_external is not None:
+            raise InvariantViolation(f"{key!r} would publish external tokens not yet committed")
         request = sequence.request
         tokens = request.token_ids if self._events_with_tokens else ()
         for manager in self.managers:
             manager.publish(key, request.hashes, tokens, num_computed_tokens, self._deduplicate)
-        done = num_computed_tokens - num_computed_tokens % self._alignment_tokens
+        aligned = self._matcher.alignment_tokens
+        done = num_computed_tokens // aligned * aligned
         if len(request.hashes) * self.layout.hash_block_tokens >= done:
-            sequence.publish_from = done + self._alignment_tokens
+            sequence.publish_from = done + aligned
 
     def release_out_of_window(self, key: Hashable, num_computed_tokens: int) -> None:
         """Drop the blocks that no query from ``num_computed_tokens`` on sees.
 
         Steps in flight keep them until they end; cached ones stay findable until evicted.
         """
-        for manager in self.managers:
+        sequence = self._sequences.get(key)
+        for manager in self._moving:
+            if sequence and not self._retention.is_dense:
+                manager.forget_skipped(key, num_computed_tokens, sequence.kept, self._retention)
             manager.drop_skipped(key, num_computed_tokens, self._steps.drop)
         if key in self._promises:
             self._update_promise(key)
@@ -301,14 +305,7 @@ class KVCacheCoordinator:
 
     def in_window_blocks(self, key: Hashable, num_tokens: int) -> tuple[list[tuple[int, int]], ...]:
         """Per group the (block index, block id) pairs a query at position num_tokens reads."""
-        wanted = []
-        for manager in self.managers:
-            first = manager.first_block(num_tokens)
-            seen = manager.skipped_tokens(num_tokens) < num_tokens
-            end = manager.num_blocks(num_tokens) if seen else first
-            pairs = enumerate(manager.tables[key].blocks[first:end], first)
-            wanted.append([pair for pair in pairs if pair[1] != NULL_BLOCK])
-        return tuple(wanted)
+        return tuple(manager.in_window_blocks(key, num_tokens) for manager in self.managers)
 
     def block_table(self, key: Hashable) -> tuple[list[int], ...]:
         """Per group the live table (do not change it): block ids, NULL_BLOCK out of window."""
@@ -366,13 +363,16 @@ class KVCacheCoordinator:
     ) -> SequenceState:
         """Start all tables: every group's hit is held before any group allocates."""
         for manager in self.managers:
-            blocks = hit.block_ids[manager.group] if hit else []
-            manager.adopt(request.key, blocks, num_computed)
+            manager.adopt(request.key, hit.block_ids[manager.group] if hit else [], num_computed)
         if external:
             for manager in self.managers:
                 manager.grow_external(request.key, num_computed)
-        self._sequences[request.key] = SequenceState(request, num_computed)
-        return self._sequences[request.key]
+        sequence = self._sequences[request.key] = SequenceState(request, num_computed)
+        if not self._retention.is_dense:
+            known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
+            adopted = hit.num_tokens if hit else 0
+            sequence.kept = (request.num_tokens - 1, request.num_tokens, known.num_tokens, adopted)
+        return sequence
 
     def _fits(
         self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_computed: int

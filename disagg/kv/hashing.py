@@ -4,6 +4,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from struct import iter_unpack
 
 from disagg.errors import ConfigError, RequestError
 
@@ -48,7 +49,8 @@ class BlockHasher:
         if end <= first:
             return
         try:
-            packed = array("I", token_ids[first * size : end * size])
+            whole = not first and end * size == len(token_ids)
+            packed = array("I", token_ids if whole else token_ids[first * size : end * size])
         except (OverflowError, TypeError) as error:
             raise RequestError(
                 f"a token id is not an unsigned 32-bit integer: {error}", param="token_ids"
@@ -58,6 +60,6 @@ class BlockHasher:
         data, stride = packed.tobytes(), 4 * size
         value = hashes[-1] if hashes else self.seed(salt)
         append = hashes.append
-        for start in range(0, len(data), stride):
-            value = sha256(value + data[start : start + stride]).digest()
+        for part in iter_unpack(f"{stride}s", data):
+            value = sha256(value + part[0]).digest()
             append(value)

@@ -1,12 +1,13 @@
 """Block tables of one KV cache group; what differs between kinds is in the sibling files."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from disagg.errors import InvariantViolation
 from disagg.kv.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.retention import Retention
 from disagg.kv.specs import Spec
 
 Drop = Callable[[Hashable, int, list[int]], None]
@@ -187,6 +188,23 @@ class GroupManager:
         if leaving:
             drop(key, self.group, leaving)
 
+    def forget_skipped(
+        self, key: Hashable, num_computed: int, kept: Iterable[int], retention: Retention
+    ) -> None:
+        """Take out of the cache what ``drop_skipped`` will give up and no kept position sees."""
+        table = self.tables[key]
+        start, end = table.num_skipped, min(self.first_block(num_computed), len(table.blocks))
+        if end <= start:
+            return
+        lost = table.blocks[start:end]
+        first = self.spanned_tokens(start)
+        for place in retention.positions(kept, first, num_computed, self.alignment_tokens):
+            seen = slice(
+                max(self.first_block(place) - start, 0), max(self.num_blocks(place) - start, 0)
+            )
+            lost[seen] = [NULL_BLOCK] * len(lost[seen])
+        self.pool.forget(without_null(lost))
+
     def free(self, key: Hashable, drop: Drop) -> None:
         """End a table, last block first."""
         table = self.tables.pop(key, None)
@@ -194,15 +212,23 @@ class GroupManager:
             blocks = table.blocks[: table.num_skipped - 1 if table.num_skipped else None : -1]
             drop(key, self.group, blocks if table.held == len(blocks) else without_null(blocks))
 
+    def in_window_blocks(self, key: Hashable, num_tokens: int) -> list[tuple[int, int]]:
+        """The (block index, block id) pairs that a query at position ``num_tokens`` reads."""
+        first = self.first_block(num_tokens)
+        seen = self.skipped_tokens(num_tokens) < num_tokens
+        end = self.num_blocks(num_tokens) if seen else first
+        pairs = enumerate(self.tables[key].blocks[first:end], first)
+        return [pair for pair in pairs if pair[1] != NULL_BLOCK]
+
+    def room_end(self, key: Hashable) -> int:
+        """Tokens for which the table has room."""
+        return self.spanned_tokens(len(self.tables[key].blocks))
+
     def quiet_end(self, key: Hashable, num_computed: int) -> int:
-        """Growing to fewer than or exactly so many tokens changes nothing in this table."""
-        table = self.tables[key]
-        end = self.spanned_tokens(len(table.blocks))
-        if not self.returns_blocks or num_computed >= end:
-            return end
-        steps = range(num_computed, end)
-        quiet = bisect_right(steps, table.num_skipped, key=self.first_block)
-        return num_computed + quiet if quiet < len(steps) else end
+        """Until it has room for no more or grows beyond so many tokens, nothing is dropped."""
+        steps = range(num_computed, self.room_end(key))
+        num_skipped = self.tables[key].num_skipped
+        return num_computed + bisect_right(steps, num_skipped, key=self.first_block)
 
     def check(self, keys: Set[Hashable]) -> None:
         """Verify that exactly these sequences have tables, with right counts."""

@@ -26,7 +26,7 @@ class KVRequest:
 
 @dataclass(frozen=True, slots=True)
 class CacheHit:
-    """A cached prefix; nothing is held, so it is valid until the next call that allocates.
+    """A cached prefix; valid until the next call that allocates or moves a window: no holds yet.
 
     Attributes:
         num_tokens: length of the prefix.

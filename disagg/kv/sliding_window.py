@@ -40,26 +40,21 @@ class SlidingWindowManager(GroupManager):
         need = self.num_window_blocks + extra
         probe = indexes[0]
 
-        def aligned(end: int) -> int:
-            return (end - extra) // per_alignment * per_alignment + extra
-
-        end = aligned(min(max_tokens // self.block_tokens, len(hashes)))
-        while end > extra:
-            first = max(0, end - need)
-            hole = first
-            near = min(first + 16, end)
-            while hole < near and hashes[hole] in probe:
-                hole += 1
-            if hole < near:
-                end = aligned(hole)
-                continue
-            window = hashes[first:end]
-            runs = [list(map(index.get, window)) for index in indexes]
-            missing = [run.index(None) for run in runs if None in run]
-            if missing:
-                end = aligned(first + min(missing))
-                continue
-            nulls: list[int | None] = [NULL_BLOCK] * first
-            length = end - extra
-            return tuple((nulls + run)[:length] for run in runs)  # type: ignore[misc]
-        return tuple([] for _ in indexes)
+        limit = min(max_tokens // self.block_tokens, len(hashes))
+        while True:
+            end = (limit - extra) // per_alignment * per_alignment + extra
+            if end <= extra:
+                return tuple([] for _ in indexes)
+            first = end - need if end > need else 0
+            for limit in range(first, min(first + 16, end)):
+                if hashes[limit] not in probe:
+                    break
+            else:
+                window = hashes[first:end]
+                runs = [list(map(index.get, window)) for index in indexes]
+                missing = [run.index(None) for run in runs if None in run]
+                if not missing:
+                    break
+                limit = first + min(missing)
+        nulls: list[int | None] = [NULL_BLOCK] * first
+        return tuple((nulls + run)[: end - extra] for run in runs)  # type: ignore[misc]

@@ -12,6 +12,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.request import KVRequest
+from disagg.kv.retention import Retention
 from disagg.kv.specs import (
     ChunkedLocalSpec,
     LinearStateSpec,
@@ -91,6 +92,7 @@ class World:
     num_blocks: int
     chunk_tokens: int
     deduplicate: bool = True
+    retention: Retention = field(default_factory=Retention)
     memory: dict[int, dict[int, Value]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ class World:
             max_model_tokens=10_000,
             max_step_tokens=self.chunk_tokens,
             deduplicate=self.deduplicate,
+            retention=self.retention,
         )
         self.hasher = BlockHasher(b"world", size)
 

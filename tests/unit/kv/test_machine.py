@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from disagg.kv.request import KVRequest
+from disagg.kv.retention import Retention
 from disagg.kv.specs import (
     ChunkedLocalSpec,
     FullAttentionSpec,
@@ -48,11 +49,18 @@ class Machine(RuleBasedStateMachine):
         num_blocks=st.integers(8, 60),
         chunk_tokens=st.sampled_from([5, 8, 16]),
         deduplicate=st.booleans(),
+        interval_tokens=st.sampled_from([None, None, 0, 12]),
     )
     def start(
-        self, specs: list[Spec], num_blocks: int, chunk_tokens: int, deduplicate: bool
+        self,
+        specs: list[Spec],
+        num_blocks: int,
+        chunk_tokens: int,
+        deduplicate: bool,
+        interval_tokens: int | None,
     ) -> None:
-        self.world = World(specs, num_blocks, chunk_tokens, deduplicate)
+        policy = Retention(interval_tokens)
+        self.world = World(specs, num_blocks, chunk_tokens, deduplicate, policy)
         self.kv = self.world.kv
         if self.coordinator_patch is not None:
             self.coordinator_patch(self.kv)
@@ -258,7 +266,6 @@ class Machine(RuleBasedStateMachine):
     # -- always -------------------------------------------------------------------------------
 
     def overdrawn_now(self) -> bool:
-        """Whether named holders took blocks that promises count on."""
         return self.kv.num_free_blocks < self.kv._promises.num_promised
 
     @invariant()
@@ -282,10 +289,8 @@ class Machine(RuleBasedStateMachine):
             self.complete(1)
         for key in list(self.live):
             self.end(key)
-        for number in list(self.leases):
-            self.kv.pool.drop(("lease", number))
-        for number in list(self.inbound):
-            self.kv.pool.drop(("inbound", number))
+        for holder in list(self.kv.pool.holders()):
+            self.kv.pool.drop(holder)
         self.kv.check()
         assert self.kv.num_free_blocks == self.kv.num_usable_blocks, "blocks leaked"
         assert not self.kv._promises.num_promised
@@ -299,7 +304,7 @@ def settings_of(max_examples: int) -> settings:
         deadline=None,
         print_blob=True,
         database=None,
-        phases=(Phase.generate,),
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
 

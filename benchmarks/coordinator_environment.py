@@ -1,0 +1,107 @@
+"""The peer's environment, and the peer as a subprocess in it."""
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+PEER = "vllm==0.33.0"
+TORCH = "torch==2.13.0"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+NEEDED = [
+    "transformers",
+    "pydantic",
+    "numpy",
+    "msgspec",
+    "cbor2",
+    "pyzmq",
+    "cloudpickle",
+    "psutil",
+    "requests",
+    "cachetools",
+    "blake3",
+    "pillow",
+    "aiohttp",
+    "openai",
+]
+"""What vLLM really uses on the way to its coordinator; the rest is stubbed."""
+
+FOLDER = Path(__file__).resolve().parent
+ENVIRONMENT = FOLDER.parent / ".cache" / "bench-vllm"
+PYTHON = ENVIRONMENT / "bin" / "python"
+
+
+def set_up() -> None:
+    """Create the environment (about 2 GB, a few minutes); what is there already is kept."""
+    if not PYTHON.exists():
+        print(f"creating {ENVIRONMENT}", flush=True)
+        venv.create(ENVIRONMENT, with_pip=True)
+    pip = [str(PYTHON), "-m", "pip", "install", "-q"]
+    print(f"installing {PEER} and {TORCH} (CPU) without what they need to serve", flush=True)
+    subprocess.run([*pip, "--no-deps", PEER], check=True)
+    cpu = ["--no-deps", "--retries", "1", "--extra-index-url", CPU_INDEX]
+    subprocess.run([*pip, *cpu, TORCH], check=True)
+    print(f"installing {', '.join(NEEDED)} (pip will say what vLLM lacks: it is not needed)")
+    subprocess.run([*pip, *NEEDED, "networkx", "sympy", "jinja2", "fsspec", "filelock"], check=True)
+    with Peer() as peer:
+        print(f"ready: {peer.name}")
+
+
+class Peer:
+    """The peer's process; one order at a time."""
+
+    def __init__(self) -> None:
+        if not PYTHON.exists():
+            sys.exit(
+                "the peer's environment is missing; create it with\n"
+                "  python -m benchmarks.coordinator --setup"
+            )
+        self._process = subprocess.Popen(
+            [PYTHON, FOLDER / "coordinator_peer.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        hello = self._read()
+        self.name = f"{hello['name']} {hello['version']} (torch {hello['torch']})"
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit("the peer ended; its message is above (try --setup again)")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def prepare(self, order: dict[str, Any]) -> None:
+        """Build a case."""
+        self._ask(order)
+
+    def sample(self) -> Any:
+        """Time the case once."""
+        return self._ask({"sample": 1})["samples"][0]
