@@ -1,5 +1,6 @@
 """What moves is exactly what a window needs, and every block that moved matters."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -146,23 +147,39 @@ def test_one_corrupted_block_of_any_group_of_padded_blocks_fails(
         corrupted_answer(gemma2, gemma2.prompt(LENGTH), group)
 
 
-def test_a_poisoned_block_that_is_read_fails(gemma3: ServedModel) -> None:
-    """Control: NaN in what was never pulled would be seen, because the step fails on it.
+def test_a_block_that_was_never_written_fails_the_step(gemma3: ServedModel) -> None:
+    """Control: the NaN that stands in all free blocks is seen wherever one is read.
 
-    The decode worker's window is computed one block too small: it neither reserves nor pulls the
-    first block its window covers, and reading through the null entry is an error. What the client
-    gets is the reference's tokens all the same, or an error.
+    One pulled block of each group in turn stays as it was before the READ. What the client gets
+    is the reference's tokens all the same, computed anew, or an error.
+    """
+    for group in GROUPS:
+        expected = gemma3.prompt(LENGTH, salt=f"group {group}")
+        told = gemma3.cluster.tell("d0", f"unwritten {group}")
+        request_id = gemma3.new_id()
+        is_exact(partial(gemma3.ask, expected, request_id), expected)
+        gemma3.cluster.wait_told("d0", f"corrupted {group} ", told)
+        first, *_ = gemma3.cluster.record(request_id)["generations"]
+        assert first["cause"].startswith("step_failed"), first
+        assert "not finite" in first["cause"]
+        gemma3.cluster.tell("d0", "intact")
+
+
+def test_a_window_computed_too_small_is_seen(gemma3: ServedModel) -> None:
+    """Control: the table above, the null entries and the client's answer each show it.
+
+    The decode worker's window is a block short: it neither reserves nor pulls the first block
+    that its window covers.
     """
     expected = gemma3.prompt(LENGTH)
-    gemma3.serve(expected)
-    for name in ("p0", "d0"):
-        gemma3.cluster.tell(name, "forget")
-        gemma3.cluster.tell(name, "poison")
     gemma3.cluster.tell("d0", f"narrow {BLOCK_TOKENS}")
-    is_exact(lambda: gemma3.ask(expected, "narrow"), expected)
+    is_exact(partial(gemma3.ask, expected, "narrow"), expected)
     record = gemma3.cluster.record("narrow")
-    first = record["generations"][0]
-    assert [g["block_map"] for g in groups_of(first)[:-1]] != [in_window_map(LENGTH)] * 5
+    first, *_ = record["generations"]
+    assert [g["block_map"] for g in groups_of(first)[:-1]] == [
+        ".......ppp".replace("p", ".", 1)
+    ] * 5
     assert first["cause"].startswith("step_failed")
+    assert "null block" in first["cause"]
     with pytest.raises(AssertionError):
         handed_over(record)

@@ -5,8 +5,9 @@ Commands on standard input, one a line; every answer and event is a line on stan
     hold steps|reads|dones      from now on nothing passes that point; "held POINT" when one waits
     pass steps|reads|dones      let everything go on
     pass steps|reads|dones N    let N more pass and hold what follows
-    corrupt GROUP               overwrite every block pulled for that group, after each READ
-    intact                      stop corrupting
+    corrupt GROUP               overwrite one block of that group after each READ
+    unwritten GROUP             poison it instead, as if the READ had left it out
+    intact                      neither of both any more
     poison                      fill every block that is free and not cached with NaN
     forget                      empty the prefix cache
     narrow TOKENS               from now on compute every window as so many tokens too small
@@ -134,6 +135,7 @@ class WorkerUnderTest:
     def __init__(self, options: WorkerOptions) -> None:
         self.gates = {name: Gate(name) for name in ("steps", "reads", "dones")}
         self.corrupt: set[int] = set()
+        self.unwritten: set[int] = set()
         self.group_of: dict[int, int] = {}
         self.engine: Engine | None = None
         self.reads: dict[int, Sequence[int]] = {}
@@ -167,13 +169,16 @@ class WorkerUnderTest:
     def spoil(self, read_id: int) -> None:
         """Overwrite the first block of a group to be corrupted: one block is enough."""
         assert self.engine is not None
-        left = set(self.corrupt)
+        left = self.corrupt | self.unwritten
         for block in self.reads.pop(read_id):
             group = self.group_of.get(block, -1)
             if group in left:
                 left.discard(group)
-                dtype = self.engine.pool.layers[0].keys.dtype
-                self.engine.pool.tensor[block].view(dtype).mul_(-3).add_(0.5)
+                if group in self.unwritten:
+                    self.engine.pool.poison([block])
+                else:
+                    dtype = self.engine.pool.layers[0].keys.dtype
+                    self.engine.pool.tensor[block].view(dtype).mul_(-3).add_(0.5)
                 say(f"corrupted {group} {block}")
 
     def start(self) -> None:
@@ -209,8 +214,11 @@ class WorkerUnderTest:
                 self.gates[name].open(int(passes))
             case ["corrupt", group]:
                 self.corrupt.add(int(group))
+            case ["unwritten", group]:
+                self.unwritten.add(int(group))
             case ["intact"]:
                 self.corrupt.clear()
+                self.unwritten.clear()
             case ["poison"]:
                 self.on_loop(self.poison)
             case ["forget"]:
