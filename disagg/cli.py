@@ -250,6 +250,19 @@ def plan_kv_memory(
     report.print_to(Console(width=width, highlight=False))
 
 
+@app.command()
+def explore(
+    full: Annotated[bool, typer.Option("--full", help="The large worlds too (minutes).")] = False,
+    world: Annotated[
+        list[str] | None, typer.Option("--world", metavar="NAME", help="This world only.")
+    ] = None,
+) -> None:
+    """Exhaust everything that can happen to a transfer in small worlds, or print what breaks."""
+    from disagg.cluster.explore import explore_worlds
+
+    raise typer.Exit(explore_worlds(full, world or [], lambda line: print(line, flush=True)))
+
+
 def main() -> None:
     """Entry point: user errors become one clear text and exit code 2."""
     try:

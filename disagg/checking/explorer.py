@@ -6,6 +6,7 @@ named, exhausted explorations also show that from every state some way leads to 
 hold ends"), which is what fairness alone would need.
 """
 
+import gc
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -61,6 +62,21 @@ def explore(
     Returns:
         What was seen; the trace is a shortest one.
     """
+    collects = gc.isenabled()
+    gc.disable()  # Millions of live tuples, none of them in a circle: it would look in vain.
+    try:
+        return _explore(start, steps, is_goal, states_max)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _explore(
+    start: S,
+    steps: Callable[[S], Iterable[Step[S]]],
+    is_goal: Callable[[S], bool] | None,
+    states_max: int,
+) -> Exploration:
     seen = {start: 0}
     came: list[tuple[int, str]] = [(-1, "")]
     before: list[list[int]] = [[]]

@@ -9,20 +9,15 @@ import pytest
 
 from disagg.checking.explorer import Exploration, Step, explore
 from disagg.checking.lease_world import LeaseWorld, Setting
+from disagg.checking.worlds import LEASE_SETTINGS
+from disagg.checking.worlds import WORLDS as NAMED
 from disagg.transfer.inbound_states import INBOUND_TABLE
 from disagg.transfer.lease_states import LEASE_TABLE
 from disagg.transfer.transitions import TransitionTable
 from tests.unit.transfer import mutants
 
-WORLDS = {
-    "one lease, everything repeated": Setting(num_read_errors=1, stuck=True),
-    "a retry in the same generation": Setting(num_leases=2, num_inbound=2, repeats=False),
-    "the reader restarts": Setting(num_inbound=2, num_reader_restarts=1, repeats=False),
-    "the owner restarts": Setting(num_leases=2, num_owner_restarts=1, repeats=False),
-    "committed leases forgotten at once": Setting(committed_max=0),
-    "every message at most once": Setting(lossy=True, ends=False),
-}
-
+WORLDS = LEASE_SETTINGS
+NUM_STATES = {world.name: world.num_states for world in NAMED}
 
 Explored = tuple[dict[str, Exploration], set[tuple[str, str, str]]]
 
@@ -48,7 +43,7 @@ def test_no_wrong_bytes_no_overwriting_and_every_hold_ends(explored: Explored, n
     print(f"{name}: {seen}")
     assert not seen.problem, str(seen)
     assert seen.exhausted
-    assert seen.num_states > 300, "a world in which next to nothing happens shows nothing"
+    assert seen.num_states == NUM_STATES[name], "say so in worlds.py"
 
 
 def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(
@@ -61,9 +56,9 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(
     assert explored[1] == rows - other - ended
 
 
-RETRY = WORLDS["a retry in the same generation"]
-REBORN_OWNER = replace(WORLDS["the owner restarts"], checks_addressee=False)
-REBORN_READER = replace(WORLDS["the reader restarts"], checks_addressee=False)
+RETRY = WORLDS["lease-retry"]
+REBORN_OWNER = replace(WORLDS["lease-owner-restarts"], checks_addressee=False)
+REBORN_READER = replace(WORLDS["lease-reader-restarts"], checks_addressee=False)
 WRONG, LANDS, NO_WAY = "valid with wrong bytes", "nobody holds", "no way leads to a goal"
 
 MUTANTS: dict[str, tuple[Setting, str]] = {

@@ -1,0 +1,55 @@
+"""The bytes of a small pool, as texts: whoever reads what is not there is seen."""
+
+from collections.abc import Collection
+
+from disagg.kv.block_pool import NULL_BLOCK
+from disagg.scheduling.step import Step
+
+NOTHING = "nothing"
+OTHER = "bytes of another request"
+HALF = "half-written"
+
+Memory = tuple[str, ...]
+
+
+def right(position: int) -> str:
+    """What the block at a position must contain; every prompt is the same one here."""
+    return f"KV {position}"
+
+
+def launch(step: Step, memory: Memory) -> tuple[Memory, str]:
+    """Memory while a step runs, and which wrong bytes it computes from, if any."""
+    content = list(memory)
+    for part in step.slices:
+        end = part.start + len(part.token_ids)
+        for table in part.block_tables:
+            for position, block in enumerate(table[:end]):
+                if position >= part.start:
+                    content[block] = HALF
+                elif block != NULL_BLOCK and content[block] != right(position):
+                    return memory, f"a step computes from {content[block]!r} at {position}"
+    return tuple(content), ""
+
+
+def land(step: Step, memory: Memory) -> tuple[Memory, str]:
+    """Memory after a step has written, and what it overwrote, if anything."""
+    content = list(memory)
+    for part in step.slices:
+        for table in part.block_tables:
+            for position in range(part.start, part.start + len(part.token_ids)):
+                if content[table[position]] != HALF:
+                    return memory, f"a step overwrites {content[table[position]]!r}"
+                content[table[position]] = right(position)
+    return tuple(content), ""
+
+
+def reuse(
+    memory: Memory, held_before: Collection[int], held: Collection[int], cached: Collection[int]
+) -> Memory:
+    """Memory after whatever is free, or was taken anew, was overwritten: the worst moment."""
+    return tuple(
+        content
+        if content == NOTHING or block in cached or (block in held and block in held_before)
+        else OTHER
+        for block, content in enumerate(memory)
+    )

@@ -1,0 +1,205 @@
+"""The named worlds that `disagg explore` and the tests exhaust, and how large each one is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from disagg.checking.explorer import Exploration
+from disagg.checking.lease_world import LeaseWorld, Setting
+from disagg.checking.pair_world import FULL, WINDOW, PairSetting, PairWorld
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One world.
+
+    Attributes:
+        name: for the command line.
+        what: what may happen in it.
+        explore: visits everything.
+        num_states: seen when it was last explored; a test holds it.
+        only_full: too large for `make test`.
+    """
+
+    name: str
+    what: str
+    explore: Callable[[], Exploration]
+    num_states: int
+    only_full: bool = False
+
+
+def _lease(name: str, what: str, setting: Setting, num_states: int) -> World:
+    return World(name, what, LeaseWorld(setting).explore, num_states)
+
+
+def _pair(
+    name: str, what: str, setting: PairSetting, num_states: int, *, only_full: bool = False
+) -> World:
+    def explore() -> Exploration:
+        return PairWorld(setting).explore()
+
+    return World(name, what, explore, num_states, only_full)
+
+
+LEASE_SETTINGS = {
+    "lease": Setting(num_read_errors=1, stuck=True),
+    "lease-retry": Setting(num_leases=2, num_inbound=2, repeats=False),
+    "lease-reader-restarts": Setting(num_inbound=2, num_reader_restarts=1, repeats=False),
+    "lease-owner-restarts": Setting(num_leases=2, num_owner_restarts=1, repeats=False),
+    "lease-forgotten": Setting(committed_max=0),
+    "lease-lossy": Setting(lossy=True, ends=False),
+}
+PAIR_SETTINGS = {
+    "pair": PairSetting(),
+    "pair-cancel": PairSetting(cancels=1, repeats=False),
+    "pair-preempt-cancel": PairSetting(preemptions=1, cancels=1, repeats=False),
+    "pair-preempt-evict": PairSetting(preemptions=1, evictions=1, repeats=False),
+    "pair-window": PairSetting(specs=(FULL, WINDOW), num_blocks=8, preemptions=1, repeats=False),
+    "pair-errors": PairSetting(step_errors=1, read_errors=1, repeats=False),
+    "pair-restart": PairSetting(restarts=(1, 1), repeats=False),
+    "pair-strangers": PairSetting(wrong_epochs=True, cancels=1, repeats=False),
+    "pair-shared": PairSetting(
+        num_requests=2, num_blocks=5, passes_max=0, in_order=True, repeats=False
+    ),
+    "pair-time-outs": PairSetting(time_outs=True, repeats=False),
+    "pair-losses": PairSetting(losses=1, cancels=1, repeats=False),
+    "pair-cancel-repeated": PairSetting(cancels=1),
+    "pair-preempt-repeated": PairSetting(preemptions=1),
+    "pair-decode-restarts": PairSetting(restarts=(0, 1)),
+    "pair-prefill-restarts": PairSetting(restarts=(1, 0)),
+    "pair-shared-more": PairSetting(num_requests=2, num_blocks=7, in_order=True, repeats=False),
+}
+
+WORLDS = (
+    _lease(
+        "lease",
+        "one lease; everything repeated; READ errors and stuck READs",
+        LEASE_SETTINGS["lease"],
+        7_059,
+    ),
+    _lease(
+        "lease-retry",
+        "abort or death, and a second lease with the same block ids and other bytes",
+        LEASE_SETTINGS["lease-retry"],
+        17_442,
+    ),
+    _lease(
+        "lease-reader-restarts",
+        "the reader restarts",
+        LEASE_SETTINGS["lease-reader-restarts"],
+        2_203,
+    ),
+    _lease(
+        "lease-owner-restarts",
+        "the owner restarts and leases again under the same id",
+        LEASE_SETTINGS["lease-owner-restarts"],
+        15_513,
+    ),
+    _lease(
+        "lease-forgotten",
+        "committed leases forgotten at once",
+        LEASE_SETTINGS["lease-forgotten"],
+        3_774,
+    ),
+    _lease(
+        "lease-lossy",
+        "every message at most once; nothing else goes wrong: a commit stays reachable",
+        LEASE_SETTINGS["lease-lossy"],
+        6_777,
+    ),
+    _pair("pair", "every message repeated and reordered", PAIR_SETTINGS["pair"], 11_488),
+    _pair("pair-cancel", "the client goes away", PAIR_SETTINGS["pair-cancel"], 2_756),
+    _pair(
+        "pair-preempt-cancel",
+        "the prefill is preempted while its lease grows, the client goes away; "
+        "Release and a second reservation with READs in progress",
+        PAIR_SETTINGS["pair-preempt-cancel"],
+        29_526,
+    ),
+    _pair(
+        "pair-preempt-evict",
+        "the prefill is preempted, everything free is evicted",
+        PAIR_SETTINGS["pair-preempt-evict"],
+        20_018,
+    ),
+    _pair(
+        "pair-window",
+        "a full and a window group; the prefill is preempted",
+        PAIR_SETTINGS["pair-window"],
+        9_216,
+    ),
+    _pair("pair-errors", "a step fails, a READ fails", PAIR_SETTINGS["pair-errors"], 2_820),
+    _pair(
+        "pair-restart", "each worker restarts under its name", PAIR_SETTINGS["pair-restart"], 593
+    ),
+    _pair(
+        "pair-strangers",
+        "every message also from a wrong epoch, where it must change nothing; the client goes away",
+        PAIR_SETTINGS["pair-strangers"],
+        2_756,
+    ),
+    _pair(
+        "pair-shared",
+        "two hand-overs lease the same block, memory for both is lacking; no message is lost",
+        PAIR_SETTINGS["pair-shared"],
+        6_621,
+    ),
+    _pair(
+        "pair-time-outs",
+        "questions, leases, reservations and READs time out at any moment",
+        PAIR_SETTINGS["pair-time-outs"],
+        106_878,
+        only_full=True,
+    ),
+    _pair(
+        "pair-losses",
+        "a message is lost for good, the client goes away",
+        PAIR_SETTINGS["pair-losses"],
+        418_504,
+        only_full=True,
+    ),
+    _pair(
+        "pair-cancel-repeated",
+        "every message repeated and reordered; the client goes away",
+        PAIR_SETTINGS["pair-cancel-repeated"],
+        139_331,
+        only_full=True,
+    ),
+    _pair(
+        "pair-preempt-repeated",
+        "every message repeated and reordered; the prefill is preempted",
+        PAIR_SETTINGS["pair-preempt-repeated"],
+        367_316,
+        only_full=True,
+    ),
+    _pair(
+        "pair-decode-restarts",
+        "every message repeated and reordered; the decode worker restarts",
+        PAIR_SETTINGS["pair-decode-restarts"],
+        12_665,
+        only_full=True,
+    ),
+    _pair(
+        "pair-prefill-restarts",
+        "every message repeated and reordered; the prefill worker restarts",
+        PAIR_SETTINGS["pair-prefill-restarts"],
+        19_150,
+        only_full=True,
+    ),
+    _pair(
+        "pair-shared-more",
+        "two hand-overs lease the same block, with memory for both and refusals retried",
+        PAIR_SETTINGS["pair-shared-more"],
+        25_909,
+        only_full=True,
+    ),
+)
+
+
+def document() -> str:
+    """The table in ``docs/lease.md``."""
+    lines = ["| world | what may happen | states |", "|---|---|---|"]
+    lines += [
+        f"| `{one.name}`{' (full)' if one.only_full else ''} | {one.what} | {one.num_states:,} |"
+        for one in WORLDS
+    ]
+    return "\n".join(lines) + "\n"

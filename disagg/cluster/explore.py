@@ -1,0 +1,44 @@
+"""`disagg explore`: exhaust the worlds of the transfer protocol, or print what breaks."""
+
+import time
+from collections.abc import Callable
+
+from disagg.checking.worlds import WORLDS, World
+from disagg.errors import ConfigError
+
+
+def explore_worlds(full: bool, names: list[str], report: Callable[[str], None]) -> int:
+    """Explore one world after the other and report each.
+
+    Args:
+        full: also the worlds that are too large for `make test`.
+        names: these worlds only; empty means all.
+        report: is told one line per world, or the trace of what breaks.
+
+    Returns:
+        The exit code: 0 if every world is exhausted, else 1.
+
+    Raises:
+        ConfigError: a world is not known.
+    """
+    known = {world.name: world for world in WORLDS}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"no world {unknown[0]!r}; there are {', '.join(known)}", param="--world")
+    chosen = [known[name] for name in names] or [w for w in WORLDS if full or not w.only_full]
+    sound = [_explore(world, report) for world in chosen]
+    return 0 if all(sound) else 1
+
+
+def _explore(world: World, report: Callable[[str], None]) -> bool:
+    started = time.monotonic()
+    seen = world.explore()
+    if seen.problem:
+        report(f"{world.name}: {seen}")
+        return False
+    verdict = "EXHAUSTED" if seen.exhausted else "NOT exhausted"
+    took = time.monotonic() - started
+    report(
+        f"{world.name}: {seen.num_states:,} states, {seen.num_steps:,} steps, "
+        f"{verdict}, {took:.1f} s"
+    )
+    return seen.exhausted

@@ -1,0 +1,139 @@
+"""Whole workers with one rule taken away each; the explorer must find what breaks."""
+
+from collections.abc import Callable
+
+from disagg.kv.steps import StepHolds
+from disagg.scheduling.incoming import Incoming
+from disagg.scheduling.outgoing import Outgoing
+from disagg.scheduling.sampling import SampledToken
+from disagg.scheduling.sequence import Sequence
+from disagg.scheduling.step import Step
+from disagg.scheduling.worker_core import WorkerCore
+from disagg.transfer.actions import InboundAction, InboundCommitted, InboundStats, Send
+from disagg.transfer.identity import Incarnation
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
+from disagg.transfer.inbound_transfer import InboundTransfer
+from disagg.transfer.messages import Ended, Release, Reserve, Reserved
+from disagg.transfer.reservations import Decide, Refuse
+from disagg.transfer.reserving import ReserveAsker
+
+Mutate = Callable[[WorkerCore], None]
+
+
+def at(path: str, cls: type) -> Mutate:
+    """Let an object of the core be one of the mutated class."""
+
+    def mutate(core: WorkerCore) -> None:
+        found: object = core
+        for name in path.split(".") if path else ():
+            found = getattr(found, name)
+        found.__class__ = cls
+
+    return mutate
+
+
+class StepsHoldNothing(StepHolds):
+    """A step is no holder: what its request gives up is free at once."""
+
+    def drop(self, key: object, group: int, block_ids: list[int]) -> None:
+        self._pool.release(block_ids)
+
+
+class PublishesAtLaunch(WorkerCore):
+    """Blocks enter the prefix cache when their step is launched."""
+
+    def next_step(self, now_ms: int):  # type: ignore[no-untyped-def]
+        step, actions = super().next_step(now_ms)
+        for part in step.slices if step else ():
+            self.kv.publish(part.key, part.start + len(part.token_ids))
+        return step, actions
+
+
+class OffersAtLaunch(WorkerCore):
+    """A chunk is offered when its step is launched."""
+
+    def next_step(self, now_ms: int) -> tuple[Step | None, list]:  # type: ignore[type-arg]
+        step, actions = super().next_step(now_ms)
+        for part in step.slices if step else ():
+            seq = self.sequences[part.key]
+            if seq.lease_id is not None and part.sampling is None:
+                before, seq.num_computed = seq.num_computed, part.start + len(part.token_ids)
+                actions += self.outgoing.offer(now_ms, seq)
+                seq.num_computed = before
+        return step, actions
+
+
+class LeaseOutlivesPreemption(Outgoing):
+    """A preempted prefill keeps its lease and gives back the reservation only."""
+
+    def give_back(self, seq: Sequence, reason: str) -> list[Send]:
+        return list(self._asker.give_back(seq.key)) if reason == "preempted" else []
+
+
+class UnnumberedQuestions(ReserveAsker):
+    """Every question is the first one."""
+
+    def ask(self, now_ms, key, peer):  # type: ignore[no-untyped-def]
+        self._last_number = 0
+        return super().ask(now_ms, key, peer)
+
+
+class AnyGenerationReserved(Incoming):
+    """Says yes to generations that the router has not submitted, or that have ended."""
+
+    def on_reserve(
+        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
+    ) -> list[InboundAction]:
+        if isinstance(self._reservations.consider(sender, message), Refuse | Decide):
+            block = self._kv.pool.allocate(1)
+            self._kv.pool.hold(("unknown", message.number), block)
+            self._kv.pool.release(block)
+        return [Send(sender, Reserved(message.key, message.number, True, "", (0,)))]
+
+
+class ValidBeforeCommit(InboundTable):
+    """Believes the bytes when every READ is done, as a pipelined commit would."""
+
+    def _repeat(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
+        if entry.state is not InboundState.COMMITTING or entry.offers.seal is None:
+            return super()._repeat(now_ms, entry)
+        entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.OK)
+        return [InboundCommitted(entry.key, entry.offers.seal, InboundStats(0, (0,), 0, 0))]
+
+
+class PublishedBeforeCommit(Incoming):
+    """Finds the prefix in its cache as soon as the memory is reserved."""
+
+    def on_reserve(
+        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
+    ) -> list[InboundAction]:
+        actions = super().on_reserve(now_ms, sender, message, refusal)
+        if message.key in self.pulls and self._kv.num_free_blocks:
+            self._kv._sequence(message.key).num_external = None
+            self._kv.publish(message.key, 2)
+        return actions
+
+
+class ReleasesAfterTheSeal(Outgoing):
+    """The end of a sealed lease gives back its reservation, as it once did."""
+
+    def seal(self, now_ms: int, seq: Sequence, first: SampledToken) -> list[Send]:
+        asked = self._asker._entries[seq.key]
+        actions = super().seal(now_ms, seq, first)
+        self._asker._entries[seq.key] = asked
+        return actions
+
+
+class ReleasesLateAnswers(Outgoing):
+    """A repeated yes is released although its lease lives or is committed, as it once was."""
+
+    def on_late_answer(self, sender: Incarnation, late: Reserved) -> list[Send]:
+        return [Send(sender, Release(late.key, late.number))] if late.granted else []
+
+
+class AnyoneEndsLeases(Outgoing):
+    """Does not look who says that a generation has ended, as it once did."""
+
+    def on_ended(self, sender: Incarnation, ended: Ended) -> list[Send]:
+        return self.end_lease(ended.key, ended.reason)
