@@ -9,7 +9,7 @@ from typing import Any, NewType
 
 import numpy as np
 import numpy.typing as npt
-from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-untyped]
+from nixl import _api as nixl  # type: ignore[import-untyped]
 
 from disagg.errors import RemoteFault
 from disagg.workers.transport import TransportInfo
@@ -33,6 +33,36 @@ def _failures_as_remote_fault(what: str) -> Iterator[None]:
         raise RemoteFault(f"{what}: {type(error).__name__}: {error}") from error
 
 
+PROGRESS_WAIT_US = 100_000
+"""Longest sleep of the progress thread; events wake it at once."""
+
+
+@contextmanager
+def _patient_progress_thread() -> Iterator[None]:
+    """Let the progress thread sleep between events.
+
+    NIXL's Python API sets its wait to 0, so that it polls without end: measured, an idle worker
+    took whatever a core had left. There is no argument for it, hence the detour.
+    """
+    config = nixl.nixlBind.nixlAgentConfig
+
+    class PatientConfig(config):  # type: ignore[misc, valid-type]
+        @property
+        def pthrDelay(self) -> int:
+            """The wait in microseconds."""
+            return PROGRESS_WAIT_US
+
+        @pthrDelay.setter
+        def pthrDelay(self, _: int) -> None:
+            config.pthrDelay.__set__(self, PROGRESS_WAIT_US)
+
+    nixl.nixlBind.nixlAgentConfig = PatientConfig
+    try:
+        yield
+    finally:
+        nixl.nixlBind.nixlAgentConfig = config
+
+
 class NixlAgent:
     """One agent with one registered pool.
 
@@ -47,8 +77,9 @@ class NixlAgent:
     def __init__(self, name: str, pool: Any) -> None:
         with _failures_as_remote_fault("starting NIXL"):
             # Without a progress thread a busy owner stalls its readers by 5-40 ms (tcp).
-            config = nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
-            self._agent: Any = nixl_agent(name, config)
+            config = nixl.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
+            with _patient_progress_thread():
+                self._agent: Any = nixl.nixl_agent(name, config)
             _kept.append((self._agent, pool))
             self._agent.register_memory(pool)
             metadata: bytes = self._agent.get_agent_metadata()
