@@ -107,7 +107,7 @@ def main() -> int:
     if chosen.setup:
         set_up()
         return 0
-    num_samples = 3 if chosen.quick else 15
+    num_samples = 3 if chosen.quick else 9
     reached = True
     with Peer() as peer:
         for name, target, wanted in cases():
