@@ -102,7 +102,8 @@ def test_a_lease_ended_before_its_seal_is_computed_anew(gemma3: ServedModel) -> 
     stop.go_on()
     assert_exact(answer.result(ANSWER_S), expected)
     first, *_, last = generations(gemma3)
-    assert first["cause"].startswith("lease_dead")
+    # Both workers report it; the decode worker's word, "peer_ended: lease_dead", may come first.
+    assert "lease_dead" in first["cause"]
     assert last["num_tokens"] == expected.num_tokens
 
 
