@@ -104,7 +104,8 @@ def test_a_lease_ended_before_its_seal_is_computed_anew(gemma3: ServedModel) -> 
     first, *_, last = generations(gemma3)
     # Both workers report it; the decode worker's word, "peer_ended: lease_dead", may come first.
     assert "lease_dead" in first["cause"]
-    assert last["num_tokens"] == expected.num_tokens
+    # The prefill may have been over, and its token out, when it noticed.
+    assert first["num_tokens"] + last["num_tokens"] == expected.num_tokens
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -7,6 +7,8 @@ prefix up to p itself; so a wrong, torn, stale or early read shows as a differen
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from hypothesis import HealthCheck, Phase, settings
+
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
@@ -84,6 +86,10 @@ class Live:
     promised: bool = False
 
 
+STEPS_MAX = 4
+"""Steps in flight at once."""
+
+
 @dataclass
 class World:
     """Coordinator, device memory and what is under way."""
@@ -103,7 +109,7 @@ class World:
             layout,
             self.num_blocks,
             max_model_tokens=10_000,
-            max_step_tokens=self.chunk_tokens,
+            max_step_tokens=STEPS_MAX * self.chunk_tokens,
             deduplicate=self.deduplicate,
             retention=self.retention,
         )
@@ -164,3 +170,16 @@ class World:
                 assert len(held) <= 2 + (live.launched > live.done)
             elif held:
                 assert held == list(range(held[0], len(table)))
+
+
+def settings_of(max_examples: int) -> settings:
+    """No shrinking: a failure prints its steps and the blob that replays it."""
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=40,
+        deadline=None,
+        print_blob=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
