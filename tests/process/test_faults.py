@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,6 +70,12 @@ def stop_at(served: ServedModel, phase: str, expected: Expected) -> tuple[Stop, 
 def generations(served: ServedModel, request_id: str = "held") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = served.cluster.record(request_id)["generations"]
     return found
+
+
+def has_first_token(served: ServedModel, request_id: str) -> bool:
+    """Whether the router has token 0, and no other yet."""
+    num_tokens: int = served.cluster.record(request_id)["num_tokens"]
+    return num_tokens == 1
 
 
 # --- the owner takes a lease away
@@ -199,6 +206,8 @@ def test_with_every_worker_dead_there_is_an_error(gemma3: ServedModel) -> None:
     client = RawClient(cluster.url, gemma3.body(expected, stream=True), "streamed")
     answer = gemma3.ask_later(expected, "whole")
     cluster.wait_told("d0", "held steps", told)
+    for request_id in ("streamed", "whole"):
+        wait_until(partial(has_first_token, gemma3, request_id), "token 0")
     for name in ("p0", "d0"):
         cluster.workers[name].kill()
     assert not is_exact(answer.result, expected)
