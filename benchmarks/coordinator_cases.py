@@ -73,8 +73,11 @@ class Case:
         self.kv.free("base")
         every = self.order["missing_every"]
         for group, window in enumerate(self.order["windows"]) if every else ():
-            for value in known.hashes[::every] if window else ():
-                del self.kv.pool._index[group][value]
+            if window:
+                holes = [self.kv.pool.index(group)[value] for value in known.hashes[::every]]
+                self.kv.pool.touch(holes)
+                self.kv.pool.forget(holes)
+                self.kv.pool.release(holes)
         self.asked = self.request("asked", list(self.tokens))
 
     def lookup(self) -> tuple[float, int]:

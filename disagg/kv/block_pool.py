@@ -1,22 +1,18 @@
 """The one pool of blocks of a worker: who holds what, what is free, what is cached."""
 
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import repeat
+from operator import itemgetter
 from types import MappingProxyType
 
 from disagg.errors import ConfigError, InvariantViolation
 from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.kv.free_blocks import CachedBlocks, UncachedBlocks
+from disagg.kv.prefix_cache import PrefixCache
 
 NULL_BLOCK = 0
 """Placeholder at positions outside the window: in the tensor, never allocated."""
-
-
-def _run(iterator: Iterable[object]) -> None:
-    """Exhaust an iterator at C speed."""
-    deque(iterator, maxlen=0)
 
 
 class BlockPool:
@@ -28,7 +24,8 @@ class BlockPool:
 
     Bulk operations work on lists of ints at C speed; there is no object per block. Most blocks
     have one hold, which is not written down: a block is held if it is private (held, without a
-    cached content), or cached and not free; ``_more_holds`` counts those beyond the first.
+    cached content), or cached and not free; ``_more_holds`` counts those beyond the first. Misuse
+    that would cost a look at every block (releasing a free block) is found by ``check``.
 
     Args:
         num_blocks: blocks in the tensor, the null block included.
@@ -45,13 +42,10 @@ class BlockPool:
         self.num_groups = num_groups
         self._emit = emit
         self._more_holds: dict[int, int] = {}
-        self._private: set[int] = set()
+        self._private = bytearray(num_blocks)
         self._uncached = UncachedBlocks(1, num_blocks)
         self._cached_free = CachedBlocks()
-        self._value_of: list[bytes | None] = [None] * num_blocks
-        self._group_of = array("H", bytes(2 * num_blocks))
-        self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
-        self._copies: list[dict[bytes, list[int]]] = [{} for _ in range(num_groups)]
+        self.cache = PrefixCache([NULL_BLOCK, *sorted(self._uncached)], num_groups)
         self._holds: dict[Hashable, list[int]] = {}
         self._returnable: dict[int, int] = {}
         self._slack: dict[int, int] = {}
@@ -80,7 +74,8 @@ class BlockPool:
         taken = self._uncached.take(min(num_blocks, len(self._uncached)))
         if len(taken) < num_blocks:
             taken += self._evict(num_blocks - len(taken))
-        self._private.update(taken)
+        if taken:
+            self._set_private(taken, True)
         return taken
 
     def touch(self, block_ids: Sequence[int]) -> None:
@@ -97,7 +92,7 @@ class BlockPool:
         if self._returnable:
             self._count_slack(block_ids)
 
-    def release(self, block_ids: Sequence[int]) -> int:
+    def release(self, block_ids: list[int]) -> int:
         """Take one hold off each block; returns how many became free.
 
         Of those, cached ones become the most recently freed in the order given.
@@ -111,10 +106,11 @@ class BlockPool:
             for block in [block for block in block_ids if more.get(block) == 0]:
                 del more[block]
         cached = freed
-        if not self._private.isdisjoint(freed):
-            cached = [block for block in freed if block not in self._private]
-            uncached = [block for block in freed if block in self._private]
-            self._private.difference_update(uncached)
+        if freed and self._has_private(freed):
+            private = self._private
+            cached = [block for block in freed if not private[block]]
+            uncached = [block for block in freed if private[block]]
+            self._set_private(uncached, False)
             self._uncached.add(uncached)
         if cached:
             self._cached_free.add(cached)
@@ -125,6 +121,23 @@ class BlockPool:
     def num_leaving(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks are free, that is, would leave the free list if touched."""
         return self._cached_free.num_among(block_ids)
+
+    def _set_private(self, block_ids: list[int], private: bool) -> None:
+        side = self.cache.neighbours(block_ids)
+        if side is not None:
+            self._private[side] = bytes((private,)) * len(block_ids)
+        else:
+            deque(map(self._private.__setitem__, block_ids, repeat(private)), maxlen=0)
+
+    def _has_private(self, block_ids: list[int], all_of_them: bool = False) -> bool:
+        """Whether one of these blocks is private, or all of them are."""
+        side = self.cache.neighbours(block_ids)
+        if side is None:
+            flags = itemgetter(*block_ids)(self._private)  # not one block: that is a slice
+            return all(flags) if all_of_them else any(flags)
+        if all_of_them:
+            return self._private.find(False, side.start, side.stop) < 0
+        return self._private.find(True, side.start, side.stop) >= 0
 
     # -- named holders ------------------------------------------------------------------------
 
@@ -160,13 +173,13 @@ class BlockPool:
 
     def num_holds(self, block: int) -> int:
         """Holds on a block, 0 if it is free."""
-        if block in self._private or (self.is_cached(block) and block not in self._cached_free):
+        if self._private[block] or (self.is_cached(block) and block not in self._cached_free):
             return 1 + self._more_holds.get(block, 0)
         return 0
 
     def _check_holdable(self, block_ids: Sequence[int]) -> None:
         for block in block_ids:
-            if block not in self._private and not self.is_cached(block):
+            if not self._private[block] and not self.is_cached(block):
                 raise InvariantViolation(f"block {block} is null, or free and not cached")
         if len(set(block_ids)) != len(block_ids):
             raise InvariantViolation("a block is named twice")
@@ -175,16 +188,16 @@ class BlockPool:
 
     def index(self, group: int) -> Mapping[bytes, int]:
         """Live view: chain value -> block that was cached first under it and still is."""
-        return self._index[group]
+        return self.cache.index(group)
 
     def is_cached(self, block: int) -> bool:
         """Whether the block can be found in the prefix cache."""
-        return self._value_of[block] is not None
+        return self.cache.has(block)
 
     def publish(
         self,
         group: int,
-        block_ids: Sequence[int],
+        block_ids: list[int],
         hashes: Sequence[bytes],
         *,
         parent_hash: bytes | None,
@@ -198,16 +211,11 @@ class BlockPool:
         With ``deduplicate`` a block whose value is cached already stays private; else both
         copies are cached and the older one is found first.
         """
-        if not self._private.issuperset(block_ids):
+        if not self._has_private(block_ids, all_of_them=True):
             raise InvariantViolation(f"a block of group {group} is published twice, or not held")
-        index = self._index[group]
-        if index.keys().isdisjoint(hashes):
-            index.update(zip(hashes, block_ids, strict=True))
-            self._note_values(group, block_ids, hashes)
-            self._private.difference_update(block_ids)
-            runs = [(0, len(hashes))]
-        else:
-            runs = self._publish_some(group, block_ids, hashes, deduplicate)
+        runs, stored = self.cache.store(group, block_ids, hashes, deduplicate)
+        if stored:
+            self._set_private(stored, False)
         for start, end in runs:
             self._emit(
                 BlocksStored(
@@ -220,51 +228,16 @@ class BlockPool:
                 )
             )
 
-    def _note_values(self, group: int, block_ids: Sequence[int], hashes: Sequence[bytes]) -> None:
-        first, size = block_ids[0], len(block_ids)
-        if block_ids == list(range(first, first + size)):  # adjacent, as fresh blocks are
-            self._value_of[first : first + size] = hashes
-            self._group_of[first : first + size] = array("H", [group]) * size
-        else:
-            _run(map(self._value_of.__setitem__, block_ids, hashes))
-            _run(map(self._group_of.__setitem__, block_ids, repeat(group)))
-
-    def _publish_some(
-        self, group: int, block_ids: Sequence[int], hashes: Sequence[bytes], deduplicate: bool
-    ) -> list[tuple[int, int]]:
-        """Publish where some values are known; returns the ranges of the unknown ones."""
-        index, copies = self._index[group], self._copies[group]
-        runs: list[tuple[int, int]] = []
-        for place, (block, value) in enumerate(zip(block_ids, hashes, strict=True)):
-            if value not in index:
-                index[value] = block
-                if runs and runs[-1][1] == place:
-                    runs[-1] = (runs[-1][0], place + 1)
-                else:
-                    runs.append((place, place + 1))
-            elif deduplicate:
-                continue
-            else:
-                copies.setdefault(value, []).append(block)
-            self._value_of[block] = value
-            self._group_of[block] = group
-            self._private.discard(block)
-        return runs
-
     def cached_hashes(self) -> tuple[tuple[bytes, ...], ...]:
         """Per group every value that can be found now."""
-        return tuple(map(tuple, self._index))
+        return self.cache.values()
 
     def clear_cache(self) -> None:
         """Forget all cached contents; held blocks stay held, free ones become uncached."""
+        for block in self.cache.clear():
+            self._private[block] = block not in self._cached_free
         self._uncached.add(list(self._cached_free))
-        held = [b for b in range(self.num_blocks) if self.is_cached(b)]
-        self._private.update(block for block in held if block not in self._cached_free)
         self._cached_free.clear()
-        self._value_of = [None] * self.num_blocks
-        for index, copies in zip(self._index, self._copies, strict=True):
-            index.clear()
-            copies.clear()
         self._emit(AllCleared())
 
     def _evict(self, num_blocks: int) -> list[int]:
@@ -276,32 +249,12 @@ class BlockPool:
         """Take cached blocks out of the cache that have exactly one hold; others stay."""
         alone = [b for b in block_ids if b not in self._more_holds and self.is_cached(b)]
         self._take_out(alone)
-        self._private.update(alone)
+        for block in alone:
+            self._private[block] = True
 
     def _take_out(self, block_ids: Sequence[int]) -> None:
-        removed: dict[int, list[bytes]] = {}
-        for block in block_ids:
-            group, value = self._group_of[block], self._value_of[block]
-            assert value is not None, "a cached block has a value"
-            self._value_of[block] = None
-            if self._forget_copy(group, value, block):
-                removed.setdefault(group, []).append(value)
-        for group, values in removed.items():
+        for group, values in self.cache.take_out(block_ids).items():
             self._emit(BlocksRemoved(group, tuple(values)))
-
-    def _forget_copy(self, group: int, value: bytes, block: int) -> bool:
-        """Take a block out of the index; true if it was the last copy."""
-        copies = self._copies[group].get(value) if self._copies[group] else None
-        if not copies:
-            del self._index[group][value]
-            return True
-        if self._index[group][value] == block:
-            self._index[group][value] = copies.pop(0)
-        else:
-            copies.remove(block)
-        if not copies:
-            del self._copies[group][value]
-        return False
 
     # -- blocks that a promise expects back (see promises) ------------------------------------
 
@@ -359,21 +312,13 @@ class BlockPool:
             raise InvariantViolation("a block is neither held nor free, or is no block")
         if not held.keys().isdisjoint(free):
             raise InvariantViolation(f"held blocks {held.keys() & free} are free")
-        if any(map(self.is_cached, (*self._uncached, *self._private))):
+        private = [block for block, flag in enumerate(self._private) if flag]
+        if any(map(self.is_cached, (*self._uncached, *private))):
             raise InvariantViolation("an uncached free or private block has a value")
         if not all(map(self.is_cached, self._cached_free)):
             raise InvariantViolation("a cached free block has no value")
         self._cached_free.check()
-        found: dict[int, tuple[int, bytes]] = {}
-        for group, (index, copies) in enumerate(zip(self._index, self._copies, strict=True)):
-            found.update((block, (group, value)) for value, block in index.items())
-            for value, blocks in copies.items():
-                if not blocks or value not in index:
-                    raise InvariantViolation(f"copies without a first in group {group}")
-                found.update((block, (group, value)) for block in blocks)
-        values = enumerate(self._value_of)
-        if found != {b: (self._group_of[b], value) for b, value in values if value is not None}:
-            raise InvariantViolation("index and values of blocks disagree")
+        self.cache.check()
         expected = {
             block: slack
             for block, count in self._returnable.items()

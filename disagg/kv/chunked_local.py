@@ -1,9 +1,9 @@
 """Chunked-local attention: a position sees its own chunk only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from disagg.kv.block_pool import NULL_BLOCK, BlockPool
-from disagg.kv.manager import GroupLimits, GroupManager, leading_run
+from disagg.kv.manager import GroupLimits, GroupManager
 from disagg.kv.specs import ChunkedLocalSpec
 
 
@@ -22,7 +22,7 @@ class ChunkedLocalManager(GroupManager):
 
     def match(
         self,
-        indexes: Sequence[Mapping[bytes, int]],
+        groups: Sequence[int],
         hashes: Sequence[bytes],
         max_tokens: int,
         alignment_tokens: int,
@@ -39,7 +39,7 @@ class ChunkedLocalManager(GroupManager):
         while True:
             first = min(self.skipped_tokens(end * size) // size, end)
             values = hashes[first:end]
-            runs = [leading_run(index, values, end - first) for index in indexes]
+            runs = [self.pool.cache.leading_run(group, values, end - first) for group in groups]
             reached = first + min(map(len, runs))
             reached -= reached % per_alignment
             if reached == end or reached == 0:

@@ -74,9 +74,7 @@ class KVCacheCoordinator:
             for group in layout.groups
         )
         self._moving = tuple(manager for manager in self.managers if manager.returns_blocks)
-        self._matcher = PrefixMatcher(
-            self.managers, self.pool, alignment_tokens, frozenset(eagle_groups)
-        )
+        self._matcher = PrefixMatcher(self.managers, alignment_tokens, frozenset(eagle_groups))
         self._steps = StepHolds(self.pool)
         self._promises = PromiseBook(self.pool, self._returning_blocks)
         self._sequences: dict[Hashable, SequenceState] = {}

@@ -1,8 +1,8 @@
 """Full attention: everything stays visible, hits are downward-closed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from disagg.kv.manager import GroupManager, leading_run
+from disagg.kv.manager import GroupManager
 
 
 class FullAttentionManager(GroupManager):
@@ -20,7 +20,7 @@ class FullAttentionManager(GroupManager):
 
     def match(
         self,
-        indexes: Sequence[Mapping[bytes, int]],
+        groups: Sequence[int],
         hashes: Sequence[bytes],
         max_tokens: int,
         alignment_tokens: int,
@@ -29,8 +29,8 @@ class FullAttentionManager(GroupManager):
         """Left-to-right run."""
         end = min(max_tokens // self.block_tokens, len(hashes))
         found: list[list[int]] = []
-        for index in indexes:
-            found.append(leading_run(index, hashes, end))
+        for group in groups:
+            found.append(self.pool.cache.leading_run(group, hashes, end))
             end = len(found[-1])
         end = max(0, end - drop_last)
         end -= end % (alignment_tokens // self.block_tokens)

@@ -9,6 +9,8 @@ from struct import iter_unpack
 from disagg.errors import ConfigError, RequestError
 
 _DOMAIN = b"disagg kv chain v1"
+_new_sha256 = sha256().copy
+"""Copying an empty one is faster than to look the algorithm up for each block."""
 
 
 class BlockHasher:
@@ -59,7 +61,9 @@ class BlockHasher:
             packed.byteswap()
         data, stride = packed.tobytes(), 4 * size
         value = hashes[-1] if hashes else self.seed(salt)
-        append = hashes.append
-        for part in iter_unpack(f"{stride}s", data):
-            value = sha256(value + part[0]).digest()
+        append, new = hashes.append, _new_sha256
+        for (part,) in iter_unpack(f"{stride}s", data):
+            block = new()
+            block.update(value + part)
+            value = block.digest()
             append(value)

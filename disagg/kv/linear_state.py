@@ -39,13 +39,14 @@ class LinearStateManager(GroupManager):
 
     def match(
         self,
-        indexes: Sequence[Mapping[bytes, int]],
+        groups: Sequence[int],
         hashes: Sequence[bytes],
         max_tokens: int,
         alignment_tokens: int,
         drop_last: bool,
     ) -> tuple[list[int], ...]:
         """The right-most aligned state that all groups have."""
+        indexes = [self.pool.index(group) for group in groups]
         step = alignment_tokens // self.block_tokens
         end = min(max_tokens // self.block_tokens, len(hashes))
         end -= end % step

@@ -1,9 +1,8 @@
 """Block tables of one KV cache group; what differs between kinds is in the sibling files."""
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from disagg.errors import InvariantViolation
 from disagg.kv.block_pool import NULL_BLOCK, BlockPool
@@ -77,16 +76,16 @@ class GroupManager:
 
     def match(
         self,
-        indexes: Sequence[Mapping[bytes, int]],
+        groups: Sequence[int],
         hashes: Sequence[bytes],
         max_tokens: int,
         alignment_tokens: int,
         drop_last: bool,
     ) -> tuple[list[int], ...]:
-        """Longest prefix cached in all ``indexes`` (groups with this spec), one list each.
+        """Longest prefix cached in all ``groups`` (they have this spec), one list each.
 
         Args:
-            indexes: chain value -> block, per group.
+            groups: the groups.
             hashes: chain values at this kind's block ends.
             max_tokens: bound of the prefix (before a block is dropped).
             alignment_tokens: the prefix is a multiple of it.
@@ -292,26 +291,3 @@ class GroupManager:
 def without_null(blocks: Sequence[int]) -> list[int]:
     """The blocks that are kept."""
     return list(filter(None, blocks))
-
-
-def look_up(index: Mapping[bytes, int], values: Sequence[bytes]) -> list[int]:
-    """Block of each value; raises KeyError if one is not cached."""
-    if len(values) > 1:
-        return list(itemgetter(*values)(index))
-    return [index[value] for value in values]
-
-
-def leading_run(index: Mapping[bytes, int], values: Sequence[bytes], end: int) -> list[int]:
-    """Blocks of ``values[:end]`` up to the first that is not cached.
-
-    Prefixes are evicted from their ends, so a few probes tell where the run probably ends. All
-    its values are then looked up at once; a hole among them makes the run end there.
-    """
-    end = min(end, len(values))
-    if end and values[end - 1] not in index:
-        end = bisect_left(range(end), True, key=lambda place: values[place] not in index)
-    while True:
-        try:
-            return look_up(index, values[:end])
-        except KeyError as hole:
-            end = values.index(hole.args[0], 0, end)

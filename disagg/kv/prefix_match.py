@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from math import lcm
 
-from disagg.kv.block_pool import BlockPool
 from disagg.kv.manager import GroupManager
 from disagg.kv.request import CacheHit
 
@@ -19,7 +18,6 @@ class PrefixMatcher:
 
     Args:
         managers: one per group.
-        pool: whose cache is searched.
         alignment_tokens: hits are multiples of it.
         eagle_groups: groups whose hits must be proven one block further.
     """
@@ -27,11 +25,9 @@ class PrefixMatcher:
     def __init__(
         self,
         managers: Sequence[GroupManager],
-        pool: BlockPool,
         alignment_tokens: int,
         eagle_groups: frozenset[int],
     ) -> None:
-        self._pool = pool
         self._num_groups = len(managers)
         self.alignment_tokens = alignment_tokens
         joint: dict[tuple[object, bool], list[GroupManager]] = {}
@@ -108,8 +104,8 @@ class PrefixMatcher:
         drop_last: bool,
     ) -> tuple[list[int], ...]:
         lead = members[0]
-        indexes = [self._pool.index(member.group) for member in members]
-        return lead.match(indexes, lead.chain(hashes), max_tokens, alignment_tokens, drop_last)
+        groups = [member.group for member in members]
+        return lead.match(groups, lead.chain(hashes), max_tokens, alignment_tokens, drop_last)
 
     def _trim(self, found: list[list[int]], num_tokens: int) -> None:
         for members, _ in self._kinds:

@@ -1,10 +1,13 @@
 """Sliding window: only the last ``window_tokens - 1`` tokens before a query matter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from disagg.kv.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.manager import GroupLimits, GroupManager
 from disagg.kv.specs import SlidingWindowSpec
+
+_PROBES = 16
+"""Blocks of a candidate that are probed one by one before all of them are."""
 
 
 class SlidingWindowManager(GroupManager):
@@ -23,7 +26,7 @@ class SlidingWindowManager(GroupManager):
 
     def match(
         self,
-        indexes: Sequence[Mapping[bytes, int]],
+        groups: Sequence[int],
         hashes: Sequence[bytes],
         max_tokens: int,
         alignment_tokens: int,
@@ -32,9 +35,9 @@ class SlidingWindowManager(GroupManager):
         """Right-most aligned end before which the whole window (or everything) is cached.
 
         A missing block rules out every end whose window covers it, so the next candidate ends
-        at the left-most missing one: a total miss takes one probe per window, and holes far
-        apart are found by a few.
+        there: as in Boyer and Moore's search, a total miss takes one probe per window.
         """
+        indexes = [self.pool.index(group) for group in groups]
         extra = int(drop_last)
         per_alignment = alignment_tokens // self.block_tokens
         need = self.num_window_blocks + extra
@@ -46,7 +49,7 @@ class SlidingWindowManager(GroupManager):
             if end <= extra:
                 return tuple([] for _ in indexes)
             first = end - need if end > need else 0
-            for limit in range(first, min(first + 16, end)):
+            for limit in range(first, min(first + _PROBES, end)):
                 if hashes[limit] not in probe:
                     break
             else:
@@ -56,5 +59,7 @@ class SlidingWindowManager(GroupManager):
                 if not missing:
                     break
                 limit = first + min(missing)
+            while limit >= need > 0 and hashes[limit - need] not in probe:
+                limit -= need
         nulls: list[int | None] = [NULL_BLOCK] * first
         return tuple((nulls + run)[: end - extra] for run in runs)  # type: ignore[misc]

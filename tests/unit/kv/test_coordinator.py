@@ -240,8 +240,18 @@ def corrupt_free(kv: KVCacheCoordinator) -> None:
     kv.pool._uncached.add([1])
 
 
+def release_a_free_block(kv: KVCacheCoordinator) -> None:
+    kv.pool.release([next(iter(kv.pool._uncached))])
+
+
+def release_a_private_block_twice(kv: KVCacheCoordinator) -> None:
+    blocks = kv.pool.allocate(1)
+    kv.pool.release(blocks)
+    kv.pool.release(blocks)
+
+
 def corrupt_index(kv: KVCacheCoordinator) -> None:
-    kv.pool._index[0].popitem()
+    kv.pool.cache._index[0].popitem()
 
 
 def corrupt_table(kv: KVCacheCoordinator) -> None:
@@ -253,7 +263,16 @@ def corrupt_promise(kv: KVCacheCoordinator) -> None:
 
 
 @pytest.mark.parametrize(
-    "corrupt", [corrupt_count, corrupt_free, corrupt_index, corrupt_table, corrupt_promise]
+    "corrupt",
+    [
+        corrupt_count,
+        corrupt_free,
+        release_a_free_block,
+        release_a_private_block_twice,
+        corrupt_index,
+        corrupt_table,
+        corrupt_promise,
+    ],
 )
 def test_check_sees(corrupt: Any) -> None:
     kv = coordinator(FULL, num_blocks=40)
@@ -262,6 +281,14 @@ def test_check_sees(corrupt: Any) -> None:
     corrupt(kv)
     with pytest.raises(InvariantViolation):
         kv.check()
+
+
+def test_a_cached_block_that_becomes_free_twice_is_seen_at_once() -> None:
+    kv = coordinator(FULL, num_blocks=40)
+    compute(kv, request("a", 64))
+    kv.free("a")
+    with pytest.raises(InvariantViolation, match="free twice"):
+        kv.pool.release([next(iter(kv.pool._cached_free))])
 
 
 def test_events_rebuild_the_cache() -> None:

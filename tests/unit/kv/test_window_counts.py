@@ -111,8 +111,8 @@ def test_two_equal_windows_are_looked_up_jointly() -> None:
     assert [len(ids) - ids.count(NULL_BLOCK) for ids in hit.block_ids] == [19, 4, 4]
     # Without one block of one group its windows over that block are gone for both.
     lost = kv.block_table("a")[2][17]
-    del kv.pool._index[2][first.hashes[17]]
-    kv.pool._value_of[lost] = None
+    del kv.pool.cache._index[2][first.hashes[17]]
+    kv.pool.cache._value_of[lost] = None
     hit = kv.find_longest_cache_hit(request("b", 320), 319)
     assert hit.num_tokens == 17 * 16
 
