@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -33,7 +34,8 @@ class NixlTransport:
         pool: int8 ``[num_blocks, block_bytes]``, contiguous, host or CUDA; it stays registered
             and alive as long as the process.
         on_read_done: called on the transport's thread with (read id, error or "").
-        handle_bytes_max: a read is cut into handles of about this size, 1-16 MiB.
+        handle_bytes_max: a read is cut into equal handles of at most this size, 1-16 MiB (of one
+            block at least): fewer cost less, larger ones delay what comes after.
 
     Raises:
         ConfigError: the pool's shape is wrong, or NIXL does not start.
@@ -56,6 +58,7 @@ class NixlTransport:
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue(COMMANDS_MAX)
         self._peers: dict[str, Peer] = {}
         self._posted: dict[ReadHandle, Posted] = {}
+        self._ended: deque[Read] = deque()
         self._active_s = 0.0
         self._closing = False
         self._exiting = False
@@ -63,6 +66,7 @@ class NixlTransport:
         self._failure = ""
         self._ending = threading.Lock()  # no command slips in behind the last one
         self._num_reads = 0
+        self._num_bytes = 0
         self._oldest_s: float | None = None
         self._idle: Future[None] = Future()
         started: Future[NixlAgent] = Future()
@@ -90,6 +94,11 @@ class NixlTransport:
     def num_in_progress(self) -> int:
         """Handles posted and not terminal."""
         return len(self._posted)
+
+    @property
+    def num_bytes_in_progress(self) -> int:
+        """What those handles move; at most `PEER_BYTES_MAX` per peer, or one handle."""
+        return self._num_bytes
 
     @property
     def oldest_in_progress_ms(self) -> int:
@@ -126,7 +135,11 @@ class NixlTransport:
             raise ValueError(f"{len(src_blocks)} source and {len(dst_blocks)} destination blocks")
         if not _inside(dst, self._agent.info.num_blocks):
             raise ValueError("a destination block lies outside the pool")
-        self._put(lambda: self._start(Read(read_id, src, dst), peer))
+        # Neighbours become one descriptor where both sides ascend; the order is ours to choose.
+        order = src.argsort()
+        num_pieces = -(-len(src) // self._handle_blocks_max)
+        piece_blocks = -(-len(src) // max(1, num_pieces))
+        self._put(lambda: self._start(Read(read_id, src[order], dst[order], piece_blocks), peer))
 
     def close(self, timeout_s: float) -> bool:
         """Fail what is not posted and wait for what is; nothing is read any more.
@@ -178,6 +191,8 @@ class NixlTransport:
                 self._run_commands()
                 progress = self._post_pieces()
                 progress |= self._poll()
+                if not any(peer.can_post for peer in self._peers.values()):
+                    self._report_ended()
                 if progress:
                     self._active_s = time.monotonic()
             self._end("the process ends" if self._exiting else "closed")
@@ -196,15 +211,14 @@ class NixlTransport:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._commands.get_nowait()()
+        self._report_ended()
 
     def _run_commands(self) -> None:
         """Run what is queued; wait for more where there is nothing else to do."""
-        try:
+        with contextlib.suppress(queue.Empty):
             self._commands.get(timeout=self._wait_s())()
             while True:
                 self._commands.get_nowait()()
-        except queue.Empty:
-            return
 
     def _wait_s(self) -> float | None:
         if any(peer.can_post for peer in self._peers.values()):
@@ -299,19 +313,22 @@ class NixlTransport:
                 continue
             posted = True
             read = peer.waiting[0]
-            piece = slice(read.num_posted, read.num_posted + self._handle_blocks_max)
+            piece, num_bytes = read.next_piece, peer.bytes_of(read.next_piece)
             try:
                 handle = self._agent.make_read(peer.pool, read.src[piece], read.dst[piece])
             except RemoteFault as error:
                 self._end_piece(peer, read, error.message)
                 continue
-            read.num_posted = min(piece.stop, len(read.src))
+            read.num_posted = piece.stop
             if read.is_posted:
                 peer.waiting.popleft()
             read.num_handles += 1
             peer.num_handles += 1
-            self._posted[handle] = Posted(peer, read, time.monotonic())
-            self._note_oldest()
+            peer.num_bytes += num_bytes
+            self._posted[handle] = Posted(peer, read, num_bytes, time.monotonic())
+            self._note_progress()
+            # Only now: the control thread wakes up while this one is inside NIXL.
+            self._report_ended()
             self._settle(handle, self._agent.post)
         return posted
 
@@ -320,11 +337,12 @@ class NixlTransport:
         before = len(self._posted)
         for handle in list(self._posted):
             self._settle(handle, self._agent.is_done)
-        self._note_oldest()
+        self._note_progress()
         return len(self._posted) < before
 
-    def _note_oldest(self) -> None:
+    def _note_progress(self) -> None:
         # Published by the thread: others cannot walk a dict that changes.
+        self._num_bytes = sum(posted.num_bytes for posted in self._posted.values())
         self._oldest_s = next((posted.posted_s for posted in self._posted.values()), None)
 
     def _settle(self, handle: ReadHandle, ask: Callable[[ReadHandle], bool]) -> None:
@@ -337,6 +355,7 @@ class NixlTransport:
         posted = self._posted.pop(handle)
         posted.read.num_handles -= 1
         posted.peer.num_handles -= 1
+        posted.peer.num_bytes -= posted.num_bytes
         try:
             self._agent.release(handle)
         except RemoteFault as fault:
@@ -358,11 +377,16 @@ class NixlTransport:
             self._report(read)
 
     def _report(self, read: Read) -> None:
-        self._num_reads -= 1
-        try:
-            self._on_read_done(read.read_id, read.error)
-        except Exception:
-            _log.exception("on_read_done(%d)", read.read_id)
+        self._ended.append(read)
+
+    def _report_ended(self) -> None:
+        while self._ended:
+            read = self._ended.popleft()
+            self._num_reads -= 1
+            try:
+                self._on_read_done(read.read_id, read.error)
+            except Exception:
+                _log.exception("on_read_done(%d)", read.read_id)
 
     def _close(self) -> None:
         self._closing = True

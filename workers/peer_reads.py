@@ -8,6 +8,8 @@ from disagg.workers.transport import TransportInfo
 
 PEER_HANDLES_MAX = 16
 """In progress per peer, so that one that stopped does not take the others' turns."""
+PEER_BYTES_MAX = 64 << 20
+"""In progress per peer, so that what was given up drains soon; one handle may always be."""
 MEND_DELAY_MIN_S = 1.0
 MEND_DELAY_MAX_S = 60.0
 
@@ -19,6 +21,8 @@ class Read:
     read_id: int
     src: BlockIds
     dst: BlockIds
+    piece_blocks: int
+    """Blocks of each handle, the last one's may be fewer."""
     num_posted: int = 0
     """Blocks that are in handles, or never will be because the read failed."""
     num_handles: int = 0
@@ -29,6 +33,11 @@ class Read:
     def is_posted(self) -> bool:
         """Whether no more handles will follow."""
         return self.num_posted == len(self.src)
+
+    @property
+    def next_piece(self) -> slice:
+        """The blocks of the next handle."""
+        return slice(self.num_posted, min(self.num_posted + self.piece_blocks, len(self.src)))
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +52,8 @@ class Peer:
     """Reads with pieces to post; the first has its turn."""
     num_handles: int = 0
     """In progress."""
+    num_bytes: int = 0
+    """In progress."""
     removing: bool = False
     """It is forgotten when nothing is in progress any more."""
     again: TransportInfo | None = None
@@ -54,12 +65,16 @@ class Peer:
     @property
     def can_post(self) -> bool:
         """Whether a piece can be posted now."""
-        return (
-            bool(self.waiting)
-            and self.pool is not None
-            and not self.removing
-            and self.num_handles < PEER_HANDLES_MAX
-        )
+        if not self.waiting or self.pool is None or self.removing:
+            return False
+        if not self.num_handles:
+            return True
+        num_bytes = self.num_bytes + self.bytes_of(self.waiting[0].next_piece)
+        return self.num_handles < PEER_HANDLES_MAX and num_bytes <= PEER_BYTES_MAX
+
+    def bytes_of(self, piece: slice) -> int:
+        """Bytes that the handle of a piece moves."""
+        return int(piece.stop - piece.start) * self.info.block_bytes
 
     def mend(self, now_s: float) -> bool:
         """Mark the peer to be added anew, if it is time; each time the delay doubles."""
@@ -77,4 +92,5 @@ class Posted:
 
     peer: Peer
     read: Read
+    num_bytes: int
     posted_s: float

@@ -21,20 +21,23 @@ NUM_BLOCKS = 64
 BLOCK_BYTES = 4096
 HANDLE_BYTES_MAX = 2 * BLOCK_BYTES
 HANDLES_MAX = 16  # per peer
+PEER_BYTES_MAX = 64 << 20
+IDLE = {"failure": "", "reads": 0, "handles": 0, "oldest_ms": 0, "bytes": 0}
 BOUND_S = 30.0
 
 
 class Process:
     """A node in a process of its own; every wait is bounded."""
 
-    def __init__(self, name: str, seed: int, tls: str, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, name: str, seed: int, tls: str, **different: Any) -> None:
         self.name, self.seed = name, seed
         options = {
             "name": name,
             "seed": seed,
             "num_blocks": NUM_BLOCKS,
-            "block_bytes": block_bytes,
+            "block_bytes": BLOCK_BYTES,
             "handle_bytes_max": HANDLE_BYTES_MAX,
+            **different,
         }
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         env.pop("UCX_TLS", None)
@@ -103,8 +106,8 @@ class World:
         self.processes: list[Process] = []
         self._read_ids = itertools.count(1)
 
-    def start(self, name: str, seed: int, block_bytes: int = BLOCK_BYTES) -> Process:
-        process = Process(name, seed, self.tls, block_bytes)
+    def start(self, name: str, seed: int, **different: Any) -> Process:
+        process = Process(name, seed, self.tls, **different)
         self.processes.append(process)
         return process
 
@@ -157,8 +160,9 @@ def tcp_world() -> Iterator[World]:
     world.kill()
 
 
-def pair(world: World) -> tuple[Process, Process]:
-    owner, reader = world.start("owner:1", seed=1), world.start("reader:1", seed=2)
+def pair(world: World, **different: Any) -> tuple[Process, Process]:
+    owner = world.start("owner:1", seed=1, **different)
+    reader = world.start("reader:1", seed=2, **different)
     owner.ready()
     reader.ready()
     reader.add(name=owner.name, info=owner.info)
@@ -184,13 +188,63 @@ def test_reads_move_exactly_the_blocks_asked_for(world: World) -> None:
     assert ended(reader, world.read(reader, owner.name, everything, everything)) == ""
     assert reader.digests() == owner.digests()
     assert ended(reader, world.read(reader, owner.name, [], [])) == ""
-    assert reader.state() == {"failure": "", "reads": 0, "handles": 0, "oldest_ms": 0}
+    assert reader.state() == IDLE
 
     assert reader.close(timeout_s=BOUND_S) is True
     with pytest.raises(RuntimeError, match="RemoteFault: the KV transport has ended: closed"):
         world.read(reader, owner.name, [0], [0])
     reader.remove(name=owner.name)  # harmless
     assert [owner.end(), reader.end()] == [0, 0]
+
+
+def test_neighbours_become_one_descriptor(world: World) -> None:
+    owner, reader = pair(world, handle_bytes_max=NUM_BLOCKS * BLOCK_BYTES, telemetry=True)
+    everything = list(range(NUM_BLOCKS))
+    descending = everything[::-1]
+    assert reader.counts()["descriptors"] == []
+    for src, dst, num_descriptors in (
+        (everything, everything, 1),
+        (descending, descending, 1),  # the order within a read is the transport's to choose
+        ([5, 6, 7, 20, 21], [1, 2, 3, 4, 5], 2),
+        ([5, 6, 7, 8], [1, 2, 40, 41], 2),
+        (everything, descending, NUM_BLOCKS),  # what cannot become one does not
+    ):
+        assert ended(reader, world.read(reader, owner.name, src, dst)) == ""
+        counts = reader.counts()
+        assert counts["descriptors"] == [num_descriptors]
+        assert counts["bytes"] == [len(src) * BLOCK_BYTES]
+    # Our own pool and the peer's, once, each as one strided row.
+    assert counts["prepared"] == [1, 1]
+    want = [expected(owner.seed, block) for block in descending]
+    assert reader.digests() == want != want[::-1]
+
+
+def test_handles_are_equal_and_bytes_in_progress_are_bounded(tcp_world: World) -> None:
+    mib = 1 << 20
+    large = {"block_bytes": 2 * mib, "handle_bytes_max": 16 * mib, "telemetry": True}
+    owner, reader = pair(tcp_world, **large)
+    everything = list(range(NUM_BLOCKS))  # 128 MiB
+    assert ended(reader, tcp_world.read(reader, owner.name, everything[:9], everything[:9])) == ""
+    assert sorted(reader.counts()["bytes"]) == [8 * mib, 10 * mib]  # not 16 and 2
+
+    owner.signal(signal.SIGSTOP)
+    stuck = tcp_world.read(reader, owner.name, everything, everything)
+    state = until(reader, lambda s: s["bytes"] == PEER_BYTES_MAX)
+    before_ms = reader.cpu_ms()
+    assert reader.wait(read_id=stuck, timeout_s=1.0) == []
+    used_ms = reader.cpu_ms() - before_ms
+    assert used_ms < 300, "an owner that is silent costs a core"
+    state = reader.state()
+    assert state["bytes"] == PEER_BYTES_MAX
+    assert state["handles"] == PEER_BYTES_MAX // (16 * mib)
+
+    owner.signal(signal.SIGCONT)
+    assert ended(reader, stuck) == ""
+    counts = reader.counts()
+    assert counts["bytes"] == [16 * mib] * 8
+    assert counts["descriptors"] == [1] * 8
+    assert reader.digests() == owner.digests()
+    assert reader.state() == IDLE
 
 
 def test_what_cannot_be_read_is_an_error_not_a_hang(world: World) -> None:
@@ -298,7 +352,7 @@ def test_owner_killed_with_reads_in_progress(tcp_world: World) -> None:
     begin_s = time.monotonic()
     assert all("nixl" in ended(reader, read) for read in reads)
     assert time.monotonic() - begin_s < 10
-    assert reader.state() == {"failure": "", "reads": 0, "handles": 0, "oldest_ms": 0}
+    assert reader.state() == IDLE
 
 
 def test_removal_waits_for_what_is_in_progress(tcp_world: World) -> None:

@@ -6,11 +6,13 @@ import os
 import socket
 import sys
 import threading
+import time
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
+from nixl import _api as nixl  # type: ignore[import-untyped]
 
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.transport import TransportInfo
@@ -33,7 +35,12 @@ class Node:
         num_blocks: int,
         block_bytes: int,
         handle_bytes_max: int,
+        telemetry: bool = False,
     ) -> None:
+        """``telemetry`` counts what NIXL was asked for, see `counts`."""
+        self.counted: dict[str, list[int]] = {"prepared": [], "descriptors": [], "bytes": []}
+        if telemetry:
+            self._count()
         data = b"".join(block_bytes_of(seed, i, block_bytes) for i in range(num_blocks))
         self.pool = torch.frombuffer(bytearray(data), dtype=torch.int8).view(num_blocks, -1)
         self.ends: dict[int, list[str]] = {}
@@ -44,6 +51,39 @@ class Node:
             on_read_done=self.on_read_done,
             handle_bytes_max=handle_bytes_max,
         )
+
+    def _count(self) -> None:
+        """Have NIXL's agents keep telemetry, and note it before a handle is released."""
+        made, prepare = nixl.nixl_agent_config, nixl.nixl_agent.prep_xfer_dlist
+        release, counted = nixl.nixl_agent.release_xfer_handle, self.counted
+
+        def config(**arguments: Any) -> Any:
+            return made(capture_telemetry=True, **arguments)
+
+        def prep_xfer_dlist(agent: Any, name: str, *arguments: Any) -> Any:
+            counted["prepared"].append(len(arguments[0]))
+            return prepare(agent, name, *arguments)
+
+        def release_xfer_handle(agent: Any, handle: Any) -> None:
+            seen = agent.get_xfer_telemetry(handle)
+            counted["descriptors"].append(seen.descCount)
+            counted["bytes"].append(seen.totalBytes)
+            release(agent, handle)
+
+        nixl.nixl_agent_config = config
+        nixl.nixl_agent.prep_xfer_dlist = prep_xfer_dlist
+        nixl.nixl_agent.release_xfer_handle = release_xfer_handle
+
+    def counts(self) -> dict[str, list[int]]:
+        """Pools prepared so far; descriptors and bytes of each handle since the last call."""
+        counts = {name: list(values) for name, values in self.counted.items()}
+        self.counted["descriptors"].clear()
+        self.counted["bytes"].clear()
+        return counts
+
+    def cpu_ms(self) -> float:
+        """CPU time of this process so far."""
+        return time.process_time() * 1000
 
     def on_read_done(self, read_id: int, error: str) -> None:
         with self.changed:
@@ -96,6 +136,7 @@ class Node:
             "reads": t.num_reads,
             "handles": t.num_in_progress,
             "oldest_ms": t.oldest_in_progress_ms,
+            "bytes": t.num_bytes_in_progress,
         }
 
     def close(self, timeout_s: float) -> bool:
