@@ -50,7 +50,7 @@ class WorkerOptions:
     committed_max: int = 1024
     commit_repeat_ms: int = 500
     read_stuck_ms: int = 10_000
-    read_handle_bytes_max: int = 8 << 20
+    read_handle_bytes_max: int = 16 << 20
     quarantine_share_max: float = 0.05
     # registration
     heartbeat_ms: int = 1_000

@@ -87,8 +87,8 @@ class TransferSettings(_Section):
     commit_repeat_ms: Milliseconds = 500
     read_stuck_ms: Milliseconds = 10_000
     """A read in progress for longer quarantines its blocks."""
-    read_handle_bytes_max: int = Field(default=8 << 20, ge=4096, le=1 << 30)
-    """Bytes per transfer handle."""
+    read_handle_bytes_max: int = Field(default=16 << 20, ge=4096, le=16 << 20)
+    """Bytes per transfer handle; tests use less than the 1 to 16 MiB that pay."""
     quarantine_share_max: Share = 0.05
     """Share of a pool in quarantine at which the worker leaves and comes back."""
 
