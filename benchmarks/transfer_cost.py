@@ -1,0 +1,192 @@
+"""CPU time of the bookkeeping per pulled block, and whether it grows with the pool.
+
+First the tables and the wire codec alone, in one thread, over pools of different sizes; then two
+whole nodes with blocks so small that copying them does not count.
+"""
+
+import gc
+import time
+from random import Random
+from types import TracebackType
+
+from benchmarks.transfer_figures import figure
+from benchmarks.transfer_node import NodePlan
+from benchmarks.transfer_pair import Pair
+from disagg.kv.block_pool import BlockPool
+from disagg.kv.specs import FullAttentionSpec
+from disagg.transfer.actions import InboundAction, LeaseAction, PostRead, Send
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.leases import LeaseTable
+from disagg.transfer.messages import Commit, CommitAnswer, CommitSeen, Offers, PeerMessage
+from disagg.wire.openings import PeerHello
+from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
+from disagg.wire.v1 import peer_pb2
+
+NUM_BLOCKS = 2048
+"""Pulled at a time: a prompt of 32k tokens in one group."""
+BLOCKS_PER_READ = 64
+SMALL = FullAttentionSpec(block_tokens=16, num_kv_heads=1, head_size=4, dtype_bytes=2)
+SEED = 4
+US = 1e6
+TTL_MS = 10_000
+
+
+class Side:
+    """One worker's pool and name, and the CPU time spent on its account (as a context)."""
+
+    def __init__(self, name: str, pool_blocks: int, scattered: bool) -> None:
+        self.me = Incarnation(name, f"epoch-{name}")
+        self.pool = BlockPool(pool_blocks, 1)
+        self.used_s = 0.0
+        self._free = self.pool.allocate(self.pool.num_free)
+        if scattered:
+            Random(SEED).shuffle(self._free)
+        self.blocks = list(enumerate(self._free[:NUM_BLOCKS]))
+
+    def __enter__(self) -> None:
+        self._begin_s = time.thread_time()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.used_s += time.thread_time() - self._begin_s
+
+
+class Bench:
+    """One owner and one reader in one thread; every message goes through the wire's codec."""
+
+    def __init__(self, pool_blocks: int, scattered: bool) -> None:
+        self.owner = Side("owner", pool_blocks, scattered)
+        self.reader = Side("reader", pool_blocks, scattered)
+        self.leases = LeaseTable(self.owner.me, self.owner.pool, ttl_ms=TTL_MS, committed_max=16)
+        self.inbound = InboundTable(
+            self.reader.me,
+            self.reader.pool,
+            commit_repeat_ms=TTL_MS,
+            ask_repeat_ms=TTL_MS,
+            read_stuck_ms=TTL_MS,
+            blocks_per_read_max=BLOCKS_PER_READ,
+        )
+
+    def pull(self, number: int) -> tuple[float, float]:
+        """One pull of `NUM_BLOCKS`; CPU us per block of owner and reader."""
+        key, owner, reader = RequestKey(str(number), 1), self.owner, self.reader
+        owner.used_s = reader.used_s = 0.0
+        with reader:
+            self.inbound.begin(0, key, owner.me, [reader.blocks])
+        with owner:
+            lease = self.leases.open(0, key, reader.me)
+            offers = self._sent(self.leases.seal(0, lease, [owner.blocks], NUM_BLOCKS * 16))
+            data = _pack(owner, reader, offers)
+        with reader:
+            message = _unpack(data)
+            assert isinstance(message, Offers)
+            actions = self.inbound.on_offers(0, owner.me, message)
+            reads = [action.read_id for action in actions if isinstance(action, PostRead)]
+            for read_id in reads:
+                actions = self.inbound.on_read_done(0, read_id)
+            data = _pack(reader, owner, self._sent(actions))
+        with owner:
+            message = _unpack(data)
+            assert isinstance(message, Commit)
+            data = _pack(owner, reader, self._sent(self.leases.on_commit(reader.me, message)))
+        with reader:
+            message = _unpack(data)
+            assert isinstance(message, CommitAnswer)
+            assert message.ok
+            data = _pack(
+                reader, owner, self._sent(self.inbound.on_commit_answer(0, owner.me, message))
+            )
+            self.inbound.finish(key)
+        with owner:
+            message = _unpack(data)
+            assert isinstance(message, CommitSeen)
+            self.leases.on_seen(reader.me, message)
+        assert (self.leases.num_live, self.inbound.num_live) == (0, 0)
+        return owner.used_s * US / NUM_BLOCKS, reader.used_s * US / NUM_BLOCKS
+
+    def _sent(self, actions: "list[LeaseAction] | list[InboundAction]") -> PeerMessage:
+        (message,) = (action.message for action in actions if isinstance(action, Send))
+        return message
+
+
+def _pack(sender: Side, to: Side, message: PeerMessage) -> bytes:
+    return peer_to_wire(sender.me, to.me.epoch, message).SerializeToString()
+
+
+def _unpack(data: bytes) -> PeerMessage | PeerHello:
+    return peer_from_wire(peer_pb2.PeerEnvelope.FromString(data))[2]
+
+
+def measure_tables(pool_sizes: list[int], num_samples: int) -> bool:
+    """Print the cost of tables and codec per block; ratios are to the smallest pool."""
+    reached = True
+    for scattered in (False, True):
+        benches = {size: Bench(size, scattered) for size in pool_sizes}
+        found: dict[int, list[tuple[float, float]]] = {size: [] for size in pool_sizes}
+        gc.collect()
+        gc.freeze()
+        for number in range(num_samples + 1):
+            for size, bench in benches.items():
+                sample = bench.pull(number)
+                if number:
+                    found[size].append(sample)
+        gc.unfreeze()
+        for index, side in enumerate(("owner", "reader")):
+            smallest = [sample[index] for sample in found[pool_sizes[0]]]
+            for size in pool_sizes:
+                first = size == pool_sizes[0]
+                reached &= figure(
+                    f"tables and codec of the {side}, pool of {size} blocks, "
+                    + ("scattered" if scattered else "adjacent"),
+                    [sample[index] for sample in found[size]],
+                    None if first else smallest,
+                    unit="us CPU per pulled block",
+                    target=None if first else 0.67,
+                    peer_name=None if first else f"a pool of {pool_sizes[0]} blocks",
+                    note=f"pulls of {NUM_BLOCKS} blocks, {BLOCKS_PER_READ} per READ",
+                )
+    return reached
+
+
+def measure_nodes(pool_sizes: list[int], num_samples: int) -> None:
+    """Print the CPU time of the whole control and transport threads per block."""
+    found: dict[int, list[dict[str, float]]] = {}
+    for size in pool_sizes:
+        plan = NodePlan("", (SMALL,), size, handle_bytes_max=BLOCKS_PER_READ * SMALL.page_bytes)
+        with Pair(plan) as pair:
+            found[size] = [_pull_costs(pair) for _ in range(num_samples + 1)][1:]
+    for name in found[pool_sizes[0]][0]:
+        smallest = [sample[name] for sample in found[pool_sizes[0]]]
+        for size in pool_sizes:
+            first = size == pool_sizes[0]
+            figure(
+                f"thread {name}, pool of {size} blocks",
+                [sample[name] for sample in found[size]],
+                None if first else smallest,
+                unit="us CPU per pulled block",
+                target=None,
+                peer_name=None if first else f"a pool of {pool_sizes[0]} blocks",
+                note=f"whole hand-over of {NUM_BLOCKS} blocks of {SMALL.page_bytes} bytes, "
+                f"{BLOCKS_PER_READ} per READ",
+            )
+
+
+def _pull_costs(pair: Pair) -> dict[str, float]:
+    sides = {"owner": pair.owner, "reader": pair.reader}
+    threads = ("control", "nixl")
+    before = {side: remote.call("cpu_s") for side, remote in sides.items()}
+    num_pulls = 5
+    for _ in range(num_pulls):
+        pair.pull(NUM_BLOCKS * 16, check=False)
+    used = {}
+    for side, remote in sides.items():
+        after = remote.call("cpu_s")
+        for thread in threads:
+            cpu_s = after[thread] - before[side][thread]
+            used[f"{thread} of the {side}"] = cpu_s * US / NUM_BLOCKS / num_pulls
+    return used
