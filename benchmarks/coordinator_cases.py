@@ -126,17 +126,16 @@ class Case:
             self.running.append(made)
 
     def decode(self) -> float:
-        """One step: slots, the step's holds, publication, new tokens and their hashes."""
+        """One step, as Batcher and WorkerCore do it: slots, holds, publication, new hashes."""
         kv, running, extend = self.kv, self.running, HASHER.extend
         self.step += 1
         start = time.thread_time()
-        for made in running:
-            assert kv.allocate(made, num_new_tokens=1)
+        assert kv.allocate_decodes(running) == len(running)
         kv.hold_step(self.step, [made.key for made in running])
         kv.release_step(self.step)
+        kv.publish_step([(made.key, len(made.token_ids)) for made in running])
         for made in running:
             tokens = made.token_ids
-            kv.publish(made.key, len(tokens))
             tokens.append(1)
             extend(made.hashes, tokens)
         return time.thread_time() - start

@@ -69,11 +69,14 @@ class BlockPool:
         Raises:
             InvariantViolation: fewer are free; callers count first.
         """
-        if num_blocks > self.num_free:
+        num_uncached = len(self._uncached)
+        if num_blocks <= num_uncached:
+            taken = self._uncached.take(num_blocks)
+        elif num_blocks <= self.num_free:
+            taken = self._uncached.take(num_uncached)
+            taken += self._evict(num_blocks - num_uncached)
+        else:
             raise InvariantViolation(f"{num_blocks} blocks asked for, {self.num_free} are free")
-        taken = self._uncached.take(min(num_blocks, len(self._uncached)))
-        if len(taken) < num_blocks:
-            taken += self._evict(num_blocks - len(taken))
         if taken:
             self._set_private(taken, True)
         return taken
@@ -123,17 +126,20 @@ class BlockPool:
         return self._cached_free.num_among(block_ids)
 
     def _set_private(self, block_ids: list[int], private: bool) -> None:
-        side = self.cache.neighbours(block_ids)
-        if side is not None:
+        if len(block_ids) == 1:
+            self._private[block_ids[0]] = private
+        elif (side := self.cache.neighbours(block_ids)) is not None:
             self._private[side] = bytes((private,)) * len(block_ids)
         else:
             deque(map(self._private.__setitem__, block_ids, repeat(private)), maxlen=0)
 
     def _has_private(self, block_ids: list[int], all_of_them: bool = False) -> bool:
         """Whether one of these blocks is private, or all of them are."""
+        if len(block_ids) == 1:
+            return bool(self._private[block_ids[0]])
         side = self.cache.neighbours(block_ids)
         if side is None:
-            flags = itemgetter(*block_ids)(self._private)  # not one block: that is a slice
+            flags = itemgetter(*block_ids)(self._private)
             return all(flags) if all_of_them else any(flags)
         if all_of_them:
             return self._private.find(False, side.start, side.stop) < 0

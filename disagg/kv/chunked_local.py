@@ -20,6 +20,11 @@ class ChunkedLocalManager(GroupManager):
         """Everything before the chunk of position ``num_computed``."""
         return num_computed // self.chunk_tokens * self.chunk_tokens
 
+    def next_drop(self, num_skipped: int) -> int:
+        """When the first chunk begins that begins after the block."""
+        end = (num_skipped + 1) * self.block_tokens
+        return -(-end // self.chunk_tokens) * self.chunk_tokens
+
     def match(
         self,
         groups: Sequence[int],

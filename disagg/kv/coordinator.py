@@ -5,16 +5,16 @@ A sequence's life: ``find_longest_cache_hit`` -> (``admit``) -> ``allocate`` per
 ``reserve_external`` -> ``commit_external`` -> ``allocate`` .. where the prompt's KV is pulled.
 """
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from math import lcm
 
 from disagg.errors import ConfigError, InvariantViolation
+from disagg.kv.admission import Admission
 from disagg.kv.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.dispatch import create_manager
 from disagg.kv.events import KVEventLog
 from disagg.kv.layout import KVCacheLayout
 from disagg.kv.prefix_match import PrefixMatcher
-from disagg.kv.promises import PromiseBook
 from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
 from disagg.kv.retention import Retention
 from disagg.kv.sequence import SequenceState
@@ -58,6 +58,7 @@ class KVCacheCoordinator:
         self.pool = BlockPool(num_blocks, num_groups + 1, lambda e: self.events.append(e))
         self.events = KVEventLog(self.pool.cached_hashes, num_groups, events_max)
         self._retention = retention
+        self._is_dense = retention.is_dense
         self._deduplicate = deduplicate
         self._events_with_tokens = events_with_tokens
         alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
@@ -76,7 +77,8 @@ class KVCacheCoordinator:
         self._moving = tuple(manager for manager in self.managers if manager.returns_blocks)
         self._matcher = PrefixMatcher(self.managers, alignment_tokens, frozenset(eagle_groups))
         self._steps = StepHolds(self.pool)
-        self._promises = PromiseBook(self.pool, self._returning_blocks)
+        self._admission = Admission(self.managers, self.pool, self._steps)
+        self._promises = self._admission.promises
         self._sequences: dict[Hashable, SequenceState] = {}
 
     # -- looking up ---------------------------------------------------------------------------
@@ -102,13 +104,7 @@ class KVCacheCoordinator:
         ``num_computed`` tokens come before the step, hit and external ones included. ``capped``
         counts the most a whole prompt holds at once.
         """
-        needed = 0
-        for manager in self.managers:
-            blocks = hit.block_ids[manager.group] if hit else ()
-            needed += manager.num_to_allocate(key, num_tokens, blocks, num_computed, capped)
-            if blocks:
-                needed += self.pool.num_leaving(manager.kept_hits(blocks, num_computed))
-        return needed
+        return self._admission.num_needed(key, num_tokens, hit, num_computed, capped)
 
     def admit(self, key: Hashable, num_tokens_total: int, hit: CacheHit | None = None) -> bool:
         """Promise the blocks that a whole prompt will need at its peak; all or nothing.
@@ -123,19 +119,7 @@ class KVCacheCoordinator:
         """
         if key in self._sequences:
             raise InvariantViolation(f"{key!r} is admitted after it began")
-        num_tokens = min(num_tokens_total, self.max_model_tokens)
-        computed, fresh = hit.num_tokens if hit else 0, 0
-        held: list[int] = []
-        returning: list[int] = []
-        for manager in self.managers:
-            blocks = hit.block_ids[manager.group] if hit else []
-            kept = manager.kept_hits(blocks, computed)
-            remaining = max(0, manager.num_blocks(num_tokens) - len(blocks))
-            fresh += max(0, min(remaining, manager.peak_blocks - len(kept)))
-            held += kept
-            if manager.returns_blocks:
-                returning += kept
-        return self._promises.give(key, fresh, num_tokens, hit, held, returning)
+        return self._admission.admit(key, min(num_tokens_total, self.max_model_tokens), hit)
 
     def unpromise(self, key: Hashable) -> None:
         """Give up what is left of a promise; idempotent."""
@@ -183,25 +167,30 @@ class KVCacheCoordinator:
                 return True
             if sequence.num_external is not None and num_new_tokens:
                 raise InvariantViolation(f"{key!r} computes on external tokens not yet committed")
-            self.release_out_of_window(key, computed)
+            return self._go_on(sequence, num_new_tokens)
         total = min(computed + num_new_tokens, self.max_model_tokens)
-        if sequence is None or total > sequence.room_end:
-            if not self._fits(key, total, hit, computed):
-                return False
-            if sequence is None:
-                sequence = self._begin(request, hit, computed, bool(num_external_tokens))
-                sequence.num_external = computed if delay_publication else None
-            for manager in self.managers:
-                manager.grow(key, total)
-            sequence.room_end = min(manager.room_end(key) for manager in self.managers)
-        sequence.num_computed = computed + num_new_tokens
-        if sequence.num_external is None:
-            moves = [m.quiet_end(key, sequence.num_computed) for m in self._moving]
-            sequence.quiet_end = min(self.max_model_tokens, sequence.room_end, *moves)
-        if key in self._promises:
-            self._promises.adopted(key)
-            self._update_promise(key)
+        if not self._admission.fits(key, total, hit, computed):
+            return False
+        sequence = self._begin(request, hit, computed, bool(num_external_tokens))
+        sequence.num_external = computed if delay_publication else None
+        self._grow(sequence, total)
+        self._launched(sequence, computed + num_new_tokens)
         return True
+
+    def allocate_decodes(self, requests: Sequence[KVRequest]) -> int:
+        """Give one slot each to sequences, in order, as ``allocate`` does.
+
+        Returns:
+            How many got theirs; the one after them lacks blocks.
+        """
+        sequences = self._sequences
+        for number, request in enumerate(requests):
+            sequence = sequences.get(request.key)
+            if sequence is not None and sequence.num_computed < sequence.quiet_end:
+                sequence.num_computed += 1
+            elif not self.allocate(request, num_new_tokens=1):
+                return number
+        return len(requests)
 
     def reserve_external(
         self, request: KVRequest, num_external_tokens: int, num_new_tokens: int = 1
@@ -220,7 +209,7 @@ class KVCacheCoordinator:
             raise InvariantViolation(f"{key!r} exists already")
         total = min(computed + num_new_tokens, self.max_model_tokens)
         hit = self._matcher.find_always_visible(request.hashes, computed)
-        if not self._fits(key, total, hit, computed):
+        if not self._admission.fits(key, total, hit, computed):
             return None
         self._begin(request, hit, computed, True).num_external = computed
         for manager in self.managers:
@@ -252,14 +241,23 @@ class KVCacheCoordinator:
         Call it before the window moves past them. Blocks without a hash yet wait for the next
         call. A published block is never written again.
         """
-        sequence = self._sequence(key)
-        if num_computed_tokens > sequence.num_computed:
-            raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
-        if num_computed_tokens < sequence.publish_from:
-            return
+        self.publish_step([(key, num_computed_tokens)])
+
+    def publish_step(self, parts: Iterable[tuple[Hashable, int]]) -> None:
+        """``publish`` for all (key, computed tokens) of a step that has completed."""
+        sequences = self._sequences
+        for key, num_computed_tokens in parts:
+            sequence = sequences.get(key) or self._sequence(key)
+            if num_computed_tokens > sequence.num_computed:
+                raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
+            if num_computed_tokens >= sequence.publish_from:
+                self._publish(sequence, num_computed_tokens)
+
+    def _publish(self, sequence: SequenceState, num_computed_tokens: int) -> None:
+        request = sequence.request
+        key = request.key
         if sequence.num_external is not None:
             raise InvariantViolation(f"{key!r} would publish external tokens not yet committed")
-        request = sequence.request
         tokens = request.token_ids if self._events_with_tokens else ()
         for manager in self.managers:
             manager.publish(key, request.hashes, tokens, num_computed_tokens, self._deduplicate)
@@ -273,13 +271,12 @@ class KVCacheCoordinator:
 
         Steps in flight keep them until they end; cached ones stay findable until evicted.
         """
-        sequence = self._sequences.get(key)
         for manager in self._moving:
-            if sequence and not self._retention.is_dense:
+            if not self._is_dense and (sequence := self._sequences.get(key)):
                 manager.forget_skipped(key, num_computed_tokens, sequence.kept, self._retention)
             manager.drop_skipped(key, num_computed_tokens, self._steps.drop)
         if key in self._promises:
-            self._update_promise(key)
+            self._admission.update(key)
 
     def free(self, key: Hashable) -> None:
         """End a sequence, its promise included; idempotent. Steps in flight keep its blocks."""
@@ -297,7 +294,7 @@ class KVCacheCoordinator:
         """The step has ended, with or without error; idempotent."""
         for key in self._steps.end(step_id):
             if key in self._promises and key in self._sequences:
-                self._update_promise(key)
+                self._admission.update(key)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -366,33 +363,38 @@ class KVCacheCoordinator:
             for manager in self.managers:
                 manager.grow_external(request.key, num_computed)
         sequence = self._sequences[request.key] = SequenceState(request, num_computed)
-        if not self._retention.is_dense:
+        if not self._is_dense:
             known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
             adopted = hit.num_tokens if hit else 0
             sequence.kept = (request.num_tokens - 1, request.num_tokens, known.num_tokens, adopted)
         return sequence
 
-    def _fits(
-        self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_computed: int
-    ) -> bool:
-        """Whether growing leaves everybody else's promise intact."""
-        needed = self.num_blocks_to_allocate(key, num_tokens, hit, num_computed, False)
-        if hit is not None and len(self._promises):
-            kept = [m.kept_hits(hit.block_ids[m.group], num_computed) for m in self.managers]
-            needed += self._promises.sharing_cost(key, [b for blocks in kept for b in blocks])
-        return needed <= self._promises.available(key)
+    def _go_on(self, sequence: SequenceState, num_new_tokens: int) -> bool:
+        """``allocate`` for a sequence that has begun."""
+        key, computed = sequence.request.key, sequence.num_computed
+        self.release_out_of_window(key, computed)
+        total = min(computed + num_new_tokens, self.max_model_tokens)
+        if total > sequence.room_end:
+            if not self._admission.fits(key, total, None, computed):
+                return False
+            self._grow(sequence, total)
+        self._launched(sequence, computed + num_new_tokens)
+        return True
 
-    def _returning_blocks(self, key: Hashable) -> Iterable[int]:
+    def _grow(self, sequence: SequenceState, num_tokens: int) -> None:
+        key = sequence.request.key
         for manager in self.managers:
-            if manager.returns_blocks and key in manager.tables:
-                table = manager.tables[key]
-                yield from filter(None, table.blocks[table.num_skipped :])
-                yield from self._steps.given_up(key, manager.group)
+            manager.grow(key, num_tokens)
+        sequence.room_end = min([manager.room_end(key) for manager in self.managers])
 
-    def _update_promise(self, key: Hashable) -> None:
-        num_tokens = self._promises.num_tokens(key)
-        blocks = 0
-        for manager in self.managers:
-            deferred = len(self._steps.given_up(key, manager.group))
-            blocks += manager.num_promised(key, num_tokens, deferred)
-        self._promises.update(key, blocks)
+    def _launched(self, sequence: SequenceState, num_computed: int) -> None:
+        key, sequence.num_computed = sequence.request.key, num_computed
+        if sequence.num_external is None:
+            quiet_end = min(sequence.room_end, self.max_model_tokens)
+            for manager in self._moving:
+                drop = manager.next_drop(manager.tables[key].num_skipped)
+                quiet_end = min(quiet_end, max(drop, num_computed))
+            sequence.quiet_end = quiet_end
+        if key in self._promises:
+            self._promises.adopted(key)
+            self._admission.update(key)

@@ -1,5 +1,6 @@
 """Full attention: everything stays visible, hits are downward-closed."""
 
+import sys
 from collections.abc import Sequence
 
 from disagg.kv.manager import GroupManager
@@ -13,6 +14,10 @@ class FullAttentionManager(GroupManager):
     def skipped_tokens(self, num_computed: int) -> int:
         """Nothing is ever out of sight."""
         return 0
+
+    def next_drop(self, num_skipped: int) -> int:
+        """Never: no sequence is that long."""
+        return sys.maxsize
 
     def kept_hits(self, hit: Sequence[int], num_computed: int) -> list[int]:
         """All of them."""

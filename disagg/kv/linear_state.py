@@ -37,6 +37,10 @@ class LinearStateManager(GroupManager):
         """Only the state at ``num_computed`` matters."""
         return max(0, num_computed - 1)
 
+    def next_drop(self, num_skipped: int) -> int:
+        """When the state after it is the one that matters."""
+        return (num_skipped // self.blocks_per_state + 1) * self.block_tokens + 1
+
     def match(
         self,
         groups: Sequence[int],

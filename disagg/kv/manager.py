@@ -1,6 +1,5 @@
 """Block tables of one KV cache group; what differs between kinds is in the sibling files."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -50,7 +49,7 @@ class GroupLimits:
 class GroupManager:
     """Common to all kinds: tables grow at the end and lose what attention can no longer see.
 
-    Kinds override ``skipped_tokens``, ``match`` and, where tables are not contiguous, more.
+    Kinds override ``skipped_tokens``, ``next_drop``, ``match`` and, where tables have holes, more.
     """
 
     returns_blocks = True
@@ -72,6 +71,10 @@ class GroupManager:
 
     def skipped_tokens(self, num_computed: int) -> int:
         """Leading tokens that a query at position ``num_computed`` does not see."""
+        raise NotImplementedError
+
+    def next_drop(self, num_skipped: int) -> int:
+        """Computed tokens from which on the block after ``num_skipped`` ones is not seen."""
         raise NotImplementedError
 
     def match(
@@ -222,12 +225,6 @@ class GroupManager:
     def room_end(self, key: Hashable) -> int:
         """Tokens for which the table has room."""
         return self.spanned_tokens(len(self.tables[key].blocks))
-
-    def quiet_end(self, key: Hashable, num_computed: int) -> int:
-        """Until it has room for no more or grows beyond so many tokens, nothing is dropped."""
-        steps = range(num_computed, self.room_end(key))
-        num_skipped = self.tables[key].num_skipped
-        return num_computed + bisect_right(steps, num_skipped, key=self.first_block)
 
     def check(self, keys: Set[Hashable]) -> None:
         """Verify that exactly these sequences have tables, with right counts."""

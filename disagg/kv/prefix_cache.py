@@ -131,6 +131,10 @@ class PrefixCache:
         return runs, stored
 
     def _note_values(self, group: int, block_ids: list[int], values: Sequence[bytes]) -> None:
+        if len(block_ids) == 1:
+            self._value_of[block_ids[0]] = values[0]
+            self._group_of[block_ids[0]] = group
+            return
         side = self.neighbours(block_ids)
         if side is not None and block_ids[0] == side.start:
             self._value_of[side] = values

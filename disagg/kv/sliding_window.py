@@ -24,6 +24,10 @@ class SlidingWindowManager(GroupManager):
         """Positions before ``num_computed - window_tokens + 1``."""
         return max(0, num_computed - self.window_tokens + 1)
 
+    def next_drop(self, num_skipped: int) -> int:
+        """When the block's last position leaves the window."""
+        return (num_skipped + 1) * self.block_tokens + self.window_tokens - 1
+
     def match(
         self,
         groups: Sequence[int],

@@ -46,7 +46,7 @@ class StepHolds:
 
     def drop(self, key: Hashable, group: int, block_ids: list[int]) -> None:
         """A request gives up blocks: its steps in flight take the holds over, or they end."""
-        steps = {step for step, keys in self._keys.items() if key in keys}
+        steps = {step for step, keys in self._keys.items() if key in keys} if self._keys else None
         if steps:
             self._num_records += 1
             record = _GivenUp(("steps", self._num_records), key, group, block_ids, steps)

@@ -92,12 +92,13 @@ class Batcher:
         """
         if self._in_flight is not None:
             return None, []
-        budget = self._limits.max_step_tokens
         chosen: list[tuple[Sequence, int]] = []
         preempted: list[Sequence] = []
-        decodes_first = sorted(self.running, key=lambda s: (s.num_uncomputed > 1, s.arrival))
-        for seq in decodes_first:
-            if budget == 0 or seq in preempted:
+        oldest_first = sorted(self.running, key=lambda seq: seq.arrival)
+        decodes = [seq for seq in oldest_first if seq.num_uncomputed <= 1]
+        budget = self._add_decodes(decodes, chosen, preempted)
+        for seq in oldest_first:
+            if budget == 0 or seq.num_uncomputed <= 1 or seq in preempted:
                 continue
             num_new = min(seq.num_uncomputed, budget)
             if self._make_room(seq, num_new, chosen, preempted):
@@ -131,6 +132,28 @@ class Batcher:
             block_tables=tuple(tuple(table) for table in self._kv.block_table(seq.key)),
             sampling=seq.submit.sampling if end == seq.num_tokens else None,
         )
+
+    def _add_decodes(
+        self,
+        decodes: list[Sequence],
+        chosen: list[tuple[Sequence, int]],
+        preempted: list[Sequence],
+    ) -> int:
+        """A token for each, all in one call unless memory is short; returns the budget left."""
+        budget = self._limits.max_step_tokens
+        while decodes and budget:
+            first = [seq.request for seq in decodes[:budget]]
+            served = self._kv.allocate_decodes(first)
+            chosen += [(seq, 1) for seq in decodes[:served]]
+            budget -= served
+            decodes = decodes[served:]
+            if served < len(first):
+                seq = decodes.pop(0)
+                if self._make_room(seq, 1, chosen, preempted):
+                    chosen.append((seq, 1))
+                    budget -= 1
+                decodes = [seq for seq in decodes if seq not in preempted]
+        return budget
 
     def _make_room(
         self,

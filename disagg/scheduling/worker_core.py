@@ -192,14 +192,18 @@ class WorkerCore:
         step, sequences = self.batcher.complete(result.step_id)
         actions: list[WorkerAction] = []
         outputs: list[SequenceOutput] = []
-        for i, (seq, part) in enumerate(zip(sequences, step.slices, strict=True)):
-            if self.sequences.get(seq.key) is not seq or seq.phase is not Phase.RUNNING:
-                continue  # cancelled in between; the step's hold kept its blocks until now
+        alive = [  # others were cancelled in between; the step's hold kept their blocks until now
+            (i, seq, part.start + len(part.token_ids))
+            for i, (seq, part) in enumerate(zip(sequences, step.slices, strict=True))
+            if self.sequences.get(seq.key) is seq and seq.phase is Phase.RUNNING
+        ]
+        if not result.error:
+            self.kv.publish_step([(seq.key, num_computed) for _, seq, num_computed in alive])
+        for i, seq, num_computed in alive:
             if result.error:
                 actions += self._end(now_ms, seq, EndReason.STEP_FAILED, result.error)
                 continue
-            seq.num_computed = part.start + len(part.token_ids)
-            self.kv.publish(seq.key, seq.num_computed)
+            seq.num_computed = num_computed
             sample = result.samples[i]
             if sample is not None:
                 actions += self._sampled(now_ms, seq, sample, outputs)
