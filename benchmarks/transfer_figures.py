@@ -1,4 +1,4 @@
-"""How the transfer benchmarks print a figure: a JSON line, ratio above 1 is better than the peer."""
+"""How the transfer benchmarks print a figure: a JSON line, a ratio above 1 beats the peer."""
 
 import json
 import os

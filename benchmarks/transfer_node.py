@@ -22,7 +22,7 @@ from disagg.kv.contract import Contract
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheLayout, plan_layout
-from disagg.kv.specs import Spec
+from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import (
     Cancel,
@@ -43,6 +43,7 @@ from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
+from disagg.workers.engine.paged_pool import PagedPool
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.service import WorkerService
@@ -97,8 +98,11 @@ class PacedEngine:
 
     def __init__(self, layout: KVCacheLayout, num_blocks: int, tokens_per_s: float) -> None:
         self.layout = layout
-        # Written once, so that no READ is the first to touch a page.
-        self.pool = torch.full((num_blocks, layout.block_bytes), -1, dtype=torch.int8)
+        spec = layout.groups[0].spec
+        assert isinstance(spec, FullAttentionSpec | SlidingWindowSpec)
+        dtype = {2: torch.bfloat16, 4: torch.float32}[spec.dtype_bytes]
+        cpu = torch.device("cpu")
+        self.pool = PagedPool(layout, num_blocks=num_blocks, dtype=dtype, device=cpu).tensor
         self.tokens_per_s = tokens_per_s
 
     def run(self, step: Step) -> StepResult:
