@@ -64,7 +64,6 @@ class NodePlan:
         num_blocks: of the pool, the null block included.
         max_step_tokens: of a prefill chunk.
         tokens_per_s: of the stand-in engine; 0 is as fast as it goes.
-        pipelined: offer after every chunk, as production does; else at the seal alone.
         handle_bytes_max: as `WorkerOptions.read_handle_bytes_max`.
         model_dir: checkpoint of a real engine, whose layers replace ``layers``; "" for none.
     """
@@ -74,7 +73,6 @@ class NodePlan:
     num_blocks: int
     max_step_tokens: int = 1 << 20
     tokens_per_s: float = 0.0
-    pipelined: bool = True
     handle_bytes_max: int = 8 << 20
     model_dir: str = ""
 
@@ -223,8 +221,6 @@ class Node:
         )
         self.hasher = BlockHasher(b"benchmark", layout.hash_block_tokens)
         self.core = WorkerCore(self.incarnation, layout, kv, self.hasher, limits, lambda _: 5)
-        if not plan.pipelined:
-            self.core.outgoing.offer = lambda now_ms, seq: []  # type: ignore[method-assign]
         self._note_destinations()
 
         def read_done(read_id: int, error: str) -> None:
@@ -328,6 +324,14 @@ class Node:
     def me(self) -> PeerAddress:
         """Where the other node finds this one."""
         return PeerAddress(self.incarnation, self.address)
+
+    def set_pipelined(self, pipelined: bool) -> None:
+        """Offer after every chunk, as production does, or at the seal alone."""
+        outgoing = self.core.outgoing
+        if pipelined:
+            vars(outgoing).pop("offer", None)
+        else:
+            outgoing.offer = lambda now_ms, seq: []  # type: ignore[method-assign]
 
     def submit(
         self, number: int, role: Role, num_tokens: int, max_tokens: int, peer: PeerAddress | None
