@@ -230,34 +230,39 @@ class Case:
             self.running.append(made)
 
     def decode(self) -> float:
-        """One step: slots, publication, new tokens and their hashes."""
+        """Steps in which every sequence ends a block once; seconds per step."""
         start = time.thread_time()
+        for _ in range(BLOCK):
+            self.decode_step()
+        return (time.thread_time() - start) / BLOCK
+
+    def decode_step(self) -> None:
+        """Slots, publication, new tokens and their hashes."""
         self.kv.new_step_starts()
         for made in self.running:
             assert self.kv.allocate_slots(made, 1) is not None
         for made in self.running:
             made.num_computed_tokens += 1
             made.append_output_token_ids(1)
-        return time.thread_time() - start
 
 
 def main() -> None:
     """Answer orders: {"case": ..} builds a case, {"sample": n} times it n times."""
     answer = {"name": "vLLM", "version": vllm.__version__, "torch": torch.__version__}
     print(json.dumps(answer), flush=True)
-    case = None
+    gc.disable()
+    case: Case | None = None
     for line in sys.stdin:
         order = json.loads(line)
         if "case" in order:
             case = None
             gc.collect()
             case = Case(order)
+            gc.collect()
             answer = {"ready": True}
         else:
-            gc.collect()
-            gc.disable()
+            assert case is not None, "a sample before a case"
             answer = {"samples": [case.sample() for _ in range(order["sample"])]}
-            gc.enable()
         print(json.dumps(answer), flush=True)
 
 

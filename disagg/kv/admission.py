@@ -36,9 +36,16 @@ class Admission:
             num_computed: tokens known before the step, hit and external ones included.
             capped: count the most that a whole prompt holds at once.
         """
+        if hit is None:
+            return sum(
+                [
+                    m.num_to_allocate(key, num_tokens, (), num_computed, capped)
+                    for m in self._managers
+                ]
+            )
         needed = 0
         for manager in self._managers:
-            blocks = hit.block_ids[manager.group] if hit else ()
+            blocks = hit.block_ids[manager.group]
             needed += manager.num_to_allocate(key, num_tokens, blocks, num_computed, capped)
             if blocks:
                 needed += self._pool.num_leaving(manager.kept_hits(blocks, num_computed))

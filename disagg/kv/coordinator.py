@@ -55,8 +55,8 @@ class KVCacheCoordinator:
         self.layout = layout
         self.max_model_tokens = max_model_tokens
         num_groups = len(layout.groups)  # and one index for what follows a state's first block
-        self.pool = BlockPool(num_blocks, num_groups + 1, lambda e: self.events.append(e))
-        self.events = KVEventLog(self.pool.cached_hashes, num_groups, events_max)
+        self.events = KVEventLog(self._cached_hashes, num_groups, events_max)
+        self.pool = BlockPool(num_blocks, num_groups + 1, self.events.append)
         self._retention = retention
         self._is_dense = retention.is_dense
         self._deduplicate = deduplicate
@@ -259,11 +259,12 @@ class KVCacheCoordinator:
         if sequence.num_external is not None:
             raise InvariantViolation(f"{key!r} would publish external tokens not yet committed")
         tokens = request.token_ids if self._events_with_tokens else ()
+        hashes = request.hashes
         for manager in self.managers:
-            manager.publish(key, request.hashes, tokens, num_computed_tokens, self._deduplicate)
+            manager.publish(key, hashes, tokens, num_computed_tokens, self._deduplicate)
         aligned = self._matcher.alignment_tokens
-        done = num_computed_tokens // aligned * aligned
-        if len(request.hashes) * self.layout.hash_block_tokens >= done:
+        done = num_computed_tokens - num_computed_tokens % aligned
+        if len(hashes) * self.layout.hash_block_tokens >= done:
             sequence.publish_from = done + aligned
 
     def release_out_of_window(self, key: Hashable, num_computed_tokens: int) -> None:
@@ -347,6 +348,9 @@ class KVCacheCoordinator:
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _cached_hashes(self) -> tuple[tuple[bytes, ...], ...]:
+        return self.pool.cached_hashes()
+
     def _sequence(self, key: Hashable) -> SequenceState:
         try:
             return self._sequences[key]
@@ -372,7 +376,8 @@ class KVCacheCoordinator:
     def _go_on(self, sequence: SequenceState, num_new_tokens: int) -> bool:
         """``allocate`` for a sequence that has begun."""
         key, computed = sequence.request.key, sequence.num_computed
-        self.release_out_of_window(key, computed)
+        if self._moving:
+            self.release_out_of_window(key, computed)
         total = min(computed + num_new_tokens, self.max_model_tokens)
         if total > sequence.room_end:
             if not self._admission.fits(key, total, None, computed):

@@ -61,6 +61,9 @@ class BlockHasher:
             packed.byteswap()
         data, stride = packed.tobytes(), 4 * size
         value = hashes[-1] if hashes else self.seed(salt)
+        if end == first + 1:  # as decodes do
+            hashes.append(sha256(value + data).digest())
+            return
         append, new = hashes.append, _new_sha256
         for (part,) in iter_unpack(f"{stride}s", data):
             block = new()

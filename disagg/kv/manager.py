@@ -182,11 +182,15 @@ class GroupManager:
         start = table.num_skipped
         if end <= start:
             return
-        leaving = without_null(table.blocks[start:end])
-        table.blocks[start:end] = [NULL_BLOCK] * (end - start)
         table.num_skipped = end
+        if end == start + 1:  # as in decoding
+            leaving = without_null([table.blocks[start]])
+            table.blocks[start] = NULL_BLOCK
+        else:
+            leaving = without_null(table.blocks[start:end])
+            leaving.reverse()
+            table.blocks[start:end] = [NULL_BLOCK] * (end - start)
         table.held -= len(leaving)
-        leaving.reverse()
         if leaving:
             drop(key, self.group, leaving)
 
@@ -258,31 +262,22 @@ class GroupManager:
         end = min(
             num_computed // self.block_tokens, len(hashes) // self.hash_ratio, len(table.blocks)
         )
+        if end <= table.num_published:
+            return
         start = max(table.num_published, table.num_skipped)
-        table.num_published = max(table.num_published, end)
+        table.num_published = end
         if start < end:
-            self._publish_range(table, hashes, token_ids, start, end, deduplicate)
-
-    def _publish_range(
-        self,
-        table: GroupTable,
-        hashes: Sequence[bytes],
-        token_ids: Sequence[int],
-        start: int,
-        end: int,
-        deduplicate: bool,
-    ) -> None:
-        ratio, size = self.hash_ratio, self.block_tokens
-        self.pool.publish(
-            self.group,
-            table.blocks[start:end],
-            hashes[(start + 1) * ratio - 1 : end * ratio : ratio],
-            parent_hash=hashes[start * ratio - 1] if start else None,
-            first_position=start * size,
-            block_tokens=size,
-            token_ids=token_ids[start * size : end * size] if token_ids else (),
-            deduplicate=deduplicate,
-        )
+            ratio, size = self.hash_ratio, self.block_tokens
+            self.pool.publish(
+                self.group,
+                table.blocks[start:end],
+                hashes[(start + 1) * ratio - 1 : end * ratio : ratio],
+                parent_hash=hashes[start * ratio - 1] if start else None,
+                first_position=start * size,
+                block_tokens=size,
+                token_ids=token_ids[start * size : end * size] if token_ids else (),
+                deduplicate=deduplicate,
+            )
 
 
 def without_null(blocks: Sequence[int]) -> list[int]:

@@ -11,6 +11,7 @@ from disagg.errors import InvariantViolation
 
 _FIRST_PART = 128
 """Values compared at once at the start of a run; doubled as long as all are equal."""
+_ONE = [(0, 1)]
 
 
 class PrefixCache:
@@ -108,6 +109,11 @@ class PrefixCache:
             ``deduplicate`` a block whose value is known stays out, else both copies are in.
         """
         index = self._index[group]
+        if len(block_ids) == 1 and values[0] not in index:  # as decodes do
+            index[values[0]] = block = block_ids[0]
+            self._value_of[block] = values[0]
+            self._group_of[block] = group
+            return _ONE, block_ids
         firsts = list(map(index.setdefault, values, block_ids))
         if firsts == block_ids:
             self._note_values(group, block_ids, values)
@@ -131,10 +137,6 @@ class PrefixCache:
         return runs, stored
 
     def _note_values(self, group: int, block_ids: list[int], values: Sequence[bytes]) -> None:
-        if len(block_ids) == 1:
-            self._value_of[block_ids[0]] = values[0]
-            self._group_of[block_ids[0]] = group
-            return
         side = self.neighbours(block_ids)
         if side is not None and block_ids[0] == side.start:
             self._value_of[side] = values

@@ -49,8 +49,9 @@ class PromiseBook:
 
     def available(self, key: Hashable) -> int:
         """Free blocks that ``key`` may take (negative while named holders overdraw)."""
+        left = self._pool.num_free - self._total - self._pool.num_slack
         own = self._promises.get(key)
-        return self._pool.num_free - self.num_promised + (own.num_blocks if own else 0)
+        return left + own.num_blocks if own else left
 
     def num_tokens(self, key: Hashable) -> int:
         """Length that ``key`` was admitted for."""

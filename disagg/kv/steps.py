@@ -31,7 +31,7 @@ class StepHolds:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._keys: dict[Hashable, set[Hashable]] = {}
+        self._keys: dict[Hashable, tuple[Hashable, ...]] = {}
         self._given_up: dict[Hashable, _GivenUp] = {}
         self._num_records = 0
 
@@ -42,7 +42,7 @@ class StepHolds:
         """Hold the blocks of ``keys`` for a step that is launched now."""
         if step in self._keys:
             raise InvariantViolation(f"step {step!r} is in flight already")
-        self._keys[step] = set(keys)
+        self._keys[step] = tuple(keys)
 
     def drop(self, key: Hashable, group: int, block_ids: list[int]) -> None:
         """A request gives up blocks: its steps in flight take the holds over, or they end."""
@@ -72,8 +72,9 @@ class StepHolds:
 
     def forget(self, key: Hashable) -> None:
         """The request has ended; a later one of the same key is another one."""
-        for keys in self._keys.values():
-            keys.discard(key)
+        for step, keys in self._keys.items():
+            if key in keys:
+                self._keys[step] = tuple(other for other in keys if other != key)
         for record in self._given_up.values():
             if record.key == key:
                 record.key = None

@@ -79,7 +79,8 @@ class Sequence:
         """Append a sampled token; the result says whether it ends the request."""
         position = self.num_tokens
         self.request.token_ids.append(token.token_id)
-        hasher.extend(self.request.hashes, self.request.token_ids, self.submit.cache_salt)
+        if self.num_tokens % hasher.block_tokens == 0:
+            hasher.extend(self.request.hashes, self.request.token_ids, self.submit.cache_salt)
         return SequenceOutput(
             key=self.key,
             position=position,
