@@ -24,7 +24,7 @@ QUICK_LENGTHS = (1_024, 8_192)
 CHUNK_TOKENS = 512
 TOKENS_PER_S = 16_000
 """Of the prefill: a chunk takes 32 ms."""
-FLAT_TARGET = 0.67
+FLAT_TARGET = 0.5
 """Exposed time of the shortest prompt through that of the longest."""
 TRANSPORTS = {"shm": "", "tcp": "tcp"}
 

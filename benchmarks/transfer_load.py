@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from benchmarks.transfer_figures import MS, figure
 from benchmarks.transfer_node import Node, NodePlan
 from benchmarks.transfer_pair import Pair
+from benchmarks.transfer_raw import RawOwner, RawReader
 from disagg.kv.specs import FullAttentionSpec
 from disagg.scheduling.messages import Role
 
@@ -25,6 +27,13 @@ PULL_BYTES = 32 * MIB
 BLOCK_BYTES = LAYERS * 2 * 16 * KV_HEADS * HEAD_SIZE * 4
 PULL_EVERY_S = 0.05
 NUM_DECODES = 4
+CASES = ("pulls", "copies", "raw", "idle")
+RAW = {"num_bytes": PULL_BYTES, "shape": "16 MiB descriptors"}
+PEERS = {
+    "copies": "the same bytes copied by a plain thread",
+    "raw": "raw NIXL READs of the same bytes by a plain thread",
+    "idle": "no transfer",
+}
 PROMPT_TOKENS = 64
 
 
@@ -78,35 +87,38 @@ def measure(rounds: int, seconds: float) -> bool:
     blocks = 16 * PULL_BYTES // BLOCK_BYTES
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder))
-        plan = NodePlan("", (spec,) * LAYERS, blocks)
+        plan = NodePlan("", (spec,) * LAYERS, blocks, writes=False)
         with Pair(plan, model_dir=folder) as pair:
+            info = pair.extra(pair.owner, RawOwner, "info")
+            pair.extra(pair.reader, RawReader, "connect", info=info)
             return _rounds(pair, rounds, seconds)
 
 
 def _rounds(pair: Pair, rounds: int, seconds: float) -> bool:
     tokens = PULL_BYTES // BLOCK_BYTES * 16
-    found: dict[str, list[tuple[float, float]]] = {"idle": [], "pulls": [], "copies": []}
+    found: dict[str, list[tuple[float, float]]] = {case: [] for case in CASES}
     num_pulls: list[int] = []
     for number in range(rounds + 1):
-        decodes = [pair.new_number() for _ in range(NUM_DECODES)]
-        for decode in decodes:
-            request = {"num_tokens": PROMPT_TOKENS, "max_tokens": 30_000, "peer": None}
-            pair.reader.call("submit", number=decode, role=Role.LOCAL, **request)
-        order = ["pulls", "copies", "idle"]
-        for case in order[number % 3 :] + order[: number % 3]:  # contexts grow meanwhile
+        turn = number % len(CASES)
+        for case in CASES[turn:] + CASES[:turn]:
+            if case == "copies" and not num_pulls:
+                continue  # they follow the pulls' rate
+            decodes = _start_decodes(pair)
             pair.reader.call("take_steps")
             if case == "pulls":
-                num_pulls.append(_pull_for(pair, tokens, seconds))
+                num_pulls.append(_every(seconds, lambda: pair.pull(tokens, check=False)))
+            elif case == "raw":
+                _every(seconds, lambda: pair.extra(pair.reader, RawReader, "read_s", **RAW))
             elif case == "copies":
                 copy = {"times": num_pulls[-1], "seconds": seconds}
                 pair.extra(pair.reader, PlainCopies, "run", **copy)
             else:
                 time.sleep(seconds)
             steps = pair.reader.call("take_steps")
+            for decode in decodes:
+                pair.reader.call("cancel", number=decode)
             if number:  # the first round warms up
                 found[case].append(_medians(steps))
-        for decode in decodes:
-            pair.reader.call("cancel", number=decode)
     rate = sum(num_pulls) * PULL_BYTES / MIB / seconds / len(num_pulls)
     note = (
         f"real engine, random Qwen3 of {LAYERS} layers, {NUM_DECODES} sequences decode, 1 thread; "
@@ -115,25 +127,36 @@ def _rounds(pair: Pair, rounds: int, seconds: float) -> bool:
     )
     step, every = ({k: [pair[i] * MS for pair in v] for k, v in found.items()} for i in (0, 1))
     reached = _print("engine step while pulling", step, "copies", 1 / 1.1, note)
-    _print("engine step while pulling, to idle", step, "idle", None, note)
-    _print("step begin to step begin while pulling", every, "copies", None, note)
-    _print("step begin to step begin while pulling, to idle", every, "idle", None, note)
+    for peer in ("raw", "idle"):
+        _print(f"engine step while pulling, to {peer}", step, peer, None, note)
+    for peer in PEERS:
+        _print(f"step begin to step begin while pulling, to {peer}", every, peer, None, note)
     return reached
 
 
 def _print(
     name: str, found: dict[str, list[float]], peer: str, target: float | None, note: str
 ) -> bool:
-    peer_name = {"copies": "the same bytes copied by a plain thread", "idle": "no transfer"}[peer]
     return figure(
         name,
         found["pulls"],
         found[peer],
         unit="ms",
         target=target and round(target, 3),
-        peer_name=peer_name,
+        peer_name=PEERS[peer],
         note=note,
     )
+
+
+def _start_decodes(pair: Pair) -> list[int]:
+    """Let sequences decode, from the same context each time; returns their numbers."""
+    decodes = [pair.new_number() for _ in range(NUM_DECODES)]
+    for decode in decodes:
+        request = {"num_tokens": PROMPT_TOKENS, "max_tokens": 30_000, "peer": None}
+        pair.reader.call("submit", number=decode, role=Role.LOCAL, **request)
+    for decode in decodes:
+        pair.reader.call("wait_decodable", number=decode)
+    return decodes
 
 
 def _medians(steps: list[tuple[float, float]]) -> tuple[float, float]:
@@ -147,12 +170,11 @@ def _medians(steps: list[tuple[float, float]]) -> tuple[float, float]:
     )
 
 
-def _pull_for(pair: Pair, tokens: int, seconds: float) -> int:
+def _every(seconds: float, work: Callable[[], object]) -> int:
+    """Work every `PULL_EVERY_S` as long as there is time; returns how often."""
     begin_s, number = time.monotonic(), 0
     while (now_s := time.monotonic()) < begin_s + seconds:
-        due_s = begin_s + number * PULL_EVERY_S
-        if due_s > now_s:
-            time.sleep(due_s - now_s)
-        pair.pull(tokens, check=False)
+        time.sleep(max(0.0, begin_s + number * PULL_EVERY_S - now_s))
+        work()
         number += 1
     return number

@@ -34,7 +34,7 @@ from disagg.scheduling.messages import (
     WorkerMessage,
 )
 from disagg.scheduling.sampling import SampledToken, SamplingParams
-from disagg.scheduling.step import Step, StepResult
+from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.messages import Offers, PeerMessage
@@ -64,6 +64,7 @@ class NodePlan:
         num_blocks: of the pool, the null block included.
         max_step_tokens: of a prefill chunk.
         tokens_per_s: of the stand-in engine; 0 is as fast as it goes.
+        writes: the stand-in writes what can be compared.
         handle_bytes_max: as `WorkerOptions.read_handle_bytes_max`.
         model_dir: checkpoint of a real engine, whose layers replace ``layers``; "" for none.
     """
@@ -73,6 +74,7 @@ class NodePlan:
     num_blocks: int
     max_step_tokens: int = 1 << 20
     tokens_per_s: float = 0.0
+    writes: bool = True
     handle_bytes_max: int = 8 << 20
     model_dir: str = ""
 
@@ -94,34 +96,37 @@ class Marks:
 class PacedEngine:
     """Writes each block of a step with its own number, then sleeps until the time is up."""
 
-    def __init__(self, layout: KVCacheLayout, num_blocks: int, tokens_per_s: float) -> None:
+    def __init__(self, layout: KVCacheLayout, plan: NodePlan) -> None:
         self.layout = layout
         spec = layout.groups[0].spec
         assert isinstance(spec, FullAttentionSpec | SlidingWindowSpec)
         dtype = {2: torch.bfloat16, 4: torch.float32}[spec.dtype_bytes]
         cpu = torch.device("cpu")
-        self.pool = PagedPool(layout, num_blocks=num_blocks, dtype=dtype, device=cpu).tensor
-        self.tokens_per_s = tokens_per_s
+        self.pool = PagedPool(layout, num_blocks=plan.num_blocks, dtype=dtype, device=cpu).tensor
+        self.plan = plan
 
     def run(self, step: Step) -> StepResult:
         """Compute nothing, but leave bytes and use up the time."""
         begin_s = time.monotonic()
         num_tokens = 0
         for part in step.slices:
-            end = part.start + len(part.token_ids)
-            num_tokens += end - part.start
-            for group, table in zip(self.layout.groups, part.block_tables, strict=True):
-                size = group.spec.block_tokens
-                for position in range(part.start // size, -(-end // size)):
-                    if table[position] != NULL_BLOCK:
-                        words(self.pool)[table[position]].fill_(
-                            number_of(part.key, group.group, position)
-                        )
-        if self.tokens_per_s:
-            rest_s = begin_s + num_tokens / self.tokens_per_s - time.monotonic()
+            num_tokens += len(part.token_ids)
+            if self.plan.writes:
+                self._write(part)
+        if self.plan.tokens_per_s:
+            rest_s = begin_s + num_tokens / self.plan.tokens_per_s - time.monotonic()
             time.sleep(max(0.0, rest_s))
         sampled = (None if part.sampling is None else SampledToken(1) for part in step.slices)
         return StepResult(step.step_id, tuple(sampled))
+
+    def _write(self, part: SequenceSlice) -> None:
+        end = part.start + len(part.token_ids)
+        for group, table in zip(self.layout.groups, part.block_tables, strict=True):
+            size = group.spec.block_tokens
+            for position in range(part.start // size, -(-end // size)):
+                if table[position] != NULL_BLOCK:
+                    number = number_of(part.key, group.group, position)
+                    words(self.pool)[table[position]].fill_(number)
 
 
 def words(pool: torch.Tensor) -> torch.Tensor:
@@ -188,7 +193,7 @@ class Node:
             self.engine = MarkedEngine(self, real)
         else:
             self.layout = plan_layout(plan.layers)
-            paced = PacedEngine(self.layout, plan.num_blocks, plan.tokens_per_s)
+            paced = PacedEngine(self.layout, plan)
             self.pool = paced.pool
             self.engine = MarkedEngine(self, paced)
         self._loop = asyncio.new_event_loop()
