@@ -30,6 +30,7 @@ class KVCacheCoordinator:
         max_model_tokens: longest sequence.
         max_step_tokens: most tokens of one sequence between two calls that move its window;
             with n steps in flight, n times the largest chunk.
+        steps_max: steps that are in flight at once; more are refused.
         eagle_groups: groups whose hits must be proven one block further (speculative drafts).
         retention: what stays findable after it has left a window.
         deduplicate: keep a finished block private if its content is cached already.
@@ -44,6 +45,7 @@ class KVCacheCoordinator:
         *,
         max_model_tokens: int,
         max_step_tokens: int,
+        steps_max: int = 1,
         eagle_groups: Collection[int] = (),
         retention: Retention = Retention(),  # noqa: B008 (frozen)
         deduplicate: bool = True,
@@ -60,7 +62,7 @@ class KVCacheCoordinator:
         self._retention = retention
         self._is_dense = retention.is_dense
         self._deduplicate = deduplicate
-        self._events_with_tokens = events_with_tokens
+        self.events_with_tokens = events_with_tokens
         alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
         self.managers = tuple(
             create_manager(
@@ -71,12 +73,13 @@ class KVCacheCoordinator:
                 max_model_tokens=max_model_tokens,
                 max_step_tokens=max_step_tokens,
                 drops_last=group.group in eagle_groups,
+                steps_max=steps_max,
             )
             for group in layout.groups
         )
         self._moving = tuple(manager for manager in self.managers if manager.returns_blocks)
         self._matcher = PrefixMatcher(self.managers, alignment_tokens, frozenset(eagle_groups))
-        self._steps = StepHolds(self.pool)
+        self._steps = StepHolds(self.pool, steps_max)
         self._admission = Admission(self.managers, self.pool, self._steps)
         self._promises = self._admission.promises
         self._sequences: dict[Hashable, SequenceState] = {}
@@ -258,7 +261,7 @@ class KVCacheCoordinator:
         key = request.key
         if sequence.num_external is not None:
             raise InvariantViolation(f"{key!r} would publish external tokens not yet committed")
-        tokens = request.token_ids if self._events_with_tokens else ()
+        tokens = request.token_ids if self.events_with_tokens else ()
         hashes = request.hashes
         for manager in self.managers:
             manager.publish(key, hashes, tokens, num_computed_tokens, self._deduplicate)
