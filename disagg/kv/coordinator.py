@@ -30,7 +30,7 @@ class KVCacheCoordinator:
         max_model_tokens: longest sequence.
         max_step_tokens: most tokens of one sequence between two calls that move its window;
             with n steps in flight, n times the largest chunk.
-        steps_max: steps that are in flight at once; more are refused.
+        steps_max: steps in flight at once that one sequence is in; more are refused.
         eagle_groups: groups whose hits must be proven one block further (speculative drafts).
         retention: what stays findable after it has left a window.
         deduplicate: keep a finished block private if its content is cached already.
@@ -57,7 +57,7 @@ class KVCacheCoordinator:
         self.layout = layout
         self.max_model_tokens = max_model_tokens
         num_groups = len(layout.groups)  # and one index for what follows a state's first block
-        self.events = KVEventLog(self._cached_hashes, num_groups, events_max)
+        self.events = KVEventLog(lambda: self.pool.cached_hashes(), num_groups, events_max)
         self.pool = BlockPool(num_blocks, num_groups + 1, self.events.append)
         self._retention = retention
         self._is_dense = retention.is_dense
@@ -158,19 +158,17 @@ class KVCacheCoordinator:
         """
         key = request.key
         sequence = self._sequences.get(key)
-        if sequence is None:
-            hit = self._promises.admitted_hit(key, hit)
-            computed = (hit.num_tokens if hit else 0) + num_external_tokens
-        else:
+        if sequence is not None:
             if hit is not None or num_external_tokens:
                 raise InvariantViolation(f"{key!r} has begun; hits and external tokens come first")
-            computed = sequence.num_computed
-            if 0 < num_new_tokens <= sequence.quiet_end - computed:
-                sequence.num_computed = computed + num_new_tokens
-                return True
             if sequence.num_external is not None and num_new_tokens:
                 raise InvariantViolation(f"{key!r} computes on external tokens not yet committed")
+            if 0 < num_new_tokens <= sequence.quiet_end - sequence.num_computed:
+                sequence.num_computed += num_new_tokens
+                return True
             return self._go_on(sequence, num_new_tokens)
+        hit = self._promises.admitted_hit(key, hit)
+        computed = (hit.num_tokens if hit else 0) + num_external_tokens
         total = min(computed + num_new_tokens, self.max_model_tokens)
         if not self._admission.fits(key, total, hit, computed):
             return False
@@ -258,13 +256,12 @@ class KVCacheCoordinator:
 
     def _publish(self, sequence: SequenceState, num_computed_tokens: int) -> None:
         request = sequence.request
-        key = request.key
         if sequence.num_external is not None:
-            raise InvariantViolation(f"{key!r} would publish external tokens not yet committed")
+            raise InvariantViolation(f"{request.key!r} would publish tokens not yet committed")
         tokens = request.token_ids if self.events_with_tokens else ()
         hashes = request.hashes
         for manager in self.managers:
-            manager.publish(key, hashes, tokens, num_computed_tokens, self._deduplicate)
+            manager.publish(request.key, hashes, tokens, num_computed_tokens, self._deduplicate)
         aligned = self._matcher.alignment_tokens
         done = num_computed_tokens - num_computed_tokens % aligned
         if len(hashes) * self.layout.hash_block_tokens >= done:
@@ -312,9 +309,7 @@ class KVCacheCoordinator:
 
     def held(self, key: Hashable) -> tuple[int, ...]:
         """Per group the number of blocks the sequence holds (zeros if unknown)."""
-        return tuple(
-            manager.tables[key].held if key in manager.tables else 0 for manager in self.managers
-        )
+        return tuple(m.tables[key].held if key in m.tables else 0 for m in self.managers)
 
     def num_computed_tokens(self, key: Hashable) -> int:
         """Tokens computed or scheduled, external ones included."""
@@ -351,9 +346,6 @@ class KVCacheCoordinator:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _cached_hashes(self) -> tuple[tuple[bytes, ...], ...]:
-        return self.pool.cached_hashes()
-
     def _sequence(self, key: Hashable) -> SequenceState:
         try:
             return self._sequences[key]
@@ -379,8 +371,7 @@ class KVCacheCoordinator:
     def _go_on(self, sequence: SequenceState, num_new_tokens: int) -> bool:
         """``allocate`` for a sequence that has begun."""
         key, computed = sequence.request.key, sequence.num_computed
-        if self._moving:
-            self.release_out_of_window(key, computed)
+        self.release_out_of_window(key, computed)
         total = min(computed + num_new_tokens, self.max_model_tokens)
         if total > sequence.room_end:
             if not self._admission.fits(key, total, None, computed):

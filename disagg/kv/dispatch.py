@@ -5,6 +5,7 @@ from typing import assert_never
 from disagg.errors import ConfigError
 from disagg.kv.block_pool import BlockPool
 from disagg.kv.chunked_local import ChunkedLocalManager
+from disagg.kv.cross_attention import CrossAttentionManager
 from disagg.kv.full_attention import FullAttentionManager
 from disagg.kv.layout import KVCacheGroup
 from disagg.kv.linear_state import LinearStateManager
@@ -29,6 +30,7 @@ def create_manager(
     max_model_tokens: int,
     max_step_tokens: int,
     drops_last: bool,
+    steps_max: int = 1,
 ) -> GroupManager:
     """Manager for one group.
 
@@ -40,6 +42,7 @@ def create_manager(
         max_model_tokens: longest sequence.
         max_step_tokens: most tokens of one sequence between two moves of its window.
         drops_last: EAGLE: hits must be proven one block further.
+        steps_max: steps of one sequence that are in flight at once.
 
     Raises:
         ConfigError: a kind that is not supported, by name.
@@ -62,16 +65,16 @@ def create_manager(
             spare = int(spec.chunk_tokens % spec.block_tokens > 0)
             peak = limits(spec.chunk_tokens + max_step_tokens, spare)
             return ChunkedLocalManager(group.group, spec, pool, peak)
-        case LinearStateSpec() if not drops_last:
-            peak = limits(0, 2 * group.blocks_per_state)  # the running state and the next
+        case LinearStateSpec():
+            # The state that the oldest step in flight started from, and the end of each.
+            peak = limits(0, (1 + steps_max) * group.blocks_per_state)
             return LinearStateManager(group, pool, peak)
-        case ChunkedLocalSpec() | LinearStateSpec():
+        case CrossAttentionSpec() if not drops_last:
+            fixed = GroupLimits(hash_block_tokens, alignment_tokens, spec.num_blocks)
+            return CrossAttentionManager(group.group, spec, pool, fixed)
+        case ChunkedLocalSpec() | CrossAttentionSpec():
             raise ConfigError(
                 f"group {group.group}: {type(spec).__name__} cannot be an EAGLE group",
                 param="eagle_groups",
-            )
-        case CrossAttentionSpec():
-            raise ConfigError(
-                f"group {group.group}: {type(spec).__name__} is not supported", param="groups"
             )
     assert_never(spec)

@@ -204,6 +204,8 @@ def _visible(spec: _PagedSpec) -> int:
             return min(spec.window_tokens, REFERENCE_TOKENS)
         case ChunkedLocalSpec():
             return min(spec.chunk_tokens, REFERENCE_TOKENS)
-        case FullAttentionSpec() | MLASpec() | CrossAttentionSpec():
+        case CrossAttentionSpec():
+            return spec.encoder_tokens
+        case FullAttentionSpec() | MLASpec():
             return REFERENCE_TOKENS
     assert_never(spec)

@@ -18,7 +18,11 @@ class LinearStateManager(GroupManager):
     A step that ends in a new state's range writes there (the engine copies or reads the previous
     state); states in between stay null. A state can be cached only if some step ended exactly
     at its end, or it was pulled for that position.
+
+    As an EAGLE group it drops nothing (as in the peer): draft layers have no such states.
     """
+
+    proves_further = False
 
     def __init__(self, group: KVCacheGroup, pool: BlockPool, limits: GroupLimits) -> None:
         super().__init__(group.group, group.spec, pool, limits)

@@ -54,6 +54,8 @@ class GroupManager:
 
     returns_blocks = True
     """Whether blocks come back while a sequence grows."""
+    proves_further = True
+    """Whether an EAGLE group of this kind proves a block more than it returns."""
 
     def __init__(self, group: int, spec: Spec, pool: BlockPool, limits: GroupLimits) -> None:
         self.group = group

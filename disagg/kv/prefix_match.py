@@ -53,7 +53,8 @@ class PrefixMatcher:
                     continue
                 drop_last = eagle and number not in proven
                 # The proof may lie beyond max_tokens; one kind alone is asked as the peer does.
-                further = lead.block_tokens if drop_last and len(self._kinds) > 1 else 0
+                proves = drop_last and lead.proves_further and len(self._kinds) > 1
+                further = lead.block_tokens if proves else 0
                 runs = self._match(
                     members, hashes, length + further, self.alignment_tokens, drop_last
                 )

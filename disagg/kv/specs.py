@@ -103,7 +103,22 @@ class LinearStateSpec:
 
 @dataclass(frozen=True, slots=True)
 class CrossAttentionSpec(AttentionSpec):
-    """K and V of encoder outputs; known here so that it is refused by name, not mistaken."""
+    """K and V of encoder outputs: every position sees all of them, none of the tokens.
+
+    Attributes:
+        encoder_tokens: encoder outputs of one request, the same for all.
+    """
+
+    encoder_tokens: int
+
+    def __post_init__(self) -> None:
+        AttentionSpec.__post_init__(self)
+        _require_positive(self, "encoder_tokens")
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of one request."""
+        return -(-self.encoder_tokens // self.block_tokens)
 
 
 Spec = (

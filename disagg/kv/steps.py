@@ -27,10 +27,12 @@ class StepHolds:
 
     Args:
         pool: the worker's pool.
+        steps_max: steps in flight that one sequence may be in: promises count on it.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, steps_max: int) -> None:
         self._pool = pool
+        self._steps_max = steps_max
         self._keys: dict[Hashable, tuple[Hashable, ...]] = {}
         self._given_up: dict[Hashable, _GivenUp] = {}
         self._num_records = 0
@@ -42,7 +44,12 @@ class StepHolds:
         """Hold the blocks of ``keys`` for a step that is launched now."""
         if step in self._keys:
             raise InvariantViolation(f"step {step!r} is in flight already")
-        self._keys[step] = tuple(keys)
+        taken = tuple(keys)
+        if len(self._keys) >= self._steps_max:
+            for key in taken:
+                if sum(key in others for others in self._keys.values()) >= self._steps_max:
+                    raise InvariantViolation(f"{key!r} is in {self._steps_max} steps already")
+        self._keys[step] = taken
 
     def drop(self, key: Hashable, group: int, block_ids: list[int]) -> None:
         """A request gives up blocks: its steps in flight take the holds over, or they end."""

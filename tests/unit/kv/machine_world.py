@@ -17,6 +17,7 @@ from disagg.kv.request import KVRequest
 from disagg.kv.retention import Retention
 from disagg.kv.specs import (
     ChunkedLocalSpec,
+    CrossAttentionSpec,
     LinearStateSpec,
     SlidingWindowSpec,
     Spec,
@@ -35,6 +36,8 @@ def visible(spec: Spec, position: int) -> range:
             return range(position - position % spec.chunk_tokens, position)
         case LinearStateSpec():
             return range(max(0, position - 1), position)
+        case CrossAttentionSpec():
+            return range(spec.encoder_tokens)
         case _:
             return range(position)
 
@@ -46,6 +49,8 @@ def needed_blocks(spec: Spec, position: int) -> list[int]:
 
 def longest_hit(kv: KVCacheCoordinator, request: KVRequest, max_tokens: int) -> int:
     """Brute force over all lengths: every group has all that the next query reads."""
+    if any(isinstance(group.spec, CrossAttentionSpec) for group in kv.layout.groups):
+        return 0  # tokens do not tell what the encoder was given
     size = kv.layout.hash_block_tokens
     aligned = max(group.spec.block_tokens for group in kv.layout.groups)
     for length in range(max_tokens - max_tokens % aligned, 0, -aligned):
@@ -110,6 +115,7 @@ class World:
             self.num_blocks,
             max_model_tokens=10_000,
             max_step_tokens=STEPS_MAX * self.chunk_tokens,
+            steps_max=STEPS_MAX,
             deduplicate=self.deduplicate,
             retention=self.retention,
         )
@@ -123,7 +129,13 @@ class World:
         offset = position % self.specs[group].block_tokens
         if isinstance(self.specs[group], LinearStateSpec):
             offset = 0
-        self.memory.setdefault(block, {})[offset] = (group, hash(tuple(tokens[: position + 1])))
+        self.memory.setdefault(block, {})[offset] = self.content(group, tokens, position)
+
+    def content(self, group: int, tokens: Sequence[int], position: int) -> Value:
+        """What belongs at a position: its prefix, or an encoder output of this request."""
+        if isinstance(self.specs[group], CrossAttentionSpec):
+            return group, hash(("encoder", tokens[0], position))
+        return group, hash(tuple(tokens[: position + 1]))
 
     def read(
         self, group: int, table: Sequence[int], tokens: Sequence[int], positions: Iterable[int]
@@ -135,7 +147,7 @@ class World:
             assert block != NULL_BLOCK, f"group {group} lacks position {position}"
             offset = 0 if isinstance(self.specs[group], LinearStateSpec) else position % size
             found = self.memory.get(block, {}).get(offset)
-            assert found == (group, hash(tuple(tokens[: position + 1]))), (
+            assert found == self.content(group, tokens, position), (
                 f"group {group} position {position}: block {block} holds something else"
             )
 
@@ -150,6 +162,13 @@ class World:
                 self.write(
                     group, table[(run.end - 1) // spec.block_tokens], run.tokens, run.end - 1
                 )
+                continue
+            if isinstance(spec, CrossAttentionSpec):
+                if run.start == 0:
+                    for position in range(spec.encoder_tokens):
+                        self.write(group, table[position // spec.block_tokens], tokens, position)
+                elif alive:
+                    self.read(group, table, tokens, visible(spec, run.start))
                 continue
             for position in range(run.start, run.end) if alive else ():
                 early = [place for place in visible(spec, position) if place < run.start]

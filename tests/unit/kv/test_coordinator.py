@@ -21,7 +21,7 @@ def coordinator(*specs: Spec, num_blocks: int, max_step_tokens: int = 64) -> KVC
     groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
     layout = KVCacheLayout(groups, max(spec.page_bytes for spec in specs), 16)
     return KVCacheCoordinator(
-        layout, num_blocks, max_model_tokens=4096, max_step_tokens=max_step_tokens
+        layout, num_blocks, max_model_tokens=4096, max_step_tokens=max_step_tokens, steps_max=2
     )
 
 
@@ -94,6 +94,8 @@ def test_a_step_keeps_what_an_abort_gives_up() -> None:
     assert kv.allocate(first, num_new_tokens=64)
     kv.hold_step("s1", ["a"])
     kv.hold_step("s2", ["a"])
+    with pytest.raises(InvariantViolation, match="in 2 steps already"):
+        kv.hold_step("s3", ["a"])
     kv.free("a")
     assert kv.num_free_blocks == 39 - 8
     kv.release_step("s2")  # not in order, and twice

@@ -264,14 +264,37 @@ def test_every_kind_through_every_path(spec: Spec) -> None:
     assert kv.num_free_blocks == kv.num_usable_blocks
 
 
-def test_unsupported_kinds_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="CrossAttentionSpec"):
-        coordinator([FULL, CrossAttentionSpec(16, 1, 8, 2)])
-    with pytest.raises(ConfigError, match="LinearStateSpec cannot be an EAGLE group"):
-        KVCacheCoordinator(
-            plan_layout([LinearStateSpec(16, 64)]),
-            9,
-            max_model_tokens=64,
-            max_step_tokens=64,
-            eagle_groups=[0],
-        )
+def test_kinds_that_cannot_be_eagle_groups_are_refused_by_name() -> None:
+    for spec in (
+        ChunkedLocalSpec(16, 1, 8, 2, 64),
+        CrossAttentionSpec(16, 1, 8, 2, 40),
+    ):
+        with pytest.raises(ConfigError, match=f"{type(spec).__name__} cannot be an EAGLE group"):
+            KVCacheCoordinator(
+                plan_layout([spec]),
+                9,
+                max_model_tokens=64,
+                max_step_tokens=64,
+                eagle_groups=[0],
+            )
+
+
+def test_states_prove_nothing_further_as_eagle_groups() -> None:
+    """The tokens' group gives up the block that proves the rest; the state there must exist."""
+    specs: list[Spec] = [FULL, LinearStateSpec(16, 64)]
+    groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
+    kv = KVCacheCoordinator(
+        KVCacheLayout(groups, 512, 16),
+        99,
+        max_model_tokens=640,
+        max_step_tokens=64,
+        eagle_groups=[0, 1],
+    )
+    made = request("a", 80)
+    for new in (32, 16, 32):  # states at 32, 48 and 80
+        assert kv.allocate(made, num_new_tokens=new)
+        kv.publish("a", kv.num_computed_tokens("a"))
+    assert kv.find_longest_cache_hit(request("b", 65), 64).num_tokens == 48
+    assert kv.find_longest_cache_hit(request("b", 70), 69).num_tokens == 48
+    # 80 is cached in both groups, but nothing beyond it proves the tokens' group.
+    assert kv.find_longest_cache_hit(request("b", 100), 99).num_tokens == 48
