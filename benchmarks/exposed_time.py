@@ -44,11 +44,11 @@ def measure(transport: str, lengths: tuple[int, ...], num_samples: int) -> bool:
         for number in range(num_samples + 1):
             for length in lengths if number else lengths[:1]:
                 print(f"{length} tokens over {transport}", file=sys.stderr, flush=True)
-                for found, pipelined in ((ours, True), (peer, False)):
+                for pulls, pipelined in ((ours, True), (peer, False)):
                     pair.owner.call("set_pipelined", pipelined=pipelined)
                     pull = pair.pull(length, decode=True)
                     if number:  # the first round warms up
-                        found[length].append(pull)
+                        pulls[length].append(pull)
     note = (
         f"{SHAPE.name}'s {SHAPE.num_layers} layers in {len(layout.groups)} groups, blocks of "
         f"{layout.block_bytes >> 10} KiB, prefill of {TOKENS_PER_S} tokens/s (paced stand-in) in "

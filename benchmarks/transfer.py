@@ -26,7 +26,7 @@ LAYERS = (FullAttentionSpec(block_tokens=16, num_kv_heads=4, head_size=256, dtyp
 BLOCK_BYTES = sum(spec.page_bytes for spec in LAYERS)
 SIZES = {1: 15, 4: 15, 16: 15, 64: 15, 256: 9, 1024: 5}
 """MiB pulled, and samples."""
-QUICK_SIZES = {1: 5, 16: 5, 64: 3}
+QUICK_SIZES = {1: 3, 16: 5, 64: 3}
 TARGET, TARGET_FROM_MIB = 0.9, 16
 TRANSPORTS = {"shm": "", "tcp": "tcp"}
 
@@ -141,7 +141,7 @@ def main() -> int:
     for transport in TRANSPORTS:
         reached &= measure_pulls(transport, QUICK_SIZES if quick else SIZES)
     say("engine steps while pulling")
-    reached &= measure_load(rounds=3 if quick else 9, seconds=1.0 if quick else 2.0)
+    reached &= measure_load(rounds=1 if quick else 9, seconds=1.0 if quick else 2.0)
     say("control cost per block")
     pool_sizes = [10_000, 100_000] if quick else [10_000, 100_000, 1_000_000]
     reached &= measure_tables(pool_sizes, 5 if quick else 15)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -45,11 +45,15 @@ from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
 from disagg.workers.engine.paged_pool import PagedPool
 from disagg.workers.nixl_transport import NixlTransport
+from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.service import WorkerService
 from disagg.workers.transport import TransportInfo
 
 WAIT_S = 120.0
+HANDLE_BYTES_MAX = int(
+    next(str(one.default) for one in fields(WorkerOptions) if one.name == "read_handle_bytes_max")
+)
 WORDS_PER_PAGE = 512
 """One 64-bit word in so many is compared after a pull."""
 
@@ -75,7 +79,7 @@ class NodePlan:
     max_step_tokens: int = 1 << 20
     tokens_per_s: float = 0.0
     writes: bool = True
-    handle_bytes_max: int = 8 << 20
+    handle_bytes_max: int = HANDLE_BYTES_MAX
     model_dir: str = ""
 
 
@@ -263,7 +267,7 @@ class Node:
         links.node = self
         self._links = links
         service = WorkerService(self.incarnation, "both", self.control, links)
-        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         self.control.start(links)
         await server.start()
         self._server = server
@@ -285,7 +289,7 @@ class Node:
             self.reads.add("posted")
             read(*arguments)
 
-        self.transport.read = noted  # type: ignore[method-assign]
+        self.transport.read = noted  # type: ignore[method-assign, assignment]
 
     def _on_hello(self, who: Incarnation, hello: PeerHello) -> None:
         info = TransportInfo(

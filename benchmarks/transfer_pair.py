@@ -156,12 +156,13 @@ class Pair:
             self.owner.call("take_marks", number=number),
             self.reader.call("take_marks", number=number),
             self.reader.call("take_reads"),
-            self._checked(number) if check else 0,
+            self.checked(number) if check else 0,
         )
         self.reader.call("cancel", number=number)
         return pull
 
-    def _checked(self, number: int) -> int:
+    def checked(self, number: int) -> int:
+        """How many blocks a request pulled; an error if one of them is wrong."""
         wrong, total = self.reader.call("num_wrong_blocks", number=number)
         if wrong or not total:
             raise RuntimeError(f"{wrong} of {total} pulled blocks are wrong: nothing was measured")

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,11 +88,17 @@ class RawReader:
         return self._agent.prep_xfer_dlist(name, rows, "DRAM")
 
 
+def bytes_of(node: Node) -> memoryview:
+    """The pool's memory."""
+    array: Any = node.pool.view(-1).numpy()
+    return memoryview(array).cast("B")
+
+
 class SocketOwner:
     """Sends the pool's first bytes to whoever asks."""
 
     def __init__(self, node: Node) -> None:
-        self._bytes = memoryview(node.pool.view(-1).numpy()).cast("B")
+        self._bytes = bytes_of(node)
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._serve, name="socket", daemon=True).start()
 
@@ -111,7 +118,7 @@ class SocketReader:
     """Asks for bytes and receives them into the pool."""
 
     def __init__(self, node: Node) -> None:
-        self._bytes = memoryview(node.pool.view(-1).numpy()).cast("B")
+        self._bytes = bytes_of(node)
 
     def connect(self, port: int) -> None:
         """Meet the owner."""

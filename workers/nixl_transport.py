@@ -55,7 +55,7 @@ class NixlTransport:
         self._on_read_done = on_read_done
         self._handle_blocks_max = max(1, handle_bytes_max // pool.shape[1])
         # Calls meet the thread here alone; what follows belongs to the thread.
-        self._commands: queue.Queue[Callable[[], None]] = queue.Queue(COMMANDS_MAX)
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._peers: dict[str, Peer] = {}
         self._posted: dict[ReadHandle, Posted] = {}
         self._ended: deque[Read] = deque()
@@ -169,10 +169,9 @@ class NixlTransport:
         with self._ending:
             if self._failure:
                 raise RemoteFault(f"the KV transport has ended: {self._failure}")
-            try:
-                self._commands.put_nowait(command)
-            except queue.Full:
-                raise CapacityError(f"{COMMANDS_MAX} transport commands are waiting") from None
+            if self._commands.qsize() >= COMMANDS_MAX:
+                raise CapacityError(f"{COMMANDS_MAX} transport commands are waiting")
+            self._commands.put(command)
 
     # --- everything below runs on the transport's thread
 
