@@ -8,7 +8,7 @@ from typing import Any
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.layout import KVCacheLayout
 from disagg.kv.request import KVRequest
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
 
@@ -24,10 +24,12 @@ def coordinator(windows: list[int], num_blocks: int, max_tokens: int) -> KVCache
         else FullAttentionSpec(BLOCK, 8, 128, 2)
         for window in windows
     ]
-    groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
-    layout = KVCacheLayout(groups, specs[0].page_bytes, BLOCK)
     return KVCacheCoordinator(
-        layout, num_blocks, max_model_tokens=max_tokens, max_step_tokens=8192, deduplicate=True
+        KVCacheLayout.one_layer_per_group(specs),
+        num_blocks,
+        max_model_tokens=max_tokens,
+        max_step_tokens=8192,
+        deduplicate=True,
     )
 
 

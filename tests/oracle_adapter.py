@@ -1,59 +1,49 @@
 """Drives the coordinator from golden traces; translation only (see tests/data/oracle)."""
 
-from math import gcd
 from typing import Any
 
+from disagg.kv import specs
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.layout import KVCacheLayout
 from disagg.kv.request import CacheHit, KVRequest
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    SlidingWindowSpec,
-    Spec,
-)
 
 
-def spec_of(group: dict[str, Any]) -> Spec:
+def spec_of(group: dict[str, Any]) -> specs.Spec:
     """Spec of one trace group."""
     size = group["block_size"]
     match group["type"]:
         case "full":
-            return FullAttentionSpec(size, group["kv_heads"], 64, 2)
+            return specs.FullAttentionSpec(size, group["kv_heads"], 64, 2)
         case "swa":
-            return SlidingWindowSpec(size, group["kv_heads"], 64, 2, group["window"])
+            return specs.SlidingWindowSpec(size, group["kv_heads"], 64, 2, group["window"])
         case "chunked":
-            return ChunkedLocalSpec(size, group["kv_heads"], 64, 2, group["chunk"])
+            return specs.ChunkedLocalSpec(size, group["kv_heads"], 64, 2, group["chunk"])
         case "mamba":
-            return LinearStateSpec(size, 4096)
+            return specs.LinearStateSpec(size, 4096)
         case kind:
             raise ValueError(f"group type {kind!r} of a trace is unknown")
 
 
 class Coordinator:
-    """One worker's coordinator under the trace's names; checks invariants after each change."""
+    """One worker's coordinator under the trace's names."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        specs = [spec_of(group) for group in config["groups"]]
-        size = gcd(*(spec.block_tokens for spec in specs))
-        groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
-        layout = KVCacheLayout(groups, max(spec.page_bytes for spec in specs), size)
+        layout = KVCacheLayout.one_layer_per_group([spec_of(group) for group in config["groups"]])
         self.kv = KVCacheCoordinator(
             layout,
             config["num_blocks"] + 1,
             max_model_tokens=config["max_model_len"],
             max_step_tokens=config["max_step_tokens"],
-            eagle_groups=range(len(groups)) if config["eagle"] else (),
+            eagle_groups=range(len(layout.groups)) if config["eagle"] else (),
             deduplicate=False,
         )
-        self.hasher = BlockHasher(b"oracle", size)
+        self.hasher = BlockHasher(b"oracle", layout.hash_block_tokens)
         self.requests: dict[str, KVRequest] = {}
         self.hit: CacheHit | None = None
 
     def add(self, key: str, tokens: list[int]) -> None:
-        self.requests[key] = KVRequest(key, [])
+        self.requests[key] = KVRequest(key)
         self.append(key, tokens)
 
     def append(self, key: str, tokens: list[int]) -> None:
@@ -69,11 +59,10 @@ class Coordinator:
     def alloc(self, key: str, new: int, hit: int | None, ext: int, delay: bool, gate: bool) -> bool:
         kv, request = self.kv, self.requests[key]
         adopted = self.hit if hit is not None else None
-        if gate:
-            computed = hit + ext if hit is not None else kv.num_computed_tokens(key)
-            need = kv.num_blocks_to_allocate(key, request.num_tokens, adopted, computed, True)
-            if need > kv.num_free_blocks:
-                return False
+        computed = kv.num_computed_tokens(key) if hit is None else hit + ext
+        prompt = kv.num_blocks_to_allocate(key, request.num_tokens, adopted, computed, capped=True)
+        if gate and prompt > kv.num_free_blocks:
+            return False
         done = kv.allocate(
             request,
             num_new_tokens=new,
@@ -83,7 +72,6 @@ class Coordinator:
         )
         if done and not delay:  # the peer publishes when it allocates
             kv.publish(key, min(kv.num_computed_tokens(key), request.num_tokens))
-        self.check()
         return done
 
     def commit(self, key: str, computed: int) -> None:
@@ -93,12 +81,7 @@ class Coordinator:
 
     def free(self, key: str) -> None:
         self.kv.free(key)
-        self.check()
         del self.requests[key]
-
-    def check(self) -> None:
-        if self.kv.num_usable_blocks < 1000:  # roomy pools are checked at the end, for speed
-            self.kv.check()
 
     def held(self, key: str) -> list[int]:
         return list(self.kv.held(key))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from typing import assert_never
 
 from disagg.errors import ConfigError
@@ -91,6 +92,13 @@ class KVCacheLayout:
                     raise ConfigError(f"layer {layer} is in two groups", param="groups")
                 place[layer] = (index, slot * group.spec.page_bytes)
         object.__setattr__(self, "_place", place)
+
+    @classmethod
+    def one_layer_per_group(cls, specs: Sequence[Spec]) -> "KVCacheLayout":
+        """A group of one layer per spec, in this order; one block per state."""
+        groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
+        tokens = gcd(*(spec.block_tokens for spec in specs))
+        return cls(groups, max(spec.page_bytes for spec in specs), tokens)
 
     def group_of(self, layer: int) -> int:
         """Group that holds ``layer``."""
