@@ -26,6 +26,11 @@ NEEDED = [
     "pillow",
     "aiohttp",
     "openai",
+    "networkx",
+    "sympy",
+    "jinja2",
+    "fsspec",
+    "filelock",
 ]
 """What vLLM really uses on the way to its coordinator; the rest is stubbed."""
 
@@ -37,17 +42,26 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 def set_up() -> None:
     """Create the environment (about 2 GB, a few minutes); what is there already is kept."""
     if not PYTHON.exists():
-        print(f"creating {ENVIRONMENT}", flush=True)
+        print(f"1/4 creating {ENVIRONMENT}", flush=True)
         venv.create(ENVIRONMENT, with_pip=True)
-    pip = [str(PYTHON), "-m", "pip", "install", "-q"]
-    print(f"installing {PEER} and {TORCH} (CPU) without what they need to serve", flush=True)
-    subprocess.run([*pip, "--no-deps", PEER], check=True)
-    cpu = ["--no-deps", "--retries", "1", "--extra-index-url", CPU_INDEX]
-    subprocess.run([*pip, *cpu, TORCH], check=True)
-    print(f"installing {', '.join(NEEDED)} (pip will say what vLLM lacks: it is not needed)")
-    subprocess.run([*pip, *NEEDED, "networkx", "sympy", "jinja2", "fsspec", "filelock"], check=True)
+    print(f"2/4 installing {', '.join(NEEDED)}", flush=True)
+    _install("-q", *NEEDED)
+    print(f"3/4 installing {TORCH} (CPU build where its index can be reached)", flush=True)
+    _install("--no-deps", "--retries", "1", "--extra-index-url", CPU_INDEX, TORCH)
+    print(f"4/4 installing {PEER} without what it needs to serve (400 MB)", flush=True)
+    _install("--no-deps", PEER)
     with Peer() as peer:
         print(f"ready: {peer.name}")
+
+
+def _install(*arguments: str) -> None:
+    pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
+    if subprocess.run([*pip, *arguments]).returncode:
+        sys.exit(
+            "pip has failed; its message is above.\n"
+            "The packages come from PyPI, or from where pip is configured to look: is it reachable?"
+            "\n--setup goes on where it stopped."
+        )
 
 
 class Peer:
