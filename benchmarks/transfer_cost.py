@@ -178,15 +178,14 @@ def measure_nodes(pool_sizes: list[int], num_samples: int) -> None:
 
 def _pull_costs(pair: Pair) -> dict[str, float]:
     sides = {"owner": pair.owner, "reader": pair.reader}
-    threads = ("control", "nixl")
+    threads = (("control", "owner"), ("control", "reader"), ("nixl", "reader"))
     before = {side: remote.call("cpu_s") for side, remote in sides.items()}
     num_pulls = 5
     for _ in range(num_pulls):
         pair.pull(NUM_BLOCKS * 16, check=False)
-    used = {}
-    for side, remote in sides.items():
-        after = remote.call("cpu_s")
-        for thread in threads:
-            cpu_s = after[thread] - before[side][thread]
-            used[f"{thread} of the {side}"] = cpu_s * US / NUM_BLOCKS / num_pulls
-    return used
+    after = {side: remote.call("cpu_s") for side, remote in sides.items()}
+    return {
+        f"{thread} of the {side}": (after[side][thread] - before[side][thread])
+        * (US / NUM_BLOCKS / num_pulls)
+        for thread, side in threads
+    }
