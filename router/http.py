@@ -297,8 +297,9 @@ def record_body(record: RequestRecord) -> dict[str, Any]:
         shown["prefill"] = generation.prefill._asdict()
         shown["decode"] = generation.decode._asdict()
         shown["local"] = generation.local
-        if generation.transfer is not None:
-            shown["transfer"]["owner"] = generation.transfer.owner._asdict()
-            del shown["transfer"]["key"]
+        for name, transfer in (("transfer", generation.transfer), ("pull", generation.pull)):
+            if transfer is not None:
+                shown[name]["owner"] = transfer.owner._asdict()
+                del shown[name]["key"]
     body["cached_tokens"] = record.cached_tokens
     return body

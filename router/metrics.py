@@ -34,6 +34,8 @@ CORE_LABELS = {
     "full_bytes": "kind",
     "plans": "kind",
     "prefill_tokens": "source",
+    "prefix_pulled_bytes": "kind",
+    "prefix_pulls": "outcome",
     "pulled_bytes": "kind",
     "replans": "cause",
     "requests_ended": "outcome",

@@ -30,3 +30,6 @@ class RouterOptions:
     heartbeat_ms: int = 1_000
     worker_silent_ms: int = 10_000
     """A worker not heard of for so long is dropped."""
+    pull_tokens_min: int = 256
+    """So many more tokens of prefix another worker must have to be pulled from. A pull costs a
+    question, a READ and a commit before the first chunk; fewer tokens are computed as fast."""

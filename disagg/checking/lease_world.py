@@ -184,7 +184,7 @@ class LeaseWorld:
             yield self._owner_does(now, "owner ends the lease", "expire", 1)
         if now.num_reader_restarts:
             old = Incarnation("reader", "R0")
-            yield self._owner_does(now, "owner notices the restart", "on_peer_lost", old)
+            yield self._owner_does(now, "owner notices the restart", "on_peer_lost", 0, old)
         if now.num_owner_restarts < self.setting.num_owner_restarts:
             life = now.num_owner_restarts + 1
             fresh = now._replace(

@@ -214,7 +214,7 @@ def _preempt(core: WorkerCore) -> list[WorkerAction]:
     core.kv.free(victim.key)
     victim.num_computed = 0
     actions: list[WorkerAction] = list(core.outgoing.give_back(victim, "preempted"))
-    return actions + core._queue(0, victim)
+    return actions + core.parts.queue(0, victim)
 
 
 def _evict(core: WorkerCore) -> list[WorkerAction]:

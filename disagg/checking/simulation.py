@@ -8,8 +8,9 @@ configuration and seed.
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from disagg.checking.simulation_config import SimulationConfig
 from disagg.checking.symbolic_engine import VOCAB_SIZE, expected_tokens
@@ -18,7 +19,16 @@ from disagg.errors import DisaggError
 from disagg.kv.hashing import BlockHasher
 from disagg.routing.core import RouterCore
 from disagg.routing.messages import Deliver, Fail, NewRequest, RouterAction, ToWorker
-from disagg.scheduling.messages import FinishReason, TransferReport, WorkerMessage
+from disagg.scheduling.messages import (
+    FinishReason,
+    PeerAddress,
+    PullPlan,
+    Role,
+    Submit,
+    TransferKind,
+    TransferReport,
+    WorkerMessage,
+)
 from disagg.scheduling.report import check_core
 from disagg.scheduling.sampling import SamplingParams
 from disagg.transfer.identity import Incarnation
@@ -48,6 +58,9 @@ class Simulation:
         self.clients: dict[str, Client] = {}
         self.workers: dict[str, WorkerModel] = {}
         self.num_handovers = 0
+        self.num_pulls = 0
+        self.pulls_failed: Counter[str] = Counter()
+        """By cause."""
         self.hasher = BlockHasher(HASH_KEY, config.layout.hash_block_tokens)
         self.router = RouterCore(
             hash_extend=self.hasher.extend,
@@ -56,6 +69,7 @@ class Simulation:
             request_timeout_ms=60_000,
             records_max=1000,
             worker_silent_ms=5_000,
+            pull_tokens_min=config.pull_tokens_min,
         )
         self._random = random.Random(seed)
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -112,7 +126,12 @@ class Simulation:
     def to_router(self, sender: Incarnation, message: WorkerMessage) -> None:
         """A message on a worker's session."""
         if isinstance(message, TransferReport):
-            self.num_handovers += 1
+            if message.failed:
+                self.pulls_failed[message.failed.partition(":")[0]] += 1
+            elif message.kind is TransferKind.PREFIX:
+                self.num_pulls += 1
+            else:
+                self.num_handovers += 1
 
         def deliver() -> None:
             self._perform(self.router.from_worker(self.now_ms, sender, message))
@@ -154,12 +173,24 @@ class Simulation:
                     pass  # sessions are opened by the heartbeat
 
     def _to_worker(self, action: ToWorker) -> None:
+        message = action.message
+        if isinstance(message, Submit) and message.role is not Role.DECODE:
+            message = self._perhaps_wild(action.worker, message)
+
         def deliver() -> None:
             worker = self.find(action.worker)
             if worker is not None:
-                worker.on_router_message(action.message)
+                worker.on_router_message(message)
 
         self._send(ROUTER, action.worker.worker_id, deliver)
+
+    def _perhaps_wild(self, worker: Incarnation, submit: Submit) -> Submit:
+        """What the router knows of caches is never trusted: let it be anything."""
+        if self.draw(1, 1000) > self.config.wild_pulls_per_mille:
+            return submit
+        name = self._random.choice([one for one in sorted(self.workers) if one != worker.worker_id])
+        owner = PeerAddress(self.workers[name].me, "simulated:1")
+        return replace(submit, pull=PullPlan(owner, self.draw(0, len(submit.token_ids) + 8)))
 
     def _deliver(self, action: Deliver) -> None:
         client = self.clients[action.request_id]
@@ -208,6 +239,7 @@ class Simulation:
 
     def _plan_request(self, request_id: str, client: Client) -> None:
         def ask() -> None:
+            self._continue(client)
             self.clients[request_id] = client
             hashes: list[bytes] = []
             self.hasher.extend(hashes, client.prompt)
@@ -219,6 +251,18 @@ class Simulation:
                 client.outcome = f"{error.code}: {error.message}"
 
         self.later(self.draw(50, 2_000), ask)
+
+    def _continue(self, client: Client) -> None:
+        """Let a request be the next turn after one that is finished, perhaps."""
+        if self.draw(1, 1000) > self.config.continued_per_mille:
+            return
+        over = [one for one in self.clients.values() if one.outcome == "finished"]
+        if over:
+            before = self._random.choice(over)
+            history = (*before.prompt, *before.received)
+            room = self.config.prompt_tokens_max - len(history)
+            if room > 0:
+                client.prompt = history + client.prompt[-min(room, 3) :]
 
     # --- faults
 

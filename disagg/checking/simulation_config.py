@@ -18,6 +18,11 @@ class SimulationConfig:
     num_kills: int = 0
     num_cuts: int = 0
     num_cancels: int = 0
+    continued_per_mille: int = 0
+    """Requests that go on after an earlier one's answer."""
+    pull_tokens_min: int = 8
+    wild_pulls_per_mille: int = 0
+    """Prefills that are sent to pull from anybody, whatever is there."""
     read_errors_per_mille: int = 0
     read_ms_max: int = 30
     step_ms_max: int = 10

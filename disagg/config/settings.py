@@ -119,6 +119,8 @@ class RouterSettings(_Section):
     """Finished requests whose record stays readable."""
     worker_silent_ms: Milliseconds = 10_000
     """A worker not heard of for so long is dropped."""
+    pull_tokens_min: Positive = 256
+    """So many more tokens of prefix another worker must have to be pulled from."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -172,9 +172,8 @@ class PrefixPulls:
                     reached = manager.spanned_tokens(len(run))
                     stable = stable and reached == end
                     end = min(end, reached)
-        if not end:
-            return None
-        return SharedPrefix(end, tuple(map(_seen, managers, runs, firsts, [end] * len(managers))))
+        blocks = tuple(map(_seen, managers, runs, firsts, [end] * len(managers)))
+        return SharedPrefix(end, blocks) if end and any(blocks) else None
 
     # -- inside -------------------------------------------------------------------------------
 

@@ -26,6 +26,10 @@ from disagg.scheduling.messages import (
 )
 from disagg.transfer.identity import Incarnation
 
+PULL_TOKENS_MIN = 256
+"""A pull costs a question, a READ and a commit before the first chunk: tens of milliseconds under
+load. So much prefix costs more to compute on any worker worth pulling to."""
+
 
 class RouterCore:
     """Decides who prefills and who decodes, assembles the token streams, plans anew on failures.
@@ -40,6 +44,7 @@ class RouterCore:
         request_timeout_ms: without any progress for so long a request expires.
         records_max: finished requests whose record is kept.
         worker_silent_ms: a worker not heard of for so long is lost.
+        pull_tokens_min: tokens of prefix that another worker must have more, to be pulled from.
 
     Attributes:
         counters: monotonic counts by (name, label); label "" where there is none.
@@ -54,6 +59,7 @@ class RouterCore:
         request_timeout_ms: int,
         records_max: int,
         worker_silent_ms: int,
+        pull_tokens_min: int = PULL_TOKENS_MIN,
     ) -> None:
         self.counters: Counter[tuple[str, str]] = Counter()
         self._fleet = Fleet(worker_silent_ms)
@@ -65,6 +71,7 @@ class RouterCore:
             requests_max=requests_max,
             request_timeout_ms=request_timeout_ms,
             records_max=records_max,
+            pull_tokens_min=pull_tokens_min,
         )
 
     @property

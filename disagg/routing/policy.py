@@ -1,7 +1,7 @@
 """The first policy: the longest usable prefix prefills, the shortest queue decodes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disagg.errors import ContextLengthError, RemoteFault
 from disagg.routing.avoid import Avoid
@@ -21,6 +21,11 @@ class Candidate:
     def incarnation(self) -> Incarnation:
         """Who it is."""
         return self.view.info.incarnation
+
+    @property
+    def name(self) -> str:
+        """Its worker id."""
+        return self.incarnation.worker_id
 
     @property
     def prefill_queue(self) -> tuple[int, int]:
@@ -50,6 +55,8 @@ class Plan:
     prefill: Candidate
     decode: Candidate
     reason: str
+    pull: Candidate | None = None
+    """Whose cached prefix the prefill worker pulls first."""
 
     @property
     def local(self) -> bool:
@@ -63,13 +70,43 @@ def choose(
     num_tokens_max: int,
     avoid: Avoid,
     bad_pairs: frozenset[frozenset[Incarnation]] = frozenset(),
+    *,
+    pull_tokens_min: int,
 ) -> Plan:
     """Plan a prompt of ``num_tokens`` that grows to at most ``num_tokens_max``.
+
+    The worker that prefills pulls from another one that has at least ``pull_tokens_min`` more
+    tokens of the prefix, whatever its role; of these from the one that has the most.
 
     Raises:
         RemoteFault: there is no candidate.
         ContextLengthError: none takes that many tokens.
     """
+    plan = _choose(candidates, num_tokens, num_tokens_max, avoid, bad_pairs)
+    banned = avoid.pairs | bad_pairs
+    owners = [
+        c
+        for c in candidates
+        if c.hit.usable_tokens - plan.prefill.hit.usable_tokens >= max(1, pull_tokens_min)
+        and c.incarnation not in avoid.workers
+        and _may_pair(plan.prefill, c, banned)
+    ]
+    if not owners:
+        return plan
+    owner = min(owners, key=_pull_order)
+    more = owner.hit.usable_tokens - plan.prefill.hit.usable_tokens
+    why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
+    return replace(plan, pull=owner, reason=why)
+
+
+def _choose(
+    candidates: Sequence[Candidate],
+    num_tokens: int,
+    num_tokens_max: int,
+    avoid: Avoid,
+    bad_pairs: frozenset[frozenset[Incarnation]],
+) -> Plan:
+    """Who prefills and who decodes."""
     if not candidates:
         raise RemoteFault("no worker is ready")
     fitting = [c for c in candidates if num_tokens_max <= c.view.info.max_model_tokens]
@@ -123,6 +160,10 @@ def _prefill_order(c: Candidate) -> tuple[int, tuple[int, int], Incarnation]:
 
 def _decode_order(c: Candidate) -> tuple[int, int, int, Incarnation]:
     return c.decode_load, -c.num_blocks_free, -sum(c.hit.group_tokens), c.incarnation
+
+
+def _pull_order(c: Candidate) -> tuple[int, int, Incarnation]:
+    return -c.hit.usable_tokens, c.decode_load, c.incarnation
 
 
 def _best_local(candidates: Sequence[Candidate], avoid: Avoid, why: str) -> Plan:

@@ -24,9 +24,14 @@ class GenerationRecord:
     hit_tokens: int | None
     """What the prefill worker found in its cache; None until it reported."""
     computed_tokens: int | None
+    pulled_tokens: int | None
+    """What it pulled from another worker's cache; computed are the rest."""
     prefill_ms: int | None
     """When its report arrived."""
     transfer: TransferReport | None
+    """The hand-over."""
+    pull: TransferReport | None
+    """The prefix pull, or why it was given up."""
     num_tokens: int
     """Accepted from this generation."""
     cause: str
@@ -59,5 +64,8 @@ class RequestRecord:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the first prefill found in its cache (the usage figure)."""
-        return (self.generations[0].hit_tokens or 0) if self.generations else 0
+        """Prompt tokens that the first prefill did not compute (the usage figure)."""
+        if not self.generations:
+            return 0
+        first = self.generations[0]
+        return (first.hit_tokens or 0) + (first.pulled_tokens or 0)

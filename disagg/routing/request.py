@@ -12,6 +12,7 @@ from disagg.scheduling.messages import (
     Cancel,
     PeerAddress,
     PrefillReport,
+    PullPlan,
     Role,
     SequenceOutput,
     Submit,
@@ -41,6 +42,7 @@ class Generation:
     prefill_report: PrefillReport | None = None
     prefill_ms: int | None = None
     transfer: TransferReport | None = None
+    pull: TransferReport | None = None
     num_tokens: int = 0
     cause: str = ""
     local: bool = field(init=False)
@@ -89,8 +91,10 @@ class Generation:
             expected_hit_tokens=self.expected_hit_tokens,
             hit_tokens=report.hit_tokens if report else None,
             computed_tokens=report.computed_tokens if report else None,
+            pulled_tokens=report.pulled_tokens if report else None,
             prefill_ms=self.prefill_ms,
             transfer=self.transfer,
+            pull=self.pull,
             num_tokens=self.num_tokens,
             cause=self.cause,
         )
@@ -153,14 +157,18 @@ class RoutedRequest:
             cache_salt=self.cache_salt,
             sampling=replace(self.sampling, max_tokens=self.stream.end - current.base),
         )
+        pull = None
+        if plan.pull is not None:
+            owner = _address(plan.pull.view.info)
+            pull = PullPlan(owner, plan.pull.hit.usable_tokens)
         if plan.local:
-            return [ToWorker(current.decode.incarnation, submit)]
+            return [ToWorker(current.decode.incarnation, replace(submit, pull=pull))]
         # The decode worker first: it refuses a Reserve of a generation it has not been told of.
         return [
-            ToWorker(info.incarnation, replace(submit, role=role, peer=_address(peer)))
-            for info, role, peer in (
-                (current.decode, Role.DECODE, current.prefill),
-                (current.prefill, Role.PREFILL, current.decode),
+            ToWorker(info.incarnation, replace(submit, role=role, peer=_address(peer), pull=first))
+            for info, role, peer, first in (
+                (current.decode, Role.DECODE, current.prefill, None),
+                (current.prefill, Role.PREFILL, current.decode, pull),
             )
         ]
 

@@ -22,6 +22,7 @@ from disagg.scheduling.messages import (
     PartEnded,
     PrefillReport,
     SequenceOutput,
+    TransferKind,
     TransferReport,
 )
 from disagg.transfer.identity import Incarnation, RequestKey
@@ -47,6 +48,7 @@ class RequestTable:
         requests_max: int,
         request_timeout_ms: int,
         records_max: int,
+        pull_tokens_min: int,
     ) -> None:
         self.counters = counters
         self._fleet = fleet
@@ -55,6 +57,7 @@ class RequestTable:
         self._requests_max = requests_max
         self._request_timeout_ms = request_timeout_ms
         self._records_max = records_max
+        self._pull_tokens_min = pull_tokens_min
         self._live: dict[str, RoutedRequest] = {}
         self._ended: OrderedDict[str, RoutedRequest] = OrderedDict()
         # Counted over all requests, so that a request id used twice never repeats a key.
@@ -172,7 +175,11 @@ class RequestTable:
         if request is None or request.current.key != report.key:
             return
         generation = request.current
-        if isinstance(report, TransferReport):
+        if isinstance(report, TransferReport) and report.kind is TransferKind.PREFIX:
+            if incarnation == generation.prefill.incarnation and not generation.pull:
+                generation.pull = report
+                self._count_pull(report)
+        elif isinstance(report, TransferReport):
             if incarnation == generation.decode.incarnation and not generation.transfer:
                 generation.transfer = report
                 generation.transferred = True
@@ -183,6 +190,7 @@ class RequestTable:
             generation.prefill_report = report
             generation.prefill_ms = now_ms
             self.counters["prefill_tokens", "hit"] += report.hit_tokens
+            self.counters["prefill_tokens", "pulled"] += report.pulled_tokens
             self.counters["prefill_tokens", "computed"] += report.computed_tokens
         request.progress_ms = now_ms
 
@@ -246,18 +254,25 @@ class RequestTable:
                 request.stream.end,
                 request.avoid,
                 self._fleet.bad_pairs(now_ms),
+                pull_tokens_min=self._pull_tokens_min,
             )
         except DisaggError as error:
             error.request_id = request.request_id
             raise
         self._last_generation += 1
         actions = request.start(now_ms, self._last_generation, plan)
-        to_compute = len(tokens) - plan.prefill.hit.usable_tokens
+        to_compute = len(tokens) - (plan.pull or plan.prefill).hit.usable_tokens
         self._fleet.planned(plan.prefill.incarnation, to_compute)
         if not plan.local:
             self._fleet.planned(plan.decode.incarnation, 0)
         self.counters["plans", "local" if plan.local else "handover"] += 1
         return actions
+
+    def _count_pull(self, report: TransferReport) -> None:
+        cause = report.failed.partition(":")[0] if report.failed else "committed"
+        self.counters["prefix_pulls", cause] += 1
+        for group in report.groups:
+            self.counters["prefix_pulled_bytes", group.kind] += group.pulled_bytes
 
     def _check_gap(self, now_ms: int, request: RoutedRequest) -> list[RouterAction]:
         """Tokens that wait for one that will not come, or too many of them: plan anew."""

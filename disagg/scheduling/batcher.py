@@ -6,10 +6,11 @@ every block it reads or writes until its completion is known.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from disagg.errors import InvariantViolation
 from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.request import CacheHit
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import SequenceSlice, Step
@@ -52,6 +53,13 @@ class Batcher:
         index = sum(1 for other in self.waiting if other.preempted and other.arrival < seq.arrival)
         self.waiting.insert(index, seq)
 
+    def requeue(self, seq: Sequence) -> None:
+        """Put a sequence that gave everything back where it was: before those that came later."""
+        seq.phase = Phase.WAITING
+        later = (n for n, one in enumerate(self.waiting) if not one.preempted)
+        places = (n for n in later if self.waiting[n].arrival > seq.arrival)
+        self.waiting.insert(next(places, len(self.waiting)), seq)
+
     def run(self, seq: Sequence) -> None:
         """Let a sequence that holds its blocks take part in steps."""
         seq.phase = Phase.RUNNING
@@ -65,22 +73,27 @@ class Batcher:
         elif seq in self.waiting:
             self.waiting.remove(seq)
 
-    def take_startable(self, num_elsewhere: int) -> Iterator[Sequence]:
+    def take_startable(
+        self, num_elsewhere: int, reserve_pull: Callable[[Sequence, CacheHit], bool]
+    ) -> Iterator[Sequence]:
         """Yield queued sequences that got the blocks of their whole prompt.
 
         Each yielded one has left the queue and holds its cache hits and a promise of the rest;
         the caller must run it or give it back. Stops at the first that does not fit, so nobody
         overtakes for memory. ``num_elsewhere`` sequences hold blocks outside ``running``.
+        ``reserve_pull`` may take the blocks instead, for one whose prefix is to be pulled.
         """
         while self.waiting:
             seq = self.waiting[0]
             if len(self.running) + num_elsewhere >= self._limits.max_sequences:
                 return
             hit = self._kv.find_longest_cache_hit(seq.request, seq.num_tokens - 1)
-            if not self._kv.admit(seq.key, seq.num_tokens, hit):
+            pulls = reserve_pull(seq, hit)
+            if not pulls and not self._kv.admit(seq.key, seq.num_tokens, hit):
                 return
             self.waiting.popleft()
-            seq.num_computed = seq.hit_tokens = hit.num_tokens
+            if not pulls:
+                seq.starts_from(hit.num_tokens)
             num_elsewhere += 1
             yield seq
 

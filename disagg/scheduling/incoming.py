@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 
-from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.layout import KVCacheLayout
 from disagg.kv.request import ExternalReservation
-from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import GroupTransfer, TransferReport
+from disagg.scheduling.messages import TransferKind, TransferReport
 from disagg.scheduling.outgoing import owner_of
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.share import HandoverShare
+from disagg.scheduling.transfer_report import committed_report
 from disagg.transfer.actions import InboundAction, InboundCommitted, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
@@ -32,13 +30,11 @@ class Incoming:
 
     def __init__(
         self,
-        layout: KVCacheLayout,
         coordinator: KVCacheCoordinator,
         inbound: InboundTable,
         share: HandoverShare,
         limits: WorkerLimits,
     ) -> None:
-        self._layout = layout
         self._kv = coordinator
         self._inbound = inbound
         self._share = share
@@ -111,7 +107,10 @@ class Incoming:
         """The owner confirmed: the blocks are valid and may be read, published and lent."""
         pull = self.pulls.pop(event.key)
         seq, key = pull.seq, event.key
-        report = self._report(pull, event)
+        owner = owner_of(seq).incarnation
+        report = committed_report(
+            self._kv, key, owner, TransferKind.HANDOVER, pull.reservation, event.stats
+        )
         self._kv.commit_external(key)
         self._inbound.finish(key)
         self._reservations.ended(key)
@@ -149,40 +148,3 @@ class Incoming:
         pull.seq.phase = Phase.AWAITING_RESERVE
         self.awaiting[key] = pull.seq
         return actions
-
-    def _report(self, pull: Pull, event: InboundCommitted) -> TransferReport:
-        num_tokens = pull.seq.num_prompt_tokens
-        tables = self._kv.block_table(event.key)
-        block_bytes = self._layout.block_bytes
-        groups = []
-        for group, table, lacks in zip(
-            self._layout.groups, tables, pull.reservation.lacks, strict=True
-        ):
-            pulled = {position for position, _ in lacks}
-            num_positions = self._kv.managers[group.group].num_blocks(num_tokens)
-            block_map = "".join(
-                "p" if i in pulled else "." if block == NULL_BLOCK else "h"
-                for i, block in enumerate(table[:num_positions])
-            )
-            groups.append(
-                GroupTransfer(
-                    group=group.group,
-                    kind=spec_kind(group.spec),
-                    window_tokens=window_tokens_of(group.spec),
-                    block_tokens=group.spec.block_tokens,
-                    block_map=block_map,
-                    pulled_blocks=len(lacks),
-                    pulled_bytes=len(lacks) * block_bytes,
-                    useful_bytes=len(lacks) * self._layout.useful_bytes(group.group),
-                    full_blocks=num_positions,
-                    full_bytes=num_positions * block_bytes,
-                )
-            )
-        return TransferReport(
-            key=event.key,
-            owner=owner_of(pull.seq).incarnation,
-            groups=tuple(groups),
-            num_reads=event.stats.num_reads,
-            read_ms=event.stats.read_ms,
-            exposed_ms=event.stats.exposed_ms,
-        )

@@ -32,6 +32,15 @@ class PeerAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class PullPlan:
+    """Where a prefill may find more of its prefix; never trusted, and optional."""
+
+    owner: PeerAddress
+    num_tokens: int
+    """What the router believes usable there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Start one generation of a request on a worker."""
 
@@ -45,6 +54,11 @@ class Submit:
     sampling: SamplingParams
     """``max_tokens`` counts from the end of ``token_ids``."""
     peer: PeerAddress | None = None
+    pull: PullPlan | None = None
+    """For roles that prefill."""
+    take_over: RequestKey | None = None
+    """For a decode: the generation whose sealed lease it takes over. ``token_ids`` then ends with
+    the token that the lease carries, and nothing is prefilled for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,8 @@ class PrefillReport:
     num_prompt_tokens: int
     hit_tokens: int
     computed_tokens: int
+    pulled_tokens: int = 0
+    """Pulled from another worker's cache, after the own hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +161,18 @@ class GroupTransfer:
     full_bytes: int
 
 
+class TransferKind(StrEnum):
+    """What moved."""
+
+    HANDOVER = "handover"
+    """A prompt from its prefill worker to its decode worker."""
+    PREFIX = "prefix"
+    """A cached prefix to the worker that prefills."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Sent by the decode worker when its pull is committed."""
+    """Sent by the reader when a transfer is committed, or a prefix pull was given up."""
 
     key: RequestKey
     owner: Incarnation
@@ -157,6 +182,11 @@ class TransferReport:
     """From the first READ posted to the last one done."""
     exposed_ms: int
     """From the seal's arrival to the commit's OK."""
+    kind: TransferKind = TransferKind.HANDOVER
+    num_tokens: int = 0
+    """The boundary that a prefix pull reached."""
+    failed: str = ""
+    """Why a prefix pull was given up; what it lacked was computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,12 @@
-"""The prefill worker's side of a hand-over: reserve before compute, then lease, then seal."""
+"""Blocks that leave this worker: hand-overs of its prefills, and cached prefixes others pull.
+
+A hand-over reserves before it computes, then leases, then seals.
+"""
 
 from collections.abc import Callable
 
 from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.prefix_pull import PrefixPulls, WantedPrefix
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import PeerAddress
@@ -10,9 +14,19 @@ from disagg.scheduling.sampling import SampledToken, TokenLogprobs
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.share import HandoverShare
 from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
-from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.asked_leases import AskedLeases
+from disagg.transfer.identity import Incarnation, Question, RequestKey
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import AskOffers, Commit, CommitSeen, Ended, Reserved
+from disagg.transfer.messages import (
+    AskOffers,
+    Commit,
+    CommitSeen,
+    Ended,
+    Open,
+    Reserved,
+    Transfer,
+    Withdraw,
+)
 from disagg.transfer.reserving import Granted, Refused, ReserveAsker
 
 
@@ -23,7 +37,7 @@ def owner_of(seq: Sequence) -> PeerAddress:
 
 
 class Outgoing:
-    """Hand-overs that leave this worker.
+    """Leases of this worker and the prefills that feed them.
 
     ``random_delay_ms(passes)`` is drawn at every refusal: a deterministic back-off livelocks two
     workers that prefill for each other.
@@ -39,6 +53,8 @@ class Outgoing:
     ) -> None:
         self._kv = coordinator
         self._leases = leases
+        self._prefixes = PrefixPulls(coordinator)
+        self.asked = AskedLeases(leases, limits.committed_max)
         self._asker = ReserveAsker(timeout_ms=limits.reserve_timeout_ms)
         self._share = share
         self._random_delay_ms = random_delay_ms
@@ -66,7 +82,7 @@ class Outgoing:
         match self._asker.on_answer(now_ms, sender, message):
             case Granted(key, first_lacked):
                 seq = self.reserving.pop(key)
-                seq.lease_id = self._leases.open(now_ms, key, sender)
+                seq.lease_id = self._leases.open(now_ms, key, sender, first_lacked)
                 seq.first_unoffered = first_lacked
                 return [], seq
             case Refused() as refused:
@@ -169,6 +185,49 @@ class Outgoing:
         """The reader of a sealed lease ended its part; anybody else changes nothing."""
         return self._take_events(self._leases.on_ended(sender, ended))
 
+    def on_open(
+        self, now_ms: int, sender: Incarnation, message: Open, *, refuse: bool
+    ) -> list[Send]:
+        """Match a cached prefix and hold it for the reader in one call, or answer none.
+
+        Only blocks that nobody was promised are lent, and no more than the share. ``refuse``:
+        an older request waits for memory here.
+        """
+        question = Question(sender, message.key, message.number)
+        again = self.asked.repeated(question)
+        if again is not None:
+            return self._take_events(again)
+        wanted = WantedPrefix(
+            message.num_tokens, message.first_hash, message.hashes, message.first_lacked
+        )
+        shared = None if refuse else self._prefixes.match(wanted)
+        if shared is not None:
+            blocks = [block for pairs in shared.blocks for _, block in pairs]
+            pool = self._kv.pool
+            cost = pool.num_leaving(blocks) + pool.slack_if_touched(blocks)
+            fits = cost <= self._kv.num_available_blocks
+            if fits and self._share.take(question, len(blocks)):
+                return self._take_events(
+                    self.asked.open_sealed(now_ms, question, shared.blocks, shared.num_tokens)
+                )
+        return self._take_events(self.asked.refuse(question))
+
+    def on_transfer(self, now_ms: int, sender: Incarnation, message: Transfer) -> list[Send]:
+        """Another reader takes a sealed lease over, or is told that it cannot."""
+        again = self.asked.repeated(Question(sender, message.key, message.number))
+        if again is not None:
+            return self._take_events(again)
+        actions = self._take_events(self.asked.transfer(now_ms, sender, message))
+        lease = self._leases.hand_over_of(message.key)
+        if lease is not None:
+            # Of the share that the old lease has just given back; never more than that.
+            self._share.take(lease.key, len(lease.offered))
+        return actions
+
+    def on_withdraw(self, sender: Incarnation, message: Withdraw) -> list[Send]:
+        """A reader gave its question up."""
+        return self._take_events(self.asked.on_withdraw(sender, message))
+
     def on_lease_message(
         self, sender: Incarnation, message: AskOffers | Commit | CommitSeen
     ) -> list[Send]:
@@ -180,10 +239,11 @@ class Outgoing:
         self._leases.on_seen(sender, message)
         return []
 
-    def on_peer_lost(self, peer: Incarnation) -> list[Send]:
+    def on_peer_lost(self, now_ms: int, peer: Incarnation) -> list[Send]:
         """Every reservation and lease of that reader ends; the caller ends the sequences."""
         self._asker.on_peer_lost(peer)
-        return self._take_events(self._leases.on_peer_lost(peer))
+        self.asked.on_peer_lost(peer)
+        return self._take_events(self._leases.on_peer_lost(now_ms, peer))
 
     def take_ended_leases(self) -> list[RequestKey]:
         """Generations whose lease ended since the last call; a prefill among them is over."""
@@ -195,6 +255,8 @@ class Outgoing:
         out: list[Send] = []
         for action in actions:
             match action:
+                case LeaseEnded(pull=Question() as pull) | LeaseCommitted(pull=Question() as pull):
+                    self._share.give_back(pull)
                 case LeaseEnded(key):
                     self._ended_leases.append(key)
                     self._share.give_back(key)

@@ -41,6 +41,7 @@ def check_core(core: WorkerCore) -> None:
         *core.outgoing.reserving,
         *core.incoming.awaiting,
         *core.incoming.pulls,
+        *core.prefixes.pulls,
     ]
     if sorted(placed) != sorted(core.sequences):
         raise InvariantViolation(f"placed {sorted(placed)}, known {sorted(core.sequences)}")

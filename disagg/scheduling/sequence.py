@@ -5,13 +5,20 @@ from enum import StrEnum
 
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.request import KVRequest
-from disagg.scheduling.messages import FinishReason, PrefillReport, Role, SequenceOutput, Submit
+from disagg.scheduling.messages import (
+    FinishReason,
+    PrefillReport,
+    PullPlan,
+    Role,
+    SequenceOutput,
+    Submit,
+)
 from disagg.scheduling.sampling import SampledToken
 from disagg.transfer.identity import RequestKey
 
 
 class Phase(StrEnum):
-    """Where a sequence stands. Only the last three hold blocks."""
+    """Where a sequence stands. Only the last four hold blocks."""
 
     WAITING = "waiting"
     """In the queue; holds nothing."""
@@ -19,6 +26,8 @@ class Phase(StrEnum):
     """A reservation was refused; holds nothing until its random delay is over."""
     AWAITING_RESERVE = "awaiting_reserve"
     """Decode part: nothing held until the prefill worker reserves."""
+    PULLING_PREFIX = "pulling_prefix"
+    """Prefill or local part: its prefix is pulled, the rest of its blocks promised."""
     RESERVING = "reserving"
     """Prefill part: own blocks promised, answer of the decode worker awaited."""
     PULLING = "pulling"
@@ -47,11 +56,17 @@ class Sequence:
     first_unoffered: tuple[int, ...] = ()
     """Hand-over: per group, the first block position that the reader lacks and was not offered."""
     hit_tokens: int = 0
+    pulled_tokens: int = 0
+    pull: PullPlan | None = field(init=False)
+    """None once it was tried: a pull is tried once."""
+    recovered_from: int | None = None
+    """Own hit before a pull of which only a part arrived: what is more now was pulled."""
     prefill_reported: bool = False
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.submit.token_ids)
+        self.pull = self.submit.pull
 
     @property
     def key(self) -> RequestKey:
@@ -89,13 +104,21 @@ class Sequence:
             finish_reason=self._finish_reason(token.token_id, max_model_tokens),
         )
 
+    def starts_from(self, hit_tokens: int, pulled_tokens: int = 0) -> None:
+        """Its prefill begins after so many own and pulled tokens."""
+        own = hit_tokens if self.recovered_from is None else min(self.recovered_from, hit_tokens)
+        self.hit_tokens = own
+        self.pulled_tokens = pulled_tokens + hit_tokens - own
+        self.num_computed = hit_tokens + pulled_tokens
+
     def prefill_report(self) -> PrefillReport:
         """What its prefill found in the cache here."""
         return PrefillReport(
             self.key,
             num_prompt_tokens=self.num_prompt_tokens,
             hit_tokens=self.hit_tokens,
-            computed_tokens=self.num_prompt_tokens - self.hit_tokens,
+            computed_tokens=self.num_prompt_tokens - self.hit_tokens - self.pulled_tokens,
+            pulled_tokens=self.pulled_tokens,
         )
 
     def _finish_reason(self, token_id: int, max_model_tokens: int) -> FinishReason:

@@ -1,21 +1,23 @@
 """How much of a pool hand-overs may take together, checked when it is taken."""
 
-from disagg.transfer.identity import RequestKey
+from collections.abc import Hashable
 
 
 class HandoverShare:
-    """Blocks promised to reservations, outgoing leases and prefills that will be handed over.
+    """Blocks of reservations, outgoing leases and prefills that will be handed over.
+
+    Counted per generation, or per question of a prefix pull.
 
     Bounding them is what keeps two workers that prefill for each other out of a deadlock.
     """
 
     def __init__(self, blocks_max: int) -> None:
         self.blocks_max = blocks_max
-        self._taken: dict[RequestKey, int] = {}
+        self._taken: dict[Hashable, int] = {}
         self.num_blocks = 0
 
-    def take(self, key: RequestKey, num_blocks: int) -> bool:
-        """Count ``num_blocks`` for a generation in place of what it had; False if too much."""
+    def take(self, key: Hashable, num_blocks: int) -> bool:
+        """Count ``num_blocks`` for a holder in place of what it had; False if too much."""
         had = self._taken.get(key, 0)
         if self.num_blocks - had + num_blocks > self.blocks_max:
             return False
@@ -23,6 +25,6 @@ class HandoverShare:
         self.num_blocks += num_blocks - had
         return True
 
-    def give_back(self, key: RequestKey) -> None:
-        """Nothing is counted for this generation any more; idempotent."""
+    def give_back(self, key: Hashable) -> None:
+        """Nothing is counted for this holder any more; idempotent."""
         self.num_blocks -= self._taken.pop(key, 0)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.identity import Incarnation, Question, RequestKey
 from disagg.transfer.messages import PeerMessage, Seal
 
 
@@ -38,6 +38,8 @@ class LeaseCommitted:
 
     key: RequestKey
     lease_id: int
+    pull: Question | None = None
+    """Of a prefix pull; None for a hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class LeaseEnded:
     key: RequestKey
     lease_id: int
     reason: str
+    pull: Question | None = None
 
 
 @dataclass(frozen=True, slots=True)

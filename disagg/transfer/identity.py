@@ -22,3 +22,11 @@ class Attempt(NamedTuple):
 
     reader_epoch: str
     number: int
+
+
+class Question(NamedTuple):
+    """One ``Open`` or ``Transfer`` of a reader; its ``number`` counts up within its epoch."""
+
+    reader: Incarnation
+    key: RequestKey
+    number: int

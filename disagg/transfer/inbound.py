@@ -73,6 +73,7 @@ class InboundTable:
         key: RequestKey,
         owner: Incarnation,
         destinations: Sequence[Sequence[tuple[int, int]]],
+        lease_id: int = 0,
     ) -> None:
         """Hold all destinations and wait for the owner's lease.
 
@@ -83,6 +84,7 @@ class InboundTable:
             key: the generation.
             owner: the incarnation that will offer; nobody else is listened to.
             destinations: per group, (position, block id) of every block the lease must offer.
+            lease_id: of the lease, where it is known by its answer to a question.
 
         Raises:
             InvariantViolation: the generation has a live transfer, or a destination is named
@@ -97,6 +99,7 @@ class InboundTable:
             OfferList(destinations),
             self._lease_seen.get(owner, 0),
             now_ms + self._ask_repeat_ms,
+            lease_id=lease_id,
         )
         self.holds.hold(entry.holder, [block for pairs in destinations for _, block in pairs])
         self._last_serial = entry.serial

@@ -10,6 +10,7 @@ class LeaseState(StrEnum):
 
     OPEN = "OPEN"
     SEALED = "SEALED"
+    ORPHANED = "ORPHANED"
     COMMITTED = "COMMITTED"
     DEAD = "DEAD"
 
@@ -17,6 +18,8 @@ class LeaseState(StrEnum):
 class LeaseEvent(StrEnum):
     """What can happen to a lease."""
 
+    RESERVED = "reservation granted"
+    OPENED = "Open"
     OFFER = "offer"
     SEAL = "seal"
     ASK = "AskOffers"
@@ -25,14 +28,18 @@ class LeaseEvent(StrEnum):
     COMMIT_OTHER = "Commit, any other"
     SEEN = "CommitSeen"
     END = "end"
+    WITHDRAW = "Withdraw"
+    TRANSFER = "Transfer"
     EXPIRE = "time to live"
     READER_LOST = "reader lost"
+    ORPHAN = "reader of a hand-over lost"
     CROWDED_OUT = "committed_max newer"
     FORGET = "forget"
 
 
 _S, _E = LeaseState, LeaseEvent
 _DIE = "be DEAD first; forget and drop the hold after"
+_PASSES = "be DEAD; a new lease holds the blocks before this one drops them"
 
 LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
     "lease",
@@ -59,7 +66,15 @@ LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
         (_S.SEALED, _E.COMMIT_OTHER, _S.SEALED, "answer NO"),
         (_S.SEALED, _E.END, _S.DEAD, f"{_DIE}; tell the reader"),
         (_S.SEALED, _E.EXPIRE, _S.DEAD, f"{_DIE}; tell the reader"),
+        (_S.SEALED, _E.WITHDRAW, _S.DEAD, _DIE),
         (_S.SEALED, _E.READER_LOST, _S.DEAD, _DIE),
+        (_S.SEALED, _E.ORPHAN, _S.ORPHANED, "hold on for take_over_ms; only Transfer may use it"),
+        (_S.SEALED, _E.TRANSFER, _S.DEAD, _PASSES),
+        (_S.ORPHANED, _E.TRANSFER, _S.DEAD, _PASSES),
+        (_S.ORPHANED, _E.ASK, _S.ORPHANED, "send dead"),
+        (_S.ORPHANED, _E.COMMIT_OTHER, _S.ORPHANED, "answer NO"),
+        (_S.ORPHANED, _E.END, _S.DEAD, _DIE),
+        (_S.ORPHANED, _E.EXPIRE, _S.DEAD, _DIE),
         (_S.COMMITTED, _E.COMMIT_SAME, _S.COMMITTED, "answer OK(attempt) again"),
         (_S.COMMITTED, _E.COMMIT_OTHER, _S.COMMITTED, "answer NO"),
         (_S.COMMITTED, _E.ASK, _S.COMMITTED, "nothing: the reader has all it needs"),
@@ -77,5 +92,10 @@ LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
             None,
             "drop the hold; from now on Commit gets NO, AskOffers dead",
         ),
+    ],
+    births=[
+        (_E.RESERVED, _S.OPEN, "hold nothing yet"),
+        (_E.OPENED, _S.SEALED, "match and hold in one step, send all with the counts"),
+        (_E.TRANSFER, _S.SEALED, "hold the old lease's blocks, send them with the counts"),
     ],
 )

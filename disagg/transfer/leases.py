@@ -4,13 +4,11 @@ Sans-IO: time comes in, actions go out. The table is driven by one thread. What 
 table (never opened, dead, or forgotten after its commit) is answered NO or dead, always safe.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-
 from disagg.errors import InvariantViolation
 from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
 from disagg.transfer.holds import BlockHolds
-from disagg.transfer.identity import Attempt, Incarnation, RequestKey
+from disagg.transfer.identity import Incarnation, Question, RequestKey
+from disagg.transfer.lease import GroupBlocks, Lease, LeaseStatus, ranges_of
 from disagg.transfer.lease_states import LEASE_TABLE, LeaseEvent, LeaseState
 from disagg.transfer.messages import (
     AskOffers,
@@ -18,60 +16,34 @@ from disagg.transfer.messages import (
     CommitAnswer,
     CommitSeen,
     Ended,
-    OfferedRange,
     Offers,
     Seal,
 )
-
-GroupBlocks = Sequence[Sequence[tuple[int, int]]]
-"""Per group: (position, block id) pairs."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseStatus:
-    """One lease, for display."""
-
-    lease_id: int
-    key: RequestKey
-    reader: Incarnation
-    state: LeaseState
-    num_blocks: int
-
-
-@dataclass(slots=True)
-class _Lease:
-    lease_id: int
-    key: RequestKey
-    reader: Incarnation
-    expires_ms: int
-    state: LeaseState = LeaseState.OPEN
-    ranges: list[OfferedRange] = field(default_factory=list)
-    offered: set[tuple[int, int]] = field(default_factory=set)
-    """(group, position) of every block offered."""
-    seal: Seal | None = None
-    attempt: Attempt | None = None
-    """The one that committed."""
-
-    @property
-    def holder(self) -> tuple[str, RequestKey, int]:
-        return ("lease", self.key, self.lease_id)
 
 
 class LeaseTable:
     """Leases of this incarnation.
 
-    The live ones are as many as the caller opens (one per key); of the committed ones, whose
-    hold is gone, at most ``committed_max`` are remembered.
+    The live ones are as many as the caller opens (one hand-over per key, one prefix pull per
+    question); of the committed ones, whose hold is gone, at most ``committed_max`` are
+    remembered.
 
     Args:
         me: this worker; lease ids count up within its epoch.
         holds: the block pool; a lease holds under ``("lease", key, lease_id)``.
         ttl_ms: a lease dies this long after its owner last opened, offered or sealed.
         committed_max: committed leases remembered until the reader acknowledges.
+        take_over_ms: a sealed hand-over whose reader is lost lives on so long; 0: not at all.
     """
 
     def __init__(
-        self, me: Incarnation, holds: BlockHolds, *, ttl_ms: int, committed_max: int
+        self,
+        me: Incarnation,
+        holds: BlockHolds,
+        *,
+        ttl_ms: int,
+        committed_max: int,
+        take_over_ms: int = 0,
     ) -> None:
         self.me = me
         self.holds = holds
@@ -80,13 +52,22 @@ class LeaseTable:
         self._last_id = 0
         # Every refresh adds the same ttl, so insertion order is the order of expiry: an exactly
         # bounded stand-in for a heap. `_by_key` is in order of opening.
-        self._live: dict[int, _Lease] = {}
+        self._live: dict[int, Lease] = {}
         self._by_key: dict[RequestKey, int] = {}
-        self._committed: dict[int, _Lease] = {}
+        self._committed: dict[int, Lease] = {}
+        self._take_over_ms = take_over_ms
+        self._orphans: dict[int, int] = {}
+        """Deadlines of live leases without a reader, in order."""
 
     # -- the owner's own moves ----------------------------------------------------------------
 
-    def open(self, now_ms: int, key: RequestKey, reader: Incarnation) -> int:
+    def open(
+        self,
+        now_ms: int,
+        key: RequestKey,
+        reader: Incarnation,
+        first_lacked: tuple[int, ...] = (),
+    ) -> int:
         """Create a lease, OPEN and empty; returns its id (from 1, never reused in an epoch).
 
         Raises:
@@ -94,11 +75,9 @@ class LeaseTable:
         """
         if key in self._by_key:
             raise InvariantViolation(f"{key} has a live lease already")
-        self._last_id += 1
-        lease = _Lease(self._last_id, key, reader, now_ms + self._ttl_ms)
-        self.holds.hold(lease.holder, ())
-        self._live[lease.lease_id] = lease
-        self._by_key[key] = lease.lease_id
+        lease = self.create(now_ms, key, reader, LeaseEvent.RESERVED, ())
+        lease.first_lacked = first_lacked
+        self.is_hand_over(lease)
         return lease.lease_id
 
     def offer(self, now_ms: int, lease_id: int, blocks: GroupBlocks) -> list[LeaseAction]:
@@ -121,7 +100,7 @@ class LeaseTable:
         if not self._take(lease, blocks):
             return []
         self._refresh(now_ms, lease, state)
-        return [self._offers(lease, first)]
+        return [Send(lease.reader, lease.offers(first))]
 
     def seal(
         self,
@@ -153,34 +132,33 @@ class LeaseTable:
         first = len(lease.ranges)
         state = LEASE_TABLE.move(lease.state, LeaseEvent.SEAL)
         self._take(lease, blocks)
-        counts = [0] * len(blocks)
-        for offered in lease.ranges:
-            counts[offered.group] += 1
-        lease.seal = Seal(
-            num_tokens, tuple(counts), first_token_id, first_logprob, first_top_logprobs
-        )
+        lease.close(len(blocks), num_tokens, first_token_id, first_logprob, first_top_logprobs)
         self._refresh(now_ms, lease, state)
-        return [self._offers(lease, first)]
+        return [Send(lease.reader, lease.offers(first))]
 
     def end(self, lease_id: int, reason: str) -> list[LeaseAction]:
         """End a live lease, for whatever reason; nothing if it is not live."""
         lease = self._live.get(lease_id)
-        return self._die(lease, LeaseEvent.END, reason) if lease else []
+        return self.die(lease, LeaseEvent.END, reason) if lease else []
 
     def end_key(self, key: RequestKey, reason: str) -> list[LeaseAction]:
         """End the live lease of a generation, if it has one."""
         return self.end(self._by_key.get(key, 0), reason)
 
     def expire(self, now_ms: int) -> list[LeaseAction]:
-        """End the leases whose time to live is over."""
+        """End the leases whose time to live is over, or whose reader nobody replaced in time."""
         actions: list[LeaseAction] = []
+        for lease_id in [one for one, until_ms in self._orphans.items() if until_ms <= now_ms]:
+            actions += self.die(self._live[lease_id], LeaseEvent.EXPIRE, "nobody took it over")
         while self._live and (lease := next(iter(self._live.values()))).expires_ms <= now_ms:
-            actions += self._die(lease, LeaseEvent.EXPIRE, "expired")
+            actions += self.die(lease, LeaseEvent.EXPIRE, "expired")
         return actions
 
     def next_expiry_ms(self) -> int | None:
         """When `expire` has something to do; None if there is no live lease."""
-        return next((lease.expires_ms for lease in self._live.values()), None)
+        first = next((lease.expires_ms for lease in self._live.values()), None)
+        due = [*self._orphans.values(), *(() if first is None else (first,))]
+        return min(due, default=None)
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -198,7 +176,9 @@ class LeaseTable:
         state = LEASE_TABLE.move(lease.state, LeaseEvent.ASK)
         if state is LeaseState.COMMITTED:
             return []
-        return [self._offers(lease, max(0, min(ask.first, len(lease.ranges))))]
+        if state is LeaseState.ORPHANED:
+            return [Send(sender, lease.dead())]
+        return [Send(sender, lease.offers(max(0, min(ask.first, len(lease.ranges)))))]
 
     def on_commit(self, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
         """Answer OK if everything offered was held until now, else NO; both idempotent.
@@ -220,12 +200,12 @@ class LeaseTable:
         lease.state = state
         lease.attempt = commit.attempt
         lease.ranges, lease.offered = [], set()
-        del self._live[lease.lease_id], self._by_key[lease.key]
+        self._no_longer_live(lease)
         self._committed[lease.lease_id] = lease
         while len(self._committed) > self._committed_max:
             self._forget(next(iter(self._committed.values())), LeaseEvent.CROWDED_OUT)
         self.holds.drop(lease.holder)
-        return [answer, LeaseCommitted(lease.key, lease.lease_id)]
+        return [answer, LeaseCommitted(lease.key, lease.lease_id, lease.pull)]
 
     def on_seen(self, sender: Incarnation, seen: CommitSeen) -> None:
         """Forget a committed lease whose reader got its OK."""
@@ -240,15 +220,25 @@ class LeaseTable:
     def on_ended(self, sender: Incarnation, ended: Ended) -> list[LeaseAction]:
         """The reader ended its part: so does its live lease."""
         lease = self._live.get(self._by_key.get(ended.key, 0))
-        return self.end(lease.lease_id, ended.reason) if lease and lease.reader == sender else []
+        if lease is None or lease.reader != sender or lease.state is LeaseState.ORPHANED:
+            return []
+        return self.end(lease.lease_id, ended.reason)
 
-    def on_peer_lost(self, reader: Incarnation) -> list[LeaseAction]:
-        """A reader's stream ended for good or its epoch is over: end and forget its leases."""
+    def on_peer_lost(self, now_ms: int, reader: Incarnation) -> list[LeaseAction]:
+        """A reader's stream ended for good or its epoch is over: end and forget its leases.
+
+        Sealed hand-overs wait for another reader for ``take_over_ms``.
+        """
         for lease in [one for one in self._committed.values() if one.reader == reader]:
             self._forget(lease, LeaseEvent.READER_LOST)
         actions: list[LeaseAction] = []
         for lease in [one for one in self._live.values() if one.reader == reader]:
-            actions += self._die(lease, LeaseEvent.READER_LOST, "peer_lost")
+            waits = lease.seal is not None and not lease.is_pull and self._take_over_ms > 0
+            if not waits:
+                actions += self.die(lease, LeaseEvent.READER_LOST, "peer_lost")
+            elif lease.state is not LeaseState.ORPHANED:
+                lease.state = LEASE_TABLE.move(lease.state, LeaseEvent.ORPHAN)
+                self._orphans[lease.lease_id] = now_ms + self._take_over_ms
         return actions
 
     # -- what the caller sees -----------------------------------------------------------------
@@ -263,14 +253,11 @@ class LeaseTable:
 
     def statuses(self) -> list[LeaseStatus]:
         """All leases, live ones first."""
-        return [
-            LeaseStatus(one.lease_id, one.key, one.reader, one.state, len(one.offered))
-            for one in (*self._live.values(), *self._committed.values())
-        ]
+        return [one.status() for one in (*self._live.values(), *self._committed.values())]
 
     @property
     def num_live(self) -> int:
-        """Leases that are OPEN or SEALED."""
+        """Leases that hold blocks."""
         return len(self._live)
 
     @property
@@ -278,9 +265,58 @@ class LeaseTable:
         """Holds of all live leases; a block under two leases counts twice."""
         return sum(len(lease.offered) for lease in self._live.values())
 
+    # -- for the leases that readers ask for ----------------------------------------------------
+
+    def create(
+        self,
+        now_ms: int,
+        key: RequestKey,
+        reader: Incarnation,
+        event: LeaseEvent,
+        blocks: GroupBlocks,
+        question: Question | None = None,
+    ) -> Lease:
+        """A new live lease, born by ``event``, which holds and lists ``blocks``."""
+        self._last_id += 1
+        lease = Lease(
+            self._last_id,
+            key,
+            reader,
+            now_ms + self._ttl_ms,
+            LEASE_TABLE.born(event),
+            question,
+        )
+        self.holds.hold(lease.holder, ())
+        self._live[lease.lease_id] = lease
+        self._take(lease, blocks)
+        return lease
+
+    def is_hand_over(self, lease: Lease) -> None:
+        """From now on the lease is the live one of its generation."""
+        self._by_key[lease.key] = lease.lease_id
+
+    def find(self, lease_id: int) -> Lease | None:
+        """A lease that is live, or committed and remembered."""
+        return self._live.get(lease_id) or self._committed.get(lease_id)
+
+    def hand_over_of(self, key: RequestKey) -> Lease | None:
+        """The live lease of a generation's hand-over."""
+        return self._live.get(self._by_key.get(key, 0))
+
+    def die(self, lease: Lease, event: LeaseEvent, reason: str) -> list[LeaseAction]:
+        """Dead first, reused after: nobody can commit it any more when its blocks go."""
+        lease.state = LEASE_TABLE.move(lease.state, event)
+        self._no_longer_live(lease)
+        LEASE_TABLE.leave(lease.state, LeaseEvent.FORGET)
+        self.holds.drop(lease.holder)
+        actions: list[LeaseAction] = [LeaseEnded(lease.key, lease.lease_id, reason, lease.pull)]
+        if event is not LeaseEvent.READER_LOST:
+            actions.append(Send(lease.reader, lease.dead()))
+        return actions
+
     # -- inside -------------------------------------------------------------------------------
 
-    def _take(self, lease: _Lease, blocks: GroupBlocks) -> bool:
+    def _take(self, lease: Lease, blocks: GroupBlocks) -> bool:
         """Hold, then list; False if there is nothing to take."""
         taken = [(g, p) for g, pairs in enumerate(blocks) for p, _ in pairs]
         if len(set(taken)) < len(taken) or not lease.offered.isdisjoint(taken):
@@ -289,22 +325,15 @@ class LeaseTable:
             self.holds.add_to_hold(lease.holder, [b for pairs in blocks for _, b in pairs])
             lease.offered.update(taken)
             for group, pairs in enumerate(blocks):
-                lease.ranges += _ranges(group, pairs)
+                lease.ranges += ranges_of(group, pairs)
         return bool(taken)
 
-    def _refresh(self, now_ms: int, lease: _Lease, state: LeaseState) -> None:
+    def _refresh(self, now_ms: int, lease: Lease, state: LeaseState) -> None:
         lease.state = state
         lease.expires_ms = now_ms + self._ttl_ms
         self._live[lease.lease_id] = self._live.pop(lease.lease_id)
 
-    def _offers(self, lease: _Lease, first: int) -> Send:
-        ranges = tuple(lease.ranges[first:])
-        return Send(
-            lease.reader,
-            Offers(lease.key, lease.lease_id, first, ranges, seal=lease.seal),
-        )
-
-    def _judge(self, lease: _Lease, sender: Incarnation, commit: Commit) -> tuple[LeaseEvent, str]:
+    def _judge(self, lease: Lease, sender: Incarnation, commit: Commit) -> tuple[LeaseEvent, str]:
         """Which row of the table a Commit fits, and why if it is a NO."""
         if not self._is_readers(lease, sender, commit):
             return LeaseEvent.COMMIT_OTHER, "the lease belongs to another reader"
@@ -314,11 +343,13 @@ class LeaseTable:
             return LeaseEvent.COMMIT_OTHER, "committed by another attempt"
         if lease.seal is None:
             return LeaseEvent.COMMIT_OTHER, "not sealed"
+        if lease.state is LeaseState.ORPHANED:
+            return LeaseEvent.COMMIT_OTHER, "its reader was lost"
         if not self._counts_equal(lease.seal, commit):
             return LeaseEvent.COMMIT_OTHER, "counts differ"
         return LeaseEvent.COMMIT_EQUAL, ""
 
-    def _is_readers(self, lease: _Lease, sender: Incarnation, commit: Commit) -> bool:
+    def _is_readers(self, lease: Lease, sender: Incarnation, commit: Commit) -> bool:
         return (
             sender == lease.reader
             and commit.attempt.reader_epoch == sender.epoch
@@ -334,32 +365,12 @@ class LeaseTable:
             CommitAnswer(commit.key, commit.lease_id, commit.attempt, False, "unknown lease"),
         )
 
-    def _die(self, lease: _Lease, event: LeaseEvent, reason: str) -> list[LeaseAction]:
-        """Dead first, reused after: nobody can commit it any more when its blocks go."""
-        lease.state = LEASE_TABLE.move(lease.state, event)
-        del self._live[lease.lease_id], self._by_key[lease.key]
-        LEASE_TABLE.leave(lease.state, LeaseEvent.FORGET)
-        self.holds.drop(lease.holder)
-        actions: list[LeaseAction] = [LeaseEnded(lease.key, lease.lease_id, reason)]
-        if event is not LeaseEvent.READER_LOST:
-            dead = Offers(lease.key, lease.lease_id, 0, dead=True)
-            actions.append(Send(lease.reader, dead))
-        return actions
+    def _no_longer_live(self, lease: Lease) -> None:
+        del self._live[lease.lease_id]
+        self._orphans.pop(lease.lease_id, None)
+        if self._by_key.get(lease.key) == lease.lease_id:
+            del self._by_key[lease.key]
 
-    def _forget(self, lease: _Lease, event: LeaseEvent) -> None:
+    def _forget(self, lease: Lease, event: LeaseEvent) -> None:
         LEASE_TABLE.leave(lease.state, event)
         del self._committed[lease.lease_id]
-
-
-def _ranges(group: int, pairs: Iterable[tuple[int, int]]) -> list[OfferedRange]:
-    """Coalesce blocks that are adjacent both in the request and in the pool."""
-    runs: list[list[int]] = []
-    for position, block in pairs:
-        if runs and (position, block) == (
-            runs[-1][0] + runs[-1][2],
-            runs[-1][1] + runs[-1][2],
-        ):
-            runs[-1][2] += 1
-        else:
-            runs.append([position, block, 1])
-    return [OfferedRange(group, *run) for run in runs]

@@ -83,6 +83,8 @@ class Offers:
     ranges: tuple[OfferedRange, ...] = ()
     seal: Seal | None = None
     dead: bool = False
+    number: int = 0
+    """Of the `Open` or `Transfer` that is answered; 0 where there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,47 @@ class CommitSeen:
     attempt: Attempt
 
 
+# --- asking for a lease: reader -> owner; the answer is an `Offers` of that number
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Ask for a cached prefix; the lease is born sealed, with all ranges in the answer.
+
+    The answer is dead where reader and owner together have no boundary in all groups.
+    """
+
+    key: RequestKey
+    number: int
+    """Counts up at the reader; a repeated one gets its old answer again."""
+    num_tokens: int
+    """The longest boundary that is of use."""
+    first_hash: int
+    """Index of the first of ``hashes``."""
+    hashes: tuple[bytes, ...]
+    """Chain values from there to ``num_tokens``."""
+    first_lacked: tuple[int, ...]
+    """Per group: first block position that the reader does not hold itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Ask for the lease of an earlier generation, whose reader is gone; for this reader now."""
+
+    key: RequestKey
+    number: int
+    old: RequestKey
+    first_lacked: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The reader gives the answer to a question up: its lease ends, later arrivals get none."""
+
+    key: RequestKey
+    number: int
+
+
 # --- ends
 
 
@@ -151,6 +194,9 @@ PeerMessage = (
     | Commit
     | CommitAnswer
     | CommitSeen
+    | Open
+    | Transfer
+    | Withdraw
     | Ended
     | WrongEpoch
 )

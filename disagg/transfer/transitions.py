@@ -26,10 +26,23 @@ class Transition(Generic[S, E]):
 
 
 class TransitionTable(Generic[S, E]):
-    """All moves of one kind of entry; the first row's state is where entries start."""
+    """All moves of one kind of entry.
 
-    def __init__(self, name: str, rows: Sequence[tuple[S, E, S | None, str]]) -> None:
+    Args:
+        name: of the kind.
+        rows: (state, event, next state or None, what is done).
+        births: (event, state, what is done) of each way to begin; by default entries begin in
+            the first row's state.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: Sequence[tuple[S, E, S | None, str]],
+        births: Sequence[tuple[E, S, str]] = (),
+    ) -> None:
         self.name = name
+        self.births = tuple(births)
         self.rows = tuple(Transition(*row) for row in rows)
         self._next = {(row.state, row.event): row.next for row in self.rows}
         if len(self._next) != len(self.rows):
@@ -38,6 +51,11 @@ class TransitionTable(Generic[S, E]):
     def allows(self, state: S, event: E) -> bool:
         """Whether there is a row for ``event`` in ``state``."""
         return (state, event) in self._next
+
+    def born(self, event: E) -> S:
+        """The state of an entry that begins by ``event``."""
+        (state,) = [state for birth, state, _ in self.births if birth == event]
+        return state
 
     def move(self, state: S, event: E) -> S:
         """The state after ``event``.
@@ -58,9 +76,13 @@ class TransitionTable(Generic[S, E]):
     def document(self) -> str:
         """Diagram (Mermaid) and table (Markdown) of all rows, as shown in ``docs/lease.md``."""
         labels: dict[tuple[str, str], list[str]] = {}
+        for event, state, _ in self.births:
+            labels.setdefault(("[*]", state), []).append(event)
         for row in self.rows:
             labels.setdefault((row.state, row.next or "[*]"), []).append(row.event)
-        lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {self.rows[0].state}"]
+        lines = ["```mermaid", "stateDiagram-v2"]
+        if not self.births:
+            lines.append(f"    [*] --> {self.rows[0].state}")
         lines += [f"    {a} --> {b} : {', '.join(events)}" for (a, b), events in labels.items()]
         lines += [
             "```",
@@ -68,6 +90,7 @@ class TransitionTable(Generic[S, E]):
             "| state | event | next | what is done |",
             "|---|---|---|---|",
         ]
+        lines += [f"| (new) | {event} | {state} | {does} |" for event, state, does in self.births]
         lines += [
             f"| {row.state} | {row.event} | {row.next or '(forgotten)'} | {row.does} |"
             for row in self.rows

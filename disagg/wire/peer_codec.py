@@ -11,14 +11,17 @@ from disagg.transfer.messages import (
     Ended,
     OfferedRange,
     Offers,
+    Open,
     PeerMessage,
     Release,
     Reserve,
     Reserved,
     Seal,
+    Transfer,
+    Withdraw,
     WrongEpoch,
 )
-from disagg.wire.checks import malformed, require_text
+from disagg.wire.checks import join_hashes, malformed, require_text, split_hashes
 from disagg.wire.identity_codec import (
     attempt_from_wire,
     attempt_to_wire,
@@ -94,6 +97,28 @@ def peer_to_wire(
                     key=key_to_wire(key), lease_id=lease_id, attempt=attempt_to_wire(attempt)
                 )
             )
+        case Open():
+            envelope.open.CopyFrom(
+                pb.Open(
+                    key=key_to_wire(message.key),
+                    number=message.number,
+                    num_tokens=message.num_tokens,
+                    first_hash=message.first_hash,
+                    hashes=join_hashes(message.hashes),
+                    first_lacked=message.first_lacked,
+                )
+            )
+        case Transfer(key, number, old, first_lacked):
+            envelope.transfer.CopyFrom(
+                pb.Transfer(
+                    key=key_to_wire(key),
+                    number=number,
+                    old=key_to_wire(old),
+                    first_lacked=first_lacked,
+                )
+            )
+        case Withdraw(key, number):
+            envelope.withdraw.CopyFrom(pb.Withdraw(key=key_to_wire(key), number=number))
         case Ended(key, reason):
             envelope.ended.CopyFrom(pb.Ended(key=key_to_wire(key), reason=reason))
         case WrongEpoch(expected_epoch):
@@ -162,6 +187,19 @@ def _body_from_wire(envelope: pb.PeerEnvelope) -> PeerMessage | PeerHello:
         case "commit_seen":
             seen = envelope.commit_seen
             return CommitSeen(key_from_wire(seen), seen.lease_id, attempt_from_wire(seen))
+        case "open":
+            return _open_from_wire(envelope.open)
+        case "transfer":
+            transfer = envelope.transfer
+            return Transfer(
+                key_from_wire(transfer),
+                _number(transfer),
+                key_from_wire(transfer, "old"),
+                tuple(transfer.first_lacked),
+            )
+        case "withdraw":
+            withdraw = envelope.withdraw
+            return Withdraw(key_from_wire(withdraw), _number(withdraw))
         case "ended":
             return Ended(key_from_wire(envelope.ended), envelope.ended.reason)
         case "wrong_epoch":
@@ -216,6 +254,7 @@ def _offers_to_wire(offers: Offers) -> pb.Offers:
         ],
         seal=None if offers.seal is None else _seal_to_wire(offers.seal),
         dead=offers.dead,
+        number=offers.number,
     )
 
 
@@ -232,7 +271,29 @@ def _offers_from_wire(wire: pb.Offers) -> Offers:
         ),
         seal=_seal_from_wire(wire.seal) if wire.HasField("seal") else None,
         dead=wire.dead,
+        number=wire.number,
     )
+
+
+def _open_from_wire(wire: pb.Open) -> Open:
+    for field in ("num_tokens", "hashes"):
+        if not getattr(wire, field):
+            raise malformed(wire, field, "is empty")
+    return Open(
+        key=key_from_wire(wire),
+        number=_number(wire),
+        num_tokens=wire.num_tokens,
+        first_hash=wire.first_hash,
+        hashes=split_hashes(wire, "hashes"),
+        first_lacked=tuple(wire.first_lacked),
+    )
+
+
+def _number(wire: pb.Open | pb.Transfer | pb.Withdraw) -> int:
+    """Questions are numbered from 1: 0 stands for none."""
+    if not wire.number:
+        raise malformed(wire, "number", "is 0")
+    return wire.number
 
 
 def _seal_to_wire(seal: Seal) -> pb.Seal:

@@ -9,15 +9,24 @@ from disagg.scheduling.messages import (
     PartEnded,
     PeerAddress,
     PrefillReport,
+    PullPlan,
     Role,
     RouterMessage,
     StepOutputs,
     Submit,
+    TransferKind,
     TransferReport,
     WorkerMessage,
     WorkerStats,
 )
-from disagg.wire.checks import enum_value, join_hashes, malformed, require_text, split_hashes
+from disagg.wire.checks import (
+    enum_value,
+    join_hashes,
+    malformed,
+    require_set,
+    require_text,
+    split_hashes,
+)
 from disagg.wire.identity_codec import (
     incarnation_from_wire,
     incarnation_to_wire,
@@ -71,12 +80,13 @@ def session_response_to_wire(message: WorkerMessage) -> pb.SessionResponse:
         case PartEnded(key, reason, text):
             ended = pb.PartEnded(key=key_to_wire(key), reason=reason.value, message=text)
             return pb.SessionResponse(part_ended=ended)
-        case PrefillReport(key, num_prompt_tokens, hit_tokens, computed_tokens):
+        case PrefillReport():
             prefill = pb.PrefillReport(
-                key=key_to_wire(key),
-                num_prompt_tokens=num_prompt_tokens,
-                hit_tokens=hit_tokens,
-                computed_tokens=computed_tokens,
+                key=key_to_wire(message.key),
+                num_prompt_tokens=message.num_prompt_tokens,
+                hit_tokens=message.hit_tokens,
+                computed_tokens=message.computed_tokens,
+                pulled_tokens=message.pulled_tokens,
             )
             return pb.SessionResponse(prefill=prefill)
         case TransferReport():
@@ -107,6 +117,7 @@ def session_response_from_wire(response: pb.SessionResponse) -> WorkerMessage:
                 prefill.num_prompt_tokens,
                 prefill.hit_tokens,
                 prefill.computed_tokens,
+                prefill.pulled_tokens,
             )
         case "transfer":
             return _transfer_from_wire(response.transfer)
@@ -151,10 +162,10 @@ def stats_from_wire(wire: pb.WorkerStats) -> WorkerStats:
 
 
 def _submit_to_wire(submit: Submit) -> pb.Submit:
-    peer = None
-    if submit.peer is not None:
-        incarnation = incarnation_to_wire(submit.peer.incarnation)
-        peer = pb.PeerAddress(incarnation=incarnation, address=submit.peer.address)
+    pull = None
+    if submit.pull is not None:
+        owner = _address_to_wire(submit.pull.owner)
+        pull = pb.PullPlan(owner=owner, num_tokens=submit.pull.num_tokens)
     return pb.Submit(
         key=key_to_wire(submit.key),
         role=submit.role.value,
@@ -162,18 +173,34 @@ def _submit_to_wire(submit: Submit) -> pb.Submit:
         hashes=join_hashes(submit.hashes),
         cache_salt=submit.cache_salt,
         sampling=sampling_to_wire(submit.sampling),
-        peer=peer,
+        peer=None if submit.peer is None else _address_to_wire(submit.peer),
+        pull=pull,
+        take_over=None if submit.take_over is None else key_to_wire(submit.take_over),
     )
+
+
+def _address_to_wire(address: PeerAddress) -> pb.PeerAddress:
+    incarnation = incarnation_to_wire(address.incarnation)
+    return pb.PeerAddress(incarnation=incarnation, address=address.address)
+
+
+def _address_from_wire(wire: pb.PeerAddress) -> PeerAddress:
+    require_text(wire, "address")
+    return PeerAddress(incarnation_from_wire(wire, "incarnation"), wire.address)
 
 
 def _submit_from_wire(wire: pb.Submit) -> Submit:
     role = enum_value(Role, wire, "role")
     if not wire.token_ids:
         raise malformed(wire, "token_ids", "is empty")
-    peer = None
-    if wire.HasField("peer"):
-        require_text(wire.peer, "address")
-        peer = PeerAddress(incarnation_from_wire(wire.peer, "incarnation"), wire.peer.address)
+    peer = _address_from_wire(wire.peer) if wire.HasField("peer") else None
+    pull = None
+    if wire.HasField("pull"):
+        require_set(wire.pull, "owner")
+        pull = PullPlan(_address_from_wire(wire.pull.owner), wire.pull.num_tokens)
+    for field, forbidden in (("pull", role is Role.DECODE), ("take_over", role is not Role.DECODE)):
+        if forbidden and wire.HasField(field):  # type: ignore[arg-type]
+            raise malformed(wire, field, f"is set for role {role}")
     if (peer is None) != (role is Role.LOCAL):
         raise malformed(wire, "peer", f"is {'missing' if peer is None else 'set'} for role {role}")
     return Submit(
@@ -184,6 +211,8 @@ def _submit_from_wire(wire: pb.Submit) -> Submit:
         cache_salt=wire.cache_salt,
         sampling=sampling_from_wire(wire),
         peer=peer,
+        pull=pull,
+        take_over=key_from_wire(wire, "take_over") if wire.HasField("take_over") else None,
     )
 
 
@@ -209,6 +238,9 @@ def _transfer_to_wire(report: TransferReport) -> pb.TransferReport:
         num_reads=report.num_reads,
         read_ms=report.read_ms,
         exposed_ms=report.exposed_ms,
+        kind=report.kind.value,
+        num_tokens=report.num_tokens,
+        failed=report.failed,
     )
 
 
@@ -234,4 +266,7 @@ def _transfer_from_wire(wire: pb.TransferReport) -> TransferReport:
         num_reads=wire.num_reads,
         read_ms=wire.read_ms,
         exposed_ms=wire.exposed_ms,
+        kind=enum_value(TransferKind, wire, "kind"),
+        num_tokens=wire.num_tokens,
+        failed=wire.failed,
     )

@@ -190,9 +190,12 @@ class Offers(google.protobuf.message.Message):
     RANGES_FIELD_NUMBER: builtins.int
     SEAL_FIELD_NUMBER: builtins.int
     DEAD_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
     first: builtins.int
     dead: builtins.bool
+    number: builtins.int
+    """of the Open or Transfer that is answered"""
     @property
     def key(self) -> disagg.wire.v1.common_pb2.RequestKey: ...
     @property
@@ -208,9 +211,10 @@ class Offers(google.protobuf.message.Message):
         ranges: collections.abc.Iterable[global___OfferedRange] | None = ...,
         seal: global___Seal | None = ...,
         dead: builtins.bool = ...,
+        number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key", "seal", b"seal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dead", b"dead", "first", b"first", "key", b"key", "lease_id", b"lease_id", "ranges", b"ranges", "seal", b"seal"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dead", b"dead", "first", b"first", "key", b"key", "lease_id", b"lease_id", "number", b"number", "ranges", b"ranges", "seal", b"seal"]) -> None: ...
 
 global___Offers = Offers
 
@@ -338,6 +342,88 @@ class CommitSeen(google.protobuf.message.Message):
 global___CommitSeen = CommitSeen
 
 @typing.final
+class Open(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    FIRST_HASH_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    FIRST_LACKED_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    num_tokens: builtins.int
+    first_hash: builtins.int
+    hashes: builtins.bytes
+    """32 bytes each"""
+    @property
+    def key(self) -> disagg.wire.v1.common_pb2.RequestKey: ...
+    @property
+    def first_lacked(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.common_pb2.RequestKey | None = ...,
+        number: builtins.int = ...,
+        num_tokens: builtins.int = ...,
+        first_hash: builtins.int = ...,
+        hashes: builtins.bytes = ...,
+        first_lacked: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["first_hash", b"first_hash", "first_lacked", b"first_lacked", "hashes", b"hashes", "key", b"key", "num_tokens", b"num_tokens", "number", b"number"]) -> None: ...
+
+global___Open = Open
+
+@typing.final
+class Transfer(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    OLD_FIELD_NUMBER: builtins.int
+    FIRST_LACKED_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    @property
+    def key(self) -> disagg.wire.v1.common_pb2.RequestKey: ...
+    @property
+    def old(self) -> disagg.wire.v1.common_pb2.RequestKey: ...
+    @property
+    def first_lacked(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.common_pb2.RequestKey | None = ...,
+        number: builtins.int = ...,
+        old: disagg.wire.v1.common_pb2.RequestKey | None = ...,
+        first_lacked: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key", "old", b"old"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["first_lacked", b"first_lacked", "key", b"key", "number", b"number", "old", b"old"]) -> None: ...
+
+global___Transfer = Transfer
+
+@typing.final
+class Withdraw(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    @property
+    def key(self) -> disagg.wire.v1.common_pb2.RequestKey: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.common_pb2.RequestKey | None = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "number", b"number"]) -> None: ...
+
+global___Withdraw = Withdraw
+
+@typing.final
 class Ended(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -389,6 +475,9 @@ class PeerEnvelope(google.protobuf.message.Message):
     COMMIT_SEEN_FIELD_NUMBER: builtins.int
     ENDED_FIELD_NUMBER: builtins.int
     WRONG_EPOCH_FIELD_NUMBER: builtins.int
+    OPEN_FIELD_NUMBER: builtins.int
+    TRANSFER_FIELD_NUMBER: builtins.int
+    WITHDRAW_FIELD_NUMBER: builtins.int
     addressee_epoch: builtins.str
     """"" only in a hello that cannot know it yet"""
     @property
@@ -415,6 +504,12 @@ class PeerEnvelope(google.protobuf.message.Message):
     def ended(self) -> global___Ended: ...
     @property
     def wrong_epoch(self) -> global___WrongEpoch: ...
+    @property
+    def open(self) -> global___Open: ...
+    @property
+    def transfer(self) -> global___Transfer: ...
+    @property
+    def withdraw(self) -> global___Withdraw: ...
     def __init__(
         self,
         *,
@@ -431,9 +526,12 @@ class PeerEnvelope(google.protobuf.message.Message):
         commit_seen: global___CommitSeen | None = ...,
         ended: global___Ended | None = ...,
         wrong_epoch: global___WrongEpoch | None = ...,
+        open: global___Open | None = ...,
+        transfer: global___Transfer | None = ...,
+        withdraw: global___Withdraw | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "message", b"message", "offers", b"offers", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "wrong_epoch", b"wrong_epoch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["addressee_epoch", b"addressee_epoch", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "message", b"message", "offers", b"offers", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "wrong_epoch", b"wrong_epoch"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "reserve", "reserved", "release", "offers", "ask_offers", "commit", "commit_answer", "commit_seen", "ended", "wrong_epoch"] | None: ...
+    def HasField(self, field_name: typing.Literal["ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "message", b"message", "offers", b"offers", "open", b"open", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "transfer", b"transfer", "withdraw", b"withdraw", "wrong_epoch", b"wrong_epoch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["addressee_epoch", b"addressee_epoch", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "message", b"message", "offers", b"offers", "open", b"open", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "transfer", b"transfer", "withdraw", b"withdraw", "wrong_epoch", b"wrong_epoch"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "reserve", "reserved", "release", "offers", "ask_offers", "commit", "commit_answer", "commit_seen", "ended", "wrong_epoch", "open", "transfer", "withdraw"] | None: ...
 
 global___PeerEnvelope = PeerEnvelope

@@ -34,6 +34,28 @@ class PeerAddress(google.protobuf.message.Message):
 global___PeerAddress = PeerAddress
 
 @typing.final
+class PullPlan(google.protobuf.message.Message):
+    """Where a prefill may find more of its prefix."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    num_tokens: builtins.int
+    @property
+    def owner(self) -> global___PeerAddress: ...
+    def __init__(
+        self,
+        *,
+        owner: global___PeerAddress | None = ...,
+        num_tokens: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["owner", b"owner"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens", "owner", b"owner"]) -> None: ...
+
+global___PullPlan = PullPlan
+
+@typing.final
 class Submit(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -44,6 +66,8 @@ class Submit(google.protobuf.message.Message):
     CACHE_SALT_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     PEER_FIELD_NUMBER: builtins.int
+    PULL_FIELD_NUMBER: builtins.int
+    TAKE_OVER_FIELD_NUMBER: builtins.int
     role: builtins.str
     """local, prefill, decode"""
     hashes: builtins.bytes
@@ -57,6 +81,12 @@ class Submit(google.protobuf.message.Message):
     def sampling(self) -> disagg.wire.v1.common_pb2.SamplingParams: ...
     @property
     def peer(self) -> global___PeerAddress: ...
+    @property
+    def pull(self) -> global___PullPlan: ...
+    @property
+    def take_over(self) -> disagg.wire.v1.common_pb2.RequestKey:
+        """the generation whose lease the decode worker takes over"""
+
     def __init__(
         self,
         *,
@@ -67,9 +97,11 @@ class Submit(google.protobuf.message.Message):
         cache_salt: builtins.bytes = ...,
         sampling: disagg.wire.v1.common_pb2.SamplingParams | None = ...,
         peer: global___PeerAddress | None = ...,
+        pull: global___PullPlan | None = ...,
+        take_over: disagg.wire.v1.common_pb2.RequestKey | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["key", b"key", "peer", b"peer", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "hashes", b"hashes", "key", b"key", "peer", b"peer", "role", b"role", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key", "peer", b"peer", "pull", b"pull", "sampling", b"sampling", "take_over", b"take_over"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "hashes", b"hashes", "key", b"key", "peer", b"peer", "pull", b"pull", "role", b"role", "sampling", b"sampling", "take_over", b"take_over", "token_ids", b"token_ids"]) -> None: ...
 
 global___Submit = Submit
 
@@ -238,9 +270,11 @@ class PrefillReport(google.protobuf.message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     HIT_TOKENS_FIELD_NUMBER: builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
+    PULLED_TOKENS_FIELD_NUMBER: builtins.int
     num_prompt_tokens: builtins.int
     hit_tokens: builtins.int
     computed_tokens: builtins.int
+    pulled_tokens: builtins.int
     @property
     def key(self) -> disagg.wire.v1.common_pb2.RequestKey: ...
     def __init__(
@@ -250,9 +284,10 @@ class PrefillReport(google.protobuf.message.Message):
         num_prompt_tokens: builtins.int = ...,
         hit_tokens: builtins.int = ...,
         computed_tokens: builtins.int = ...,
+        pulled_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computed_tokens", b"computed_tokens", "hit_tokens", b"hit_tokens", "key", b"key", "num_prompt_tokens", b"num_prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computed_tokens", b"computed_tokens", "hit_tokens", b"hit_tokens", "key", b"key", "num_prompt_tokens", b"num_prompt_tokens", "pulled_tokens", b"pulled_tokens"]) -> None: ...
 
 global___PrefillReport = PrefillReport
 
@@ -308,9 +343,16 @@ class TransferReport(google.protobuf.message.Message):
     NUM_READS_FIELD_NUMBER: builtins.int
     READ_MS_FIELD_NUMBER: builtins.int
     EXPOSED_MS_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
     num_reads: builtins.int
     read_ms: builtins.int
     exposed_ms: builtins.int
+    kind: builtins.str
+    """handover, prefix"""
+    num_tokens: builtins.int
+    failed: builtins.str
     @property
     def key(self) -> disagg.wire.v1.common_pb2.RequestKey: ...
     @property
@@ -326,9 +368,12 @@ class TransferReport(google.protobuf.message.Message):
         num_reads: builtins.int = ...,
         read_ms: builtins.int = ...,
         exposed_ms: builtins.int = ...,
+        kind: builtins.str = ...,
+        num_tokens: builtins.int = ...,
+        failed: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key", "owner", b"owner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["exposed_ms", b"exposed_ms", "groups", b"groups", "key", b"key", "num_reads", b"num_reads", "owner", b"owner", "read_ms", b"read_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exposed_ms", b"exposed_ms", "failed", b"failed", "groups", b"groups", "key", b"key", "kind", b"kind", "num_reads", b"num_reads", "num_tokens", b"num_tokens", "owner", b"owner", "read_ms", b"read_ms"]) -> None: ...
 
 global___TransferReport = TransferReport
 

@@ -6,7 +6,8 @@ from disagg.transfer.actions import InboundAction, LeaseAction, LeaseCommitted, 
 from disagg.transfer.identity import Attempt, Incarnation
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.inbound_transfer import InboundTransfer
-from disagg.transfer.leases import GroupBlocks, LeaseTable, _Lease
+from disagg.transfer.lease import GroupBlocks, Lease
+from disagg.transfer.leases import LeaseTable
 from disagg.transfer.messages import Commit, CommitAnswer, Offers, Seal
 from disagg.transfer.offer_list import Lie
 
@@ -60,7 +61,7 @@ class AttemptWithoutEpoch(InboundTable):
 
 
 class AnyReaderAccepted(LeaseTable):
-    def _is_readers(self, lease: _Lease, sender: Incarnation, commit: Commit) -> bool:
+    def _is_readers(self, lease: Lease, sender: Incarnation, commit: Commit) -> bool:
         return True
 
 
@@ -72,14 +73,14 @@ class ReusedBeforeDead(LeaseTable):
             self.holds.drop(lease.holder)
         return []
 
-    def _take(self, lease: _Lease, blocks: GroupBlocks) -> bool:
+    def _take(self, lease: Lease, blocks: GroupBlocks) -> bool:
         self.holds.drop(lease.holder)
         self.holds.hold(lease.holder, ())
         return super()._take(lease, blocks)
 
 
 class OfferWithoutHold(LeaseTable):
-    def _take(self, lease: _Lease, blocks: GroupBlocks) -> bool:
+    def _take(self, lease: Lease, blocks: GroupBlocks) -> bool:
         taken = super()._take(lease, blocks)
         self.holds.drop(lease.holder)
         self.holds.hold(lease.holder, ())

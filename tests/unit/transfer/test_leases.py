@@ -185,7 +185,7 @@ def test_dead_first_reused_after(way: str) -> None:
         "end_key": lambda: owner.table.end_key(KEY, "preempted"),
         "expire": lambda: owner.table.expire(TTL),
         "on_ended": lambda: owner.table.on_ended(READER, Ended(KEY, "cancelled")),
-        "on_peer_lost": lambda: owner.table.on_peer_lost(READER),
+        "on_peer_lost": lambda: owner.table.on_peer_lost(0, READER),
     }[way]()
     assert said_when_dropped == [False]
     assert isinstance(actions[0], LeaseEnded)
@@ -238,7 +238,7 @@ def test_committed_leases_are_forgotten_when_seen_lost_or_crowded_out() -> None:
         if forget == "seen":
             owner.table.on_seen(READER, CommitSeen(KEY, lease, commit(lease).attempt))
         elif forget == "lost":
-            owner.table.on_peer_lost(READER)
+            owner.table.on_peer_lost(0, READER)
         for _ in range(COMMITTED_MAX if forget == "crowded" else 0):
             newer = owner.sealed()
             assert ok(owner, lease), "remembered until then"

@@ -69,12 +69,17 @@ PEER: dict[type, st.SearchStrategy[typing.Any]] = {
     xfer.Reserved: st.builds(xfer.Reserved, keys, u32, st.booleans(), text, tuples(u32)),
     xfer.Release: st.builds(xfer.Release, keys, u32),
     xfer.Offers: st.builds(
-        xfer.Offers, keys, u64, u32, tuples(ranges), st.none() | seals, st.booleans()
+        xfer.Offers, keys, u64, u32, tuples(ranges), st.none() | seals, st.booleans(), u32
     ),
     xfer.AskOffers: st.builds(xfer.AskOffers, keys, u64, u32),
     xfer.Commit: st.builds(xfer.Commit, keys, u64, attempts, tuples(u32)),
     xfer.CommitAnswer: st.builds(xfer.CommitAnswer, keys, u64, attempts, st.booleans(), text),
     xfer.CommitSeen: st.builds(xfer.CommitSeen, keys, u64, attempts),
+    xfer.Open: st.builds(
+        xfer.Open, keys, positive, positive, u32, tuples(digest, min_size=1), tuples(u32)
+    ),
+    xfer.Transfer: st.builds(xfer.Transfer, keys, positive, keys, tuples(u32)),
+    xfer.Withdraw: st.builds(xfer.Withdraw, keys, positive),
     xfer.Ended: st.builds(xfer.Ended, keys, text),
     xfer.WrongEpoch: st.builds(xfer.WrongEpoch, name),
 }
@@ -87,6 +92,7 @@ sampling = st.builds(
     st.integers(-1, 20),
 )  # fmt: skip
 addresses = st.builds(sched.PeerAddress, incarnations, name)
+pulls = st.builds(sched.PullPlan, addresses, u32)
 
 
 @st.composite
@@ -100,6 +106,8 @@ def submits(draw: st.DrawFn) -> sched.Submit:
         cache_salt=draw(st.binary(max_size=8)),
         sampling=draw(sampling),
         peer=None if role is sched.Role.LOCAL else draw(addresses),
+        pull=None if role is sched.Role.DECODE else draw(st.none() | pulls),
+        take_over=draw(st.none() | keys) if role is sched.Role.DECODE else None,
     )
 
 
@@ -126,9 +134,18 @@ counters = st.dictionaries(name, u64, max_size=3).map(lambda d: tuple(sorted(d.i
 WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
     sched.StepOutputs: st.builds(sched.StepOutputs, tuples(sequence_outputs())),
     sched.PartEnded: st.builds(sched.PartEnded, keys, st.sampled_from(sched.EndReason), text),
-    sched.PrefillReport: st.builds(sched.PrefillReport, keys, u32, u32, u32),
+    sched.PrefillReport: st.builds(sched.PrefillReport, keys, u32, u32, u32, u32),
     sched.TransferReport: st.builds(
-        sched.TransferReport, keys, incarnations, tuples(transfers), u32, u32, u32
+        sched.TransferReport,
+        keys,
+        incarnations,
+        tuples(transfers),
+        u32,
+        u32,
+        u32,
+        st.sampled_from(sched.TransferKind),
+        u32,
+        text,
     ),
     sched.WorkerStats: st.builds(
         sched.WorkerStats, u32, u32, u32, u64, u64, u32, u32, u32, u64, st.booleans(), counters

@@ -1,0 +1,211 @@
+"""Prefix pulls into this worker: reserve, ask, read, commit; whatever fails, compute instead.
+
+A pull never fails its generation. While it goes on the sequence holds its blocks for a bounded
+time only; when it ends without a commit the sequence gives them back and takes its place in the
+queue again, without a pull.
+"""
+
+from dataclasses import dataclass
+
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.prefix_pull import PrefixPulls
+from disagg.kv.request import CacheHit, ExternalReservation
+from disagg.scheduling.actions import ToRouter
+from disagg.scheduling.batcher import Batcher
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.messages import PullPlan, TransferKind, TransferReport
+from disagg.scheduling.sequence import Phase, Sequence
+from disagg.scheduling.transfer_report import committed_report, failed_report
+from disagg.transfer.actions import InboundAction, InboundCommitted, Send
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.lease_asker import Answer, LeaseAsker, TimedOut
+from disagg.transfer.messages import Offers, Open
+
+HASHES_MAX = 1 << 20
+"""In one question; 32 MiB of them, half of what a gRPC message may have."""
+
+
+@dataclass(slots=True)
+class PrefixPull:
+    """A sequence that waits for its prefix, and what is reserved for it."""
+
+    seq: Sequence
+    plan: PullPlan
+    reservation: ExternalReservation
+    own_tokens: int
+    """What this worker's cache has by itself."""
+
+
+class PrefixReader:
+    """Sequences whose prefix is being pulled.
+
+    Args:
+        kv: this worker's coordinator.
+        inbound: this worker's inbound transfers.
+        batcher: where sequences go when their pull is given up.
+        limits: bounds of the waits.
+        counters: monotonic counts by name; changed.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheCoordinator,
+        inbound: InboundTable,
+        batcher: Batcher,
+        limits: WorkerLimits,
+        counters: dict[str, int],
+    ) -> None:
+        self._kv = kv
+        self._prefixes = PrefixPulls(kv)
+        self._inbound = inbound
+        self._batcher = batcher
+        self._counters = counters
+        self._asker = LeaseAsker(
+            timeout_ms=limits.reserve_timeout_ms,
+            ttl_ms=limits.reservation_ttl_ms,
+            repeat_ms=limits.commit_repeat_ms,
+        )
+        self.pulls: dict[RequestKey, PrefixPull] = {}
+
+    # -- beginning ----------------------------------------------------------------------------
+
+    def reserve(self, seq: Sequence, hit: CacheHit) -> bool:
+        """Take the blocks for a sequence whose prefix another worker has more of.
+
+        False, and nothing has changed, where no pull is planned, the own hit is as long, reads
+        from that worker are paused, or memory for it is lacking: a pull is never waited for.
+        """
+        plan = seq.pull
+        if plan is None:
+            return False
+        num_tokens = self._prefixes.boundary(min(plan.num_tokens, seq.num_tokens - 1))
+        paused = plan.owner.incarnation in self._inbound.peers_paused
+        if num_tokens <= hit.num_tokens or paused:
+            seq.pull = None
+            self._count("prefix_pulls_skipped")
+            return False
+        reservation = self._prefixes.reserve(seq.request, num_tokens, seq.num_tokens)
+        if reservation is None:
+            return False
+        self.pulls[seq.key] = PrefixPull(seq, plan, reservation, hit.num_tokens)
+        seq.phase = Phase.PULLING_PREFIX
+        seq.pull = None
+        return True
+
+    def ask(self, now_ms: int, seq: Sequence) -> list[InboundAction | ToRouter]:
+        """Send the question of a sequence whose blocks were just reserved."""
+        pull = self.pulls[seq.key]
+        wanted = self._prefixes.wanted(seq.request, pull.reservation, pull.own_tokens)
+        if len(wanted.hashes) > HASHES_MAX:
+            return self.failed(now_ms, seq.key, "too_long", "more hashes than a message takes")
+        self._count("prefix_pulls")
+        question = Open(
+            seq.key, 0, wanted.num_tokens, wanted.first_hash, wanted.hashes, wanted.first_lacked
+        )
+        return [self._asker.ask(now_ms, pull.plan.owner.incarnation, question)]
+
+    # -- what happens -------------------------------------------------------------------------
+
+    def on_offers(
+        self, now_ms: int, sender: Incarnation, offers: Offers
+    ) -> list[InboundAction | ToRouter]:
+        """An owner answers a question, again perhaps, or ends its lease."""
+        match self._asker.on_offers(now_ms, sender, offers):
+            case Answer.LEASE:
+                return self._begin(now_ms, sender, offers)
+            case Answer.NONE:
+                return self.failed(now_ms, offers.key, "none", "the owner has no more of it")
+            case Answer.KNOWN:
+                return [*self._inbound.on_offers(now_ms, sender, offers)]
+            case Answer.STALE:
+                return [*self._asker.withdrawal(sender, offers)]
+
+    def committed(self, event: InboundCommitted) -> tuple[Sequence, TransferReport]:
+        """The owner confirmed: publish; the sequence may go on after the boundary."""
+        key = event.key
+        pull = self.pulls.pop(key)
+        report = committed_report(
+            self._kv,
+            key,
+            pull.plan.owner.incarnation,
+            TransferKind.PREFIX,
+            pull.reservation,
+            event.stats,
+        )
+        self._kv.commit_external(key)
+        self._inbound.finish(key)
+        self._asker.finished(key)
+        pull.seq.starts_from(pull.own_tokens, report.num_tokens - pull.own_tokens)
+        self._count("prefix_pulls_committed")
+        return pull.seq, report
+
+    def failed(
+        self, now_ms: int, key: RequestKey, cause: str, message: str
+    ) -> list[InboundAction | ToRouter]:
+        """Give a pull up: the sequence drops its blocks and goes back to its place in the queue.
+
+        Destinations of READs in progress stay held by the inbound transfer.
+        """
+        pull = self.pulls.pop(key)
+        actions = self._drop(now_ms, key, cause)
+        self._count("prefix_pulls_failed_" + cause)
+        self._batcher.requeue(pull.seq)
+        owner = pull.plan.owner.incarnation
+        return [*actions, ToRouter(failed_report(key, owner, f"{cause}: {message}"))]
+
+    def on_peer_lost(self, now_ms: int, owner: Incarnation) -> list[InboundAction | ToRouter]:
+        """Questions that an owner will not answer; what is being read fails by itself."""
+        actions: list[InboundAction | ToRouter] = []
+        for key in self._asker.on_peer_lost(owner):
+            actions += self.failed(now_ms, key, "peer_lost", f"{owner} is gone")
+        return actions
+
+    def tick(self, now_ms: int) -> list[InboundAction | ToRouter]:
+        """Repeat questions, give up what took too long."""
+        actions: list[InboundAction | ToRouter] = []
+        for action in self._asker.tick(now_ms):
+            if isinstance(action, TimedOut):
+                actions += self.failed(now_ms, action.key, "timeout", "not committed in time")
+            else:
+                actions.append(action)
+        return actions
+
+    def end(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
+        """The generation ends here; nothing if its prefix is not being pulled."""
+        if self.pulls.pop(key, None) is None:
+            return []
+        return self._drop(now_ms, key, reason)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _begin(
+        self, now_ms: int, owner: Incarnation, offers: Offers
+    ) -> list[InboundAction | ToRouter]:
+        """Begin the transfer, up to the boundary of the answer; the surplus goes back first."""
+        key = offers.key
+        pull = self.pulls[key]
+        asked = pull.reservation.num_external_tokens
+        num_tokens = offers.seal.num_tokens if offers.seal else 0
+        if num_tokens > asked or self._prefixes.boundary(num_tokens) < num_tokens:
+            return self.failed(now_ms, key, "answer", f"no boundary: {num_tokens} tokens")
+        if num_tokens <= pull.own_tokens:
+            return self.failed(now_ms, key, "none", "the owner has no more of it")
+        if num_tokens < asked:
+            self._kv.free(key)
+            shorter = self._prefixes.reserve(pull.seq.request, num_tokens, pull.seq.num_tokens)
+            if shorter is None:
+                return self.failed(now_ms, key, "memory", "no room for a shorter prefix")
+            pull.reservation = shorter
+        self._inbound.begin(now_ms, key, owner, pull.reservation.lacks, offers.lease_id)
+        return [*self._inbound.on_offers(now_ms, owner, offers)]
+
+    def _drop(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
+        """Withdraw the question, abort what is being read, free the sequence's blocks."""
+        withdrawn: list[Send] = self._asker.give_up(key)
+        aborted = self._inbound.abort(now_ms, key, reason)
+        self._kv.free(key)
+        return [*withdrawn, *aborted]
+
+    def _count(self, name: str) -> None:
+        self._counters[name] = self._counters.get(name, 0) + 1

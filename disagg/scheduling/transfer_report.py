@@ -1,0 +1,69 @@
+"""What a reader tells the router about a transfer."""
+
+from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.request import ExternalReservation
+from disagg.kv.spec_names import spec_kind, window_tokens_of
+from disagg.scheduling.messages import GroupTransfer, TransferKind, TransferReport
+from disagg.transfer.actions import InboundStats
+from disagg.transfer.identity import Incarnation, RequestKey
+
+
+def committed_report(
+    kv: KVCacheCoordinator,
+    key: RequestKey,
+    owner: Incarnation,
+    kind: TransferKind,
+    reservation: ExternalReservation,
+    stats: InboundStats,
+) -> TransferReport:
+    """What a committed transfer moved, per group, and what of it was there already.
+
+    To be made while the sequence still has the tables that were reserved for it.
+    """
+    num_tokens = reservation.num_external_tokens
+    block_bytes = kv.layout.block_bytes
+    groups = []
+    for group, table, lacks in zip(
+        kv.layout.groups, kv.block_table(key), reservation.lacks, strict=True
+    ):
+        pulled = {position for position, _ in lacks}
+        num_positions = kv.managers[group.group].num_blocks(num_tokens)
+        block_map = "".join(
+            "p" if i in pulled else "." if block == NULL_BLOCK else "h"
+            for i, block in enumerate(table[:num_positions])
+        )
+        groups.append(
+            GroupTransfer(
+                group=group.group,
+                kind=spec_kind(group.spec),
+                window_tokens=window_tokens_of(group.spec),
+                block_tokens=group.spec.block_tokens,
+                block_map=block_map,
+                pulled_blocks=len(lacks),
+                pulled_bytes=len(lacks) * block_bytes,
+                useful_bytes=len(lacks) * kv.layout.useful_bytes(group.group),
+                full_blocks=num_positions,
+                full_bytes=num_positions * block_bytes,
+            )
+        )
+    return TransferReport(
+        key=key,
+        owner=owner,
+        groups=tuple(groups),
+        num_reads=stats.num_reads,
+        read_ms=stats.read_ms,
+        exposed_ms=stats.exposed_ms,
+        kind=kind,
+        num_tokens=num_tokens,
+    )
+
+
+def failed_report(key: RequestKey, owner: Incarnation, why: str) -> TransferReport:
+    """A prefix pull that was given up."""
+    return TransferReport(key, owner, (), 0, 0, 0, TransferKind.PREFIX, 0, why)
+
+
+def pulled_bytes(report: TransferReport) -> int:
+    """Over all groups."""
+    return sum(group.pulled_bytes for group in report.groups)
