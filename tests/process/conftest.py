@@ -15,6 +15,8 @@ SHARED = "gemma3"
 """Kept for the whole run; of the other families only the last one asked for."""
 OPTIONS = {"max_step_tokens": 96}
 """Long prompts come in several chunks."""
+ROUTER_OPTIONS = {"worker_silent_ms": 60_000}
+"""A worker that a test stopped, or a busy machine starved, is not dropped meanwhile."""
 LAYERS = {"gemma2": 7}
 """Four window layers and three full ones do not fill their blocks evenly: there is padding."""
 EOS_PROMPT = tuple(random.Random("eos").choices(PRINTABLE_IDS, k=50))
@@ -46,7 +48,7 @@ class Clusters:
         add_eos(directory, eos_id)
         logs = self._folder / f"{family}-logs"
         logs.mkdir(exist_ok=True)
-        cluster = Cluster(directory, logs, worker_options=OPTIONS)
+        cluster = Cluster(directory, logs, worker_options=OPTIONS, router_options=ROUTER_OPTIONS)
         try:
             cluster.start(p0="prefill", d0="decode")
         except BaseException:

@@ -131,6 +131,8 @@ class ServedModel:
         """Ask, check the answer, check that it was handed over at once; the generation's record."""
         request_id = self.new_id()
         assert_exact(self.ask(expected, request_id), expected)
+        # The prefill worker's report has a stream of its own: it may come after all tokens.
+        wait_until(lambda: is_reported(self.cluster.record(request_id)), "the prefill's report")
         return handed_over(self.cluster.record(request_id))
 
     def restore(self) -> None:
@@ -173,6 +175,11 @@ def is_busy(view: dict[str, Any]) -> bool:
         or stats["num_waiting"]
         or stats["num_blocks_free"] != stats["num_blocks_usable"]
     )
+
+
+def is_reported(record: dict[str, Any]) -> bool:
+    """Whether the router knows what the last prefill found in its cache."""
+    return record["generations"][-1]["hit_tokens"] is not None
 
 
 class WrongAnswerError(AssertionError):

@@ -8,7 +8,7 @@ import pytest
 from tests.process.harness import MODEL
 from tests.process.served_model import ServedModel, assert_exact
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"model": MODEL, "prompt": "a prompt"}

@@ -18,7 +18,7 @@ from tests.process.served_model import (
     pulled_bytes,
 )
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 EVERYWHERE = ("gemma3", "mistral", "qwen3", "gpt_oss", "gemma2")
 SLOW = ("cohere2", "llama", "qwen3_window")

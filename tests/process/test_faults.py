@@ -14,7 +14,7 @@ from tests.process.harness import wait_until
 from tests.process.raw_client import RawClient
 from tests.process.served_model import Expected, ServedModel, assert_exact, handed_over, is_exact
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 ANSWER_S = 60
 NUM_PULLED = 5 * 3 + 10

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgpack
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from tests.checkpoints import make_checkpoint
 from tests.process.harness import MODEL, Cluster
@@ -12,11 +13,22 @@ from tests.process.harness import MODEL, Cluster
 PROMPT = [1, *(20 + i * 37 % 200 for i in range(40))]
 
 
-def read_events(socket: "zmq.Socket[bytes]") -> list[dict[str, Any]]:
-    """All events that arrive until nothing does for a while; the numbers have no gap."""
+BOUND_MS = 60_000
+
+
+def wait_connected(monitor: "zmq.Socket[bytes]") -> None:
+    """Until the subscriber is heard; what is published before is not for it."""
+    while monitor.poll(BOUND_MS):
+        if recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return
+    raise AssertionError("the subscriber was not connected")
+
+
+def read_events(socket: "zmq.Socket[bytes]", num_events: int) -> list[dict[str, Any]]:
+    """So many events, and any that come with them; the numbers have no gap."""
     events: list[dict[str, Any]] = []
     numbers = []
-    while socket.poll(10_000 if not events else 500):
+    while socket.poll(BOUND_MS if len(events) < num_events else 500):
         topic, number, payload = socket.recv_multipart()
         assert topic == b""
         numbers.append(int.from_bytes(number, "big"))
@@ -34,14 +46,16 @@ def test_a_request_is_announced(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/events"
     cluster = Cluster(directory, logs, worker_options={"kv_events_endpoint": endpoint})
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        monitor = socket.get_monitor_socket()
         socket.connect(endpoint)
         socket.subscribe(b"")
         try:
             cluster.start(w0="both")
+            wait_connected(monitor)
             cluster.client.completions.create(
                 model=MODEL, prompt=PROMPT, max_tokens=1, temperature=0
             )
-            events = read_events(socket)
+            events = read_events(socket, 6)
         finally:
             cluster.end()
     assert {event["type"] for event in events} == {"BlockStored"}

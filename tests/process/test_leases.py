@@ -12,7 +12,7 @@ import pytest
 from tests.process.harness import ROOT, Cluster
 from tests.process.served_model import ServedModel, assert_exact
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 BOUND_S = 60
 NUM_PULLED = 5 * 3 + 10
@@ -72,8 +72,8 @@ def test_a_worker_that_does_not_answer_is_shown_as_such(gemma3: ServedModel) -> 
     stopped = cluster.workers["d0"].popen.pid
     os.kill(stopped, signal.SIGSTOP)
     try:
-        seen, code = workers(cluster, "--timeout", "0.5")
-        table = leases(cluster, "--timeout", "0.5")
+        seen, code = workers(cluster, "--timeout", "5")
+        table = leases(cluster, "--timeout", "5")
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert code == table.returncode == 1

@@ -18,7 +18,7 @@ from tests.process.served_model import (
     handed_over,
 )
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 WORKERS = ("p0", "p1", "d0")
 SMALL_POOL = 160

@@ -17,7 +17,7 @@ from tests.process.served_model import (
     is_exact,
 )
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 BY_HAND = {
     # The first generated token stands at position `length` and sees the 31 before it.

@@ -10,7 +10,7 @@ from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
 from disagg.router.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.scripted_worker import BOUND_S, ScriptedWorker
 
 TEXT = "the cat sat on the mat and the rat ran. "
 
@@ -36,18 +36,22 @@ class House:
         self.script = tokenizer.encode(text)[1:]
         self.workers: list[ScriptedWorker] = []
         self.url = f"http://127.0.0.1:{app.http_port}"
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=20)
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=BOUND_S)
 
     def token(self, prompt_tokens: int):
         """Tokens of the script, from position ``prompt_tokens`` on, again and again."""
         return lambda p: self.script[(p - prompt_tokens) % len(self.script)]
 
-    async def add(self, worker_id: str = "w1", *, prompt: int = 2, **settings) -> ScriptedWorker:
+    async def add(
+        self, worker_id: str = "w1", *, prompt: int = 2, until_ready: bool = True, **settings
+    ) -> ScriptedWorker:
         """Start a worker whose script begins after a prompt of ``prompt`` tokens."""
         settings.setdefault("token", self.token(prompt))
         worker = await ScriptedWorker(worker_id, **settings).start()
         self.workers.append(worker)
         await worker.register(self.app.grpc_port)
+        if not until_ready:
+            return worker
         await self.until(
             lambda: any(
                 view.ready and view.info.incarnation == worker.incarnation
@@ -58,9 +62,9 @@ class House:
         return worker
 
     async def until(self, condition, what: str) -> None:
-        """Wait for a state of the router; at most 10 s."""
+        """Wait for a state of the router; at most `BOUND_S`."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + 10
+        end = loop.time() + BOUND_S
         while not condition():
             assert loop.time() < end, f"not seen: {what}; fleet {self.app.dispatcher.core.fleet}"
             await asyncio.sleep(0.005)

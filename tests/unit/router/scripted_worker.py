@@ -28,6 +28,8 @@ from disagg.wire.session_codec import session_request_from_wire, session_respons
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from disagg.wire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
+BOUND_S = 60
+"""A state not seen by then fails its test; a slow and loaded machine takes seconds."""
 BLOCK_TOKENS = 4
 CONTRACT = Contract("fingerprint", "float32", ("full",), 1024, BLOCK_TOKENS, "sha256", 1, 1)
 READY = WorkerStats(0, 0, 0, 100, 100, 0, 0, 0, 0, ready=True, counters=(("steps", 3),))
@@ -111,9 +113,9 @@ class ScriptedWorker(WorkerServicer):
             await stub.Register(worker_info_to_wire(self.info))
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something this worker received or did; at most 10 s."""
+        """Wait for something this worker received or did; at most `BOUND_S`."""
         try:
-            async with asyncio.timeout(10), self.changed:
+            async with asyncio.timeout(BOUND_S), self.changed:
                 await self.changed.wait_for(condition)
         except TimeoutError:
             raise AssertionError(

@@ -121,7 +121,7 @@ async def test_an_ended_session_is_opened_anew_by_the_next_heartbeat(house):
     assert (await house.http.get("/ready")).status_code == 503
     await worker.register(house.app.grpc_port)
     await house.until(lambda: house.app.dispatcher.ready, "ready again")
-    assert len(worker.opened) == 2
+    await worker.until(lambda: len(worker.opened) == 2, "the second session")
     assert worker.opened[0].worker == worker.incarnation
     assert (await house.http.post("/v1/completions", json=BODY)).status_code == 200
 
@@ -139,7 +139,8 @@ async def test_a_worker_of_another_model_is_refused_by_name(house):
 
 async def test_a_silent_worker_is_dropped(open_house):
     house = await open_house(worker_silent_ms=300)
-    await house.add()
+    worker = await house.add(until_ready=False)  # which it may be for less than a look
+    await worker.until(lambda: bool(worker.opened), "the session")
     await house.until(lambda: not house.app.dispatcher.core.fleet, "dropped")
 
 

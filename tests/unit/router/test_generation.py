@@ -15,7 +15,7 @@ from disagg.router.text_stream import StopMatcher
 from disagg.scheduling.sampling import TokenLogprobs
 from tests.unit.router import scripted_worker
 from tests.unit.router.conftest import TEXT
-from tests.unit.router.scripted_worker import BLOCK_TOKENS
+from tests.unit.router.scripted_worker import BLOCK_TOKENS, BOUND_S
 
 PROMPT = [5, 6]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12}
@@ -246,7 +246,7 @@ async def test_a_client_that_leaves_cancels_at_the_worker(house, stream):
     worker = house.workers[0]
     worker.gate = asyncio.Semaphore(2)
     body = BODY | {"stream": stream}
-    async with httpx.AsyncClient(base_url=house.url, timeout=20) as http:
+    async with httpx.AsyncClient(base_url=house.url, timeout=BOUND_S) as http:
         request = asyncio.create_task(http.post("/v1/completions", json=body))
         await worker.until(lambda: worker.num_sent == 2, "two tokens")
         assert worker.cancels == []
@@ -280,7 +280,7 @@ async def test_a_slow_client_stalls_only_itself(open_house):
     assert answer.json()["usage"]["completion_tokens"] == 12
     assert any(flow.write_paused for flow in flows(house))
     received = b""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         while b"data: [DONE]" not in received:
             received += await loop.sock_recv(slow, 65536)
     slow.close()

@@ -10,7 +10,7 @@ from disagg.kv.events import KVSnapshot
 from disagg.kv.hashing import BlockHasher
 from disagg.wire.v1 import common_pb2, router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
-from tests.unit.router.scripted_worker import BLOCK_TOKENS, stored
+from tests.unit.router.scripted_worker import BLOCK_TOKENS, BOUND_S, stored
 
 PROMPT = list(range(10, 22))
 
@@ -123,8 +123,7 @@ async def test_match_follows_the_kv_events_over_gaps_and_snapshots(house, stub):
 
 
 async def wait_match(stub, house, tokens, expected):
-    for _ in range(1000):
-        if await match(stub, tokens) == expected:
-            return
+    end = asyncio.get_running_loop().time() + BOUND_S
+    while (found := await match(stub, tokens)) != expected:
+        assert asyncio.get_running_loop().time() < end, f"not {expected} but {found}"
         await asyncio.sleep(0.005)
-    raise AssertionError(f"not {expected} but {await match(stub, tokens)}")
