@@ -181,7 +181,7 @@ def _facts(core: WorkerCore, positions: dict[bytes, int]) -> Facts:
 
 def _make_canonical(core: WorkerCore) -> None:
     """Forget what no decision depends on: counters, clocks, the order of free blocks."""
-    core.counters.clear()
+    core.counters.counts.clear()
     core.outgoing.num_refusals = core.batcher.num_preemptions = 0
     if not core.batcher.step_in_flight:
         core.batcher._next_step_id = 0

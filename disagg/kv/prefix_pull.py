@@ -146,7 +146,8 @@ class PrefixPulls:
         managers = self._kv.managers
         num_hashes = wanted.first_hash + len(wanted.hashes)
         known_end = num_hashes * self._kv.layout.hash_block_tokens
-        if len(wanted.first_lacked) != len(managers):
+        too_far = wanted.first_hash * self._kv.layout.hash_block_tokens > self._kv.max_model_tokens
+        if len(wanted.first_lacked) != len(managers) or too_far:
             return None
         hashes = [UNKNOWN] * wanted.first_hash + list(wanted.hashes)
         end = self.boundary(min(wanted.num_tokens, known_end))

@@ -46,6 +46,7 @@ class Outgoing:
     def __init__(
         self,
         coordinator: KVCacheCoordinator,
+        prefixes: PrefixPulls,
         leases: LeaseTable,
         share: HandoverShare,
         limits: WorkerLimits,
@@ -53,7 +54,7 @@ class Outgoing:
     ) -> None:
         self._kv = coordinator
         self._leases = leases
-        self._prefixes = PrefixPulls(coordinator)
+        self._prefixes = prefixes
         self.asked = AskedLeases(leases, limits.committed_max)
         self._asker = ReserveAsker(timeout_ms=limits.reserve_timeout_ms)
         self._share = share

@@ -8,6 +8,7 @@ from disagg.kv.request import KVRequest
 from disagg.scheduling.actions import ConnectPeer, ToRouter, WorkerAction
 from disagg.scheduling.admission import complaint_about, num_blocks_for
 from disagg.scheduling.batcher import Batcher
+from disagg.scheduling.counters import Counters
 from disagg.scheduling.incoming import Incoming
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import (
@@ -42,7 +43,7 @@ class Parts:
     Attributes:
         sequences: by key; each is in exactly one place: the queue, the batch, or one of the sides
             of a transfer.
-        counters: monotonic counts by name.
+        counters: what happened, by name.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Parts:
         outgoing: Outgoing,
         incoming: Incoming,
         prefixes: PrefixReader,
-        counters: dict[str, int],
+        counters: Counters,
     ) -> None:
         self._kv = kv
         self._hasher = hasher
@@ -143,26 +144,26 @@ class Parts:
                     more = self._prefixes.failed(now_ms, key, cause, text)
                     actions += self.act_on(now_ms, more)
                 case InboundFailed():
-                    self._count("transfers_failed_" + event.reason)
+                    self.counters.add("transfers_failed_" + event.reason)
                     seq = self._incoming.find(event.key)
                     if seq is not None:
                         reason = EndReason(event.reason)
                         actions += self.end(now_ms, seq, reason, event.message)
                 case InboundDrained():
-                    self._count("transfers_drained")
+                    self.counters.add("transfers_drained")
                 case Send() | PostRead() | ToRouter():
                     actions.append(event)
         return actions
 
     def _prefix_committed(self, now_ms: int, event: InboundCommitted) -> list[WorkerAction]:
         seq, report = self._prefixes.committed(event)
-        self._count("prefix_pulled_bytes", pulled_bytes(report))
+        self.counters.add("prefix_pulled_bytes", pulled_bytes(report))
         return [ToRouter(report), *self.start(now_ms, seq)]
 
     def _committed(self, event: InboundCommitted) -> list[WorkerAction]:
         seq, report = self._incoming.committed(event)
-        self._count("transfers_committed")
-        self._count("pulled_bytes", pulled_bytes(report))
+        self.counters.add("transfers_committed")
+        self.counters.add("pulled_bytes", pulled_bytes(report))
         seal = event.seal
         logprobs = None
         if seq.submit.sampling.num_logprobs >= 0:
@@ -218,7 +219,7 @@ class Parts:
         if tell_peer and (pulling or seq.role is Role.PREFILL):
             actions.append(Send(owner_of(seq).incarnation, Ended(seq.key, reason)))
         self._forget(seq)
-        self._count("parts_ended_" + reason)
+        self.counters.add("parts_ended_" + reason)
         actions.append(ToRouter(PartEnded(seq.key, reason, message)))
         return actions
 
@@ -233,6 +234,3 @@ class Parts:
         self._batcher.remove(seq)
         self._kv.free(seq.key)
         self.sequences.pop(seq.key, None)
-
-    def _count(self, name: str, by: int = 1) -> None:
-        self.counters[name] = self.counters.get(name, 0) + by

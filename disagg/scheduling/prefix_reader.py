@@ -12,6 +12,7 @@ from disagg.kv.prefix_pull import PrefixPulls
 from disagg.kv.request import CacheHit, ExternalReservation
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.batcher import Batcher
+from disagg.scheduling.counters import Counters
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import PullPlan, TransferKind, TransferReport
 from disagg.scheduling.sequence import Phase, Sequence
@@ -42,22 +43,24 @@ class PrefixReader:
 
     Args:
         kv: this worker's coordinator.
+        prefixes: what can be pulled, over it.
         inbound: this worker's inbound transfers.
         batcher: where sequences go when their pull is given up.
         limits: bounds of the waits.
-        counters: monotonic counts by name; changed.
+        counters: what happened to pulls is counted there.
     """
 
     def __init__(
         self,
         kv: KVCacheCoordinator,
+        prefixes: PrefixPulls,
         inbound: InboundTable,
         batcher: Batcher,
         limits: WorkerLimits,
-        counters: dict[str, int],
+        counters: Counters,
     ) -> None:
         self._kv = kv
-        self._prefixes = PrefixPulls(kv)
+        self._prefixes = prefixes
         self._inbound = inbound
         self._batcher = batcher
         self._counters = counters
@@ -83,7 +86,7 @@ class PrefixReader:
         paused = plan.owner.incarnation in self._inbound.peers_paused
         if num_tokens <= hit.num_tokens or paused:
             seq.pull = None
-            self._count("prefix_pulls_skipped")
+            self._counters.add("prefix_pulls_skipped")
             return False
         reservation = self._prefixes.reserve(seq.request, num_tokens, seq.num_tokens)
         if reservation is None:
@@ -99,7 +102,7 @@ class PrefixReader:
         wanted = self._prefixes.wanted(seq.request, pull.reservation, pull.own_tokens)
         if len(wanted.hashes) > HASHES_MAX:
             return self.failed(now_ms, seq.key, "too_long", "more hashes than a message takes")
-        self._count("prefix_pulls")
+        self._counters.add("prefix_pulls")
         question = Open(
             seq.key, 0, wanted.num_tokens, wanted.first_hash, wanted.hashes, wanted.first_lacked
         )
@@ -136,8 +139,9 @@ class PrefixReader:
         self._kv.commit_external(key)
         self._inbound.finish(key)
         self._asker.finished(key)
-        pull.seq.starts_from(pull.own_tokens, report.num_tokens - pull.own_tokens)
-        self._count("prefix_pulls_committed")
+        pull.seq.hit_before_pull = pull.own_tokens
+        pull.seq.starts_from(report.num_tokens)
+        self._counters.add("prefix_pulls_committed")
         return pull.seq, report
 
     def failed(
@@ -149,7 +153,7 @@ class PrefixReader:
         """
         pull = self.pulls.pop(key)
         actions = self._drop(now_ms, key, cause)
-        self._count("prefix_pulls_failed_" + cause)
+        self._counters.add("prefix_pulls_failed_" + cause)
         self._batcher.requeue(pull.seq)
         owner = pull.plan.owner.incarnation
         return [*actions, ToRouter(failed_report(key, owner, f"{cause}: {message}"))]
@@ -206,6 +210,3 @@ class PrefixReader:
         aborted = self._inbound.abort(now_ms, key, reason)
         self._kv.free(key)
         return [*withdrawn, *aborted]
-
-    def _count(self, name: str) -> None:
-        self._counters[name] = self._counters.get(name, 0) + 1

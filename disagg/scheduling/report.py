@@ -8,7 +8,7 @@ from disagg.scheduling.worker_core import WorkerCore
 def worker_stats(core: WorkerCore) -> WorkerStats:
     """Load and counters, as of now."""
     batcher, inbound = core.batcher, core.inbound
-    counters = core.counters | {
+    counters = core.counters.counts | {
         "preemptions": batcher.num_preemptions,
         "reservations_refused": core.outgoing.num_refusals,
     }

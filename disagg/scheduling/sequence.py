@@ -59,8 +59,8 @@ class Sequence:
     pulled_tokens: int = 0
     pull: PullPlan | None = field(init=False)
     """None once it was tried: a pull is tried once."""
-    recovered_from: int | None = None
-    """Own hit before a pull of which only a part arrived: what is more now was pulled."""
+    hit_before_pull: int | None = None
+    """Own hit before a pull that brought something: what more is found later was pulled."""
     prefill_reported: bool = False
     num_prompt_tokens: int = field(init=False)
 
@@ -104,12 +104,12 @@ class Sequence:
             finish_reason=self._finish_reason(token.token_id, max_model_tokens),
         )
 
-    def starts_from(self, hit_tokens: int, pulled_tokens: int = 0) -> None:
-        """Its prefill begins after so many own and pulled tokens."""
-        own = hit_tokens if self.recovered_from is None else min(self.recovered_from, hit_tokens)
-        self.hit_tokens = own
-        self.pulled_tokens = pulled_tokens + hit_tokens - own
-        self.num_computed = hit_tokens + pulled_tokens
+    def starts_from(self, num_cached: int) -> None:
+        """Its prefill begins after so many tokens that are cached here, by itself or by a pull."""
+        before = self.hit_before_pull
+        self.hit_tokens = num_cached if before is None else min(before, num_cached)
+        self.pulled_tokens = num_cached - self.hit_tokens
+        self.num_computed = num_cached
 
     def prefill_report(self) -> PrefillReport:
         """What its prefill found in the cache here."""

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheLayout
+from disagg.kv.prefix_pull import PrefixPulls
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
 from disagg.scheduling.batcher import Batcher
+from disagg.scheduling.counters import Counters
 from disagg.scheduling.incoming import Incoming
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import (
@@ -33,10 +35,10 @@ from disagg.scheduling.messages import (
 from disagg.scheduling.outgoing import Outgoing, owner_of
 from disagg.scheduling.parts import Parts
 from disagg.scheduling.prefix_reader import PrefixReader
-from disagg.scheduling.sequence import Phase
+from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.share import HandoverShare
 from disagg.scheduling.step import Step, StepResult
-from disagg.transfer.identity import Incarnation
+from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.leases import LeaseTable
 from disagg.transfer.messages import (
@@ -88,10 +90,15 @@ class WorkerCore:
             read_stuck_ms=limits.read_stuck_ms,
             blocks_per_read_max=limits.blocks_per_read_max,
         )
-        self.outgoing = Outgoing(coordinator, self.leases, self.share, limits, random_delay_ms)
+        prefixes = PrefixPulls(coordinator)
+        self.outgoing = Outgoing(
+            coordinator, prefixes, self.leases, self.share, limits, random_delay_ms
+        )
         self.incoming = Incoming(coordinator, self.inbound, self.share, limits)
-        self.counters: dict[str, int] = {}
-        self.prefixes = PrefixReader(coordinator, self.inbound, self.batcher, limits, self.counters)
+        self.counters = Counters()
+        self.prefixes = PrefixReader(
+            coordinator, prefixes, self.inbound, self.batcher, limits, self.counters
+        )
         self.parts = Parts(
             coordinator,
             hasher,
@@ -102,7 +109,11 @@ class WorkerCore:
             self.prefixes,
             self.counters,
         )
-        self.sequences = self.parts.sequences
+
+    @property
+    def sequences(self) -> dict[RequestKey, Sequence]:
+        """Every generation this worker has a part in."""
+        return self.parts.sequences
 
     # --- router
 

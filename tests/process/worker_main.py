@@ -162,7 +162,8 @@ class WorkerUnderTest:
         """Which group each destination serves; called on the control thread."""
         self.reads[read_id] = dst_blocks
         assert self.worker.control is not None
-        for pull in self.worker.control.core.incoming.pulls.values():
+        core = self.worker.control.core
+        for pull in (*core.incoming.pulls.values(), *core.prefixes.pulls.values()):
             for group, lacks in enumerate(pull.reservation.lacks):
                 self.group_of.update({block: group for _, block in lacks})
 
@@ -261,8 +262,9 @@ class WorkerUnderTest:
     def end_leases(self) -> None:
         assert self.worker.control is not None
         core = self.worker.control.core
-        for lease in core.leases.statuses():
-            core.outgoing.end_lease(lease.key, "test")  # what it would send is lost
+        for lease in core.leases.statuses():  # what it would send is lost
+            core.outgoing._take_events(core.leases.end(lease.lease_id, "test"))
+            core.outgoing.end_lease(lease.key, "test")
 
     def on_loop(self, call: Callable[[], None]) -> None:
         done = threading.Event()

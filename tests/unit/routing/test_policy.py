@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from disagg.routing.messages import NewRequest, WorkerInfo
-from disagg.scheduling.messages import Role, WorkerStats
-from tests.unit.routing.builders import STATS, Router, request, worker
+from disagg.scheduling.messages import EndReason, PeerAddress, PullPlan, Role, WorkerStats
+from tests.unit.routing.builders import CONTRACT, STATS, Router, request, worker
 
 PROMPT = tuple(range(100, 141))
 LONG = request(num_tokens=41)
@@ -96,3 +96,77 @@ def test_equal_inputs_give_equal_plans() -> None:
         return [planned(router, request(f"r{i}")) for i in range(6)]
 
     assert run() == run()
+
+
+def pull_of(router: Router, name: str) -> PullPlan | None:
+    """What the submit to a worker says."""
+    (submit,) = [submit for to, submit in router.submits if to == name]
+    return submit.pull
+
+
+def three(*, pull_tokens_min: int = 16) -> Router:
+    workers = worker("p", "prefill"), worker("d1", "decode"), worker("d2", "decode")
+    return Router(*workers, pull_tokens_min=pull_tokens_min)
+
+
+def test_what_another_worker_has_more_of_is_pulled() -> None:
+    router = three()
+    router.holds(worker("p"), PROMPT[:8])
+    router.holds(worker("d2"), PROMPT[:24])
+    router.core.from_worker(0, worker("d2").incarnation, replace(STATS, num_running=2))
+    prefill, decode, reason = planned(router, LONG)
+    assert (prefill, decode) == ("p", "d1")
+    owner = PeerAddress(worker("d2").incarnation, "d2:1")
+    assert pull_of(router, "p") == PullPlan(owner, 24)
+    assert pull_of(router, "d1") is None
+    assert "pulls 16 more tokens of the prefix from d2" in reason
+
+
+def test_the_owner_may_be_the_decode_worker_of_the_same_generation() -> None:
+    router = Router(worker("p", "prefill"), worker("d", "decode"), pull_tokens_min=16)
+    router.holds(worker("d"), PROMPT)
+    assert planned(router, LONG)[:2] == ("p", "d")
+    pull = pull_of(router, "p")
+    assert pull is not None
+    assert pull.owner.incarnation == worker("d").incarnation
+
+
+def test_the_owner_with_the_most_then_the_least_load() -> None:
+    router = three()
+    router.holds(worker("d1"), PROMPT[:24])
+    router.holds(worker("d2"), PROMPT[:28])
+    planned(router, LONG)
+    assert pull_of(router, "p").owner.incarnation.worker_id == "d2"  # type: ignore[union-attr]
+    router = three()
+    router.holds(worker("d1"), PROMPT)
+    router.holds(worker("d2"), PROMPT)
+    router.core.from_worker(0, worker("d1").incarnation, replace(STATS, num_running=2))
+    planned(router, LONG)
+    assert pull_of(router, "p").owner.incarnation.worker_id == "d2"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("tokens_min", [16, 17])
+def test_too_little_is_computed_instead(tokens_min: int) -> None:
+    router = three(pull_tokens_min=tokens_min)
+    router.holds(worker("d1"), PROMPT[:16])
+    planned(router, LONG)
+    assert (pull_of(router, "p") is None) == (tokens_min == 17)
+
+
+def test_a_pair_that_failed_is_not_pulled_over() -> None:
+    router = three()
+    router.holds(worker("d1"), PROMPT)
+    planned(router, LONG)
+    (submit,) = [one for to, one in router.submits if to == "d1"]
+    router.ended(worker("d1"), submit, EndReason.READ_FAILED)  # p and d1 are a bad pair now
+    router.generate(request("r2", num_tokens=41))
+    assert pull_of(router, "p") is None
+
+
+def test_another_contract_is_not_pulled_from() -> None:
+    other = replace(CONTRACT, dtype="bfloat16")
+    other_worker = worker("b", contract=other)
+    router = Router(worker("p", "prefill"), worker("d", "decode"), other_worker, pull_tokens_min=16)
+    router.holds(other_worker, PROMPT)
+    planned(router, LONG)
+    assert all(submit.pull is None for _, submit in router.submits)

@@ -70,6 +70,45 @@ def test_kills_cuts_cancels_read_errors(seed: int) -> None:
     Simulation(config, seed).run()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_next_turn_pulls_its_history(layout: str) -> None:
+    num_pulls = 0
+    for seed in range(NUM_SEEDS):
+        config = SimulationConfig(LAYOUTS[layout], num_blocks=200, continued_per_mille=700)
+        world = Simulation(config, seed)
+        world.run()
+        outcomes = {name: client.outcome for name, client in world.clients.items()}
+        assert set(outcomes.values()) == {"finished"}, (seed, outcomes)
+        num_pulls += world.num_pulls
+    assert num_pulls > NUM_SEEDS
+
+
+WILD = SimulationConfig(
+    HYBRID,
+    roles=("prefill", "decode", "both"),
+    num_requests=40,
+    continued_per_mille=700,
+    wild_pulls_per_mille=600,
+)
+"""Prefills pull from anybody, whatever the router knows."""
+WILD_FAULTS = {
+    "num_kills": 4,
+    "num_cuts": 4,
+    "num_cancels": 5,
+    "read_errors_per_mille": 100,
+    "lease_ttl_ms": 40,
+}
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+@pytest.mark.parametrize("num_blocks", [60, 200])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pulls_from_anybody(layout: str, num_blocks: int, seed: int) -> None:
+    config = replace(WILD, layout=LAYOUTS[layout], num_blocks=num_blocks)
+    Simulation(config, seed).run()
+    Simulation(replace(config, **WILD_FAULTS), seed).run()
+
+
 FAULTY = SimulationConfig(
     HYBRID,
     roles=("prefill", "decode", "both"),

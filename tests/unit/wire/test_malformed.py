@@ -17,14 +17,26 @@ from disagg.scheduling.messages import (
     EndReason,
     PartEnded,
     PeerAddress,
+    PullPlan,
     Role,
     SequenceOutput,
     StepOutputs,
     Submit,
+    TransferReport,
 )
 from disagg.scheduling.sampling import SamplingParams, TokenLogprobs
 from disagg.transfer.identity import Attempt, Incarnation, RequestKey
-from disagg.transfer.messages import Commit, OfferedRange, Offers, Reserve, Seal, WrongEpoch
+from disagg.transfer.messages import (
+    Commit,
+    OfferedRange,
+    Offers,
+    Open,
+    Reserve,
+    Seal,
+    Transfer,
+    Withdraw,
+    WrongEpoch,
+)
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
 from disagg.wire.openings import PeerHello, SessionOpen
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
@@ -60,11 +72,20 @@ def commit() -> Message:
     return peer(Commit(KEY, 1, Attempt("e", 1), (1,)))
 
 
+def opening() -> Message:
+    return peer(Open(KEY, 1, 32, 0, (b"x" * 32, b"y" * 32), (0, 1)))
+
+
+def taking_over() -> Message:
+    return peer(Transfer(KEY, 1, RequestKey("r", 1), (0,)))
+
+
 def submit() -> Message:
     address = PeerAddress(Incarnation("p", "q"), "h:2")
     sampling = SamplingParams(max_tokens=1)
+    pull = PullPlan(address, 64)
     return session_request_to_wire(
-        Submit(KEY, Role.PREFILL, (1, 2), (b"x" * 32,), b"", sampling, address)
+        Submit(KEY, Role.PREFILL, (1, 2), (b"x" * 32,), b"", sampling, address, pull)
     )
 
 
@@ -106,6 +127,18 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("RequestKey.request_id", commit, lambda w: w.commit.key.ClearField("request_id")),
     ("Commit.attempt", commit, lambda w: w.commit.ClearField("attempt")),
     ("Attempt.reader_epoch", commit, lambda w: w.commit.attempt.ClearField("reader_epoch")),
+    ("Open.key", opening, lambda w: w.open.ClearField("key")),
+    ("Open.number", opening, lambda w: w.open.ClearField("number")),
+    ("Open.num_tokens", opening, lambda w: w.open.ClearField("num_tokens")),
+    ("Open.hashes", opening, lambda w: w.open.ClearField("hashes")),
+    ("Open.hashes", opening, lambda w: setattr(w.open, "hashes", b"x" * 33)),
+    ("Transfer.number", taking_over, lambda w: w.transfer.ClearField("number")),
+    ("Transfer.old", taking_over, lambda w: w.transfer.ClearField("old")),
+    (
+        "Withdraw.number",
+        lambda: peer(Withdraw(KEY, 1)),
+        lambda w: w.withdraw.ClearField("number"),
+    ),
     (
         "WrongEpoch.expected_epoch",
         lambda: peer(WrongEpoch("x")),
@@ -118,6 +151,14 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("Submit.sampling", submit, lambda w: w.submit.ClearField("sampling")),
     ("Submit.token_ids", submit, lambda w: w.submit.ClearField("token_ids")),
     ("Submit.hashes", submit, lambda w: setattr(w.submit, "hashes", b"x" * 31)),
+    ("Submit.pull", submit, lambda w: setattr(w.submit, "role", "decode")),
+    ("Submit.take_over", submit, lambda w: w.submit.take_over.CopyFrom(w.submit.key)),
+    ("PullPlan.owner", submit, lambda w: w.submit.pull.ClearField("owner")),
+    (
+        "TransferReport.kind",
+        lambda: session_response_to_wire(TransferReport(KEY, ME, (), 0, 0, 0)),
+        lambda w: setattr(w.transfer, "kind", "gift"),
+    ),
     ("PeerAddress.address", submit, lambda w: w.submit.peer.ClearField("address")),
     (
         "SessionOpen.router_id",
@@ -196,7 +237,11 @@ def test_columns_of_unequal_length_are_refused(column: str, change: str) -> None
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_bytes_raise_anything_but_protocol_error(data: st.DataObject) -> None:
-    build = data.draw(st.sampled_from([hello, offers, commit, submit, outputs, stored, snapshot]))
+    build = data.draw(
+        st.sampled_from(
+            [hello, offers, commit, opening, taking_over, submit, outputs, stored, snapshot]
+        )
+    )
     raw = bytearray(build().SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
