@@ -29,6 +29,7 @@ TICK_S = 0.01
 STATS_S = 0.1
 """Changed stats are sent at most so often."""
 IDLE_CHECK_S = 1.0
+"""Idle for so long, the core checks itself, once: it takes time linear in the pool."""
 
 
 def agent_name(incarnation: Incarnation) -> str:
@@ -83,6 +84,7 @@ class Control:
         self._session: Callable[[WorkerMessage], None] | None = None
         self._sent_stats: object = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._check_due_s: float | None = None
         self._failed = False
 
     def start(self, links: PeerLinks) -> None:
@@ -149,6 +151,8 @@ class Control:
         except Exception as error:
             log.exception("the worker's core failed")
             self._fail(f"{type(error).__name__}: {error}")
+        if self.core.sequences:
+            self._check_due_s = time.monotonic() + IDLE_CHECK_S
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -203,15 +207,14 @@ class Control:
             self._session(stats)
 
     async def _tick_forever(self) -> None:
-        checked = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             self._guard(lambda: self.core.tick(now_ms()))
             if self._transport.failure:
                 # A worker that cannot transfer must not look healthy.
                 self._fail(f"transport: {self._transport.failure}")
-            if not self.core.sequences and time.monotonic() - checked > IDLE_CHECK_S:
-                checked = time.monotonic()
+            if self._check_due_s is not None and time.monotonic() > self._check_due_s:
+                self._check_due_s = None
                 self._guard(self._check)
 
     def _check(self) -> list[WorkerAction]:

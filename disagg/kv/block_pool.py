@@ -74,7 +74,8 @@ class BlockPool:
             taken = self._uncached.take(num_blocks)
         elif num_blocks <= self.num_free:
             taken = self._uncached.take(num_uncached)
-            taken += self._evict(num_blocks - num_uncached)
+            # Sorted: a sequence freed from its end backwards would come back block by block.
+            taken += sorted(self._evict(num_blocks - num_uncached))
         else:
             raise InvariantViolation(f"{num_blocks} blocks asked for, {self.num_free} are free")
         if taken:
