@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import torch
+from opentelemetry.trace import NoOpTracer
 
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.contract import Contract
@@ -48,6 +49,7 @@ from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.service import WorkerService
+from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import TransportInfo
 
 WAIT_S = 120.0
@@ -243,7 +245,9 @@ class Node:
             handle_bytes_max=plan.handle_bytes_max,
         )
         self._note_reads()
-        self.control = Control(self.core, self.engine, self.transport, self._fail)
+        self.control = Control(
+            self.core, self.engine, self.transport, self._fail, TransferTrace(NoOpTracer())
+        )
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         info = self.transport.local_info()

@@ -27,7 +27,12 @@ from disagg.routing.messages import (
     ToWorker,
     WorkerInfo,
 )
-from disagg.scheduling.messages import FinishReason, WorkerMessage, WorkerStats
+from disagg.scheduling.messages import (
+    FinishReason,
+    TransferReport,
+    WorkerMessage,
+    WorkerStats,
+)
 from disagg.transfer.identity import Incarnation
 
 logger = logging.getLogger(__name__)
@@ -233,6 +238,8 @@ class Dispatcher:
     def _message(self, worker: Incarnation, message: WorkerMessage) -> None:
         if isinstance(message, WorkerStats) and worker in self._sessions:
             self._metrics.worker_stats(worker, message)
+        elif isinstance(message, TransferReport):
+            self._metrics.transfer(message)
         self._do(self.core.from_worker(self.now_ms(), worker, message))
 
     def _lost(self, worker: Incarnation, reason: str) -> None:

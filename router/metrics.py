@@ -11,11 +11,12 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily
 
-from disagg.scheduling.messages import WorkerStats
+from disagg.scheduling.messages import TransferReport, WorkerStats
 from disagg.transfer.identity import Incarnation
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+TRANSFER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 GAUGES = (
     "num_waiting",
     "num_running",
@@ -90,6 +91,20 @@ class Metrics:
         )
         self._prompt_tokens = Counter("disagg_prompt_tokens", "Prompt tokens.", registry=reg)
         self._tokens = Counter("disagg_generation_tokens", "Delivered tokens.", registry=reg)
+        self._transfer_read = Histogram(
+            "disagg_transfer_read_seconds",
+            "Of a committed transfer, from its first READ posted to the last one done.",
+            ["kind"],
+            buckets=TRANSFER_BUCKETS,
+            registry=reg,
+        )
+        self._transfer_exposed = Histogram(
+            "disagg_transfer_exposed_seconds",
+            "Of a committed transfer, from the end of its offers to the commit.",
+            ["kind"],
+            buckets=TRANSFER_BUCKETS,
+            registry=reg,
+        )
         self._worker = Gauge(
             "disagg_worker", "A worker's last report.", ["worker", "name"], registry=reg
         )
@@ -121,6 +136,12 @@ class Metrics:
             self._ttft.observe(waited_s)
         elif num_tokens:
             self._itl.observe(waited_s / num_tokens)
+
+    def transfer(self, report: TransferReport) -> None:
+        """A transfer was committed; those that failed are counted by their workers and plans."""
+        if not report.failed:
+            self._transfer_read.labels(report.kind).observe(report.read_ms / 1000)
+            self._transfer_exposed.labels(report.kind).observe(report.exposed_ms / 1000)
 
     def worker_stats(self, worker: Incarnation, stats: WorkerStats) -> None:
         """A worker's load and counters."""

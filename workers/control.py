@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from disagg.scheduling.actions import ConnectPeer, Exit, ToRouter, WorkerAction
-from disagg.scheduling.messages import RouterMessage, WorkerMessage
+from disagg.scheduling.messages import Cancel, RouterMessage, WorkerMessage
 from disagg.scheduling.report import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
 from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import PeerMessage
+from disagg.transfer.messages import Offers, PeerMessage, Release
+from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
 
 log = logging.getLogger(__name__)
@@ -73,12 +74,14 @@ class Control:
         engine: RunsSteps,
         transport: KVTransport,
         on_failed: Callable[[str], None],
+        trace: TransferTrace,
     ) -> None:
         self.core = core
         self.changed = asyncio.Event()
         self._engine = engine
         self._transport = transport
         self._on_failed = on_failed
+        self._trace = trace
         self._links: PeerLinks | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._session: Callable[[WorkerMessage], None] | None = None
@@ -108,7 +111,7 @@ class Control:
         """A router's session begins; whatever an earlier one asked for ends."""
         if self._session is not None:
             self._session = None
-            self._guard(lambda: self.core.on_router_lost(now_ms()))
+            self._router_lost()
         self._session = send
         self._sent_stats = None
         self._report()
@@ -117,7 +120,7 @@ class Control:
         """The session ended: nobody reads the answers any more."""
         if self._session is send:
             self._session = None
-            self._guard(lambda: self.core.on_router_lost(now_ms()))
+            self._router_lost()
 
     def router_message(self, message: RouterMessage) -> None:
         """Handle a submit or a cancel."""
@@ -125,10 +128,16 @@ class Control:
         # again even if they are the same, or a short request would count for ever.
         self._sent_stats = None
         self._guard(lambda: self.core.on_router_message(now_ms(), message))
+        if isinstance(message, Cancel):
+            self._trace.ended(message.key, "cancelled", message.reason)
 
     def peer_message(self, sender: Incarnation, message: PeerMessage) -> None:
         """Handle another worker's message."""
         self._guard(lambda: self.core.on_peer_message(now_ms(), sender, message))
+        if isinstance(message, Offers):
+            self._trace.offered(sender, message)
+        elif isinstance(message, Release):
+            self._trace.ended(message.key, "released")
 
     def peer_lost(self, peer: Incarnation) -> None:
         """A stream to or from the peer ended."""
@@ -138,6 +147,10 @@ class Control:
     def read_done(self, read_id: int, error: str) -> None:
         """Every handle of a READ is terminal."""
         self._guard(lambda: self.core.on_read_done(now_ms(), read_id, error))
+
+    def _router_lost(self) -> None:
+        self._guard(lambda: self.core.on_router_lost(now_ms()))
+        self._trace.forget_all("router_lost")
 
     # --- carrying out
 
@@ -161,11 +174,13 @@ class Control:
         for action in actions:
             match action:
                 case ToRouter(message):
+                    self._trace.told(message)
                     if self._session is not None:
                         self._session(message)
                 case Send(to, peer_message):
                     self._links.send(to, peer_message)
                 case PostRead():
+                    self._trace.posted(action)
                     self._transport.read(
                         action.read_id,
                         agent_name(action.owner),

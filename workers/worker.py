@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import secrets
 import socket
@@ -32,6 +33,7 @@ from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.registration import keep_registered
 from disagg.workers.service import WorkerService
+from disagg.workers.transfer_trace import TransferTrace, exporter_named_in, tracer_for
 from disagg.workers.transport import KVTransport, TransportInfo
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,8 @@ class Worker:
             ConfigError: the options, checkpoint or address cannot be used.
         """
         options = self.options
+        exporter = exporter_named_in(os.environ)
+        self._trace = TransferTrace(tracer_for(exporter, self.incarnation, options.role))
         self._engine = Engine(
             options.model_dir,
             num_blocks=options.num_blocks,
@@ -142,7 +146,7 @@ class Worker:
             lambda read_id, error: _call_soon(loop, control.read_done, read_id, error),
             options.read_handle_bytes_max,
         )
-        control = self.control = Control(core, engine, transport, self._fail)
+        control = self.control = Control(core, engine, transport, self._fail, self._trace)
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         port = server.add_insecure_port(f"{options.host}:{options.port}")
         self.address = f"{announced_host(options.host)}:{port}"

@@ -46,7 +46,11 @@ class Process:
     """A child whose output lines can be waited for; ended by the pid that was started."""
 
     def __init__(self, module: str, options: dict[str, Any], log: Path) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "OTEL_TRACES_EXPORTER": "console",
+        }
         self.log = log
         self._log_file: IO[bytes] = log.open("ab")
         self.popen = subprocess.Popen(

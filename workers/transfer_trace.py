@@ -1,0 +1,195 @@
+"""One trace span and one log line per transfer into this worker.
+
+It watches what passes through the control and changes nothing; so it sees a transfer from its
+first READ (or from its report, where nothing had to be read) to its commit or its end.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from opentelemetry import trace
+from opentelemetry.util.types import AttributeValue
+
+from disagg.errors import ConfigError
+from disagg.scheduling.messages import PartEnded, TransferReport, WorkerMessage
+from disagg.transfer.actions import PostRead
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.messages import Offers
+
+log = logging.getLogger(__name__)
+
+SPAN_NAME = "kv.transfer"
+EXPORTERS = ("none", "console", "otlp")
+
+
+def exporter_named_in(environ: Mapping[str, str]) -> str:
+    """``OTEL_TRACES_EXPORTER``; where it is not set, ``otlp`` if an endpoint is, else ``none``."""
+    has_endpoint = any(
+        environ.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("ENDPOINT", "TRACES_ENDPOINT")
+    )
+    return environ.get("OTEL_TRACES_EXPORTER") or ("otlp" if has_endpoint else "none")
+
+
+def tracer_for(exporter: str, me: Incarnation, role: str) -> trace.Tracer:
+    """A tracer that exports as OpenTelemetry's ``OTEL_*`` variables say; for the whole process.
+
+    Args:
+        exporter: ``OTEL_TRACES_EXPORTER``: ``none``, ``console`` (standard output) or ``otlp``
+            (gRPC, to ``OTEL_EXPORTER_OTLP_ENDPOINT``).
+        me: named in every span.
+        role: as ``me``.
+
+    Raises:
+        ConfigError: the exporter is not known, or not installed.
+    """
+    if exporter == "none":
+        return trace.NoOpTracer()
+    if exporter not in EXPORTERS:
+        raise ConfigError(
+            f"OTEL_TRACES_EXPORTER is {exporter!r}; known are {', '.join(EXPORTERS)}",
+            param="OTEL_TRACES_EXPORTER",
+        )
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import (
+            BatchSpanProcessor,
+            ConsoleSpanExporter,
+            SimpleSpanProcessor,
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"traces need the extra packages of disagg[tracing]: {error}",
+            param="OTEL_TRACES_EXPORTER",
+        ) from error
+    resource = Resource.create(
+        {
+            "service.name": "disagg-worker",
+            "service.instance.id": f"{me.worker_id}:{me.epoch}",
+            "disagg.role": role,
+        }
+    )
+    provider = TracerProvider(resource=resource)
+    if exporter == "console":
+        one_line = ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
+        provider.add_span_processor(SimpleSpanProcessor(one_line))
+    else:
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider.get_tracer("disagg.workers")
+
+
+@dataclass(slots=True)
+class _Open:
+    owner: Incarnation
+    started_ns: int
+    num_reads: int = 0
+    num_blocks_posted: int = 0
+    lease_id: int = 0
+    num_ranges: tuple[int, ...] = ()
+    attributes: dict[str, AttributeValue] = field(default_factory=dict)
+
+
+class TransferTrace:
+    """Transfers in progress, until they end; at most one per generation of a request."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+        self._open: dict[RequestKey, _Open] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Spans that were begun and not ended."""
+        return len(self._open)
+
+    def posted(self, read: PostRead) -> None:
+        """A READ of a transfer is posted, the first of it perhaps."""
+        one = self._open.get(read.key)
+        if one is None:
+            one = self._open[read.key] = _Open(read.owner, time.time_ns())
+        one.num_reads += 1
+        one.num_blocks_posted += len(read.dst_blocks)
+
+    def offered(self, sender: Incarnation, offers: Offers) -> None:
+        """An owner said what there is to read; to be called after the READs it led to."""
+        one = self._open.get(offers.key)
+        if one is None or one.owner != sender or offers.dead:
+            return
+        one.lease_id = offers.lease_id
+        if offers.seal is not None:
+            one.num_ranges = offers.seal.num_ranges
+
+    def told(self, message: WorkerMessage) -> None:
+        """The router is told of a transfer's end, or of the end of its generation."""
+        if isinstance(message, TransferReport):
+            one = self._open.pop(message.key, None) or _Open(message.owner, time.time_ns())
+            one.attributes = _of_report(message)
+            self._end(message.key, one, "failed" if message.failed else "committed", message.failed)
+        elif isinstance(message, PartEnded):
+            self.ended(message.key, message.reason, message.message)
+
+    def ended(self, key: RequestKey, outcome: str, message: str = "") -> None:
+        """A generation ended here; nothing if no transfer of it is in progress."""
+        one = self._open.pop(key, None)
+        if one is not None:
+            self._end(key, one, outcome, message)
+
+    def forget_all(self, outcome: str) -> None:
+        """Every generation ended here."""
+        for key in list(self._open):
+            self.ended(key, outcome)
+
+    def _end(self, key: RequestKey, one: _Open, outcome: str, message: str) -> None:
+        committed = outcome == "committed"
+        text = "transfer of %s/%d from %s: %s, %d reads%s"
+        level = logging.DEBUG if committed else logging.WARNING
+        why = f" ({message})" if message else ""
+        log.log(
+            level,
+            text,
+            key.request_id,
+            key.generation,
+            one.owner.worker_id,
+            outcome,
+            one.num_reads,
+            why,
+        )
+        span = self._tracer.start_span(SPAN_NAME, start_time=one.started_ns)
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    "disagg.request_id": key.request_id,
+                    "disagg.generation": key.generation,
+                    "disagg.owner": one.owner.worker_id,
+                    "disagg.owner_epoch": one.owner.epoch,
+                    "disagg.lease_id": one.lease_id,
+                    "disagg.num_reads": one.num_reads,
+                    "disagg.num_blocks_posted": one.num_blocks_posted,
+                    "disagg.group_num_ranges": one.num_ranges,
+                    "disagg.outcome": outcome,
+                    **one.attributes,
+                }
+            )
+            if not committed:
+                span.set_status(trace.StatusCode.ERROR, message or outcome)
+        span.end()
+
+
+def _of_report(report: TransferReport) -> dict[str, AttributeValue]:
+    groups = report.groups
+
+    def column(name: str) -> Sequence[int]:
+        return [getattr(group, name) for group in groups]
+
+    return {
+        "disagg.kind": report.kind.value,
+        "disagg.read_ms": report.read_ms,
+        "disagg.exposed_ms": report.exposed_ms,
+        "disagg.num_bytes": sum(column("pulled_bytes")),
+        "disagg.group_kinds": [group.kind for group in groups],
+        "disagg.group_num_blocks": column("pulled_blocks"),
+        "disagg.group_num_bytes": column("pulled_bytes"),
+        "disagg.group_full_bytes": column("full_bytes"),
+    }
