@@ -47,6 +47,8 @@ class WorkerOptions:
     reserve_retry_max_ms: int = 60
     reservation_ttl_ms: int = 120_000
     lease_ttl_ms: int = 60_000
+    take_over_ms: int = 2_000
+    """A sealed lease waits so long for another decode worker when its own was lost."""
     committed_max: int = 1024
     commit_repeat_ms: int = 500
     read_stuck_ms: int = 10_000

@@ -80,6 +80,7 @@ class WorkerModel:
             read_stuck_ms=2_000,
             blocks_per_read_max=4,
             quarantine_share_max=1.0,
+            take_over_ms=200,
         )
         kv = KVCacheCoordinator(
             config.layout,

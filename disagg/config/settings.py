@@ -82,6 +82,8 @@ class TransferSettings(_Section):
     reserve_retry_max_ms: Milliseconds = 60
     reservation_ttl_ms: Milliseconds = 120_000
     lease_ttl_ms: Milliseconds = 60_000
+    take_over_ms: Milliseconds = 2_000
+    """A sealed lease waits so long for another decode worker when its own was lost."""
     committed_max: Positive = 1024
     """Committed leases remembered for repeated commits."""
     commit_repeat_ms: Milliseconds = 500

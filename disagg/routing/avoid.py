@@ -43,5 +43,7 @@ class Avoid:
             ):
                 self.pairs.add(frozenset((prefill, decode)))
                 self.local_on = decode
+            case EndReason.TAKE_OVER_REFUSED:
+                pass  # nobody's fault: the lease was gone, or no room for it
             case _:
                 self.workers.add(sender)

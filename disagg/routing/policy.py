@@ -57,6 +57,8 @@ class Plan:
     reason: str
     pull: Candidate | None = None
     """Whose cached prefix the prefill worker pulls first."""
+    takes_over: bool = False
+    """The decode worker takes over the lease that the prefill worker holds already."""
 
     @property
     def local(self) -> bool:
@@ -97,6 +99,41 @@ def choose(
     more = owner.hit.usable_tokens - plan.prefill.hit.usable_tokens
     why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
     return replace(plan, pull=owner, reason=why)
+
+
+def choose_take_over(
+    candidates: Sequence[Candidate],
+    owner: Incarnation,
+    lost: Incarnation,
+    num_tokens: int,
+    num_tokens_max: int,
+    avoid: Avoid,
+    bad_pairs: frozenset[frozenset[Incarnation]],
+) -> Plan | None:
+    """Another decode worker for a prompt whose prefill is over and sealed at ``owner``.
+
+    None where there is nobody: then the rest is planned as ever.
+    """
+    banned = avoid.pairs | bad_pairs
+    holders = [c for c in candidates if c.incarnation == owner]
+    readers = [
+        c
+        for c in candidates
+        if c.view.info.role in ("decode", "both")
+        and c.incarnation not in avoid.workers | avoid.decode | {owner, lost}
+        and num_tokens <= c.view.info.handover_tokens_max
+        and num_tokens_max <= c.view.info.max_model_tokens
+        and holders
+        and _may_pair(holders[0], c, banned)
+    ]
+    if not readers:
+        return None
+    reader = min(readers, key=_decode_order)
+    why = (
+        f"decode on {reader.name} takes over the lease that {owner.worker_id} holds for "
+        f"{lost.worker_id}, which was lost"
+    )
+    return Plan(holders[0], reader, why, takes_over=True)
 
 
 def _choose(

@@ -33,6 +33,8 @@ class Generation:
     expected_hit_tokens: int
     base: int
     """Position of its first new token."""
+    taken_over: RequestKey | None = None
+    """The generation whose lease the decode worker takes over; nothing is prefilled then."""
     transferred: bool = False
     """The decode worker has its KV: what the prefill worker does is over."""
     prefill_gone: bool = False
@@ -66,17 +68,36 @@ class Generation:
         ):
             self.transferred = True
 
+    @property
+    def lease_tokens(self) -> int | None:
+        """Prompt tokens under a sealed lease; None while the prefill goes on, or is handed over."""
+        if self.local or self.transferred or self.prefill_gone:
+            return None
+        if self.taken_over is not None:
+            return self.base - 1
+        return self.base if self.prefill_report is not None else None
+
     def over_at(self, worker: Incarnation) -> bool:
         """Nothing can be held there for this generation any more."""
         return worker in self.finished_at or (
             self.transferred and not self.local and worker == self.prefill.incarnation
         )
 
-    def cancels(self, reason: str, *, also_over: bool) -> Iterator[ToWorker]:
-        """``Cancel`` for every part, or for those that may still hold something."""
+    def cancels(
+        self, reason: str, *, also_over: bool, keeps_lease: bool = False
+    ) -> Iterator[ToWorker]:
+        """``Cancel`` for every part, or for those that may still hold something.
+
+        With ``keeps_lease`` the prefill worker is told nothing: another one takes it over.
+        """
+        prefill = self.prefill.incarnation
         for worker in self.workers:
+            if keeps_lease and worker == prefill:
+                continue
             if also_over or not self.over_at(worker):
                 yield ToWorker(worker, Cancel(self.key, reason))
+                if self.taken_over is not None and worker == prefill:
+                    yield ToWorker(worker, Cancel(self.taken_over, reason))
 
     def record(self) -> GenerationRecord:
         """As it stands now."""
@@ -138,6 +159,7 @@ class RoutedRequest:
         """Begin a generation after the accepted tokens; returns its submits."""
         self.stream.restart()
         self.progress_ms = now_ms
+        old = self.current.key if plan.takes_over else None
         current = Generation(
             key=RequestKey(self.request_id, generation),
             started_ms=now_ms,
@@ -146,6 +168,7 @@ class RoutedRequest:
             reason=plan.reason,
             expected_hit_tokens=plan.prefill.hit.usable_tokens,
             base=len(self.stream.tokens),
+            taken_over=old,
         )
         self.generations.append(current)
         self.current = current
@@ -157,6 +180,9 @@ class RoutedRequest:
             cache_salt=self.cache_salt,
             sampling=replace(self.sampling, max_tokens=self.stream.end - current.base),
         )
+        if old is not None:
+            take = replace(submit, role=Role.DECODE, peer=_address(current.prefill), take_over=old)
+            return [ToWorker(current.decode.incarnation, take)]
         pull = None
         if plan.pull is not None:
             owner = _address(plan.pull.view.info)

@@ -14,7 +14,7 @@ from disagg.errors import (
 from disagg.routing.avoid import TRANSFER_FAULTS
 from disagg.routing.fleet import Fleet
 from disagg.routing.messages import Deliver, Fail, NewRequest, RouterAction
-from disagg.routing.policy import Candidate, choose
+from disagg.routing.policy import Candidate, Plan, choose, choose_take_over
 from disagg.routing.record import RequestRecord
 from disagg.routing.request import RoutedRequest
 from disagg.scheduling.messages import (
@@ -164,7 +164,10 @@ class RequestTable:
         request.avoid.learn(ended.reason, incarnation, prefill, decode)
         if ended.reason in TRANSFER_FAULTS and not generation.local:
             self._fleet.mark_bad_pair(now_ms, prefill, decode)
-        return self._replan(now_ms, request, ended.reason.value, ended.message)
+        linkless = ended.reason is EndReason.PEER_LOST and incarnation == decode
+        return self._replan(
+            now_ms, request, ended.reason.value, ended.message, decode_lost=linkless
+        )
 
     def report(
         self, now_ms: int, incarnation: Incarnation, report: PrefillReport | TransferReport
@@ -217,7 +220,11 @@ class RequestTable:
                 continue
             request.avoid.local_on = None
             actions += self._replan(
-                now_ms, request, "worker_lost", f"{incarnation.worker_id}: {cause}"
+                now_ms,
+                request,
+                "worker_lost",
+                f"{incarnation.worker_id}: {cause}",
+                decode_lost=incarnation == generation.decode.incarnation,
             )
         return actions
 
@@ -241,12 +248,7 @@ class RequestTable:
     def _plan(self, now_ms: int, request: RoutedRequest) -> list[RouterAction]:
         """Choose workers and begin a generation; nothing has changed when it raises."""
         tokens = request.stream.tokens
-        hits = self._fleet.match(len(tokens), request.hashes)
-        candidates = [
-            Candidate(view, hits[view.info.incarnation])
-            for view in self._fleet.views()
-            if view.ready
-        ]
+        candidates = self._candidates(request)
         try:
             plan = choose(
                 candidates,
@@ -259,14 +261,42 @@ class RequestTable:
         except DisaggError as error:
             error.request_id = request.request_id
             raise
+        return self._begin(now_ms, request, plan)
+
+    def _candidates(self, request: RoutedRequest) -> list[Candidate]:
+        hits = self._fleet.match(len(request.stream.tokens), request.hashes)
+        views = [view for view in self._fleet.views() if view.ready]
+        return [Candidate(view, hits[view.info.incarnation]) for view in views]
+
+    def _begin(self, now_ms: int, request: RoutedRequest, plan: Plan) -> list[RouterAction]:
         self._last_generation += 1
         actions = request.start(now_ms, self._last_generation, plan)
-        to_compute = len(tokens) - (plan.pull or plan.prefill).hit.usable_tokens
-        self._fleet.planned(plan.prefill.incarnation, to_compute)
+        if not plan.takes_over:
+            to_compute = len(request.stream.tokens) - (plan.pull or plan.prefill).hit.usable_tokens
+            self._fleet.planned(plan.prefill.incarnation, to_compute)
         if not plan.local:
             self._fleet.planned(plan.decode.incarnation, 0)
-        self.counters["plans", "local" if plan.local else "handover"] += 1
+        kind = "take_over" if plan.takes_over else "local" if plan.local else "handover"
+        self.counters["plans", kind] += 1
         return actions
+
+    def _take_over(self, now_ms: int, request: RoutedRequest) -> Plan | None:
+        """Another decode worker for a sealed prompt whose decode worker was lost too early.
+
+        Only where token 0, which came with the seal, is all that was accepted.
+        """
+        lost = request.current
+        if lost.lease_tokens is None or len(request.stream.tokens) != lost.lease_tokens + 1:
+            return None
+        return choose_take_over(
+            self._candidates(request),
+            lost.prefill.incarnation,
+            lost.decode.incarnation,
+            len(request.stream.tokens),
+            request.stream.end,
+            request.avoid,
+            self._fleet.bad_pairs(now_ms),
+        )
 
     def _count_pull(self, report: TransferReport) -> None:
         cause = report.failed.partition(":")[0] if report.failed else "committed"
@@ -296,13 +326,21 @@ class RequestTable:
         return self._check_gap(now_ms, request)
 
     def _replan(
-        self, now_ms: int, request: RoutedRequest, cause: str, message: str
+        self,
+        now_ms: int,
+        request: RoutedRequest,
+        cause: str,
+        message: str,
+        *,
+        decode_lost: bool = False,
     ) -> list[RouterAction]:
         """Give the current generation up and go on after the accepted tokens."""
-        actions = self._cancels(request, cause)
+        last_try = len(request.generations) > self._replans_max
+        plan = self._take_over(now_ms, request) if decode_lost and not last_try else None
+        actions = self._cancels(request, cause, keeps_lease=plan is not None)
         request.current.cause = f"{cause}: {message}" if message else cause
         self.counters["replans", cause] += 1
-        if len(request.generations) > self._replans_max:
+        if last_try:
             kind = CapacityError if cause in _NO_ROOM and not request.num_tokens else RemoteFault
             error: DisaggError = kind(
                 f"given up after {len(request.generations)} plans, at last for "
@@ -310,18 +348,26 @@ class RequestTable:
             )
             return actions + self._finish_failed(now_ms, request, error)
         self._hash_extend(request.hashes, request.stream.tokens, request.cache_salt)
+        if plan is not None:
+            return actions + self._begin(now_ms, request, plan)
         try:
             return actions + self._plan(now_ms, request)
         except DisaggError as failure:
             return actions + self._finish_failed(now_ms, request, failure)
 
     def _cancels(
-        self, request: RoutedRequest, reason: str, *, also_over: bool = True
+        self,
+        request: RoutedRequest,
+        reason: str,
+        *,
+        also_over: bool = True,
+        keeps_lease: bool = False,
     ) -> list[RouterAction]:
         """To every worker of the current generation that still can be told."""
+        current = request.current
         return [
             action
-            for action in request.current.cancels(reason, also_over=also_over)
+            for action in current.cancels(reason, also_over=also_over, keeps_lease=keeps_lease)
             if action.worker in self._fleet
         ]
 

@@ -13,7 +13,8 @@ from disagg.scheduling.transfer_report import committed_report
 from disagg.transfer.actions import InboundAction, InboundCommitted, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
-from disagg.transfer.messages import Release, Reserve
+from disagg.transfer.lease_asker import LeaseAsker
+from disagg.transfer.messages import Offers, Release, Reserve, Transfer
 from disagg.transfer.reservations import Answer, Decide, Refuse, ReservationTable
 
 
@@ -32,11 +33,13 @@ class Incoming:
         self,
         coordinator: KVCacheCoordinator,
         inbound: InboundTable,
+        asker: LeaseAsker,
         share: HandoverShare,
         limits: WorkerLimits,
     ) -> None:
         self._kv = coordinator
         self._inbound = inbound
+        self._asker = asker
         self._share = share
         self._reservations = ReservationTable(ttl_ms=limits.reservation_ttl_ms)
         self.awaiting: dict[RequestKey, Sequence] = {}
@@ -60,18 +63,15 @@ class Incoming:
         actions = self._drop_reservation(now_ms, message.key, "superseded")
         reservation = None
         if not refusal:
-            reservation, refusal = self._try_reserve(self.awaiting[message.key])
+            seq = self.awaiting[message.key]
+            reservation, refusal = self._try_reserve(seq, seq.num_prompt_tokens)
         first_lacked: tuple[int, ...] = ()
         if reservation is not None:
             seq = self.awaiting.pop(message.key)
             seq.phase = Phase.PULLING
             self.pulls[seq.key] = Pull(seq, reservation)
             self._inbound.begin(now_ms, seq.key, sender, reservation.lacks)
-            tables = self._kv.block_table(seq.key)
-            first_lacked = tuple(
-                lacks[0][0] if lacks else len(table)
-                for lacks, table in zip(reservation.lacks, tables, strict=True)
-            )
+            first_lacked = self._first_lacked(seq.key, reservation)
         answer = self._reservations.decided(
             now_ms,
             message.key,
@@ -81,6 +81,34 @@ class Incoming:
             first_lacked=first_lacked,
         )
         return [*actions, Send(sender, answer)]
+
+    def take_over(self, now_ms: int, seq: Sequence) -> tuple[list[Send], str]:
+        """Reserve, and ask for the lease that a lost decode worker has left; or why not."""
+        old = seq.submit.take_over
+        assert old is not None
+        # The last token came with the lease: its KV is the first thing computed here.
+        reservation, refusal = self._try_reserve(seq, seq.num_prompt_tokens - 1)
+        if reservation is None:
+            return [], refusal
+        seq.phase = Phase.PULLING
+        self.pulls[seq.key] = Pull(seq, reservation)
+        question = Transfer(seq.key, 0, old, self._first_lacked(seq.key, reservation))
+        return [self._asker.ask(now_ms, owner_of(seq).incarnation, question)], ""
+
+    def covers(self, offers: Offers) -> bool:
+        """Whether a lease is of the very tokens that the router says it is of."""
+        pull, seal = self.pulls[offers.key], offers.seal
+        return (
+            seal is not None
+            and seal.num_tokens == pull.reservation.num_external_tokens
+            and seal.first_token_id == pull.seq.submit.token_ids[-1]
+        )
+
+    def answered(self, now_ms: int, owner: Incarnation, offers: Offers) -> list[InboundAction]:
+        """The lease is ours: read it."""
+        lacks = self.pulls[offers.key].reservation.lacks
+        self._inbound.begin(now_ms, offers.key, owner, lacks, offers.lease_id)
+        return self._inbound.on_offers(now_ms, owner, offers)
 
     def on_release(self, now_ms: int, sender: Incarnation, message: Release) -> list[InboundAction]:
         """The prefill worker gives the reservation back; a later one may follow."""
@@ -115,7 +143,9 @@ class Incoming:
         self._inbound.finish(key)
         self._reservations.ended(key)
         self._share.give_back(key)
-        seq.num_computed = seq.num_prompt_tokens
+        if seq.submit.take_over is not None:
+            self._asker.finished(key)
+        seq.num_computed = pull.reservation.num_external_tokens
         return seq, report
 
     def end(self, now_ms: int, seq: Sequence, reason: str) -> list[InboundAction]:
@@ -124,13 +154,23 @@ class Incoming:
         self._reservations.ended(seq.key)
         if self.pulls.pop(seq.key, None) is None:
             return []
+        withdrawn: list[Send] = self._asker.give_up(seq.key)
         actions = self._inbound.abort(now_ms, seq.key, reason)
         self._kv.free(seq.key)
         self._share.give_back(seq.key)
-        return actions
+        return [*withdrawn, *actions]
 
-    def _try_reserve(self, seq: Sequence) -> tuple[ExternalReservation | None, str]:
-        reservation = self._kv.reserve_external(seq.request, seq.num_prompt_tokens)
+    def _first_lacked(self, key: RequestKey, reservation: ExternalReservation) -> tuple[int, ...]:
+        tables = self._kv.block_table(key)
+        return tuple(
+            lacks[0][0] if lacks else len(table)
+            for lacks, table in zip(reservation.lacks, tables, strict=True)
+        )
+
+    def _try_reserve(
+        self, seq: Sequence, num_tokens: int
+    ) -> tuple[ExternalReservation | None, str]:
+        reservation = self._kv.reserve_external(seq.request, num_tokens)
         if reservation is None:
             return None, "no memory"
         if not self._share.take(seq.key, sum(self._kv.held(seq.key))):

@@ -21,3 +21,4 @@ class WorkerLimits:
     read_stuck_ms: int
     blocks_per_read_max: int
     quarantine_share_max: float
+    take_over_ms: int = 0

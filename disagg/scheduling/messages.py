@@ -111,6 +111,7 @@ class EndReason(StrEnum):
     READ_FAILED = "read_failed"
     READ_STUCK = "read_stuck"
     RESERVE_REFUSED = "reserve_refused"
+    TAKE_OVER_REFUSED = "take_over_refused"
     EXPIRED = "expired"
     CAPACITY = "capacity"
     STEP_FAILED = "step_failed"

@@ -34,7 +34,9 @@ from disagg.transfer.actions import (
     Send,
 )
 from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Ended
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.lease_asker import Answer, LeaseAsker, TimedOut
+from disagg.transfer.messages import Ended, Offers
 
 
 class Parts:
@@ -55,6 +57,8 @@ class Parts:
         outgoing: Outgoing,
         incoming: Incoming,
         prefixes: PrefixReader,
+        inbound: InboundTable,
+        asker: LeaseAsker,
         counters: Counters,
     ) -> None:
         self._kv = kv
@@ -64,6 +68,8 @@ class Parts:
         self._outgoing = outgoing
         self._incoming = incoming
         self._prefixes = prefixes
+        self._inbound = inbound
+        self._asker = asker
         self.counters = counters
         self.sequences: dict[RequestKey, Sequence] = {}
         self._arrivals = 0
@@ -86,6 +92,11 @@ class Parts:
             actions.append(ConnectPeer(submit.peer))
         if submit.pull is not None:
             actions.append(ConnectPeer(submit.pull.owner))
+        if submit.take_over is not None:
+            asked, refusal = self._incoming.take_over(now_ms, seq)
+            if refusal:
+                return self.end(now_ms, seq, EndReason.TAKE_OVER_REFUSED, refusal)
+            return [*actions, *asked]
         if submit.role is Role.DECODE:
             if len(self._incoming.awaiting) >= self._limits.max_waiting:
                 return self.end(now_ms, seq, EndReason.CAPACITY, "too many awaited hand-overs")
@@ -108,6 +119,52 @@ class Parts:
             return list(self._outgoing.reserve(now_ms, seq))
         self._batcher.run(seq)
         return []
+
+    # -- leases asked for ---------------------------------------------------------------------
+
+    def on_answer(self, now_ms: int, sender: Incarnation, offers: Offers) -> list[WorkerAction]:
+        """An owner answers a question, again perhaps, or ends its lease."""
+        match self._asker.on_offers(now_ms, sender, offers):
+            case Answer.LEASE if offers.key in self._prefixes.pulls:
+                return self.act_on(now_ms, self._prefixes.answered(now_ms, sender, offers))
+            case Answer.LEASE if self._incoming.covers(offers):
+                return self.act_on(now_ms, self._incoming.answered(now_ms, sender, offers))
+            case Answer.LEASE:
+                return self._no_lease(now_ms, offers.key, "answer", "not what was asked for")
+            case Answer.NONE:
+                return self._no_lease(now_ms, offers.key, "none", "the owner has none for us")
+            case Answer.KNOWN:
+                return self.act_on(now_ms, self._inbound.on_offers(now_ms, sender, offers))
+            case Answer.STALE:
+                return list(self._asker.withdrawal(sender, offers))
+
+    def on_owner_lost(self, now_ms: int, owner: Incarnation) -> list[WorkerAction]:
+        """Questions that an owner will not answer; what is being read fails by itself."""
+        actions: list[WorkerAction] = []
+        for key in self._asker.on_peer_lost(owner):
+            actions += self._no_lease(now_ms, key, "peer_lost", f"{owner} is gone")
+        return actions
+
+    def tick(self, now_ms: int) -> list[WorkerAction]:
+        """Repeat questions, give up what took too long."""
+        actions: list[WorkerAction] = []
+        for action in self._asker.tick(now_ms):
+            if isinstance(action, TimedOut):
+                actions += self._no_lease(now_ms, action.key, "timeout", "not committed in time")
+            else:
+                actions.append(action)
+        return actions
+
+    def _no_lease(
+        self, now_ms: int, key: RequestKey, cause: str, message: str
+    ) -> list[WorkerAction]:
+        """A prefix is computed instead; a take-over ends its part, the router plans anew."""
+        if key in self._prefixes.pulls:
+            return self.act_on(now_ms, self._prefixes.failed(now_ms, key, cause, message))
+        seq = self._incoming.find(key)
+        if seq is None:
+            return []
+        return self.end(now_ms, seq, EndReason.TAKE_OVER_REFUSED, f"{cause}: {message}")
 
     # -- going on -----------------------------------------------------------------------------
 
@@ -164,6 +221,11 @@ class Parts:
         seq, report = self._incoming.committed(event)
         self.counters.add("transfers_committed")
         self.counters.add("pulled_bytes", pulled_bytes(report))
+        if seq.submit.take_over is not None:
+            self.counters.add("take_overs")
+            seq.prefill_reported = True
+            self._batcher.run(seq)
+            return [ToRouter(report)]
         seal = event.seal
         logprobs = None
         if seq.submit.sampling.num_logprobs >= 0:

@@ -13,14 +13,13 @@ from disagg.kv.request import CacheHit, ExternalReservation
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.counters import Counters
-from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import PullPlan, TransferKind, TransferReport
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.transfer_report import committed_report, failed_report
 from disagg.transfer.actions import InboundAction, InboundCommitted, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
-from disagg.transfer.lease_asker import Answer, LeaseAsker, TimedOut
+from disagg.transfer.lease_asker import LeaseAsker
 from disagg.transfer.messages import Offers, Open
 
 HASHES_MAX = 1 << 20
@@ -45,8 +44,8 @@ class PrefixReader:
         kv: this worker's coordinator.
         prefixes: what can be pulled, over it.
         inbound: this worker's inbound transfers.
+        asker: this worker's questions for leases.
         batcher: where sequences go when their pull is given up.
-        limits: bounds of the waits.
         counters: what happened to pulls is counted there.
     """
 
@@ -55,8 +54,8 @@ class PrefixReader:
         kv: KVCacheCoordinator,
         prefixes: PrefixPulls,
         inbound: InboundTable,
+        asker: LeaseAsker,
         batcher: Batcher,
-        limits: WorkerLimits,
         counters: Counters,
     ) -> None:
         self._kv = kv
@@ -64,11 +63,7 @@ class PrefixReader:
         self._inbound = inbound
         self._batcher = batcher
         self._counters = counters
-        self._asker = LeaseAsker(
-            timeout_ms=limits.reserve_timeout_ms,
-            ttl_ms=limits.reservation_ttl_ms,
-            repeat_ms=limits.commit_repeat_ms,
-        )
+        self._asker = asker
         self.pulls: dict[RequestKey, PrefixPull] = {}
 
     # -- beginning ----------------------------------------------------------------------------
@@ -110,19 +105,26 @@ class PrefixReader:
 
     # -- what happens -------------------------------------------------------------------------
 
-    def on_offers(
-        self, now_ms: int, sender: Incarnation, offers: Offers
+    def answered(
+        self, now_ms: int, owner: Incarnation, offers: Offers
     ) -> list[InboundAction | ToRouter]:
-        """An owner answers a question, again perhaps, or ends its lease."""
-        match self._asker.on_offers(now_ms, sender, offers):
-            case Answer.LEASE:
-                return self._begin(now_ms, sender, offers)
-            case Answer.NONE:
-                return self.failed(now_ms, offers.key, "none", "the owner has no more of it")
-            case Answer.KNOWN:
-                return [*self._inbound.on_offers(now_ms, sender, offers)]
-            case Answer.STALE:
-                return [*self._asker.withdrawal(sender, offers)]
+        """Begin the transfer, up to the boundary of the answer; the surplus goes back first."""
+        key = offers.key
+        pull = self.pulls[key]
+        asked = pull.reservation.num_external_tokens
+        num_tokens = offers.seal.num_tokens if offers.seal else 0
+        if num_tokens > asked or self._prefixes.boundary(num_tokens) < num_tokens:
+            return self.failed(now_ms, key, "answer", f"no boundary: {num_tokens} tokens")
+        if num_tokens <= pull.own_tokens:
+            return self.failed(now_ms, key, "none", "the owner has no more of it")
+        if num_tokens < asked:
+            self._kv.free(key)
+            shorter = self._prefixes.reserve(pull.seq.request, num_tokens, pull.seq.num_tokens)
+            if shorter is None:
+                return self.failed(now_ms, key, "memory", "no room for a shorter prefix")
+            pull.reservation = shorter
+        self._inbound.begin(now_ms, key, owner, pull.reservation.lacks, offers.lease_id)
+        return [*self._inbound.on_offers(now_ms, owner, offers)]
 
     def committed(self, event: InboundCommitted) -> tuple[Sequence, TransferReport]:
         """The owner confirmed: publish; the sequence may go on after the boundary."""
@@ -158,23 +160,6 @@ class PrefixReader:
         owner = pull.plan.owner.incarnation
         return [*actions, ToRouter(failed_report(key, owner, f"{cause}: {message}"))]
 
-    def on_peer_lost(self, now_ms: int, owner: Incarnation) -> list[InboundAction | ToRouter]:
-        """Questions that an owner will not answer; what is being read fails by itself."""
-        actions: list[InboundAction | ToRouter] = []
-        for key in self._asker.on_peer_lost(owner):
-            actions += self.failed(now_ms, key, "peer_lost", f"{owner} is gone")
-        return actions
-
-    def tick(self, now_ms: int) -> list[InboundAction | ToRouter]:
-        """Repeat questions, give up what took too long."""
-        actions: list[InboundAction | ToRouter] = []
-        for action in self._asker.tick(now_ms):
-            if isinstance(action, TimedOut):
-                actions += self.failed(now_ms, action.key, "timeout", "not committed in time")
-            else:
-                actions.append(action)
-        return actions
-
     def end(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
         """The generation ends here; nothing if its prefix is not being pulled."""
         if self.pulls.pop(key, None) is None:
@@ -182,27 +167,6 @@ class PrefixReader:
         return self._drop(now_ms, key, reason)
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _begin(
-        self, now_ms: int, owner: Incarnation, offers: Offers
-    ) -> list[InboundAction | ToRouter]:
-        """Begin the transfer, up to the boundary of the answer; the surplus goes back first."""
-        key = offers.key
-        pull = self.pulls[key]
-        asked = pull.reservation.num_external_tokens
-        num_tokens = offers.seal.num_tokens if offers.seal else 0
-        if num_tokens > asked or self._prefixes.boundary(num_tokens) < num_tokens:
-            return self.failed(now_ms, key, "answer", f"no boundary: {num_tokens} tokens")
-        if num_tokens <= pull.own_tokens:
-            return self.failed(now_ms, key, "none", "the owner has no more of it")
-        if num_tokens < asked:
-            self._kv.free(key)
-            shorter = self._prefixes.reserve(pull.seq.request, num_tokens, pull.seq.num_tokens)
-            if shorter is None:
-                return self.failed(now_ms, key, "memory", "no room for a shorter prefix")
-            pull.reservation = shorter
-        self._inbound.begin(now_ms, key, owner, pull.reservation.lacks, offers.lease_id)
-        return [*self._inbound.on_offers(now_ms, owner, offers)]
 
     def _drop(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
         """Withdraw the question, abort what is being read, free the sequence's blocks."""

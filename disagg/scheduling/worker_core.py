@@ -40,6 +40,7 @@ from disagg.scheduling.share import HandoverShare
 from disagg.scheduling.step import Step, StepResult
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
+from disagg.transfer.lease_asker import LeaseAsker
 from disagg.transfer.leases import LeaseTable
 from disagg.transfer.messages import (
     AskOffers,
@@ -81,6 +82,7 @@ class WorkerCore:
             coordinator.pool,
             ttl_ms=limits.lease_ttl_ms,
             committed_max=limits.committed_max,
+            take_over_ms=limits.take_over_ms,
         )
         self.inbound = InboundTable(
             me,
@@ -94,10 +96,15 @@ class WorkerCore:
         self.outgoing = Outgoing(
             coordinator, prefixes, self.leases, self.share, limits, random_delay_ms
         )
-        self.incoming = Incoming(coordinator, self.inbound, self.share, limits)
+        asker = LeaseAsker(
+            timeout_ms=limits.reserve_timeout_ms,
+            ttl_ms=limits.reservation_ttl_ms,
+            repeat_ms=limits.commit_repeat_ms,
+        )
+        self.incoming = Incoming(coordinator, self.inbound, asker, self.share, limits)
         self.counters = Counters()
         self.prefixes = PrefixReader(
-            coordinator, prefixes, self.inbound, self.batcher, limits, self.counters
+            coordinator, prefixes, self.inbound, asker, self.batcher, self.counters
         )
         self.parts = Parts(
             coordinator,
@@ -107,6 +114,8 @@ class WorkerCore:
             self.outgoing,
             self.incoming,
             self.prefixes,
+            self.inbound,
+            asker,
             self.counters,
         )
 
@@ -154,7 +163,7 @@ class WorkerCore:
             case Offers(number=0):
                 return self.parts.act_on(now_ms, self.inbound.on_offers(now_ms, sender, message))
             case Offers():
-                return self.parts.act_on(now_ms, self.prefixes.on_offers(now_ms, sender, message))
+                return self.parts.on_answer(now_ms, sender, message)
             case Open():
                 refuse = self.batcher.preempted_waiting
                 return list(self.outgoing.on_open(now_ms, sender, message, refuse=refuse))
@@ -177,7 +186,7 @@ class WorkerCore:
     def on_peer_lost(self, now_ms: int, peer: Incarnation) -> list[WorkerAction]:
         """A stream's end or a new epoch counts as the peer's abort of everything with it."""
         actions: list[WorkerAction] = list(self.outgoing.on_peer_lost(now_ms, peer))
-        actions += self.parts.act_on(now_ms, self.prefixes.on_peer_lost(now_ms, peer))
+        actions += self.parts.on_owner_lost(now_ms, peer)
         actions += self.parts.act_on(now_ms, self.inbound.on_peer_lost(now_ms, peer))
         for seq in self.incoming.owned_by(peer):
             actions += self.parts.end(now_ms, seq, EndReason.PEER_LOST, f"{peer} was lost")
@@ -255,7 +264,7 @@ class WorkerCore:
                 )
             else:
                 self.batcher.enqueue(seq)
-        actions += self.parts.act_on(now_ms, self.prefixes.tick(now_ms))
+        actions += self.parts.tick(now_ms)
         actions += self.parts.act_on(now_ms, self.inbound.tick(now_ms))
         for seq in self.incoming.expired(now_ms):
             actions += self.parts.end(now_ms, seq, EndReason.EXPIRED, "no hand-over in time")

@@ -6,7 +6,6 @@ slips through is seen. Each worker's two streams are ordered; nothing else is.
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
 
 from disagg.errors import CapacityError, RemoteFault
 from disagg.routing.core import RouterCore
@@ -36,70 +35,10 @@ from disagg.scheduling.messages import (
 from disagg.scheduling.sampling import SamplingParams
 from disagg.transfer.identity import Incarnation, RequestKey
 from tests.unit.routing.builders import HASHER, STATS, hashes_of, worker
+from tests.unit.routing.model_parts import Client, Part, Worker, is_stop, peer_of, token_at
 
 FAULTS = [r for r in EndReason if r is not EndReason.REJECTED]
 STEP_MS = 5
-
-
-def token_at(position: int, generation: int) -> int:
-    return (position * 7919 + generation * 104729) % 1009
-
-
-def is_stop(token: int) -> bool:
-    return token % 23 == 0
-
-
-def peer_of(submit: Submit) -> Incarnation:
-    assert submit.peer is not None
-    return submit.peer.incarnation
-
-
-@dataclass(slots=True)
-class Part:
-    submit: Submit
-    done: int = 0
-    """Tokens emitted."""
-    pulled: bool = False
-
-    @property
-    def sealed(self) -> bool:
-        return self.submit.role is Role.PREFILL and self.done > 0
-
-
-@dataclass(slots=True)
-class Worker:
-    info: WorkerInfo
-    alive: bool = True
-    stopped: bool = False
-    session: bool = False
-    lag: float = 0.0
-    """Chance that tokens stay on the way, so that two streams cross."""
-    parts: dict[RequestKey, Part] = field(default_factory=dict)
-    down: deque[RouterMessage] = field(default_factory=deque)
-    up: deque[WorkerMessage] = field(default_factory=deque)
-
-    @property
-    def runs(self) -> bool:
-        return self.alive and not self.stopped
-
-    def end_session(self) -> None:
-        """The stream is gone: with it every part, as nobody could cancel them any more."""
-        self.session = False
-        self.parts.clear()
-        self.down.clear()
-
-
-@dataclass(slots=True)
-class Client:
-    request: NewRequest
-    tokens: list[int] = field(default_factory=list)
-    finish: str = ""
-    error: Exception | None = None
-    gone: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return bool(self.finish or self.error or self.gone)
 
 
 class World:
@@ -120,6 +59,7 @@ class World:
         self.clients: dict[str, Client] = {}
         self.submitted: set[tuple[Incarnation, RequestKey]] = set()
         self.workers: dict[str, Worker] = {}
+        self.num_taken_over = 0
         self.past: deque[tuple[Incarnation, WorkerMessage]] = deque(maxlen=50)
         for number, role in enumerate(roles):
             name = f"{role}{number}"
@@ -172,6 +112,9 @@ class World:
             self.check(message.token_ids == expected, f"{message.key} starts from other tokens")
             self.check(message.hashes == hashes_of(expected), f"{message.key} has other hashes")
             self.submitted.add(pair)
+            if message.take_over is not None:
+                # Its owner may hold the lease under the new key by then.
+                self.submitted.add((peer_of(message), message.key))
         else:
             self.check(pair in self.submitted, f"{message.key} cancelled before its submit")
         peer = self.workers[incarnation.worker_id]
@@ -237,6 +180,8 @@ class World:
             self.emit(peer, part, 1)
             num_prompt = len(part.submit.token_ids)
             peer.up.append(PrefillReport(part.submit.key, num_prompt, 0, num_prompt))
+        elif part.submit.take_over is not None and not part.pulled:
+            self.take_over(peer, part)
         elif part.submit.role is Role.DECODE and not part.pulled:
             other = self.peer_part(part)
             if other is None or not other.sealed:
@@ -252,6 +197,22 @@ class World:
                 part.done = 1  # a worker that does not say token 0 again
         else:
             self.emit(peer, part, self.rng.randint(1, 3))
+
+    def take_over(self, peer: Worker, part: Part) -> None:
+        """The lease of an earlier generation, if its owner still has it."""
+        key, old = part.submit.key, part.submit.take_over
+        assert old is not None
+        owner = self.workers[peer_of(part.submit).worker_id]
+        alive = owner.info.incarnation == peer_of(part.submit) and owner.runs
+        lease = owner.parts.get(old) if alive else None
+        if lease is None or not lease.sealed:
+            del peer.parts[key]
+            peer.up.append(PartEnded(key, EndReason.TAKE_OVER_REFUSED, "none"))
+            return
+        del owner.parts[old]
+        part.pulled = True
+        self.num_taken_over += 1
+        peer.up.append(TransferReport(key, owner.info.incarnation, (), 1, 1, 1))
 
     def peer_part(self, part: Part) -> Part | None:
         owner = self.workers[peer_of(part.submit).worker_id]

@@ -6,7 +6,7 @@ import pytest
 
 from disagg.errors import CapacityError, RemoteFault, RequestError
 from disagg.routing.messages import NewRequest, WorkerInfo
-from disagg.scheduling.messages import EndReason, FinishReason, Role, Submit
+from disagg.scheduling.messages import EndReason, FinishReason, PrefillReport, Role, Submit
 from tests.unit.routing.builders import Router, hashes_of, request, worker
 
 P, D, D2, B = (
@@ -199,3 +199,78 @@ def test_a_new_epoch_is_a_loss() -> None:
     router.did(router.core.register(0, worker("d", "decode", epoch="e2")))
     assert router.disconnected == [D.incarnation]
     assert [who for who, _ in router.submits] == ["d2", "p"]
+
+
+# --- another decode worker takes the lease over
+
+
+def sealed(router: Router) -> tuple[Submit, Submit]:
+    """A hand-over from p to d1 whose prefill is over; the submits of d1 and p."""
+    router.generate()
+    (_, to_decode), (_, to_prefill) = router.submits
+    report = PrefillReport(to_prefill.key, 10, 0, 10)
+    router.core.from_worker(0, worker("p").incarnation, report)
+    router.tokens(worker("p", "prefill"), to_prefill, 10, 7)
+    return to_decode, to_prefill
+
+
+def trio() -> Router:
+    return Router(worker("p", "prefill"), worker("d1", "decode"), worker("d2", "decode"))
+
+
+def test_a_lost_decode_worker_is_replaced_at_the_lease() -> None:
+    router = trio()
+    _, to_prefill = sealed(router)
+    router.lost(worker("d1"))
+    ((name, submit),) = router.submits
+    assert name == "d2"
+    assert (submit.role, submit.take_over) == (Role.DECODE, to_prefill.key)
+    assert submit.token_ids[-1] == 7
+    assert submit.peer is not None
+    assert submit.peer.incarnation == worker("p").incarnation
+    assert router.cancels == [], "the prefill worker keeps the lease"
+    assert router.core.counters["plans", "take_over"] == 1
+    router.pulled(worker("d2"), worker("p"), submit)
+    router.tokens(worker("d2"), submit, 11, 8, 9, 10, 11, finish=FinishReason.LENGTH)
+    assert router.delivered == [8, 9, 10, 11]
+    assert router.finish == [FinishReason.LENGTH]
+
+
+def test_a_lost_link_counts_as_a_lost_decode_worker() -> None:
+    router = trio()
+    to_decode, _ = sealed(router)
+    router.ended(worker("d1"), to_decode, EndReason.PEER_LOST)
+    ((name, submit),) = router.submits
+    assert (name, submit.take_over) == ("d2", to_decode.key)
+    assert router.cancels == [("d1", to_decode.key.generation)]
+
+
+def test_a_refused_take_over_is_planned_anew_and_both_keys_are_cancelled() -> None:
+    router = trio()
+    to_decode, _ = sealed(router)
+    router.lost(worker("d1"))
+    ((_, submit),) = router.submits
+    router.ended(worker("d2"), submit, EndReason.TAKE_OVER_REFUSED)
+    old, new = to_decode.key.generation, submit.key.generation
+    assert set(router.cancels) == {("d2", new), ("p", new), ("p", old)}
+    assert all(one.take_over is None for _, one in router.submits)
+
+
+def test_what_is_not_taken_over() -> None:
+    router = trio()  # no token yet
+    router.generate()
+    router.lost(worker("d1"))
+    assert all(one.take_over is None for _, one in router.submits)
+    router = trio()  # handed over already
+    to_decode, _ = sealed(router)
+    router.pulled(worker("d1"), worker("p"), to_decode)
+    router.lost(worker("d1"))
+    assert all(one.take_over is None for _, one in router.submits)
+    router = trio()  # the prefill worker died
+    sealed(router)
+    router.lost(worker("p"))
+    assert all(one.take_over is None for _, one in router.submits)
+    router = Router(worker("p", "prefill"), worker("d1", "decode"))  # nobody else
+    sealed(router)
+    router.lost(worker("d1"))
+    assert all(one.take_over is None for _, one in router.submits)
