@@ -229,6 +229,7 @@ class Worker:
             reserve_passes_max=options.reserve_passes_max,
             reservation_ttl_ms=options.reservation_ttl_ms,
             lease_ttl_ms=options.lease_ttl_ms,
+            take_over_ms=options.take_over_ms,
             committed_max=options.committed_max,
             commit_repeat_ms=options.commit_repeat_ms,
             read_stuck_ms=options.read_stuck_ms,
