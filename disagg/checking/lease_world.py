@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer import Exploration, Step, explore
-from disagg.transfer.actions import InboundCommitted, PostRead, Send
+from disagg.transfer.actions import InboundCommitted, InboundPartial, PostRead, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.leases import LeaseTable
@@ -299,6 +299,11 @@ class LeaseWorld:
                     if now.reader_bytes != tuple(map(right, range(NUM_BLOCKS))):
                         broken = f"valid with wrong bytes: {list(now.reader_bytes)}"
                     num_valid = 1
+                    inbound, _, _ = self._move(inbound, "finish", KEY)
+                case InboundPartial(_, failed):
+                    intact = [p for p in range(NUM_BLOCKS) if (0, p) not in failed]
+                    if any(now.reader_bytes[p] != right(p) for p in intact):
+                        broken = f"valid with wrong bytes: {list(now.reader_bytes)}"
                     inbound, _, _ = self._move(inbound, "finish", KEY)
         after = now._replace(
             inbound=inbound, on_way=on_way, reads=frozenset(reads), num_valid=num_valid

@@ -74,7 +74,7 @@ WORLDS = (
         "lease",
         "one lease; everything repeated; READ errors and stuck READs",
         LEASE_SETTINGS["lease"],
-        7_059,
+        11_957,
     ),
     _lease(
         "lease-retry",
@@ -92,7 +92,7 @@ WORLDS = (
         "lease-owner-restarts",
         "the owner restarts and leases again under the same id",
         LEASE_SETTINGS["lease-owner-restarts"],
-        15_513,
+        20_119,
     ),
     _lease(
         "lease-forgotten",
@@ -127,9 +127,9 @@ WORLDS = (
         PAIR_SETTINGS["pair-window"],
         9_216,
     ),
-    _pair("pair-errors", "a step fails, a READ fails", PAIR_SETTINGS["pair-errors"], 2_820),
+    _pair("pair-errors", "a step fails, a READ fails", PAIR_SETTINGS["pair-errors"], 1_596),
     _pair(
-        "pair-restart", "each worker restarts under its name", PAIR_SETTINGS["pair-restart"], 593
+        "pair-restart", "each worker restarts under its name", PAIR_SETTINGS["pair-restart"], 755
     ),
     _pair(
         "pair-strangers",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.prefix_pull import PrefixPulls
 from disagg.kv.request import ExternalReservation
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import TransferKind, TransferReport
@@ -10,7 +11,7 @@ from disagg.scheduling.outgoing import owner_of
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.share import HandoverShare
 from disagg.scheduling.transfer_report import committed_report
-from disagg.transfer.actions import InboundAction, InboundCommitted, Send
+from disagg.transfer.actions import InboundAction, InboundCommitted, InboundPartial, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.lease_asker import LeaseAsker
@@ -32,12 +33,14 @@ class Incoming:
     def __init__(
         self,
         coordinator: KVCacheCoordinator,
+        prefixes: PrefixPulls,
         inbound: InboundTable,
         asker: LeaseAsker,
         share: HandoverShare,
         limits: WorkerLimits,
     ) -> None:
         self._kv = coordinator
+        self._prefixes = prefixes
         self._inbound = inbound
         self._asker = asker
         self._share = share
@@ -147,6 +150,14 @@ class Incoming:
             self._asker.finished(key)
         seq.num_computed = pull.reservation.num_external_tokens
         return seq, report
+
+    def partly_committed(self, event: InboundPartial) -> Sequence:
+        """Some blocks did not arrive: the others are found by whoever goes on from here."""
+        pull = self.pulls[event.key]
+        num_tokens = pull.reservation.num_external_tokens
+        self._prefixes.publish_intact(pull.seq.request, num_tokens, event.failed)
+        self._inbound.finish(event.key)
+        return pull.seq
 
     def end(self, now_ms: int, seq: Sequence, reason: str) -> list[InboundAction]:
         """This generation gets no KV here; destinations stay held until READs are terminal."""

@@ -15,8 +15,8 @@ from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.counters import Counters
 from disagg.scheduling.messages import PullPlan, TransferKind, TransferReport
 from disagg.scheduling.sequence import Phase, Sequence
-from disagg.scheduling.transfer_report import committed_report, failed_report
-from disagg.transfer.actions import InboundAction, InboundCommitted, Send
+from disagg.scheduling.transfer_report import committed_report, failed_report, lost_blocks
+from disagg.transfer.actions import InboundAction, InboundCommitted, InboundPartial, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.lease_asker import LeaseAsker
@@ -145,6 +145,21 @@ class PrefixReader:
         pull.seq.starts_from(report.num_tokens)
         self._counters.add("prefix_pulls_committed")
         return pull.seq, report
+
+    def partly_committed(self, event: InboundPartial) -> list[InboundAction | ToRouter]:
+        """Some blocks did not arrive: keep the others, compute what is lacking."""
+        key = event.key
+        pull = self.pulls.pop(key)
+        num_tokens = pull.reservation.num_external_tokens
+        self._prefixes.publish_intact(pull.seq.request, num_tokens, event.failed)
+        self._inbound.finish(key)
+        self._asker.finished(key)
+        self._kv.free(key)
+        pull.seq.hit_before_pull = pull.own_tokens
+        self._counters.add("prefix_pulls_failed_read_failed")
+        self._batcher.requeue(pull.seq)
+        owner = pull.plan.owner.incarnation
+        return [ToRouter(failed_report(key, owner, f"read_failed: {lost_blocks(event)}"))]
 
     def failed(
         self, now_ms: int, key: RequestKey, cause: str, message: str

@@ -101,7 +101,7 @@ class WorkerCore:
             ttl_ms=limits.reservation_ttl_ms,
             repeat_ms=limits.commit_repeat_ms,
         )
-        self.incoming = Incoming(coordinator, self.inbound, asker, self.share, limits)
+        self.incoming = Incoming(coordinator, prefixes, self.inbound, asker, self.share, limits)
         self.counters = Counters()
         self.prefixes = PrefixReader(
             coordinator, prefixes, self.inbound, asker, self.batcher, self.counters

@@ -74,6 +74,20 @@ class InboundCommitted:
     stats: InboundStats
 
 
+@dataclass(frozen=True, slots=True)
+class InboundPartial:
+    """The owner held everything, but READs had errors: only the other blocks' bytes are right.
+
+    Make those findable, then call ``finish(key)``; the transfer as a whole has failed.
+    """
+
+    key: RequestKey
+    failed: tuple[tuple[int, int], ...]
+    """(group, position) of every block that did not arrive."""
+    message: str
+    stats: InboundStats
+
+
 class InboundFailure(StrEnum):
     """Why an inbound transfer failed."""
 
@@ -107,4 +121,4 @@ class InboundDrained:
 
 
 LeaseAction = Send | LeaseCommitted | LeaseEnded
-InboundAction = Send | PostRead | InboundCommitted | InboundFailed | InboundDrained
+InboundAction = Send | PostRead | InboundCommitted | InboundPartial | InboundFailed | InboundDrained

@@ -13,6 +13,7 @@ from disagg.transfer.actions import (
     InboundDrained,
     InboundFailed,
     InboundFailure,
+    InboundPartial,
     InboundStats,
     PostRead,
     Send,
@@ -107,7 +108,7 @@ class InboundTable:
         self._live[key] = entry.serial
 
     def finish(self, key: RequestKey) -> None:
-        """Drop the hold of a VALID transfer; the caller's own holds cover the blocks by now."""
+        """Drop the hold of a VALID or PARTIAL transfer; the caller has what it wants by now."""
         entry = self._entries[self._live[key]]
         INBOUND_TABLE.leave(entry.state, InboundEvent.FINISH)
         self._gone(entry)
@@ -121,7 +122,7 @@ class InboundTable:
         entry = self._of(key)
         if entry is None:
             return []
-        if entry.state is InboundState.VALID:
+        if INBOUND_TABLE.allows(entry.state, InboundEvent.FINISH):
             self.finish(key)
             return [InboundDrained(key, entry.num_blocks)]
         return self._fail(entry, InboundFailure.PEER_ENDED, reason)[1:]
@@ -132,7 +133,7 @@ class InboundTable:
         """Post READs for what is new; ask at a gap; fail if the lease is dead or lies."""
         self._lease_seen[sender] = max(self._lease_seen.get(sender, 0), offers.lease_id)
         entry = self._of(offers.key)
-        if entry is None or entry.owner != sender or entry.state is InboundState.VALID:
+        if entry is None or entry.owner != sender or entry.is_over:
             return []
         oldest = entry.lease_id or entry.lease_floor + 1
         if offers.lease_id < oldest:
@@ -173,10 +174,10 @@ class InboundTable:
             entry.done_ms = now_ms
             if entry.state is InboundState.DRAINING:
                 actions += self._drained(entry)
-            elif error:
-                at = (read.first.group, read.first.position)
-                actions += self._fail(entry, InboundFailure.READ_FAILED, error, *at)
             else:
+                if error:  # the others go on: what arrives while the lease lives is of use
+                    entry.failed += read.pages
+                    entry.error = entry.error or error
                 actions += self._progress(now_ms, entry)
         return actions + (self._resume(now_ms, read.owner) if owner_free else [])
 
@@ -193,22 +194,24 @@ class InboundTable:
             return []
         if not answer.ok or entry.offers.seal is None:
             return self._fail(entry, InboundFailure.COMMIT_REFUSED, answer.reason)
-        entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.OK)
+        event = InboundEvent.OK_PARTLY if entry.failed else InboundEvent.OK
+        entry.state = INBOUND_TABLE.move(entry.state, event)
         stats = InboundStats(
             entry.num_reads,
             entry.offers.num_blocks,
             max(0, entry.done_ms - entry.posted_ms),
             max(0, now_ms - entry.sealed_ms),
         )
-        return [
-            InboundCommitted(entry.key, entry.offers.seal, stats),
-            Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt)),
-        ]
+        seen = Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt))
+        if entry.failed:
+            failed = tuple(sorted((page.group, page.position) for page in entry.failed))
+            return [InboundPartial(entry.key, failed, entry.error, stats), seen]
+        return [InboundCommitted(entry.key, entry.offers.seal, stats), seen]
 
     def on_ended(self, now_ms: int, sender: Incarnation, ended: Ended) -> list[InboundAction]:
         """The owner ended its part: fail, unless the commit got through before."""
         entry = self._of(ended.key)
-        if entry is None or entry.owner != sender or entry.state is InboundState.VALID:
+        if entry is None or entry.owner != sender or entry.is_over:
             return []
         return self._fail(entry, InboundFailure.PEER_ENDED, ended.reason)
 
@@ -217,7 +220,7 @@ class InboundTable:
         self._lease_seen.pop(owner, None)
         actions: list[InboundAction] = []
         for entry in self._live_from(owner):
-            if entry.state is not InboundState.VALID:
+            if not entry.is_over:
                 actions += self._fail(entry, InboundFailure.PEER_LOST, f"{owner} is gone")
         return actions
 
@@ -289,7 +292,7 @@ class InboundTable:
         actions: list[InboundAction] = []
         for start in range(0, len(pages), self._blocks_per_read_max):
             piece = pages[start : start + self._blocks_per_read_max]
-            read_id = self._reads.add(Read(entry.serial, entry.owner, piece[0], now_ms))
+            read_id = self._reads.add(Read(entry.serial, entry.owner, tuple(piece), now_ms))
             entry.reads.add(read_id)
             entry.posted_ms = entry.posted_ms if entry.num_reads else now_ms
             entry.num_reads += 1
@@ -309,6 +312,9 @@ class InboundTable:
             return self._on_lie(entry, lie)
         if entry.waiting or not self._reads_done(entry):
             return []
+        if entry.failed and len(entry.failed) == entry.num_blocks:
+            at = (entry.failed[0].group, entry.failed[0].position)
+            return self._fail(entry, InboundFailure.READ_FAILED, entry.error, *at)
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.COMPLETE)
         self._last_attempt += 1
         entry.attempt = Attempt(self.me.epoch, self._last_attempt)

@@ -12,6 +12,7 @@ class InboundState(StrEnum):
     READING = "READING"
     COMMITTING = "COMMITTING"
     VALID = "VALID"
+    PARTIAL = "PARTIAL"
     FAILED = "FAILED"
     DRAINING = "DRAINING"
 
@@ -25,6 +26,7 @@ class InboundEvent(StrEnum):
     COMPLETE = "every READ done, counts met, all covered"
     REPEAT = "interval"
     OK = "OK(current attempt)"
+    OK_PARTLY = "OK(current attempt), a READ had an error"
     FAIL = "abort, dead, NO, lost, error, stuck"
     READS_LEFT = "a READ in progress"
     READS_TERMINAL = "no READ in progress"
@@ -45,12 +47,18 @@ INBOUND_TABLE: TransitionTable[InboundState, InboundEvent] = TransitionTable(
             _S.READING,
             "post READs for what is new; at a gap AskOffers",
         ),
-        (_S.READING, _E.READ_DONE, _S.READING, "count it"),
+        (_S.READING, _E.READ_DONE, _S.READING, "count it, with its error"),
         (_S.READING, _E.REPEAT, _S.READING, "AskOffers, unless the list is complete"),
         (_S.READING, _E.COMPLETE, _S.COMMITTING, "take a new attempt, send Commit"),
         (_S.READING, _E.FAIL, _S.FAILED, "tell the caller"),
         (_S.COMMITTING, _E.REPEAT, _S.COMMITTING, "send the same Commit again"),
         (_S.COMMITTING, _E.OK, _S.VALID, "tell the caller, send CommitSeen"),
+        (
+            _S.COMMITTING,
+            _E.OK_PARTLY,
+            _S.PARTIAL,
+            "tell the caller which blocks did not arrive, send CommitSeen",
+        ),
         (_S.COMMITTING, _E.FAIL, _S.FAILED, "tell the caller"),
         (
             _S.VALID,
@@ -58,6 +66,7 @@ INBOUND_TABLE: TransitionTable[InboundState, InboundEvent] = TransitionTable(
             None,
             "drop the hold: the caller's request holds the blocks",
         ),
+        (_S.PARTIAL, _E.FINISH, None, "drop the hold: the cache has what arrived"),
         (_S.FAILED, _E.READS_LEFT, _S.DRAINING, "keep holding all destinations"),
         (_S.FAILED, _E.READS_TERMINAL, None, "drop the hold, tell the caller"),
         (_S.DRAINING, _E.READ_DONE, _S.DRAINING, "count it, whatever it says"),

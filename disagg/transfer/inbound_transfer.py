@@ -40,6 +40,10 @@ class InboundTransfer:
     """Offered, but reading from the owner is paused."""
     reads: set[int] = field(default_factory=set)
     """In progress."""
+    failed: list[Page] = field(default_factory=list)
+    """Blocks of READs that ended with an error."""
+    error: str = ""
+    """Of the first such READ."""
     attempt: Attempt | None = None
     num_reads: int = 0
     posted_ms: int = 0
@@ -55,6 +59,11 @@ class InboundTransfer:
     def num_blocks(self) -> int:
         """Destinations held."""
         return sum(self.offers.num_blocks)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the owner has confirmed and is needed no more."""
+        return self.state in (InboundState.VALID, InboundState.PARTIAL)
 
     @property
     def repeats(self) -> bool:

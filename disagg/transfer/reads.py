@@ -13,8 +13,13 @@ class Read:
     inbound: int
     """Serial of the inbound transfer whose destinations it writes."""
     owner: Incarnation
-    first: Page
+    pages: tuple[Page, ...]
     posted_ms: int
+
+    @property
+    def first(self) -> Page:
+        """The block that stands for it where one is named."""
+        return self.pages[0]
 
 
 class ReadsInProgress:

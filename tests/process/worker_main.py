@@ -7,7 +7,8 @@ Commands on standard input, one a line; every answer and event is a line on stan
     pass steps|reads|dones N    let N more pass and hold what follows
     corrupt GROUP               overwrite one block of that group after each READ
     unwritten GROUP             poison it instead, as if the READ had left it out
-    intact                      neither of both any more
+    fail GROUP POSITION         poison that block and let its READ end with an error
+    intact                      none of these any more
     poison                      fill every block that is free and not cached with NaN
     forget                      empty the prefix cache
     narrow TOKENS               from now on compute every window as so many tokens too small
@@ -136,7 +137,9 @@ class WorkerUnderTest:
         self.gates = {name: Gate(name) for name in ("steps", "reads", "dones")}
         self.corrupt: set[int] = set()
         self.unwritten: set[int] = set()
+        self.to_fail: set[tuple[int, int]] = set()
         self.group_of: dict[int, int] = {}
+        self.place_of: dict[int, tuple[int, int]] = {}
         self.engine: Engine | None = None
         self.reads: dict[int, Sequence[int]] = {}
         self.num_router_messages = 0
@@ -152,6 +155,7 @@ class WorkerUnderTest:
         self.engine = engine
 
         def done(read_id: int, error: str) -> None:
+            error = error or self.fail(read_id)
             self.spoil(read_id)
             self.gates["dones"].go(lambda: on_read_done(read_id, error))
 
@@ -166,6 +170,16 @@ class WorkerUnderTest:
         for pull in (*core.incoming.pulls.values(), *core.prefixes.pulls.values()):
             for group, lacks in enumerate(pull.reservation.lacks):
                 self.group_of.update({block: group for _, block in lacks})
+                self.place_of.update({block: (group, place) for place, block in lacks})
+
+    def fail(self, read_id: int) -> str:
+        """The error of a READ that carries a block which must not arrive, or ""."""
+        assert self.engine is not None
+        lost = [b for b in self.reads[read_id] if self.place_of.get(b) in self.to_fail]
+        if lost:
+            self.engine.pool.poison(lost)
+            say(f"failed {self.place_of[lost[0]]}")
+        return "failed by the test" if lost else ""
 
     def spoil(self, read_id: int) -> None:
         """Overwrite the first block of a group to be corrupted: one block is enough."""
@@ -217,7 +231,10 @@ class WorkerUnderTest:
                 self.corrupt.add(int(group))
             case ["unwritten", group]:
                 self.unwritten.add(int(group))
+            case ["fail", group, position]:
+                self.to_fail.add((int(group), int(position)))
             case ["intact"]:
+                self.to_fail.clear()
                 self.corrupt.clear()
                 self.unwritten.clear()
             case ["poison"]:

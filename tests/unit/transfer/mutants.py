@@ -2,9 +2,17 @@
 
 from dataclasses import replace
 
-from disagg.transfer.actions import InboundAction, LeaseAction, LeaseCommitted, Send
+from disagg.transfer.actions import (
+    InboundAction,
+    InboundPartial,
+    InboundStats,
+    LeaseAction,
+    LeaseCommitted,
+    Send,
+)
 from disagg.transfer.identity import Attempt, Incarnation
 from disagg.transfer.inbound import InboundTable
+from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.inbound_transfer import InboundTransfer
 from disagg.transfer.lease import GroupBlocks, Lease
 from disagg.transfer.leases import LeaseTable
@@ -105,6 +113,22 @@ class DestinationsDroppedAtAbort(InboundTable):
     def _drained(self, entry: InboundTransfer) -> list[InboundAction]:
         self._gone(entry)
         return []
+
+
+class ReadErrorsIgnored(InboundTable):
+    def on_read_done(self, now_ms: int, read_id: int, error: str = "") -> list[InboundAction]:
+        return super().on_read_done(now_ms, read_id)
+
+
+class PartlyRightBeforeCommit(InboundTable):
+    """What arrived of a transfer with READ errors is believed without asking the owner."""
+
+    def _repeat(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
+        if entry.state is not InboundState.COMMITTING or not entry.failed:
+            return super()._repeat(now_ms, entry)
+        entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.OK_PARTLY)
+        failed = tuple((page.group, page.position) for page in entry.failed)
+        return [InboundPartial(entry.key, failed, "", InboundStats(0, (0,), 0, 0))]
 
 
 class HoldKeptAfterDraining(InboundTable):

@@ -10,11 +10,20 @@ from disagg.transfer.actions import (
     InboundDrained,
     InboundFailed,
     InboundFailure,
+    InboundPartial,
     PostRead,
     Send,
 )
 from disagg.transfer.inbound_states import InboundState
-from disagg.transfer.messages import AskOffers, CommitSeen, Ended, OfferedRange, Offers, Seal
+from disagg.transfer.messages import (
+    AskOffers,
+    Commit,
+    CommitSeen,
+    Ended,
+    OfferedRange,
+    Offers,
+    Seal,
+)
 from tests.unit.transfer.worlds import (
     ASK_REPEAT,
     COMMIT_REPEAT,
@@ -193,7 +202,7 @@ def test_no_fails_the_transfer() -> None:
     assert reader.table.on_commit_answer(0, OWNER, answer(True)) == [], "too late"
 
 
-@pytest.mark.parametrize("way", ["abort", "dead", "ended", "lost", "error", "stuck", "superseded"])
+@pytest.mark.parametrize("way", ["abort", "dead", "ended", "lost", "stuck", "superseded"])
 def test_destinations_are_held_until_every_read_is_terminal_whatever_happens(way: str) -> None:
     reader = Reader()
     reader.begin()
@@ -204,15 +213,13 @@ def test_destinations_are_held_until_every_read_is_terminal_whatever_happens(way
         "dead": lambda: table.on_offers(0, OWNER, Offers(KEY, 1, 9, dead=True)),
         "ended": lambda: table.on_ended(0, OWNER, Ended(KEY, "x")),
         "lost": lambda: table.on_peer_lost(0, OWNER),
-        "error": lambda: table.on_read_done(0, 2, "remote disconnect"),
         "stuck": lambda: table.tick(STUCK),
         "superseded": lambda: table.on_offers(0, OWNER, offers(lease_id=2)),
     }[way]()
     assert [type(a) for a in actions] == ([InboundFailed] if way != "abort" else [])
     assert table.statuses()[0].state is InboundState.DRAINING
     assert table.on_offers(0, OWNER, offers()) == [], "a draining transfer only drains"
-    if way != "error":
-        assert table.on_read_done(0, 2) == []
+    assert table.on_read_done(0, 2) == []
     assert reader.pool.num_free == reader.free - 4
     assert table.on_read_done(0, 1) == [InboundDrained(KEY, 4)]
     assert reader.pool.num_free == reader.free
@@ -274,13 +281,65 @@ def test_paused_pages_are_not_committed() -> None:
     assert not any(isinstance(action, Send) for action in actions)
 
 
-def test_a_failed_read_names_its_block() -> None:
+def test_when_no_read_succeeds_the_transfer_fails_and_names_a_block() -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers())
-    failure = failed(reader.table.on_read_done(0, 2, "remote disconnect"))
+    assert reader.table.on_read_done(0, 2, "remote disconnect") == []
+    failure = failed(reader.table.on_read_done(0, 1, "timed out"))
     assert (failure.group, failure.position) == (1, 0)
-    assert failure.message == "remote disconnect"
+    assert failure.message == "remote disconnect", "the first one's"
+    assert reader.pool.num_free == reader.free
+
+
+def partly_read(reader: Reader) -> Commit:
+    """READ 2 (both blocks of group 1) fails, READ 1 does not: the Commit that follows."""
+    reader.begin()
+    reader.table.on_offers(0, OWNER, offers())
+    assert reader.table.on_read_done(0, 2, "remote disconnect") == []
+    (message,) = sent(reader.table.on_read_done(0, 1))
+    assert isinstance(message, Commit)
+    return message
+
+
+def test_after_a_failed_read_the_commit_says_which_blocks_are_right() -> None:
+    reader = Reader()
+    assert partly_read(reader).num_ranges == (1, 2), "the owner held everything"
+    partial, seen = reader.table.on_commit_answer(0, OWNER, answer(True))
+    assert isinstance(partial, InboundPartial)
+    assert partial.failed == ((1, 0), (1, 1))
+    assert partial.message == "remote disconnect"
+    assert isinstance(seen, Send)
+    assert isinstance(seen.message, CommitSeen)
+    assert reader.table.statuses()[0].state is InboundState.PARTIAL
+    assert reader.table.on_peer_lost(0, OWNER) == [], "the owner is needed no more"
+    assert reader.pool.num_free == reader.free - 4
+    reader.table.finish(KEY)
+    assert reader.pool.num_free == reader.free
+
+
+def test_after_a_failed_read_a_no_makes_nothing_right() -> None:
+    reader = Reader()
+    partly_read(reader)
+    failure = failed(reader.table.on_commit_answer(0, OWNER, answer(False)))
+    assert failure.reason is InboundFailure.COMMIT_REFUSED
+
+
+def test_a_failed_read_before_the_seal_waits_for_it() -> None:
+    reader = Reader()
+    reader.begin()
+    reader.table.on_offers(0, OWNER, offers(0, RANGES, None))
+    assert reader.table.on_read_done(0, 2, "remote disconnect") == []
+    assert reader.table.on_read_done(0, 1) == []
+    assert isinstance(sent(reader.table.on_offers(0, OWNER, offers(3, ())))[0], Commit)
+
+
+def test_a_partial_transfer_may_be_aborted() -> None:
+    reader = Reader()
+    partly_read(reader)
+    reader.table.on_commit_answer(0, OWNER, answer(True))
+    assert reader.table.abort(0, KEY, "cancelled") == [InboundDrained(KEY, 4)]
+    assert reader.pool.num_free == reader.free
 
 
 def test_nothing_to_pull_still_needs_the_commit() -> None:

@@ -70,6 +70,14 @@ MUTANTS: dict[str, tuple[Setting, str]] = {
         Setting(leases=mutants.CommitWithoutCountsOwner, inbound=mutants.CommitWithoutCountsReader),
         WRONG,
     ),
+    "READ errors ignored": (
+        Setting(inbound=mutants.ReadErrorsIgnored, num_read_errors=1),
+        WRONG,
+    ),
+    "partly right before the commit": (
+        Setting(inbound=mutants.PartlyRightBeforeCommit, num_read_errors=1),
+        WRONG,
+    ),
     "commit before the reads are done": (Setting(inbound=mutants.CommitBeforeDone), WRONG),
     "OK of an old attempt accepted": (replace(RETRY, inbound=mutants.OldAttemptAccepted), WRONG),
     "owner's epoch not checked": (replace(REBORN_OWNER, inbound=mutants.AnySenderAccepted), WRONG),
