@@ -6,6 +6,7 @@ Every wait is for a state, has a bound, and fails with the state it saw.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,12 +23,14 @@ from openai import OpenAI
 from disagg.router.options import RouterOptions
 from disagg.wire.v1 import worker_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
+from tests.process.network import Place
 
 ROOT = Path(__file__).parents[2]
 START_S = 240.0
 WAIT_S = 60.0
 """Bounds that only a failure reaches: also a slow machine that does other things keeps them."""
 MODEL = "tiny"
+HERE = Place()
 
 
 def wait_until(state: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
@@ -45,18 +48,21 @@ def wait_until(state: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -
 class Process:
     """A child whose output lines can be waited for; ended by the pid that was started."""
 
-    def __init__(self, module: str, options: dict[str, Any], log: Path) -> None:
+    def __init__(
+        self, module: str, options: dict[str, Any], log: Path, place: Place = HERE
+    ) -> None:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             "OTEL_TRACES_EXPORTER": "console",
         }
         self.log = log
+        self._log_start = log.stat().st_size if log.exists() else 0
         self._log_file: IO[bytes] = log.open("ab")
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(options)],
+            [*place.command, sys.executable, "-m", module, json.dumps(options)],
             cwd=ROOT,
-            env=environment,
+            env=environment | place.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log_file,
@@ -85,7 +91,7 @@ class Process:
                     return found[0]
                 left = deadline - time.monotonic()
                 if left <= 0 or self.popen.poll() is not None:
-                    tail = self.log.read_text(errors="replace")[-3000:]
+                    tail = self.logged()[-3000:]
                     raise AssertionError(
                         f"no line {start!r}; lines {self.lines[-10:]}, exit code "
                         f"{self.popen.poll()}, log:\n{tail}"
@@ -101,6 +107,18 @@ class Process:
         self.wait_line(f"ok {line}", after=before)
         return before
 
+    def logged(self) -> str:
+        """What this process, not an earlier one of its name, has logged."""
+        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
+
+    def stop(self) -> None:
+        """SIGSTOP: it lives and does nothing."""
+        self.popen.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.popen.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL, as a crash would."""
         self.popen.kill()
@@ -108,6 +126,7 @@ class Process:
 
     def ask_to_stop(self) -> None:
         """Close its standard input, which ends it."""
+        self.resume()
         with contextlib.suppress(OSError):
             assert self.popen.stdin is not None
             self.popen.stdin.close()
@@ -130,6 +149,8 @@ class Cluster:
     logs: Path
     worker_options: dict[str, Any] = field(default_factory=dict)
     router_options: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    """Of workers that do not run here."""
     workers: dict[str, Process] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     epochs: dict[str, str] = field(default_factory=dict)
@@ -141,8 +162,8 @@ class Cluster:
         )
         self.router = Process("tests.process.router_main", asdict(options), self.logs / "router")
         ports = json.loads(self.router.wait_line("serving ", START_S)[8:])
-        self.url = f"http://127.0.0.1:{ports['http_port']}"
-        self.grpc_address = f"127.0.0.1:{ports['grpc_port']}"
+        self.url = f"http://{options.host}:{ports['http_port']}"
+        self.grpc_address = f"{options.host}:{ports['grpc_port']}"
         self.http = httpx.Client(base_url=self.url, timeout=120)
         self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
         for name, role in roles.items():
@@ -151,21 +172,24 @@ class Cluster:
 
     def spawn(self, name: str, role: str, **changed: Any) -> None:
         """Start a worker process; `wait_ready` waits for it."""
+        place = self.places.get(name, HERE)
+        given: dict[str, Any] = {"heartbeat_ms": 200, "host": place.host}
         options = WorkerOptions(
             worker_id=name,
             role=role,
             model_dir=str(self.model_dir),
             model_name=MODEL,
             router_addresses=(self.grpc_address,),
-            **({"heartbeat_ms": 200} | self.worker_options | changed),
+            **(given | self.worker_options | changed),
         )
-        self.workers[name] = Process("tests.process.worker_main", asdict(options), self.logs / name)
+        self.workers[name] = Process(
+            "tests.process.worker_main", asdict(options), self.logs / name, place
+        )
 
     def wait_ready(self, *names: str) -> None:
         """Until each worker serves, and the router has it in this life and ready."""
         for name in names:
-            said = json.loads(self.workers[name].wait_line("serving ", START_S)[8:])
-            self.addresses[name], self.epochs[name] = said["address"], said["epoch"]
+            self.wait_serving(name)
 
         def ready() -> bool:
             known = self.known()
@@ -177,6 +201,11 @@ class Cluster:
             )
 
         wait_until(ready, f"{names} to be ready at the router", START_S)
+
+    def wait_serving(self, name: str) -> None:
+        """Until a worker has said where it serves."""
+        said = json.loads(self.workers[name].wait_line("serving ", START_S)[8:])
+        self.addresses[name], self.epochs[name] = said["address"], said["epoch"]
 
     def known(self) -> dict[str, dict[str, Any]]:
         """The workers as the router sees them, by name."""

@@ -12,6 +12,9 @@ Commands on standard input, one a line; every answer and event is a line on stan
     poison                      fill every block that is free and not cached with NaN
     forget                      empty the prefix cache
     narrow TOKENS               from now on compute every window as so many tokens too small
+    take LEAVE                  hold all free blocks but so many
+    give                        hold none of them any more
+    break posts|mend posts      from now on NIXL raises at every READ that is posted, or no longer
     end_leases                  end all leases without telling the reader
     counts                      "counts JSON": what has reached this worker so far
 """
@@ -23,14 +26,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from disagg.errors import RemoteFault
 from disagg.kv.sliding_window import SlidingWindowManager
 from disagg.kv.specs import SlidingWindowSpec
 from disagg.scheduling.messages import RouterMessage
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine.engine import Engine
+from disagg.workers.nixl_agent import ReadHandle
+from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.transport import KVTransport, TransportInfo
 from disagg.workers.worker import Worker, nixl_transport
+
+TAKER = "taken by a test"
 
 
 def say(text: str) -> None:
@@ -143,6 +151,7 @@ class WorkerUnderTest:
         self.engine: Engine | None = None
         self.reads: dict[int, Sequence[int]] = {}
         self.num_router_messages = 0
+        self.posts_broken = False
         self.worker = Worker(options, transport_factory=self.make_transport)
 
     def make_transport(
@@ -160,6 +169,9 @@ class WorkerUnderTest:
             self.gates["dones"].go(lambda: on_read_done(read_id, error))
 
         inner = nixl_transport(agent, engine, done, handle_bytes_max)
+        assert isinstance(inner, NixlTransport)
+        self.really_post = inner._agent.post
+        inner._agent.post = self.post  # type: ignore[method-assign]
         return GatedTransport(inner, self.gates["reads"], self.remember)
 
     def remember(self, read_id: int, dst_blocks: Sequence[int]) -> None:
@@ -243,6 +255,12 @@ class WorkerUnderTest:
                 self.on_loop(self.forget)
             case ["narrow", tokens]:
                 self.on_loop(lambda: self.narrow(int(tokens)))
+            case ["take", leave]:
+                self.on_loop(lambda: self.take(int(leave)))
+            case ["give"]:
+                self.on_loop(self.give)
+            case ["break" | "mend" as what, "posts"]:
+                self.posts_broken = what == "break"
             case ["end_leases"]:
                 self.on_loop(self.end_leases)
             case ["counts"]:
@@ -271,6 +289,26 @@ class WorkerUnderTest:
             spec = manager.spec
             if isinstance(manager, SlidingWindowManager) and isinstance(spec, SlidingWindowSpec):
                 manager.window_tokens = spec.window_tokens - tokens
+
+    def take(self, leave: int) -> None:
+        """What a leak would do, or other requests; at most once before `give`."""
+        assert self.worker.control is not None
+        kv = self.worker.control.core.kv
+        pool = kv.pool
+        taken = pool.allocate(max(0, kv.num_available_blocks - leave))
+        pool.hold(TAKER, taken)
+        pool.release(taken)
+
+    def give(self) -> None:
+        assert self.worker.control is not None
+        pool = self.worker.control.core.kv.pool
+        if TAKER in pool.holders():
+            pool.drop(TAKER)
+
+    def post(self, handle: ReadHandle) -> bool:
+        if self.posts_broken:
+            raise RemoteFault("posting a READ: broken by a test")
+        return self.really_post(handle)
 
     def tell_counts(self) -> None:
         counts = {"messages": self.num_router_messages, "steps": self.held_engine.num_steps}
