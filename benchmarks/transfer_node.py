@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,12 +18,13 @@ import grpc
 import torch
 from opentelemetry.trace import NoOpTracer
 
-from disagg.kv.block_pool import NULL_BLOCK
+from benchmarks.transfer_engine import PacedEngine, number_of, words
+from benchmarks.transfer_marks import MarkedEngine, Marks
 from disagg.kv.contract import Contract
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout, plan_layout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.kv.layout import plan_layout
+from disagg.kv.specs import Spec
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import (
     Cancel,
@@ -34,8 +35,7 @@ from disagg.scheduling.messages import (
     TransferReport,
     WorkerMessage,
 )
-from disagg.scheduling.sampling import SampledToken, SamplingParams
-from disagg.scheduling.step import SequenceSlice, Step, StepResult
+from disagg.scheduling.sampling import SamplingParams
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.messages import Offers, PeerMessage
@@ -44,7 +44,6 @@ from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine.paged_pool import PagedPool
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
@@ -85,86 +84,6 @@ class NodePlan:
     model_dir: str = ""
 
 
-@dataclass
-class Marks:
-    """When something happened first and last to a request, in s of the machine's clock."""
-
-    first: dict[str, float] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)
-
-    def add(self, what: str) -> None:
-        """It happened now."""
-        now_s = time.monotonic()
-        self.first.setdefault(what, now_s)
-        self.last[what] = now_s
-
-
-class PacedEngine:
-    """Writes each block of a step with its own number, then sleeps until the time is up."""
-
-    def __init__(self, layout: KVCacheLayout, plan: NodePlan) -> None:
-        self.layout = layout
-        spec = layout.groups[0].spec
-        assert isinstance(spec, FullAttentionSpec | SlidingWindowSpec)
-        dtype = {2: torch.bfloat16, 4: torch.float32}[spec.dtype_bytes]
-        cpu = torch.device("cpu")
-        self.pool = PagedPool(layout, num_blocks=plan.num_blocks, dtype=dtype, device=cpu).tensor
-        self.plan = plan
-
-    def run(self, step: Step) -> StepResult:
-        """Compute nothing, but leave bytes and use up the time."""
-        begin_s = time.monotonic()
-        num_tokens = 0
-        for part in step.slices:
-            num_tokens += len(part.token_ids)
-            if self.plan.writes:
-                self._write(part)
-        if self.plan.tokens_per_s:
-            rest_s = begin_s + num_tokens / self.plan.tokens_per_s - time.monotonic()
-            time.sleep(max(0.0, rest_s))
-        sampled = (None if part.sampling is None else SampledToken(1) for part in step.slices)
-        return StepResult(step.step_id, tuple(sampled))
-
-    def _write(self, part: SequenceSlice) -> None:
-        end = part.start + len(part.token_ids)
-        for group, table in zip(self.layout.groups, part.block_tables, strict=True):
-            size = group.spec.block_tokens
-            for position in range(part.start // size, -(-end // size)):
-                if table[position] != NULL_BLOCK:
-                    number = number_of(part.key, group.group, position)
-                    words(self.pool)[table[position]].fill_(number)
-
-
-def words(pool: torch.Tensor) -> torch.Tensor:
-    """The pool as 64-bit words, a row per block."""
-    return pool.view(torch.int64)
-
-
-def number_of(key: Hashable, group: int, position: int) -> int:
-    """What a block of a request holds in every word; different for each."""
-    assert isinstance(key, RequestKey)
-    return int(key.request_id) << 40 | group << 32 | position
-
-
-class MarkedEngine:
-    """Notes the time of every step."""
-
-    def __init__(self, node: "Node", engine: Any) -> None:
-        self._node, self._engine = node, engine
-        self.steps: list[tuple[float, float]] = []
-
-    def run(self, step: Step) -> StepResult:
-        """Run the step of the engine inside."""
-        for part in step.slices:
-            self._node.mark(part.key, "step begins")
-        begin_s = time.monotonic()
-        result: StepResult = self._engine.run(step)
-        self.steps.append((begin_s, time.monotonic()))
-        for part in step.slices:
-            self._node.mark(part.key, "step ended")
-        return result
-
-
 class MarkedLinks(GrpcPeerLinks):
     """Notes when the seal leaves."""
 
@@ -196,12 +115,17 @@ class Node:
 
             real = Engine(plan.model_dir, num_blocks=plan.num_blocks)
             self.layout, self.pool = real.layout, real.pool.tensor
-            self.engine = MarkedEngine(self, real)
+            self.engine = MarkedEngine(self.mark, real)
         else:
             self.layout = plan_layout(plan.layers)
-            paced = PacedEngine(self.layout, plan)
+            paced = PacedEngine(
+                self.layout,
+                plan.num_blocks,
+                tokens_per_s=plan.tokens_per_s,
+                writes=plan.writes,
+            )
             self.pool = paced.pool
-            self.engine = MarkedEngine(self, paced)
+            self.engine = MarkedEngine(self.mark, paced)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="control", daemon=True).start()
         self._on_loop(self._start())
@@ -280,11 +204,13 @@ class Node:
     def _note_destinations(self) -> None:
         begin = self.core.inbound.begin
 
-        def noted(now_ms: int, key: RequestKey, owner: Incarnation, destinations: Any) -> None:
+        def noted(
+            now_ms: int, key: RequestKey, owner: Incarnation, destinations: Any, *more: int
+        ) -> None:
             self.destinations[key] = destinations
-            begin(now_ms, key, owner, destinations)
+            begin(now_ms, key, owner, destinations, *more)
 
-        self.core.inbound.begin = noted  # type: ignore[method-assign]
+        self.core.inbound.begin = noted  # type: ignore[method-assign, assignment]
 
     def _note_reads(self) -> None:
         read = self.transport.read

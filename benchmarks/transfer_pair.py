@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from benchmarks.transfer_node import Marks, NodePlan, serve
+from benchmarks.transfer_marks import Marks
+from benchmarks.transfer_node import NodePlan, serve
 from disagg.scheduling.messages import Role
 
 START_S = 120.0

@@ -28,7 +28,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "testing": set(),
     "workers": GRPC
     | {"torch", "transformers", "safetensors", "numpy", "nixl", "ray", "prometheus_client"}
-    | {"msgpack", "zmq"},
+    | {"msgpack", "opentelemetry", "zmq"},
     "router": GRPC
     | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
     | {"prometheus_client"},
