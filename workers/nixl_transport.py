@@ -377,6 +377,8 @@ class NixlTransport:
 
     def _report(self, read: Read) -> None:
         self._ended.append(read)
+        if read.error and not self._closing:
+            self._agent.check()  # the peer's fault, or ours? Ours ends the transport
 
     def _report_ended(self) -> None:
         while self._ended:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,10 +10,17 @@ import torch
 
 from tests.checkpoints import make_checkpoint
 from tests.process import soak as soak_module
-from tests.process.harness import Cluster, running
+from tests.process.harness import Cluster, running, wait_until
 from tests.process.network import Network, Place, UnavailableError, network
-from tests.process.served_model import WINDOW, ServedModel, WrongAnswerError
-from tests.process.soak import ROUTER_OPTIONS, WORKER_OPTIONS, Outcomes, Soak
+from tests.process.served_model import WINDOW, ServedModel, WrongAnswerError, assert_exact
+from tests.process.soak import (
+    END_S,
+    QUARANTINE_SHARES,
+    ROUTER_OPTIONS,
+    WORKER_OPTIONS,
+    Outcomes,
+    Soak,
+)
 from tests.process.soak_faults import FAULTS, faults, nothing
 
 pytestmark = pytest.mark.timeout(600)
@@ -20,6 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 SEED = os.environ.get("DISAGG_SOAK_SEED") or secrets.token_hex(4)
 NUM_ROUNDS = int(os.environ.get("DISAGG_SOAK_ROUNDS") or 200)
 SLOW_S = 3600
+CUT_S = 25.0
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +116,44 @@ def test_hundreds_of_rounds(soak: Soak) -> None:
         assert outcome.requests["exact"] > 0, fault
         if fault == "nothing":
             assert not outcome.requests["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", QUARANTINE_SHARES)
+def test_a_link_cut_for_long_with_reads_in_progress(
+    soak: Soak, link: Network | str, share: float
+) -> None:
+    """Longer than a READ may take and than streams live: stuck READs, and both workers lose the
+    other. Meanwhile all is served without a hand-over; with the link hand-overs come back."""
+    if isinstance(link, str):
+        pytest.skip(link)
+    cluster, expected, soak.round = soak.cluster, soak.prompts()[-1], Outcomes()
+    cluster.workers["d0"].kill()
+    cluster.spawn("d0", "decode", quarantine_share_max=share)
+    cluster.wait_ready("d0")
+    told = cluster.tell("d0", "hold reads")
+    answer = soak.served.ask_later(expected, f"cut-{share}")
+    cluster.wait_told("d0", "held reads", told)
+    link.cut()
+    try:
+        cluster.tell("d0", "pass reads")
+        end_s = time.monotonic() + CUT_S
+        assert_exact(answer.result(END_S), expected)
+        (first, *_) = cluster.record(f"cut-{share}")["generations"]
+        assert first["cause"].split(":")[0] in ("read_stuck", "peer_lost", "worker_lost"), first
+        if share == max(QUARANTINE_SHARES):
+            assert cluster.status("d0").stats.num_blocks_quarantined > 0
+        else:
+            wait_until(lambda: "d0" not in cluster.living(), "too much in quarantine")
+        n = 0
+        while time.monotonic() < end_s:
+            n += 1
+            assert_exact(soak.served.ask(expected, f"meanwhile-{share}-{n}"), expected)
+    finally:
+        link.mend()
+    soak.recover()
+    soak.settle()
+    print(f"cut for {CUT_S} s, share {share}: {n} requests meanwhile; {soak.round}")
 
 
 # --- controls: the checker sees what it is for

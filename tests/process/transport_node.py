@@ -113,18 +113,21 @@ class Node:
             return self.ends.get(read_id, [])
 
     def cut(self) -> int:
-        """Break every TCP connection of this process, as a network would; their number."""
-        num_cut = 0
+        """Break every TCP connection to others, as a network would; their number."""
+        ends: dict[int, tuple[Any, Any]] = {}
         for fd in map(int, os.listdir("/proc/self/fd")):
             try:
                 with socket.socket(fileno=os.dup(fd)) as connection:
-                    connection.getpeername()
                     if connection.family == socket.AF_INET:
-                        connection.shutdown(socket.SHUT_RDWR)
-                        num_cut += 1
+                        ends[fd] = connection.getsockname(), connection.getpeername()
             except OSError:  # not a connection
                 continue
-        return num_cut
+        own = {name for name, _ in ends.values()}
+        cut = [fd for fd, (_, peer) in ends.items() if peer not in own]
+        for fd in cut:
+            with socket.socket(fileno=os.dup(fd)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        return len(cut)
 
     def digests(self) -> list[str]:
         return [digest(block.numpy().tobytes()) for block in self.pool]

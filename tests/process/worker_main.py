@@ -179,8 +179,10 @@ class WorkerUnderTest:
         self.reads[read_id] = dst_blocks
         assert self.worker.control is not None
         core = self.worker.control.core
-        for pull in (*core.incoming.pulls.values(), *core.prefixes.pulls.values()):
-            for group, lacks in enumerate(pull.reservation.lacks):
+        reservations = [pull.reservation for pull in core.incoming.pulls.values()]
+        reservations += [pull.reservation for pull in core.prefixes.pulls.values()]
+        for reservation in reservations:
+            for group, lacks in enumerate(reservation.lacks):
                 self.group_of.update({block: group for _, block in lacks})
                 self.place_of.update({block: (group, place) for place, block in lacks})
 
