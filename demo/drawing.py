@@ -18,7 +18,7 @@ def legend() -> Text:
     """What the signs of the map mean."""
     text = Text("One sign is one KV block of a group; numbers: blocks pulled of all, bytes pulled.")
     for sign, word in (
-        ("p", "pulled over NIXL from the prefill worker"),
+        ("p", "pulled over NIXL"),
         ("h", "already here (prefix hit)"),
         (".", "null: out of the window, never allocated, never moved"),
     ):
@@ -51,6 +51,10 @@ def draw(answer: Answer, single_process: str) -> RenderableType:
         f"TTFT {answer.ttft_ms:.0f} ms  TPOT {answer.tpot_ms:.1f} ms"
     )
     parts: list[RenderableType] = [said, facts]
+    pull = generation["pull"]
+    if pull is not None and not pull["failed"]:
+        where = f"{pull['num_tokens']} tokens of history from {pull['owner']['worker_id']}:"
+        parts += [Text(where), _map(pull)]
     transfer = generation["transfer"]
     if transfer is None:
         parts.append(Text("no transfer: prefilled where it was decoded", "yellow"))

@@ -14,8 +14,10 @@ from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import Step
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.identity import Incarnation
+from disagg.transfer.lease_states import LeaseState
 
 ASK_TIMEOUT_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 20, 30
+TAKE_OVER_MS = 15
 """Everything else happens at 0 ms, so that each of them can come first."""
 
 
@@ -28,6 +30,8 @@ class Facts(NamedTuple):
     step: Step | None
     """In flight."""
     num_leases: int
+    orphans: bool
+    """Leases that wait for another reader."""
     held: frozenset[int]
     cached: tuple[tuple[int, int], ...]
     """(position, block) of everything the prefix cache offers."""
@@ -66,6 +70,7 @@ class Workers:
         share: float,
         mutate: Callable[[WorkerCore], None],
         positions: dict[bytes, int],
+        take_over_ms: int = 0,
     ) -> None:
         self._positions = positions
         self._layout = layout
@@ -87,6 +92,7 @@ class Workers:
             read_stuck_ms=ASK_TIMEOUT_MS,
             blocks_per_read_max=1,
             quarantine_share_max=1.0,
+            take_over_ms=take_over_ms,
         )
         self._constants: list[Any] = [layout, hasher, self._limits, *layout.groups]
         self._snapshots = Snapshots(self._constants)
@@ -162,6 +168,7 @@ def _facts(core: WorkerCore, positions: dict[bytes, int]) -> Facts:
         tuple(core.sequences),
         step,
         core.leases.num_live,
+        any(one.state is LeaseState.ORPHANED for one in core.leases.statuses()),
         frozenset(filter(kv.pool.num_holds, range(1, kv.pool.num_blocks))),
         tuple(
             (positions[value], block)
@@ -170,7 +177,7 @@ def _facts(core: WorkerCore, positions: dict[bytes, int]) -> Facts:
         ),
         frozenset(inbound_held),
         not core.sequences and step is None and kv.num_free_blocks == kv.num_usable_blocks,
-        bool(core.outgoing.reserving),
+        bool(core.outgoing.reserving or core.parts._asker._entries),
         any(entry.repeats for entry in core.inbound._entries.values()),
         core.incoming._reservations.num_granted > 0,
         any(entry.num_reads_in_progress for entry in inbound),

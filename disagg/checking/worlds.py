@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.checking.explorer import Exploration
+from disagg.checking.fleet_world import TAKE_OVER, FleetSetting, FleetWorld
 from disagg.checking.lease_world import LeaseWorld, Setting
 from disagg.checking.pair_world import FULL, WINDOW, PairSetting, PairWorld
 
@@ -40,6 +41,13 @@ def _pair(
     return World(name, what, explore, num_states, only_full)
 
 
+def _fleet(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
+    def explore() -> Exploration:
+        return FleetWorld(FLEET_SETTINGS[name]).explore()
+
+    return World(name, what, explore, num_states, only_full)
+
+
 LEASE_SETTINGS = {
     "lease": Setting(num_read_errors=1, stuck=True),
     "lease-retry": Setting(num_leases=2, num_inbound=2, repeats=False),
@@ -67,6 +75,21 @@ PAIR_SETTINGS = {
     "pair-decode-restarts": PairSetting(restarts=(0, 1)),
     "pair-prefill-restarts": PairSetting(restarts=(1, 0)),
     "pair-shared-more": PairSetting(num_requests=2, num_blocks=7, in_order=True, repeats=False),
+}
+FLEET_SETTINGS = {
+    "chain": FleetSetting(evictions=1),
+    "chain-lost": FleetSetting(owner_lost=True, evictions=1),
+    "chain-window": FleetSetting(specs=(FULL, WINDOW), num_blocks=9, evictions=1),
+    "chain-errors": FleetSetting(read_errors=1, evictions=1),
+    "take-over": FleetSetting(TAKE_OVER, evictions=1),
+    "take-over-errors": FleetSetting(TAKE_OVER, read_errors=1),
+    "take-over-window": FleetSetting(TAKE_OVER, specs=(FULL, WINDOW), num_blocks=9),
+    "take-over-cut": FleetSetting(TAKE_OVER, crash=False),
+    "chain-repeated": FleetSetting(repeats=True),
+    "chain-time-outs": FleetSetting(question_time_outs=True),
+    "take-over-cancel": FleetSetting(TAKE_OVER, cancels=1, evictions=1),
+    "take-over-repeated": FleetSetting(TAKE_OVER, repeats=True),
+    "take-over-time-outs": FleetSetting(TAKE_OVER, question_time_outs=True, lease_time_outs=True),
 }
 
 WORLDS = (
@@ -190,6 +213,24 @@ WORLDS = (
         "two hand-overs lease the same block, with memory for both and refusals retried",
         PAIR_SETTINGS["pair-shared-more"],
         25_909,
+        only_full=True,
+    ),
+    _fleet("chain", "C's cached prefix to P, P's prompt to D; everything free is evicted", 854),
+    _fleet("chain-lost", "P and C lose each other at any moment; eviction", 15_458),
+    _fleet("chain-window", "a full and a window group; eviction", 1_478),
+    _fleet("chain-errors", "a READ of either hop fails, what arrived is kept; eviction", 4_980),
+    _fleet("take-over", "D crashes at any moment, E takes the lease over; eviction", 2_030),
+    _fleet("take-over-errors", "and a READ fails", 5_958),
+    _fleet("take-over-window", "a full and a window group", 1_628),
+    _fleet("take-over-cut", "D lives on, but its link to P is cut", 64_219),
+    _fleet("chain-repeated", "every message repeated and reordered", 29_870, only_full=True),
+    _fleet("chain-time-outs", "questions time out at any moment", 108_688, only_full=True),
+    _fleet("take-over-cancel", "the client goes away; eviction", 56_704, only_full=True),
+    _fleet("take-over-repeated", "every message repeated and reordered", 32_578, only_full=True),
+    _fleet(
+        "take-over-time-outs",
+        "questions and leases time out at any moment",
+        105_002,
         only_full=True,
     ),
 )
