@@ -80,8 +80,7 @@ class PrefixPulls:
             None if it does not fit now; nothing has changed then.
         """
         kv, key = self._kv, request.key
-        # One block at least comes from outside: what is external is told from what is not.
-        hit = self._matcher.find_always_visible(request.hashes, num_tokens - self._alignment)
+        hit = self._matcher.find_always_visible(request.hashes, num_tokens)
         if not kv.admit(key, num_tokens_total, hit):
             return None
         num_external = num_tokens - hit.num_tokens
@@ -90,6 +89,9 @@ class PrefixPulls:
         ):
             kv.unpromise(key)
             return None
+        if not num_external:  # windows and states come from outside all the same
+            for manager in kv.managers:
+                manager.grow_external(key, num_tokens)
         first = self._first_lacked(hit)
         lacks = (
             tuple(pair for pair in wanted if pair[0] >= lacked)

@@ -12,11 +12,15 @@ from disagg.kv.block_pool import BlockPool
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.layout import plan_layout
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.scheduling.actions import ToRouter
+from disagg.scheduling.prefix_reader import PrefixReader
 from disagg.transfer.actions import InboundAction, LeaseAction, Send
-from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.asked_leases import AskedLeases
+from disagg.transfer.identity import Incarnation, Question, RequestKey
 from disagg.transfer.inbound import InboundTable
+from disagg.transfer.lease import GroupBlocks
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Commit, CommitAnswer
+from disagg.transfer.messages import Commit, CommitAnswer, Offers
 from disagg.transfer.reserving import ReserveAsker
 
 FULL = FullAttentionSpec(4, 1, 8, 4)
@@ -109,6 +113,29 @@ def test_pulls_from_anybody(layout: str, num_blocks: int, seed: int) -> None:
     Simulation(replace(config, **WILD_FAULTS), seed).run()
 
 
+TAKES_OVER = SimulationConfig(
+    HYBRID,
+    roles=("prefill", "decode", "decode", "both"),
+    num_blocks=60,
+    num_requests=60,
+    num_kills=6,
+    num_cuts=6,
+    read_ms_max=120,
+    continued_per_mille=500,
+    wild_pulls_per_mille=300,
+)
+
+
+def test_decode_workers_that_die_are_replaced_at_the_lease() -> None:
+    planned = refused = 0
+    for seed in range(2 * NUM_SEEDS):
+        world = Simulation(TAKES_OVER, seed)
+        world.run()
+        planned += world.router.counters["plans", "take_over"]
+        refused += world.router.counters["replans", "take_over_refused"]
+    assert planned > refused, "some must succeed"
+
+
 FAULTY = SimulationConfig(
     HYBRID,
     roles=("prefill", "decode", "both"),
@@ -172,6 +199,53 @@ def break_commit(patch: pytest.MonkeyPatch) -> None:
 def break_step_holds(patch: pytest.MonkeyPatch) -> None:
     """A step in flight holds nothing."""
     patch.setattr(KVCacheCoordinator, "hold_step", lambda self, step_id, keys: None)
+
+
+def break_pulls_hold(patch: pytest.MonkeyPatch) -> None:
+    """What is lent to a prefix pull is not held."""
+    opened = AskedLeases.open_sealed
+
+    def careless(
+        self: AskedLeases, now_ms: int, question: Question, blocks: GroupBlocks, num_tokens: int
+    ) -> list[LeaseAction]:
+        actions = opened(self, now_ms, question, blocks, num_tokens)
+        table = self._table
+        (lease,) = [one for one in table._live.values() if one.question == question]
+        table.holds.drop(lease.holder)
+        table.holds.hold(lease.holder, ())
+        return actions
+
+    patch.setattr(AskedLeases, "open_sealed", careless)
+
+
+def break_prefix_commit(patch: pytest.MonkeyPatch) -> None:
+    """A pulled prefix is published when its READs are posted."""
+    answered = PrefixReader.answered
+
+    def hasty(
+        self: PrefixReader, now_ms: int, owner: Incarnation, offers: Offers
+    ) -> list[InboundAction | ToRouter]:
+        actions = answered(self, now_ms, owner, offers)
+        pull = self.pulls.get(offers.key)
+        if pull is not None:
+            num_tokens = pull.reservation.num_external_tokens
+            self._prefixes.publish_intact(pull.seq.request, num_tokens, ())
+        return actions
+
+    patch.setattr(PrefixReader, "answered", hasty)
+
+
+PULLS = replace(WILD, num_blocks=48, read_ms_max=200, num_cancels=10)
+
+
+@pytest.mark.parametrize("mutate", [break_pulls_hold, break_prefix_commit])
+def test_a_broken_rule_of_pulls_is_found(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(4):
+        Simulation(PULLS, seed).run()
+    mutate(monkeypatch)
+    assert any(breaks(PULLS, seed) for seed in range(60))
 
 
 def breaks(config: SimulationConfig, seed: int) -> bool:
