@@ -205,7 +205,7 @@ WORLDS = (
         "pair-prefill-restarts",
         "every message repeated and reordered; the prefill worker restarts",
         PAIR_SETTINGS["pair-prefill-restarts"],
-        19_150,
+        21_822,
         only_full=True,
     ),
     _pair(
