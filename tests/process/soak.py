@@ -30,7 +30,8 @@ END_S = 60.0
 SETTLE_S = 60.0
 """From there until nothing is held, and then until a hand-over works."""
 READ_STUCK_MS = 1_500
-SILENT_MS = 5_000
+SILENT_MS = 3_000
+"""Also for how long the router leaves a pair alone whose hand-over failed."""
 WORKER_OPTIONS = {
     "max_step_tokens": 96,
     "num_blocks": 240,

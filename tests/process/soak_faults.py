@@ -90,11 +90,19 @@ def cut_and_kill(soak: Soak) -> None:
 
 
 def no_memory(soak: Soak, *names: str) -> None:
+    before = num_waits(soak)
     for name in names:
         soak.cluster.tell(name, f"take {soak.fault_rng.choice((0, 3, 20, 40))}")
     soak.pause(2.0)
     for name in names:
         soak.cluster.tell(name, "give")
+    soak.round.causes["(went on) no memory"] += num_waits(soak) - before
+
+
+def num_waits(soak: Soak) -> int:
+    """How often memory was not there: reservations refused, requests preempted."""
+    counted = [soak.cluster.counters(name) for name in ("p0", "d0")]
+    return sum(counts["reservations_refused"] + counts["preemptions"] for counts in counted)
 
 
 def end_leases(soak: Soak) -> None:
