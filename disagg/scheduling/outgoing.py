@@ -8,6 +8,7 @@ from collections.abc import Callable
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.prefix_pull import PrefixPulls, WantedPrefix
 from disagg.scheduling.admission import num_blocks_for
+from disagg.scheduling.counters import Counters
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.messages import PeerAddress
 from disagg.scheduling.sampling import SampledToken, TokenLogprobs
@@ -51,6 +52,7 @@ class Outgoing:
         share: HandoverShare,
         limits: WorkerLimits,
         random_delay_ms: Callable[[int], int],
+        counters: Counters,
     ) -> None:
         self._kv = coordinator
         self._leases = leases
@@ -59,6 +61,7 @@ class Outgoing:
         self._asker = ReserveAsker(timeout_ms=limits.reserve_timeout_ms)
         self._share = share
         self._random_delay_ms = random_delay_ms
+        self._counters = counters
         self.reserving: dict[RequestKey, Sequence] = {}
         self.backing_off: list[Sequence] = []
         self.num_refusals = 0
@@ -109,7 +112,11 @@ class Outgoing:
                 self._refuse(now_ms, answer)
             else:
                 actions.append(answer)
-        actions += self._take_events(self._leases.expire(now_ms))
+        expired = self._leases.expire(now_ms)
+        if expired:
+            num_leases = sum(isinstance(action, LeaseEnded) for action in expired)
+            self._counters.add("leases_expired", num_leases)
+        actions += self._take_events(expired)
         ready = [seq for seq in self.backing_off if seq.retry_at_ms <= now_ms]
         self.backing_off = [seq for seq in self.backing_off if seq.retry_at_ms > now_ms]
         return actions, ready

@@ -93,8 +93,15 @@ class WorkerCore:
             blocks_per_read_max=limits.blocks_per_read_max,
         )
         prefixes = PrefixPulls(coordinator)
+        self.counters = Counters()
         self.outgoing = Outgoing(
-            coordinator, prefixes, self.leases, self.share, limits, random_delay_ms
+            coordinator,
+            prefixes,
+            self.leases,
+            self.share,
+            limits,
+            random_delay_ms,
+            self.counters,
         )
         asker = LeaseAsker(
             timeout_ms=limits.reserve_timeout_ms,
@@ -102,7 +109,6 @@ class WorkerCore:
             repeat_ms=limits.commit_repeat_ms,
         )
         self.incoming = Incoming(coordinator, prefixes, self.inbound, asker, self.share, limits)
-        self.counters = Counters()
         self.prefixes = PrefixReader(
             coordinator, prefixes, self.inbound, asker, self.batcher, self.counters
         )

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ WILD = SimulationConfig(
     wild_pulls_per_mille=600,
 )
 """Prefills pull from anybody, whatever the router knows."""
-WILD_FAULTS = {
+WILD_FAULTS: dict[str, Any] = {
     "num_kills": 4,
     "num_cuts": 4,
     "num_cancels": 5,
@@ -134,6 +135,16 @@ def test_decode_workers_that_die_are_replaced_at_the_lease() -> None:
         planned += world.router.counters["plans", "take_over"]
         refused += world.router.counters["replans", "take_over_refused"]
     assert planned > refused, "some must succeed"
+
+
+def test_expired_leases_are_counted_apart() -> None:
+    config = SimulationConfig(HYBRID, read_ms_max=200, lease_ttl_ms=8)
+    world = Simulation(config, 1)
+    world.run()
+    assert sum(w.core.counters.counts.get("leases_expired", 0) for w in world.workers.values())
+    patient = Simulation(replace(config, lease_ttl_ms=60_000), 1)
+    patient.run()
+    assert not any("leases_expired" in w.core.counters.counts for w in patient.workers.values())
 
 
 FAULTY = SimulationConfig(
