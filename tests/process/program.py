@@ -14,7 +14,7 @@ import pytest
 from disagg.cluster.processes import ProcessId, find_descendants, is_alive, read_process
 
 ROOT = Path(__file__).parents[2]
-BOUND_S = 120.0
+BOUND_S = 240.0
 
 
 class Program:

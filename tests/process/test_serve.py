@@ -15,7 +15,7 @@ from openai import OpenAI
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.program import BOUND_S, Program, wait_until_gone
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

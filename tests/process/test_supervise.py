@@ -12,7 +12,7 @@ from tests.process.program import BOUND_S, Program, wait_until_gone
 MODULE = "tests.process.supervised_run"
 
 # Slow, as a run of the normal tests starts one Ray cluster only: that of test_serve.
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
