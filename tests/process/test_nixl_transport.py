@@ -39,7 +39,7 @@ class Process:
             "handle_bytes_max": HANDLE_BYTES_MAX,
             **different,
         }
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "UCX_NET_DEVICES": "lo"}
         env.pop("UCX_TLS", None)
         if tls:
             env["UCX_TLS"] = tls
