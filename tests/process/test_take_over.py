@@ -30,8 +30,21 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 @pytest.fixture
 def served(started: ServedModel) -> Iterator[ServedModel]:
     started.restore()
+    wait_until(lambda: is_blank(started.cluster), "the router to hear that all is idle and empty")
     yield started
     started.settle()
+
+
+def is_blank(cluster: Cluster) -> bool:
+    """Nothing speaks for d1 rather than d0 as far as the router knows, so that it takes d0."""
+    views = list(cluster.known().values())
+    return all(
+        view["index_entries"] == 0
+        and view["planned_requests"] == 0
+        and view["stats"]["num_blocks_free"] == view["stats"]["num_blocks_usable"]
+        and view["stats"]["num_running"] + view["stats"]["num_waiting"] == 0
+        for view in views
+    )
 
 
 def stop_before_commit(served: ServedModel, expected: Expected, gate: str) -> Future[Completion]:
