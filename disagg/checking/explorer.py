@@ -35,6 +35,8 @@ class Exploration:
     problem: str = ""
     trace: tuple[str, ...] = ()
     """Labels of the steps from the start to the problem."""
+    num_to_lost: int = 0
+    """After so many of them no goal can be reached any more; the others show how it ends."""
 
     def __str__(self) -> str:
         seen = f"{self.num_states} states, {self.num_steps} steps"
@@ -112,9 +114,31 @@ def _explore(
     if is_goal:
         lost = _first_without(before, goals)
         if lost is not None:
+            at = next(state for state, index in seen.items() if index == lost)
+            labels = (*trace(lost), *_to_dead_end(at, steps))
             problem = "from here no way leads to a goal"
-            return Exploration(len(came), num_steps, False, problem, trace(lost))
+            return Exploration(len(came), num_steps, False, problem, labels, len(trace(lost)))
     return Exploration(len(came), num_steps, True)
+
+
+def _to_dead_end(state: S, steps: Callable[[S], Iterable[Step[S]]]) -> tuple[str, ...]:
+    """The shortest way on to a state that nothing leaves; empty where there is none."""
+    came: dict[S, tuple[S, str] | None] = {state: None}
+    frontier = deque([state])
+    while frontier:
+        here = frontier.popleft()
+        after = [step for step in steps(here) if step.state != here]
+        if not after:
+            labels: list[str] = []
+            while (link := came[here]) is not None:
+                here, label = link
+                labels.append(label)
+            return tuple(reversed(labels))
+        for step in after:
+            if step.state not in came:
+                came[step.state] = here, step.label
+                frontier.append(step.state)
+    return ()
 
 
 def _first_without(before: list[list[int]], goals: list[int]) -> int | None:

@@ -1,9 +1,10 @@
 """The bytes of a small pool, as texts: whoever reads what is not there is seen."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.scheduling.step import Step
+from disagg.transfer.identity import RequestKey
 
 NOTHING = "nothing"
 OTHER = "bytes of another request"
@@ -11,35 +12,43 @@ HALF = "half-written"
 
 Memory = tuple[str, ...]
 
+SAME_PROMPT: Callable[[RequestKey], int] = lambda key: 0  # noqa: E731
+"""Where a request's positions begin among those of all prompts; here every prompt is the same."""
+
 
 def right(position: int) -> str:
-    """What the block at a position must contain; every prompt is the same one here."""
+    """What the block at a position must contain."""
     return f"KV {position}"
 
 
-def launch(step: Step, memory: Memory) -> tuple[Memory, str]:
+def launch(
+    step: Step, memory: Memory, first: Callable[[RequestKey], int] = SAME_PROMPT
+) -> tuple[Memory, str]:
     """Memory while a step runs, and which wrong bytes it computes from, if any."""
     content = list(memory)
     for part in step.slices:
-        end = part.start + len(part.token_ids)
+        end, offset = part.start + len(part.token_ids), first(part.key)
         for table in part.block_tables:
             for position, block in enumerate(table[:end]):
                 if position >= part.start:
                     content[block] = HALF
-                elif block != NULL_BLOCK and content[block] != right(position):
+                elif block != NULL_BLOCK and content[block] != right(offset + position):
                     return memory, f"a step computes from {content[block]!r} at {position}"
     return tuple(content), ""
 
 
-def land(step: Step, memory: Memory) -> tuple[Memory, str]:
+def land(
+    step: Step, memory: Memory, first: Callable[[RequestKey], int] = SAME_PROMPT
+) -> tuple[Memory, str]:
     """Memory after a step has written, and what it overwrote, if anything."""
     content = list(memory)
     for part in step.slices:
+        offset = first(part.key)
         for table in part.block_tables:
             for position in range(part.start, part.start + len(part.token_ids)):
                 if content[table[position]] != HALF:
                     return memory, f"a step overwrites {content[table[position]]!r}"
-                content[table[position]] = right(position)
+                content[table[position]] = right(offset + position)
     return tuple(content), ""
 
 

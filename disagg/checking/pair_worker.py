@@ -1,5 +1,6 @@
 """A whole worker as the explorer sees it: the production core, thawed, moved and frozen again."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -209,6 +210,11 @@ def _make_canonical(core: WorkerCore) -> None:
     free = sorted(pool._uncached)
     pool._uncached = UncachedBlocks(1, 1)
     pool._uncached.add(free)
+    cached = pool._cached_free
+    if cached._stale:  # entries that are passed over; of a block's the last one counts
+        last = reversed(dict.fromkeys(reversed(cached._queue)))
+        cached._queue = deque(block for block in last if block in cached)
+        cached._stale.clear()
 
 
 def _preempt(core: WorkerCore) -> list[WorkerAction]:

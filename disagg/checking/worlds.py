@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from disagg.checking.explorer import Exploration
 from disagg.checking.fleet_world import TAKE_OVER, FleetSetting, FleetWorld
 from disagg.checking.lease_world import LeaseWorld, Setting
+from disagg.checking.lockstep_world import LockstepWorld
+from disagg.checking.mutual_world import MutualSetting, MutualWorld, Wanted
 from disagg.checking.pair_world import FULL, WINDOW, PairSetting, PairWorld
 
 
@@ -46,6 +48,17 @@ def _fleet(name: str, what: str, num_states: int, *, only_full: bool = False) ->
         return FleetWorld(FLEET_SETTINGS[name]).explore()
 
     return World(name, what, explore, num_states, only_full)
+
+
+def _mutual(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
+    def explore() -> Exploration:
+        return MutualWorld(MUTUAL_SETTINGS[name]).explore()
+
+    return World(name, what, explore, num_states, only_full)
+
+
+def _lockstep() -> Exploration:
+    return LockstepWorld(MUTUAL_SETTINGS["mutual"]).explore()
 
 
 LEASE_SETTINGS = {
@@ -90,6 +103,25 @@ FLEET_SETTINGS = {
     "take-over-cancel": FleetSetting(TAKE_OVER, cancels=1, evictions=1),
     "take-over-repeated": FleetSetting(TAKE_OVER, repeats=True),
     "take-over-time-outs": FleetSetting(TAKE_OVER, question_time_outs=True, lease_time_outs=True),
+}
+_BOTH_WAYS = (Wanted(0, 1), Wanted(1, 0))
+_GROWING, _SHORT = Wanted(1, 1, num_output=3), Wanted(0, 1, num_prompt=1)
+_LONG_LOCAL = tuple(Wanted(side, side, num_prompt=4, num_output=1) for side in (0, 1))
+MUTUAL_SETTINGS = {
+    "mutual": MutualSetting(),
+    "mutual-roomy": MutualSetting(num_blocks=6),
+    "mutual-preempt": MutualSetting(preemptions=1),
+    "mutual-growing": MutualSetting(
+        (Wanted(0, 1, num_output=3), Wanted(1, 0, num_output=3)), num_blocks=6
+    ),
+    "mutual-three": MutualSetting((*_BOTH_WAYS, _SHORT)),
+    "mutual-older": MutualSetting((_GROWING, _SHORT, _SHORT), num_blocks=6, starved_by=1),
+    "mutual-older-more": MutualSetting(
+        (_GROWING, _SHORT, _SHORT, _SHORT), num_blocks=6, starved_by=1
+    ),
+    "mutual-queue": MutualSetting(
+        (*_BOTH_WAYS, *_LONG_LOCAL), num_blocks=6, at_once=True, preemptions=2
+    ),
 }
 
 WORLDS = (
@@ -164,7 +196,7 @@ WORLDS = (
         "pair-shared",
         "two hand-overs lease the same block, memory for both is lacking; no message is lost",
         PAIR_SETTINGS["pair-shared"],
-        6_621,
+        6_506,
     ),
     _pair(
         "pair-time-outs",
@@ -213,6 +245,25 @@ WORLDS = (
         "two hand-overs lease the same block, with memory for both and refusals retried",
         PAIR_SETTINGS["pair-shared-more"],
         25_909,
+        only_full=True,
+    ),
+    _mutual("mutual", "two hand-overs, one each way; memory for one of them", 307),
+    _mutual("mutual-roomy", "one block more", 2_070),
+    _mutual("mutual-preempt", "a prefill is preempted while its lease grows", 1_687),
+    _mutual("mutual-growing", "decodes outgrow their reservations and preempt prefills", 2_718),
+    _mutual("mutual-three", "and a third hand-over", 8_523),
+    _mutual("mutual-older", "a request that lost its memory is overtaken by nobody", 3_554),
+    World(
+        "lockstep",
+        "both do everything at the same moment, back-off of 1 or 2 rounds",
+        _lockstep,
+        46,
+    ),
+    _mutual("mutual-older-more", "by nobody of three", 61_196, only_full=True),
+    _mutual(
+        "mutual-queue",
+        "both prefills are preempted and queue behind longer prompts",
+        16_372,
         only_full=True,
     ),
     _fleet("chain", "C's cached prefix to P, P's prompt to D; everything free is evicted", 854),

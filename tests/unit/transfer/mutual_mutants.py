@@ -1,0 +1,116 @@
+"""Workers that wait while holding, overtake or starve; the explorer must find what breaks."""
+
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.request import CacheHit
+from disagg.scheduling.actions import WorkerAction
+from disagg.scheduling.batcher import Batcher
+from disagg.scheduling.messages import Role
+from disagg.scheduling.outgoing import Outgoing
+from disagg.scheduling.parts import Parts
+from disagg.scheduling.sequence import Phase, Sequence
+from disagg.scheduling.step import Step
+from disagg.scheduling.worker_core import WorkerCore
+from disagg.transfer.actions import Send
+from disagg.transfer.identity import Incarnation
+from disagg.transfer.messages import PeerMessage, Reserve, Reserved
+from disagg.transfer.reservation_states import ReservationState
+
+
+class QueuesReserves(WorkerCore):
+    """Answers a Reserve when there is memory, not at once."""
+
+    def on_peer_message(
+        self, now_ms: int, sender: Incarnation, message: PeerMessage
+    ) -> list[WorkerAction]:
+        if isinstance(message, Reserve):
+            self._queued.append((sender, message))
+            return []
+        return super().on_peer_message(now_ms, sender, message)
+
+    def next_step(self, now_ms: int) -> tuple[Step | None, list[WorkerAction]]:
+        actions: list[WorkerAction] = []
+        for sender, message in list(self._queued):
+            answers = super().on_peer_message(now_ms, sender, message)
+            said = [a.message for a in answers if isinstance(a, Send)]
+            no = any(isinstance(one, Reserved) and not one.granted for one in said)
+            if no and message.key in self.incoming.awaiting:
+                entry = self.incoming._reservations._entries[message.key]
+                entry.state, entry.number, entry.answer = ReservationState.SUBMITTED, 0, None
+                continue
+            self._queued.remove((sender, message))
+            actions += answers
+        step, more = super().next_step(now_ms)
+        return step, [*actions, *more]
+
+    @property
+    def _queued(self) -> list[tuple[Incarnation, Reserve]]:
+        questions: list[tuple[Incarnation, Reserve]] = self.__dict__.setdefault("_questions", [])
+        return questions
+
+
+class PromisesOneToken(KVCacheCoordinator):
+    """Admits a prompt by its first block."""
+
+    def admit(self, key: object, num_tokens_total: int, hit: CacheHit | None = None) -> bool:
+        return super().admit(key, (hit.num_tokens if hit else 0) + 1, hit)
+
+
+class PrefillsWaitForBlocks(Batcher):
+    """A prefill that lacks a block waits for it, and keeps what it has."""
+
+    def _make_room(self, seq, num_new, chosen, preempted):  # type: ignore[no-untyped-def]
+        if seq.role is Role.PREFILL:
+            return self._kv.allocate(seq.request, num_new_tokens=num_new)
+        return super()._make_room(seq, num_new, chosen, preempted)
+
+
+class KeepsReservations(Outgoing):
+    """A preempted prefill keeps its lease and its reservation."""
+
+    def give_back(self, seq: Sequence, reason: str) -> list[Send]:
+        return [] if reason == "preempted" else super().give_back(seq, reason)
+
+
+class GoesOnUnderTheOldLease(Parts):
+    """A prefill that has a lease already asks nobody."""
+
+    def start(self, now_ms: int, seq: Sequence) -> list[WorkerAction]:
+        if seq.lease_id is None:
+            return super().start(now_ms, seq)
+        self._batcher.run(seq)
+        return []
+
+
+class HoldsWhileItWaits(Outgoing):
+    """A refused prefill keeps its own blocks until it asks again."""
+
+    def _back_off(self, now_ms: int, seq: Sequence) -> None:
+        seq.phase = Phase.BACKOFF
+        self._share.give_back(seq.key)
+        seq.retry_at_ms = now_ms
+        self.backing_off.append(seq)
+
+
+class AsksAgain(Batcher):
+    """Lets those begin that kept their blocks."""
+
+    def take_startable(self, num_elsewhere, reserve_pull):  # type: ignore[no-untyped-def]
+        for seq in [one for one in self.waiting if one.key in self._kv._promises]:
+            self.waiting.remove(seq)
+            yield seq
+        yield from super().take_startable(num_elsewhere, reserve_pull)
+
+
+class TakesReservationsAnyway(WorkerCore):
+    """Says yes to a Reserve while an older request waits for memory."""
+
+    def _refuses_reservations(self, sender: Incarnation) -> str:
+        return ""
+
+
+class PreemptedGoBehind(Batcher):
+    """A preempted decode queues behind the prefills that came later."""
+
+    def enqueue(self, seq: Sequence) -> None:
+        seq.phase = Phase.WAITING
+        self.waiting.append(seq)
