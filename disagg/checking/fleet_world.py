@@ -6,12 +6,14 @@ worker C has the prompt's beginning cached, P pulls it and prefills the rest, D 
 *take-over* P prefills for D, which crashes or loses its link, and E takes the lease over.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer import Exploration, Step, explore
+from disagg.checking.fleet_setting import CHAIN, FleetSetting
 from disagg.checking.pair_memory import NOTHING, Memory, land, launch, reuse, right
+from disagg.checking.pair_setting import OUTPUT, PROMPT
 from disagg.checking.pair_worker import (
     ASK_TIMEOUT_MS,
     LEASE_TTL_MS,
@@ -20,11 +22,10 @@ from disagg.checking.pair_worker import (
     Moved,
     Workers,
 )
-from disagg.checking.pair_world import FULL, OUTPUT, PROMPT, Envelope, _nothing
+from disagg.checking.pair_world import Envelope
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
-from disagg.kv.specs import Spec
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.messages import (
     Cancel,
@@ -38,46 +39,12 @@ from disagg.scheduling.messages import (
 )
 from disagg.scheduling.sampling import SampledToken, SamplingParams
 from disagg.scheduling.step import StepResult
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
 from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import PeerMessage
+from disagg.transfer.messages import Open, PeerMessage, Transfer, Withdraw
 
-CHAIN, TAKE_OVER = ("cache", "prefill", "decode"), ("prefill", "decode", "second")
+STRANGER = "?"
 FIRST, SECOND = RequestKey("r", 1), RequestKey("r", 2)
-
-
-@dataclass(frozen=True)
-class FleetSetting:
-    """What may happen, and how often.
-
-    Attributes:
-        names: `CHAIN` or `TAKE_OVER`.
-        specs: layers of the model; one token is one block.
-        num_blocks: of each pool, the null block included.
-        repeats: a message may arrive more than once, and questions are asked again.
-        question_time_outs: of questions, reservations' and leases'.
-        lease_time_outs: leases expire at any moment.
-        evictions: of everything free, at any worker.
-        cancels: the client goes away.
-        read_errors: READs that fail.
-        owner_lost: P notices that C is gone, though it is not.
-        crash: of D, in a take-over; otherwise its link to P is cut.
-        mutate: takes a rule away, in negative controls.
-    """
-
-    names: tuple[str, ...] = CHAIN
-    specs: tuple[Spec, ...] = (FULL,)
-    num_blocks: int = 5
-    repeats: bool = False
-    question_time_outs: bool = False
-    lease_time_outs: bool = False
-    evictions: int = 0
-    cancels: int = 0
-    read_errors: int = 0
-    owner_lost: bool = False
-    crash: bool = True
-    mutate: Callable[[WorkerCore], None] = _nothing
 
 
 class Read(NamedTuple):
@@ -98,6 +65,8 @@ class Faults(NamedTuple):
     cancels: int = 0
     read_errors: int = 0
     lost: bool = False
+    stranger: tuple[int, str] = (-1, "")
+    """Whom a stranger has asked for leases, until it is lost; as whose other life it came."""
 
 
 class State(NamedTuple):
@@ -316,6 +285,27 @@ class FleetWorld:
             after = now if self.setting.repeats else now._replace(on_way=rest)
             label = f"hears {_shown(message)}"
             yield self._does(after, side, label, "on_peer_message", 0, sender, message)
+            if self.setting.wrong_epochs:
+                yield from self._from_a_stranger(now, side, sender.worker_id, message)
+        side, name = now.faults.stranger
+        if name and side >= 0:
+            after = now._replace(faults=now.faults._replace(stranger=(-1, name)))
+            gone = ("on_peer_lost", 0, Incarnation(name, STRANGER))
+            yield self._does(after, side, f"loses the stranger {name}", *gone)
+
+    def _from_a_stranger(
+        self, now: State, side: int, name: str, message: PeerMessage
+    ) -> Iterator[Step[State]]:
+        stranger, known = Incarnation(name, STRANGER), now.faults.stranger
+        label = f"hears from a stranger {_shown(message)}"
+        asks = isinstance(message, Open | Transfer | Withdraw)
+        if known == (side, name) or (asks and not known[1]):
+            # What it does to itself is its own affair; the promises to all others hold.
+            after = now._replace(faults=now.faults._replace(stranger=(side, name)))
+            yield self._does(after, side, label, "on_peer_message", 0, stranger, message)
+        elif not asks and self.workers.minds(now.cores[side], stranger, message):
+            label = f"{self.setting.names[side]}: {label}"
+            yield Step(label, now, "a stranger's message did something")
 
     # -- moving -------------------------------------------------------------------------------
 
@@ -344,9 +334,10 @@ class FleetWorld:
     def _perform(self, now: State, side: int, moved: Moved) -> State:
         on_way, reads, over = set(now.on_way), set(now.reads), set(now.over)
         token_0, handed = now.token_0, now.handed
+        alive = [life for life, core in zip(self.lives, now.cores, strict=True) if core >= 0]
         for action in moved.actions:
             match action:
-                case Send(to, message) if now.cores[self.lives.index(to)] >= 0:
+                case Send(to, message) if to in alive:
                     on_way.add(self._number(Envelope(self.lives[side], to, message)))
                 case PostRead(read_id, _, owner, (src,), (dst,)):
                     from_ = self.lives.index(owner)

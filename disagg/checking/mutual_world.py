@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from disagg.checking.explorer import Exploration, Step, explore
 from disagg.checking.mutual_workers import MutualWorkers
 from disagg.checking.pair_memory import NOTHING, Memory, land, launch, reuse, right
+from disagg.checking.pair_setting import nothing_taken_away
 from disagg.checking.pair_worker import Facts, Moved
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
@@ -59,10 +60,6 @@ class Wanted(NamedTuple):
     num_output: int = 2
 
 
-def _nothing(core: WorkerCore) -> None:
-    """The workers as they are."""
-
-
 @dataclass(frozen=True)
 class MutualSetting:
     """What is asked for, and how much memory there is.
@@ -85,7 +82,7 @@ class MutualSetting:
     at_once: bool = False
     preemptions: int = 0
     starved_by: int = 0
-    mutate: Callable[[WorkerCore], None] = _nothing
+    mutate: Callable[[WorkerCore], None] = nothing_taken_away
 
 
 class Read(NamedTuple):

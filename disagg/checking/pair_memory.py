@@ -17,38 +17,58 @@ SAME_PROMPT: Callable[[RequestKey], int] = lambda key: 0  # noqa: E731
 
 
 def right(position: int) -> str:
-    """What the block at a position must contain."""
+    """What the full block at a position must contain."""
     return f"KV {position}"
 
 
+def begun(position: int) -> str:
+    """What a block contains of which the last tokens are not computed yet."""
+    return f"KV {position}, begun"
+
+
 def launch(
-    step: Step, memory: Memory, first: Callable[[RequestKey], int] = SAME_PROMPT
+    step: Step,
+    memory: Memory,
+    first: Callable[[RequestKey], int] = SAME_PROMPT,
+    *,
+    block_tokens: int = 1,
 ) -> tuple[Memory, str]:
     """Memory while a step runs, and which wrong bytes it computes from, if any."""
     content = list(memory)
     for part in step.slices:
-        end, offset = part.start + len(part.token_ids), first(part.key)
+        num_full, num_begun = divmod(part.start, block_tokens)
+        end = -(-(part.start + len(part.token_ids)) // block_tokens)
+        offset = first(part.key)
         for table in part.block_tables:
             for position, block in enumerate(table[:end]):
-                if position >= part.start:
-                    content[block] = HALF
-                elif block != NULL_BLOCK and content[block] != right(offset + position):
+                wanted = [right(offset + position)]
+                if position == num_full:
+                    wanted.append(begun(offset + position))
+                read = position < num_full + (num_begun > 0)
+                if read and block != NULL_BLOCK and content[block] not in wanted:
                     return memory, f"a step computes from {content[block]!r} at {position}"
+                if position >= num_full:
+                    content[block] = HALF
     return tuple(content), ""
 
 
 def land(
-    step: Step, memory: Memory, first: Callable[[RequestKey], int] = SAME_PROMPT
+    step: Step,
+    memory: Memory,
+    first: Callable[[RequestKey], int] = SAME_PROMPT,
+    *,
+    block_tokens: int = 1,
 ) -> tuple[Memory, str]:
     """Memory after a step has written, and what it overwrote, if anything."""
     content = list(memory)
     for part in step.slices:
-        offset = first(part.key)
+        offset, end = first(part.key), part.start + len(part.token_ids)
         for table in part.block_tables:
-            for position in range(part.start, part.start + len(part.token_ids)):
+            for position in range(part.start // block_tokens, -(-end // block_tokens)):
                 if content[table[position]] != HALF:
                     return memory, f"a step overwrites {content[table[position]]!r}"
-                content[table[position]] = right(offset + position)
+                is_full = (position + 1) * block_tokens <= end
+                content[table[position]] = (right if is_full else begun)(offset + position)
     return tuple(content), ""
 
 

@@ -14,8 +14,10 @@ from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import Step
 from disagg.scheduling.worker_core import WorkerCore
+from disagg.transfer.actions import Send
 from disagg.transfer.identity import Incarnation
 from disagg.transfer.lease_states import LeaseState
+from disagg.transfer.messages import PeerMessage
 
 ASK_TIMEOUT_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 20, 30
 TAKE_OVER_MS = 15
@@ -40,6 +42,8 @@ class Facts(NamedTuple):
     """Blocks that READs may write."""
     at_rest: bool
     """Nothing is held and nothing goes on."""
+    holds_nothing: bool
+    """No block, promise, lease or reservation; somebody may wait."""
     asking: bool
     repeats: bool
     granted: bool
@@ -101,6 +105,7 @@ class Workers:
         self._number: dict[tuple[bytes, tuple[type, ...]], int] = {}
         self.facts: list[Facts] = []
         self._moves: dict[tuple[Any, ...], Moved] = {}
+        self._minds: dict[tuple[int, Incarnation, PeerMessage], bool] = {}
 
     def start(self, me: Incarnation) -> int:
         """A worker that has just started."""
@@ -139,6 +144,18 @@ class Workers:
             moved = self._moves[call] = Moved(self._freeze(core), (*actions, *more), step)
         return moved
 
+    def minds(self, number: int, stranger: Incarnation, message: PeerMessage) -> bool:
+        """Whether a message from a life nobody knows does more than get an answer."""
+        call = (number, stranger, message)
+        if call not in self._minds:
+            moved = self.move(number, "on_peer_message", 0, stranger, message)
+            after = self.thaw(moved.core)
+            after.inbound._lease_seen.pop(stranger, None)  # one number per owner ever heard
+            answers = all(isinstance(one, Send) and one.to == stranger for one in moved.actions)
+            same = self.same(self.thaw(number), after)
+            self._minds[call] = not (answers and same)
+        return self._minds[call]
+
     def same(self, one: WorkerCore, other: WorkerCore) -> bool:
         """Whether two workers behave alike."""
         return self._freeze(one) == self._freeze(other)
@@ -164,11 +181,13 @@ def _facts(core: WorkerCore, positions: dict[bytes, int]) -> Facts:
         if isinstance(holder, tuple) and holder[0] == "inbound"
         for block in blocks
     ]
+    num_granted, num_leases = core.incoming._reservations.num_granted, core.leases.num_live
+    all_free = kv.num_available_blocks == kv.num_usable_blocks
     return Facts(
         core.me,
         tuple(core.sequences),
         step,
-        core.leases.num_live,
+        num_leases,
         any(one.state is LeaseState.ORPHANED for one in core.leases.statuses()),
         frozenset(filter(kv.pool.num_holds, range(1, kv.pool.num_blocks))),
         tuple(
@@ -177,10 +196,11 @@ def _facts(core: WorkerCore, positions: dict[bytes, int]) -> Facts:
             for value, block in kv.pool.index(group).items()
         ),
         frozenset(inbound_held),
-        not core.sequences and step is None and kv.num_free_blocks == kv.num_usable_blocks,
+        not core.sequences and step is None and all_free,
+        all_free and not num_granted and not num_leases,
         bool(core.outgoing.reserving or core.parts._asker._entries),
         any(entry.repeats for entry in core.inbound._entries.values()),
-        core.incoming._reservations.num_granted > 0,
+        num_granted > 0,
         any(entry.num_reads_in_progress for entry in inbound),
         bool(core.outgoing.backing_off),
         any(seq.lease_id is not None for seq in batcher.running),

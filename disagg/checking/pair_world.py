@@ -6,12 +6,12 @@ message may arrive at any later time, any number of times or never; with ``repea
 once, and with ``in_order`` exactly once and in order.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer import Exploration, Step, explore
 from disagg.checking.pair_memory import NOTHING, Memory, land, launch, reuse, right
+from disagg.checking.pair_setting import NAMES, OUTPUT, SIDES, PairSetting
 from disagg.checking.pair_worker import (
     ASK_TIMEOUT_MS,
     LEASE_TTL_MS,
@@ -23,67 +23,13 @@ from disagg.checking.pair_worker import (
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.messages import Cancel, PartEnded, PeerAddress, Role, Submit
 from disagg.scheduling.sampling import SampledToken, SamplingParams
 from disagg.scheduling.step import StepResult
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.messages import PeerMessage
-
-PROMPT = (5, 6)
-OUTPUT = 7
-SIDES = (0, 1)
-NAMES = ("prefill", "decode")
-FULL: Spec = FullAttentionSpec(1, 1, 1, 2)
-WINDOW: Spec = SlidingWindowSpec(1, 1, 1, 2, 2)
-
-
-def _nothing(core: WorkerCore) -> None:
-    """The workers as they are."""
-
-
-@dataclass(frozen=True)
-class PairSetting:
-    """What may happen, and how often.
-
-    Attributes:
-        specs: layers of the model; one token is one block.
-        num_blocks: of each pool, the null block included.
-        num_requests: with the same prompt, all at the start.
-        passes_max: refused reservations before a prefill gives up.
-        time_outs: of questions, leases and reservations, and stuck READs.
-        repeats: a message may arrive more than once, and is asked for again.
-        in_order: every message arrives once, in the order of sending.
-        wrong_epochs: every message also comes from an incarnation nobody knows.
-        mutate: takes a rule away, in negative controls.
-        cancel_overtakes: a cancel may arrive before its submit (a negative control).
-        losses: messages that are lost for good; what can be asked for again is.
-        echoes: the router cancels at both workers what one of them ended.
-        restarts: how often each worker may restart under its name.
-    """
-
-    specs: tuple[Spec, ...] = (FULL,)
-    num_blocks: int = 5
-    num_requests: int = 1
-    passes_max: int = 1
-    share: float = 1.0
-    time_outs: bool = False
-    repeats: bool = True
-    in_order: bool = False
-    wrong_epochs: bool = False
-    cancel_overtakes: bool = False
-    echoes: bool = True
-    losses: int = 0
-    cancels: int = 0
-    preemptions: int = 0
-    evictions: int = 0
-    step_errors: int = 0
-    read_errors: int = 0
-    restarts: tuple[int, int] = (0, 0)
-    mutate: Callable[[WorkerCore], None] = _nothing
 
 
 class Read(NamedTuple):
@@ -114,6 +60,8 @@ class Faults(NamedTuple):
     step_errors: int = 0
     read_errors: int = 0
     restarts: tuple[int, int] = (0, 0)
+    gone: int = -1
+    """The side that has vanished."""
 
 
 class State(NamedTuple):
@@ -136,11 +84,13 @@ class PairWorld:
 
     def __init__(self, setting: PairSetting) -> None:
         self.setting = setting
-        hasher = BlockHasher(b"explorer", 1)
+        layout = plan_layout(setting.specs)
+        self._block_tokens = layout.hash_block_tokens
+        hasher = BlockHasher(b"explorer", self._block_tokens)
         hashes: list[bytes] = []
-        hasher.extend(hashes, (*PROMPT, OUTPUT, OUTPUT))
+        hasher.extend(hashes, (*setting.prompt, OUTPUT, OUTPUT))
         self.workers = Workers(
-            plan_layout(setting.specs),
+            layout,
             hasher,
             num_blocks=setting.num_blocks,
             passes_max=setting.passes_max,
@@ -160,15 +110,25 @@ class PairWorld:
         return explore(start, self.steps, is_goal=self._is_goal, states_max=states_max)
 
     def _is_goal(self, state: State) -> bool:
-        facts = self.workers.facts
-        return not state.reads and all(facts[core].at_rest for core in state.cores)
+        gone = state.faults.gone
+        if gone < 0:
+            return not state.reads and all(self.workers.facts[c].at_rest for c in state.cores)
+        # Only the router, which is not told here, could end what waits without holding anything.
+        return not state.reads and self._facts(state, 1 - gone).holds_nothing
 
     def steps(self, now: State) -> Iterator[Step[State]]:
         """Everything that can happen next."""
         for side in SIDES:
-            yield from self._router_steps(now, side)
-            yield from self._worker_steps(now, side)
-            yield from self._restart_steps(now, side)
+            if side != now.faults.gone:
+                yield from self._router_steps(now, side)
+                yield from self._worker_steps(now, side)
+                yield from self._restart_steps(now, side)
+            if side in self.setting.vanishes and now.faults.gone < 0:
+                after = now._replace(
+                    faults=now.faults._replace(gone=side),
+                    reads=now.reads if side == 0 else frozenset(),
+                )
+                yield Step(f"{NAMES[side]} vanishes", after)
         yield from self._cancel_steps(now)
         yield from self._message_steps(now)
         for read in now.reads:
@@ -199,7 +159,7 @@ class PairWorld:
     def _submit(self, key: RequestKey, side: int) -> Submit:
         peer = PeerAddress(_life(1 - side, 0), "")
         role = (Role.PREFILL, Role.DECODE)[side]
-        return Submit(key, role, PROMPT, (), b"", SamplingParams(max_tokens=2), peer)
+        return Submit(key, role, self.setting.prompt, (), b"", SamplingParams(max_tokens=2), peer)
 
     # -- what happens inside a worker ---------------------------------------------------------
 
@@ -213,7 +173,7 @@ class PairWorld:
                 yield self._does(after, side, "a step fails", "on_step_done", 0, failed)
         if facts.backing_off or (facts.repeats and (setting.repeats or setting.losses)):
             yield self._does(now, side, "asks or retries", "tick", 0)
-        if setting.time_outs:
+        if setting.time_outs or (setting.late_time_outs and (faults.losses or faults.gone >= 0)):
             if facts.asking or facts.reading:
                 yield self._does(now, side, "a question or READ times out", "tick", ASK_TIMEOUT_MS)
             if facts.num_leases:
@@ -232,7 +192,7 @@ class PairWorld:
     ) -> Step[State]:
         step = self._facts(now, side).step
         assert step is not None
-        memory, broken = land(step, now.memory[side])
+        memory, broken = land(step, now.memory[side], block_tokens=self._block_tokens)
         samples = tuple(SampledToken(OUTPUT) if part.sampling else None for part in step.slices)
         after = now._replace(memory=_put(now.memory, side, memory))
         result = StepResult(step.step_id, samples)
@@ -264,7 +224,7 @@ class PairWorld:
 
     def _read_steps(self, now: State, read: Read) -> Iterator[Step[State]]:
         others = now.reads - {read}
-        alive = read.owner == self._facts(now, 0).me
+        alive = read.owner == self._facts(now, 0).me and now.faults.gone != 0
         if not read.landed and alive:
             content = now.memory[0][read.src]
             held = read.dst in self._facts(now, 1).inbound_held
@@ -288,7 +248,7 @@ class PairWorld:
         for place, index in enumerate(now.on_way):
             sender, to, message = self._messages[index]
             side = 0 if to.worker_id == NAMES[0] else 1
-            if in_order and side in seen:
+            if (in_order and side in seen) or side == now.faults.gone:
                 continue
             seen.add(side)
             rest = now.on_way[:place] + now.on_way[place + 1 :]
@@ -298,22 +258,13 @@ class PairWorld:
             if now.faults.losses < self.setting.losses:
                 faults = now.faults._replace(losses=now.faults.losses + 1)
                 yield Step(f"lost: {_shown(message)}", now._replace(on_way=rest, faults=faults))
-            if self.setting.wrong_epochs:
-                yield from self._from_a_stranger(now, side, message)
+            stranger = _life(1 - side, 9)
+            if self.setting.wrong_epochs and self._minds(now, side, stranger, message):
+                label = f"{NAMES[side]}: hears from a stranger {_shown(message)}"
+                yield Step(label, now, "a stranger's message did something")
 
-    def _from_a_stranger(
-        self, now: State, side: int, message: PeerMessage
-    ) -> Iterator[Step[State]]:
-        """The same message from another life of the peer: nothing may come of it."""
-        stranger = _life(1 - side, 9)
-        label = f"hears from a stranger {_shown(message)}"
-        before = self.workers.thaw(now.cores[side])
-        step = self._does(now, side, label, "on_peer_message", 0, stranger, message)
-        after = self.workers.thaw(step.state.cores[side])
-        after.inbound._lease_seen.pop(stranger, None)  # one number per owner ever heard
-        same = self.workers.same(before, after) and step.state._replace(cores=now.cores) == now
-        if not same or step.broken:
-            yield step if step.broken else Step(label, now, "a stranger's message did something")
+    def _minds(self, now: State, side: int, stranger: Incarnation, message: PeerMessage) -> bool:
+        return self.workers.minds(now.cores[side], stranger, message)
 
     # -- moving -------------------------------------------------------------------------------
 
@@ -332,7 +283,7 @@ class PairWorld:
             if memory[block] != right(position):
                 broken = broken or f"the cache offers {memory[block]!r} as position {position}"
         if moved.launched is not None:
-            memory, wrong = launch(moved.launched, memory)
+            memory, wrong = launch(moved.launched, memory, block_tokens=self._block_tokens)
             broken = broken or wrong
         state = now._replace(
             cores=_put(now.cores, side, moved.core), memory=_put(now.memory, side, memory)

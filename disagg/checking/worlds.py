@@ -4,11 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.checking.explorer import Exploration
-from disagg.checking.fleet_world import TAKE_OVER, FleetSetting, FleetWorld
+from disagg.checking.fleet_setting import TAKE_OVER, FleetSetting
+from disagg.checking.fleet_world import FleetWorld
 from disagg.checking.lease_world import LeaseWorld, Setting
 from disagg.checking.lockstep_world import LockstepWorld
 from disagg.checking.mutual_world import MutualSetting, MutualWorld, Wanted
-from disagg.checking.pair_world import FULL, WINDOW, PairSetting, PairWorld
+from disagg.checking.pair_setting import FULL, LONG_PROMPT, SIDES, TWO_TOKENS, WINDOW, PairSetting
+from disagg.checking.pair_world import PairWorld
+from disagg.checking.ranks_world import RanksWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +33,17 @@ class World:
     only_full: bool = False
 
 
-def _lease(name: str, what: str, setting: Setting, num_states: int) -> World:
-    return World(name, what, LeaseWorld(setting).explore, num_states)
-
-
-def _pair(
-    name: str, what: str, setting: PairSetting, num_states: int, *, only_full: bool = False
-) -> World:
+def _lease(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
     def explore() -> Exploration:
-        return PairWorld(setting).explore()
+        kind = RanksWorld if name.startswith("lease-ranks") else LeaseWorld
+        return kind(LEASE_SETTINGS[name]).explore()
+
+    return World(name, what, explore, num_states, only_full)
+
+
+def _pair(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
+    def explore() -> Exploration:
+        return PairWorld(PAIR_SETTINGS[name]).explore()
 
     return World(name, what, explore, num_states, only_full)
 
@@ -68,6 +73,8 @@ LEASE_SETTINGS = {
     "lease-owner-restarts": Setting(num_leases=2, num_owner_restarts=1, repeats=False),
     "lease-forgotten": Setting(committed_max=0),
     "lease-lossy": Setting(lossy=True, ends=False),
+    "lease-ranks": Setting(num_read_errors=1, repeats=False),
+    "lease-ranks-repeated": Setting(num_read_errors=1, stuck=True),
 }
 PAIR_SETTINGS = {
     "pair": PairSetting(),
@@ -81,13 +88,28 @@ PAIR_SETTINGS = {
     "pair-shared": PairSetting(
         num_requests=2, num_blocks=5, passes_max=0, in_order=True, repeats=False
     ),
+    "pair-growing": PairSetting(
+        specs=(TWO_TOKENS,), prompt=LONG_PROMPT, preemptions=1, evictions=1, repeats=False
+    ),
+    "pair-vanishes": PairSetting(vanishes=SIDES, late_time_outs=True, repeats=False),
     "pair-time-outs": PairSetting(time_outs=True, repeats=False),
     "pair-losses": PairSetting(losses=1, cancels=1, repeats=False),
+    "pair-losses-time-outs": PairSetting(losses=1, passes_max=0, time_outs=True, repeats=False),
+    "pair-vanishes-time-outs": PairSetting(vanishes=SIDES, time_outs=True, repeats=False),
+    "pair-strangers-repeated": PairSetting(wrong_epochs=True),
     "pair-cancel-repeated": PairSetting(cancels=1),
     "pair-preempt-repeated": PairSetting(preemptions=1),
     "pair-decode-restarts": PairSetting(restarts=(0, 1)),
     "pair-prefill-restarts": PairSetting(restarts=(1, 0)),
     "pair-shared-more": PairSetting(num_requests=2, num_blocks=7, in_order=True, repeats=False),
+    "pair-growing-shared": PairSetting(
+        specs=(TWO_TOKENS,),
+        prompt=LONG_PROMPT,
+        num_requests=2,
+        num_blocks=7,
+        in_order=True,
+        repeats=False,
+    ),
 }
 FLEET_SETTINGS = {
     "chain": FleetSetting(evictions=1),
@@ -98,11 +120,14 @@ FLEET_SETTINGS = {
     "take-over-errors": FleetSetting(TAKE_OVER, read_errors=1),
     "take-over-window": FleetSetting(TAKE_OVER, specs=(FULL, WINDOW), num_blocks=9),
     "take-over-cut": FleetSetting(TAKE_OVER, crash=False),
+    "chain-strangers": FleetSetting(wrong_epochs=True, owner_lost=True),
+    "take-over-strangers": FleetSetting(TAKE_OVER, wrong_epochs=True, evictions=1),
     "chain-repeated": FleetSetting(repeats=True),
     "chain-time-outs": FleetSetting(question_time_outs=True),
     "take-over-cancel": FleetSetting(TAKE_OVER, cancels=1, evictions=1),
     "take-over-repeated": FleetSetting(TAKE_OVER, repeats=True),
     "take-over-time-outs": FleetSetting(TAKE_OVER, question_time_outs=True, lease_time_outs=True),
+    "take-over-cut-strangers": FleetSetting(TAKE_OVER, wrong_epochs=True, crash=False),
 }
 _BOTH_WAYS = (Wanted(0, 1), Wanted(1, 0))
 _GROWING, _SHORT = Wanted(1, 1, num_output=3), Wanted(0, 1, num_prompt=1)
@@ -128,123 +153,150 @@ WORLDS = (
     _lease(
         "lease",
         "one lease; everything repeated; READ errors and stuck READs",
-        LEASE_SETTINGS["lease"],
         11_957,
     ),
     _lease(
         "lease-retry",
         "abort or death, and a second lease with the same block ids and other bytes",
-        LEASE_SETTINGS["lease-retry"],
         17_442,
     ),
     _lease(
         "lease-reader-restarts",
         "the reader restarts",
-        LEASE_SETTINGS["lease-reader-restarts"],
         2_203,
     ),
     _lease(
         "lease-owner-restarts",
         "the owner restarts and leases again under the same id",
-        LEASE_SETTINGS["lease-owner-restarts"],
         20_119,
     ),
     _lease(
         "lease-forgotten",
         "committed leases forgotten at once",
-        LEASE_SETTINGS["lease-forgotten"],
         3_774,
     ),
     _lease(
         "lease-lossy",
         "every message at most once; nothing else goes wrong: a commit stays reachable",
-        LEASE_SETTINGS["lease-lossy"],
         6_777,
     ),
-    _pair("pair", "every message repeated and reordered", PAIR_SETTINGS["pair"], 11_488),
-    _pair("pair-cancel", "the client goes away", PAIR_SETTINGS["pair-cancel"], 2_756),
+    _lease(
+        "lease-ranks",
+        "two ranks: every READ is two handles, each lands and ends by itself; READ errors",
+        15_680,
+    ),
+    _lease(
+        "lease-ranks-repeated",
+        "two ranks; everything repeated; READ errors and stuck READs",
+        256_485,
+        only_full=True,
+    ),
+    _pair("pair", "every message repeated and reordered", 11_488),
+    _pair("pair-cancel", "the client goes away", 2_756),
     _pair(
         "pair-preempt-cancel",
         "the prefill is preempted while its lease grows, the client goes away; "
         "Release and a second reservation with READs in progress",
-        PAIR_SETTINGS["pair-preempt-cancel"],
         29_526,
     ),
     _pair(
         "pair-preempt-evict",
         "the prefill is preempted, everything free is evicted",
-        PAIR_SETTINGS["pair-preempt-evict"],
         20_018,
     ),
     _pair(
         "pair-window",
         "a full and a window group; the prefill is preempted",
-        PAIR_SETTINGS["pair-window"],
         9_216,
     ),
-    _pair("pair-errors", "a step fails, a READ fails", PAIR_SETTINGS["pair-errors"], 1_596),
-    _pair(
-        "pair-restart", "each worker restarts under its name", PAIR_SETTINGS["pair-restart"], 755
-    ),
+    _pair("pair-errors", "a step fails, a READ fails", 1_596),
+    _pair("pair-restart", "each worker restarts under its name", 755),
     _pair(
         "pair-strangers",
         "every message also from a wrong epoch, where it must change nothing; the client goes away",
-        PAIR_SETTINGS["pair-strangers"],
         2_756,
     ),
     _pair(
         "pair-shared",
         "two hand-overs lease the same block, memory for both is lacking; no message is lost",
-        PAIR_SETTINGS["pair-shared"],
         6_506,
+    ),
+    _pair(
+        "pair-growing",
+        "blocks of two tokens, a chunk ends within one; the prefill is preempted, eviction",
+        23_392,
+    ),
+    _pair(
+        "pair-vanishes",
+        "either worker is gone for ever and nobody is told; then what the other waits for times "
+        "out, and it holds nothing any more",
+        1_214,
     ),
     _pair(
         "pair-time-outs",
         "questions, leases, reservations and READs time out at any moment",
-        PAIR_SETTINGS["pair-time-outs"],
         106_878,
         only_full=True,
     ),
     _pair(
         "pair-losses",
         "a message is lost for good, the client goes away",
-        PAIR_SETTINGS["pair-losses"],
         418_504,
+        only_full=True,
+    ),
+    _pair(
+        "pair-losses-time-outs",
+        "a message is lost for good; questions, leases, reservations and READs time out at any "
+        "moment; a refused prefill is not tried again",
+        556_510,
+        only_full=True,
+    ),
+    _pair(
+        "pair-vanishes-time-outs",
+        "either worker is gone for ever; everything times out at any moment",
+        344_554,
+        only_full=True,
+    ),
+    _pair(
+        "pair-strangers-repeated",
+        "every message repeated and reordered, and also from a wrong epoch",
+        11_488,
         only_full=True,
     ),
     _pair(
         "pair-cancel-repeated",
         "every message repeated and reordered; the client goes away",
-        PAIR_SETTINGS["pair-cancel-repeated"],
         139_331,
         only_full=True,
     ),
     _pair(
         "pair-preempt-repeated",
         "every message repeated and reordered; the prefill is preempted",
-        PAIR_SETTINGS["pair-preempt-repeated"],
         367_316,
         only_full=True,
     ),
     _pair(
         "pair-decode-restarts",
         "every message repeated and reordered; the decode worker restarts",
-        PAIR_SETTINGS["pair-decode-restarts"],
         12_665,
         only_full=True,
     ),
     _pair(
         "pair-prefill-restarts",
         "every message repeated and reordered; the prefill worker restarts",
-        PAIR_SETTINGS["pair-prefill-restarts"],
         21_822,
         only_full=True,
     ),
     _pair(
         "pair-shared-more",
         "two hand-overs lease the same block, with memory for both and refusals retried",
-        PAIR_SETTINGS["pair-shared-more"],
         25_909,
+        only_full=True,
+    ),
+    _pair(
+        "pair-growing-shared",
+        "blocks of two tokens, two hand-overs of the same prompt",
+        31_416,
         only_full=True,
     ),
     _mutual("mutual", "two hand-overs, one each way; memory for one of them", 307),
@@ -274,6 +326,16 @@ WORLDS = (
     _fleet("take-over-errors", "and a READ fails", 5_958),
     _fleet("take-over-window", "a full and a window group", 1_628),
     _fleet("take-over-cut", "D lives on, but its link to P is cut", 64_219),
+    _fleet(
+        "chain-strangers",
+        "every message also from a wrong epoch; P and C lose each other",
+        17_032,
+    ),
+    _fleet(
+        "take-over-strangers",
+        "every message also from a wrong epoch; D crashes; eviction",
+        6_418,
+    ),
     _fleet("chain-repeated", "every message repeated and reordered", 29_870, only_full=True),
     _fleet("chain-time-outs", "questions time out at any moment", 108_688, only_full=True),
     _fleet("take-over-cancel", "the client goes away; eviction", 56_704, only_full=True),
@@ -282,6 +344,12 @@ WORLDS = (
         "take-over-time-outs",
         "questions and leases time out at any moment",
         105_002,
+        only_full=True,
+    ),
+    _fleet(
+        "take-over-cut-strangers",
+        "every message also from a wrong epoch; D lives on, cut off",
+        175_739,
         only_full=True,
     ),
 )

@@ -2,20 +2,30 @@
 
 from collections.abc import Callable
 
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.request import CacheHit, KVRequest
 from disagg.kv.steps import StepHolds
+from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.incoming import Incoming
 from disagg.scheduling.outgoing import Outgoing
 from disagg.scheduling.sampling import SampledToken
 from disagg.scheduling.sequence import Sequence
 from disagg.scheduling.step import Step
 from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.actions import InboundAction, InboundCommitted, InboundStats, Send
-from disagg.transfer.identity import Incarnation
+from disagg.transfer.actions import (
+    InboundAction,
+    InboundCommitted,
+    InboundStats,
+    LeaseAction,
+    Send,
+)
+from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.inbound_transfer import InboundTransfer
+from disagg.transfer.leases import LeaseTable
 from disagg.transfer.messages import Ended, Release, Reserve, Reserved
-from disagg.transfer.reservations import Decide, Refuse
+from disagg.transfer.reservations import Decide, Refuse, ReservationTable
 from disagg.transfer.reserving import ReserveAsker
 
 Mutate = Callable[[WorkerCore], None]
@@ -137,3 +147,46 @@ class AnyoneEndsLeases(Outgoing):
 
     def on_ended(self, sender: Incarnation, ended: Ended) -> list[Send]:
         return self.end_lease(ended.key, ended.reason)
+
+
+class OffersBegunBlocks(Outgoing):
+    """Offers the block that the next chunk goes on writing."""
+
+    def offer(self, now_ms: int, seq: Sequence) -> list[Send]:
+        before = seq.num_computed
+        size = max(manager.block_tokens for manager in self._kv.managers)
+        seq.num_computed = -(-before // size) * size
+        actions = super().offer(now_ms, seq)
+        seq.num_computed = before
+        return actions
+
+
+class RecomputesInPlace(Batcher):
+    """Adopts the whole prompt from the cache and computes its last token into the cached block."""
+
+    def take_startable(self, num_elsewhere, reserve_pull):  # type: ignore[no-untyped-def]
+        for seq in super().take_startable(num_elsewhere, reserve_pull):
+            seq.num_computed = min(seq.num_computed, seq.num_tokens - 1)
+            yield seq
+
+
+class HitsWholePrompts(KVCacheCoordinator):
+    """Finds the last token of a prompt, too."""
+
+    def find_longest_cache_hit(self, request: KVRequest, max_tokens: int) -> CacheHit:
+        return super().find_longest_cache_hit(request, max_tokens + 1)
+
+
+class LeasesNeverExpire(LeaseTable):
+    def expire(self, now_ms: int) -> list[LeaseAction]:
+        return []
+
+
+class ReservationsNeverExpire(ReservationTable):
+    def expire(self, now_ms: int) -> list[RequestKey]:
+        return []
+
+
+class AsksForEver(ReserveAsker):
+    def tick(self, now_ms: int):  # type: ignore[no-untyped-def]
+        return []

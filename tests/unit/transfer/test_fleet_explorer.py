@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from disagg.checking.explorer import Step
-from disagg.checking.fleet_world import FleetSetting, FleetWorld, State
+from disagg.checking.fleet_setting import FleetSetting
+from disagg.checking.fleet_world import FleetWorld, State
 from disagg.checking.worlds import FLEET_SETTINGS, WORLDS, World
 from tests.unit.transfer import fleet_mutants, mutants, pair_mutants
 from tests.unit.transfer.pair_mutants import at

@@ -9,14 +9,18 @@ import pytest
 
 from disagg.checking.explorer import Exploration, Step, explore
 from disagg.checking.lease_world import LeaseWorld, Setting
-from disagg.checking.worlds import LEASE_SETTINGS
+from disagg.checking.worlds import LEASE_SETTINGS, World
 from disagg.checking.worlds import WORLDS as NAMED
 from disagg.transfer.inbound_states import INBOUND_TABLE
 from disagg.transfer.lease_states import LEASE_TABLE, LeaseEvent
 from disagg.transfer.transitions import TransitionTable
 from tests.unit.transfer import mutants
+from tests.unit.transfer.test_pair_explorer import exhaust
 
-WORLDS = LEASE_SETTINGS
+RANKS = [world for world in NAMED if world.name.startswith("lease-ranks")]
+WORLDS = {
+    name: setting for name, setting in LEASE_SETTINGS.items() if not name.startswith("lease-ranks")
+}
 NUM_STATES = {world.name: world.num_states for world in NAMED}
 
 Explored = tuple[dict[str, Exploration], set[tuple[str, str, str]]]
@@ -44,6 +48,11 @@ def test_no_wrong_bytes_no_overwriting_and_every_hold_ends(explored: Explored, n
     assert not seen.problem, str(seen)
     assert seen.exhausted
     assert seen.num_states == NUM_STATES[name], "say so in worlds.py"
+
+
+@pytest.mark.parametrize("world", [w for w in RANKS if not w.only_full], ids=lambda w: w.name)
+def test_several_ranks(world: World) -> None:
+    exhaust(world)
 
 
 def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from disagg.checking.pair_world import PairSetting, PairWorld
+from disagg.checking.pair_setting import PairSetting
+from disagg.checking.pair_world import PairWorld
 from disagg.checking.worlds import PAIR_SETTINGS, WORLDS, World, document
 from disagg.cluster.explore import explore_worlds
 from disagg.errors import ConfigError
