@@ -122,6 +122,10 @@ class Control:
             self._session = None
             self._router_lost()
 
+    def in_session(self, send: Callable[[WorkerMessage], None]) -> bool:
+        """Whether this session is the current one; no later one has taken its place."""
+        return self._session is send
+
     def router_message(self, message: RouterMessage) -> None:
         """Handle a submit or a cancel."""
         # The router counts as load what it submitted since the last stats it got: they are said

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -58,7 +58,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             except asyncio.QueueFull:
                 handler.cancel()
 
-        reading = asyncio.create_task(self._read_session(request_iterator, queue))
+        reading = asyncio.create_task(self._read_session(request_iterator, send, queue))
         self._control.open_session(send)
         try:
             while (message := await queue.get()) is not None:
@@ -70,6 +70,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def _read_session(
         self,
         requests: AsyncIterator[worker_pb2.SessionRequest],
+        send: Callable[[WorkerMessage], None],
         queue: asyncio.Queue[WorkerMessage | None],
     ) -> None:
         try:
@@ -77,6 +78,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 message = session_request_from_wire(request)
                 if isinstance(message, SessionOpen):
                     raise ProtocolError("a session is opened once")
+                if not self._control.in_session(send):
+                    return  # A late submit would wait for ever: nobody knows of it any more.
                 self._control.router_message(message)
         finally:
             # A full queue is already being torn down.

@@ -1,0 +1,132 @@
+"""A router's session that another one has replaced at the worker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+import pytest
+from opentelemetry.trace import NoOpTracer
+
+from disagg.checking.pair_setting import FULL, nothing_taken_away
+from disagg.checking.pair_worker import Workers
+from disagg.kv.hashing import BlockHasher
+from disagg.kv.layout import plan_layout
+from disagg.scheduling.messages import PeerAddress, Role, RouterMessage, Submit
+from disagg.scheduling.sampling import SamplingParams
+from disagg.scheduling.worker_core import WorkerCore
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.wire.openings import SessionOpen
+from disagg.wire.session_codec import session_request_to_wire
+from disagg.wire.v1 import worker_pb2, worker_pb2_grpc
+from disagg.workers.control import Control
+from disagg.workers.service import WorkerService
+from disagg.workers.transfer_trace import TransferTrace
+
+ME = Incarnation("decode", "D")
+PEER = PeerAddress(Incarnation("prefill", "P"), "127.0.0.1:1")
+TIMEOUT_S = 20.0
+
+
+class NoPeers:
+    """Nobody to transfer with, and no READ that could fail."""
+
+    failure = ""
+
+    def connect(self, peer: Incarnation, address: str) -> None: ...
+
+    def send(self, peer: Incarnation, message: object) -> None: ...
+
+
+def new_core() -> WorkerCore:
+    hasher = BlockHasher(b"test", 1)
+    workers = Workers(
+        plan_layout((FULL,)),
+        hasher,
+        num_blocks=8,
+        passes_max=1,
+        share=1.0,
+        mutate=nothing_taken_away,
+        positions={},
+    )
+    return workers.thaw(workers.start(ME))
+
+
+def submit(request_id: str) -> Submit:
+    key = RequestKey(request_id, 1)
+    return Submit(key, Role.DECODE, (5, 6), (), b"", SamplingParams(max_tokens=2), PEER)
+
+
+class Session:
+    """A router's end of a session."""
+
+    def __init__(self, stub: Any) -> None:
+        self._requests: asyncio.Queue[worker_pb2.SessionRequest] = asyncio.Queue()
+        self._requests.put_nowait(session_request_to_wire(SessionOpen("router", ME)))
+        self._call = stub.Session(self._send())
+
+    async def _send(self) -> AsyncIterator[worker_pb2.SessionRequest]:
+        while True:
+            yield await self._requests.get()
+
+    def tell(self, message: RouterMessage) -> None:
+        self._requests.put_nowait(session_request_to_wire(message))
+
+    async def hears(self) -> bool:
+        """Something; False at the end."""
+        async with asyncio.timeout(TIMEOUT_S):
+            return bool(await self._call.read())
+
+    async def ends(self) -> None:
+        """Hears the rest."""
+        while await self.hears():
+            pass
+
+
+async def sequences_after_a_late_submit() -> set[RequestKey]:
+    """An old session's submit comes when another session has been opened; then a new one's."""
+    links = cast(Any, NoPeers())
+    core = new_core()
+    trace = TransferTrace(NoOpTracer())
+    control = Control(core, cast(Any, None), links, pytest.fail, trace)
+    server = grpc.aio.server()
+    service = WorkerService(ME, "both", control, links)
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    control.start(links)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        old = Session(stub)
+        assert await old.hears()
+        old.tell(submit("before"))
+        async with asyncio.timeout(TIMEOUT_S):
+            while not core.sequences:
+                await control.changed.wait()
+        new = Session(stub)
+        assert await new.hears()
+        assert not core.sequences, "what the old session asked for ends"
+        old.tell(submit("late"))
+        ends = asyncio.create_task(old.ends())
+        async with asyncio.timeout(TIMEOUT_S):
+            while not ends.done() and not core.sequences:
+                await asyncio.wait((ends,), timeout=0.01)
+        new.tell(submit("after"))
+        async with asyncio.timeout(TIMEOUT_S):
+            while RequestKey("after", 1) not in core.sequences:
+                await control.changed.wait()
+        keys = set(core.sequences)
+        ends.cancel()
+    await server.stop(0)
+    await control.stop()
+    return keys
+
+
+def test_a_replaced_session_starts_nothing_any_more() -> None:
+    assert asyncio.run(sequences_after_a_late_submit()) == {RequestKey("after", 1)}
+
+
+def test_control_without_the_check_the_late_submit_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Control, "in_session", lambda self, send: True)
+    kept = asyncio.run(sequences_after_a_late_submit())
+    assert kept == {RequestKey("late", 1), RequestKey("after", 1)}
