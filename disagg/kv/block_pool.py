@@ -84,15 +84,23 @@ class BlockPool:
 
     def touch(self, block_ids: Sequence[int]) -> None:
         """Add one hold to each block; a free one must be cached and leaves the free list."""
-        if self._cached_free.has_all(block_ids):
-            self._cached_free.remove(block_ids)
-        else:
+        if not self._cached_free.has_all(block_ids):
             self._check_holdable(block_ids)
-            more = self._more_holds
-            for block in block_ids:
-                if block not in self._cached_free:
-                    more[block] = more.get(block, 0) + 1
-            self._cached_free.remove([b for b in block_ids if b in self._cached_free])
+        self._touch(block_ids)
+
+    def _touch(self, block_ids: Sequence[int]) -> None:
+        free = self._cached_free
+        taken, held = [], block_ids
+        if free.num_among(block_ids):
+            taken = [block for block in block_ids if block in free]
+            held = [block for block in block_ids if block not in free]
+        free.remove(taken)
+        more = self._more_holds
+        if more.keys().isdisjoint(held):
+            more.update(zip(held, repeat(1)))
+        else:
+            for block in held:
+                more[block] = more.get(block, 0) + 1
         if self._returnable:
             self._count_slack(block_ids)
 
@@ -159,7 +167,7 @@ class BlockPool:
             raise InvariantViolation(f"holder {holder!r} exists already")
         self._check_holdable(block_ids)
         self._holds[holder] = list(block_ids)
-        self.touch(block_ids)
+        self._touch(block_ids)
 
     def add_to_hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
         """Add one hold per block for an existing holder; raises as ``hold`` does."""
@@ -167,7 +175,7 @@ class BlockPool:
             raise InvariantViolation(f"holder {holder!r} is unknown")
         self._check_holdable(block_ids)
         self._holds[holder] += block_ids
-        self.touch(block_ids)
+        self._touch(block_ids)
 
     def drop(self, holder: Hashable) -> int:
         """End all holds of a holder; returns how many blocks became free (0 if unknown)."""

@@ -229,7 +229,7 @@ class Outgoing:
         lease = self._leases.hand_over_of(message.key)
         if lease is not None:
             # Of the share that the old lease has just given back; never more than that.
-            self._share.take(lease.key, len(lease.offered))
+            self._share.take(lease.key, lease.num_blocks)
         return actions
 
     def on_withdraw(self, sender: Incarnation, message: Withdraw) -> list[Send]:

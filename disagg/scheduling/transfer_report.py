@@ -1,12 +1,15 @@
 """What a reader tells the router about a transfer."""
 
-from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.request import ExternalReservation
 from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.scheduling.messages import GroupTransfer, TransferKind, TransferReport
 from disagg.transfer.actions import InboundPartial, InboundStats
 from disagg.transfer.identity import Incarnation, RequestKey
+
+_HAD = b".h" + bytes(254)
+"""The null block is 0."""
+_PULLED = ord("p")
 
 
 def committed_report(
@@ -27,19 +30,17 @@ def committed_report(
     for group, table, lacks in zip(
         kv.layout.groups, kv.block_table(key), reservation.lacks, strict=True
     ):
-        pulled = {position for position, _ in lacks}
         num_positions = kv.managers[group.group].num_blocks(num_tokens)
-        block_map = "".join(
-            "p" if i in pulled else "." if block == NULL_BLOCK else "h"
-            for i, block in enumerate(table[:num_positions])
-        )
+        block_map = bytearray(map(bool, table[:num_positions])).translate(_HAD)
+        for position, _ in lacks:
+            block_map[position] = _PULLED
         groups.append(
             GroupTransfer(
                 group=group.group,
                 kind=spec_kind(group.spec),
                 window_tokens=window_tokens_of(group.spec),
                 block_tokens=group.spec.block_tokens,
-                block_map=block_map,
+                block_map=block_map.decode(),
                 pulled_blocks=len(lacks),
                 pulled_bytes=len(lacks) * block_bytes,
                 useful_bytes=len(lacks) * kv.layout.useful_bytes(group.group),

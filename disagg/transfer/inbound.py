@@ -5,6 +5,7 @@ incarnation than the owner's, or about a generation without a live transfer, cha
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 from disagg.errors import InvariantViolation
 from disagg.transfer.actions import (
@@ -23,7 +24,7 @@ from disagg.transfer.identity import Attempt, Incarnation, RequestKey
 from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.inbound_transfer import InboundStatus, InboundTransfer
 from disagg.transfer.messages import Commit, CommitAnswer, CommitSeen, Ended, Offers
-from disagg.transfer.offer_list import Lie, OfferList, Page
+from disagg.transfer.offer_list import Lie, OfferList, Run, in_pieces
 from disagg.transfer.reads import Read, ReadsInProgress
 
 
@@ -150,12 +151,12 @@ class InboundTable:
         if entry.offers.has_gap(offers):
             return self._ask_gap(now_ms, entry)
         sealed_before = entry.offers.seal is not None
-        pages = entry.offers.take(offers)
-        if isinstance(pages, Lie):
-            return self._on_lie(entry, pages)
+        runs = entry.offers.take(offers)
+        if isinstance(runs, Lie):
+            return self._on_lie(entry, runs)
         if entry.offers.seal and not sealed_before:
             entry.sealed_ms = now_ms
-        actions = self._post(now_ms, entry, pages)
+        actions = self._post(now_ms, entry, runs)
         if entry.offers.seal and not entry.offers.all_listed:
             actions += self._ask_gap(now_ms, entry)
         return actions + self._progress(now_ms, entry)
@@ -176,7 +177,7 @@ class InboundTable:
                 actions += self._drained(entry)
             else:
                 if error:  # the others go on: what arrives while the lease lives is of use
-                    entry.failed += read.pages
+                    entry.failed += [place for run in read.runs for place in run.places]
                     entry.error = entry.error or error
                 actions += self._progress(now_ms, entry)
         return actions + (self._resume(now_ms, read.owner) if owner_free else [])
@@ -204,7 +205,7 @@ class InboundTable:
         )
         seen = Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt))
         if entry.failed:
-            failed = tuple(sorted((page.group, page.position) for page in entry.failed))
+            failed = tuple(sorted(entry.failed))
             return [InboundPartial(entry.key, failed, entry.error, stats), seen]
         return [InboundCommitted(entry.key, entry.offers.seal, stats), seen]
 
@@ -283,23 +284,18 @@ class InboundTable:
         entries = (self._entries[serial] for serial in self._live.values())
         return [entry for entry in entries if entry.owner == owner]
 
-    def _post(
-        self, now_ms: int, entry: InboundTransfer, pages: Sequence[Page]
-    ) -> list[InboundAction]:
+    def _post(self, now_ms: int, entry: InboundTransfer, runs: list[Run]) -> list[InboundAction]:
         if entry.owner in self.peers_paused:
-            entry.waiting += pages
+            entry.waiting += runs
             return []
         actions: list[InboundAction] = []
-        for start in range(0, len(pages), self._blocks_per_read_max):
-            piece = pages[start : start + self._blocks_per_read_max]
-            read_id = self._reads.add(Read(entry.serial, entry.owner, tuple(piece), now_ms))
+        for piece in in_pieces(runs, self._blocks_per_read_max):
+            read_id = self._reads.add(Read(entry.serial, entry.owner, piece, now_ms))
             entry.reads.add(read_id)
             entry.posted_ms = entry.posted_ms if entry.num_reads else now_ms
             entry.num_reads += 1
-            src, dst = (
-                tuple(page.src for page in piece),
-                tuple(page.dst for page in piece),
-            )
+            src = tuple(chain.from_iterable(run.sources for run in piece))
+            dst = tuple(chain.from_iterable(run.dst for run in piece))
             actions.append(PostRead(read_id, entry.key, entry.owner, src, dst))
         return actions
 
@@ -313,8 +309,7 @@ class InboundTable:
         if entry.waiting or not self._reads_done(entry):
             return []
         if entry.failed and len(entry.failed) == entry.num_blocks:
-            at = (entry.failed[0].group, entry.failed[0].position)
-            return self._fail(entry, InboundFailure.READ_FAILED, entry.error, *at)
+            return self._fail(entry, InboundFailure.READ_FAILED, entry.error, *entry.failed[0])
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.COMPLETE)
         self._last_attempt += 1
         entry.attempt = Attempt(self.me.epoch, self._last_attempt)
@@ -358,8 +353,8 @@ class InboundTable:
     def _resume(self, now_ms: int, owner: Incarnation) -> list[InboundAction]:
         actions: list[InboundAction] = []
         for entry in self._live_from(owner):
-            pages, entry.waiting = entry.waiting, []
-            actions += self._post(now_ms, entry, pages)
+            runs, entry.waiting = entry.waiting, []
+            actions += self._post(now_ms, entry, runs)
         return actions
 
     def _on_lie(self, entry: InboundTransfer, lie: Lie) -> list[InboundAction]:

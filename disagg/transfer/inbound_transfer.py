@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from disagg.transfer.identity import Attempt, Incarnation, RequestKey
 from disagg.transfer.inbound_states import InboundState
 from disagg.transfer.messages import AskOffers, Commit
-from disagg.transfer.offer_list import OfferList, Page
+from disagg.transfer.offer_list import OfferList, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class InboundTransfer:
     """0 until the first Offers."""
     asked: int = -1
     """Offer number a gap was last asked for; asked once, then at the interval."""
-    waiting: list[Page] = field(default_factory=list)
+    waiting: list[Run] = field(default_factory=list)
     """Offered, but reading from the owner is paused."""
     reads: set[int] = field(default_factory=set)
     """In progress."""
-    failed: list[Page] = field(default_factory=list)
-    """Blocks of READs that ended with an error."""
+    failed: list[tuple[int, int]] = field(default_factory=list)
+    """(group, position) of the blocks of READs that ended with an error."""
     error: str = ""
     """Of the first such READ."""
     attempt: Attempt | None = None

@@ -38,8 +38,8 @@ class Lease:
     first_lacked: tuple[int, ...] = ()
     """Per group, the first position that its reader lacks; () where nobody asks."""
     ranges: list[OfferedRange] = field(default_factory=list)
-    offered: set[tuple[int, int]] = field(default_factory=set)
-    """(group, position) of every block offered."""
+    offered: dict[int, set[int]] = field(default_factory=dict)
+    """Per group the positions of the blocks offered."""
     seal: Seal | None = None
     attempt: Attempt | None = None
     """The one that committed."""
@@ -48,6 +48,11 @@ class Lease:
     def holder(self) -> tuple[str, RequestKey, int]:
         """Name of its hold in the block pool."""
         return ("lease", self.key, self.lease_id)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks offered and held."""
+        return sum(map(len, self.offered.values()))
 
     @property
     def pull(self) -> Question | None:
@@ -61,7 +66,7 @@ class Lease:
 
     def status(self) -> LeaseStatus:
         """As it stands now."""
-        return LeaseStatus(self.lease_id, self.key, self.reader, self.state, len(self.offered))
+        return LeaseStatus(self.lease_id, self.key, self.reader, self.state, self.num_blocks)
 
     def offers(self, first: int) -> Offers:
         """Ranges from a number on, and the seal if there is one."""
@@ -99,13 +104,15 @@ class Lease:
 
 def ranges_of(group: int, pairs: Iterable[tuple[int, int]]) -> list[OfferedRange]:
     """Coalesce blocks that are adjacent both in the request and in the pool."""
-    runs: list[list[int]] = []
+    ranges: list[OfferedRange] = []
+    first = first_block = num_blocks = 0
     for position, block in pairs:
-        if runs and (position, block) == (
-            runs[-1][0] + runs[-1][2],
-            runs[-1][1] + runs[-1][2],
-        ):
-            runs[-1][2] += 1
-        else:
-            runs.append([position, block, 1])
-    return [OfferedRange(group, *run) for run in runs]
+        if position == first + num_blocks and block == first_block + num_blocks and num_blocks:
+            num_blocks += 1
+            continue
+        if num_blocks:
+            ranges.append(OfferedRange(group, first, first_block, num_blocks))
+        first, first_block, num_blocks = position, block, 1
+    if num_blocks:
+        ranges.append(OfferedRange(group, first, first_block, num_blocks))
+    return ranges

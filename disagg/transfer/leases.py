@@ -199,7 +199,7 @@ class LeaseTable:
             return [answer]
         lease.state = state
         lease.attempt = commit.attempt
-        lease.ranges, lease.offered = [], set()
+        lease.ranges, lease.offered = [], {}
         self._no_longer_live(lease)
         self._committed[lease.lease_id] = lease
         while len(self._committed) > self._committed_max:
@@ -263,7 +263,7 @@ class LeaseTable:
     @property
     def num_blocks_held(self) -> int:
         """Holds of all live leases; a block under two leases counts twice."""
-        return sum(len(lease.offered) for lease in self._live.values())
+        return sum(lease.num_blocks for lease in self._live.values())
 
     # -- for the leases that readers ask for ----------------------------------------------------
 
@@ -318,15 +318,19 @@ class LeaseTable:
 
     def _take(self, lease: Lease, blocks: GroupBlocks) -> bool:
         """Hold, then list; False if there is nothing to take."""
-        taken = [(g, p) for g, pairs in enumerate(blocks) for p, _ in pairs]
-        if len(set(taken)) < len(taken) or not lease.offered.isdisjoint(taken):
-            raise InvariantViolation(f"{lease.key}: a (group, position) is offered twice: {taken}")
-        if taken:
-            self.holds.add_to_hold(lease.holder, [b for pairs in blocks for _, b in pairs])
-            lease.offered.update(taken)
-            for group, pairs in enumerate(blocks):
+        taken = [block for pairs in blocks for _, block in pairs]
+        if not taken:
+            return False
+        positions = [{position for position, _ in pairs} for pairs in blocks]
+        for group, (fresh, pairs) in enumerate(zip(positions, blocks, strict=True)):
+            if len(fresh) < len(pairs) or not fresh.isdisjoint(lease.offered.get(group, ())):
+                raise InvariantViolation(f"{lease.key}: a position of group {group} offered twice")
+        self.holds.add_to_hold(lease.holder, taken)
+        for group, (fresh, pairs) in enumerate(zip(positions, blocks, strict=True)):
+            if fresh:
+                lease.offered.setdefault(group, set()).update(fresh)
                 lease.ranges += ranges_of(group, pairs)
-        return bool(taken)
+        return True
 
     def _refresh(self, now_ms: int, lease: Lease, state: LeaseState) -> None:
         lease.state = state

@@ -1,6 +1,6 @@
 """What a reader knows of a lease's offers, and what of its destinations is still missing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
@@ -8,13 +8,47 @@ from disagg.transfer.messages import OfferedRange, Offers, Seal
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """One block to pull."""
+class Run:
+    """Blocks to pull: consecutive positions of one group, adjacent in the owner's pool."""
 
     group: int
     position: int
     src: int
-    dst: int
+    dst: tuple[int, ...]
+    """A block of ours for each; they need not be adjacent."""
+
+    @property
+    def sources(self) -> range:
+        """Blocks of the owner."""
+        return range(self.src, self.src + len(self.dst))
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(group, position) of each block."""
+        return [(self.group, self.position + i) for i in range(len(self.dst))]
+
+    def cut(self, num_blocks: int) -> tuple["Run", "Run"]:
+        """The first so many blocks, and the others."""
+        head = Run(self.group, self.position, self.src, self.dst[:num_blocks])
+        after = (self.position + num_blocks, self.src + num_blocks, self.dst[num_blocks:])
+        return head, Run(self.group, *after)
+
+
+def in_pieces(runs: Sequence[Run], num_blocks_max: int) -> Iterator[tuple[Run, ...]]:
+    """The runs in order, in pieces of at most so many blocks."""
+    piece: list[Run] = []
+    room = num_blocks_max
+    for run in runs:
+        rest = run
+        while len(rest.dst) >= room:
+            head, rest = rest.cut(room)
+            yield (*piece, head)
+            piece, room = [], num_blocks_max
+        if rest.dst:
+            piece.append(rest)
+            room -= len(rest.dst)
+    if piece:
+        yield tuple(piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +75,11 @@ class OfferList:
         self.ranges: list[OfferedRange] = []
         self.seal: Seal | None = None
         self._missing = [dict(pairs) for pairs in destinations]
+        self._num_ranges = [0] * len(destinations)
         if tuple(map(len, self._missing)) != self.num_blocks:
             raise InvariantViolation(f"a position is named twice: {destinations}")
 
-    def take(self, offers: Offers) -> list[Page] | Lie:
+    def take(self, offers: Offers) -> list[Run] | Lie:
         """Add what is new; returns the blocks to pull for it. Repetitions add nothing.
 
         Offers beyond a gap must not be given; `has_gap` says so.
@@ -54,13 +89,13 @@ class OfferList:
         contradicts = self.seal and offers.seal and offers.seal != self.seal
         if offers.first < 0 or seen != list(offers.ranges[:repeated]) or contradicts:
             return Lie("an offer contradicts an earlier one")
-        pages: list[Page] = []
+        runs: list[Run] = []
         for offered in offers.ranges[repeated:]:
-            problem = self._claim(offered, pages)
+            problem = self._claim(offered, runs)
             if problem:
                 return Lie(problem, offered.group, offered.position)
         self.seal = self.seal or offers.seal
-        return pages
+        return runs
 
     def has_gap(self, offers: Offers) -> bool:
         """Whether offers before these are not known."""
@@ -74,10 +109,7 @@ class OfferList:
     @property
     def num_ranges(self) -> tuple[int, ...]:
         """Offers per group."""
-        counts = [0] * len(self._missing)
-        for offered in self.ranges:
-            counts[offered.group] += 1
-        return tuple(counts)
+        return tuple(self._num_ranges)
 
     def incomplete(self, seal: Seal) -> Lie | None:
         """What of the seal's counts or of the destinations is not met."""
@@ -88,15 +120,15 @@ class OfferList:
                 return Lie("sealed without a destination's block", group, min(missing))
         return None
 
-    def _claim(self, offered: OfferedRange, pages: list[Page]) -> str:
+    def _claim(self, offered: OfferedRange, runs: list[Run]) -> str:
         if not 0 <= offered.group < len(self._missing) or offered.num_blocks < 1:
             return "an offer names no group or no blocks"
-        missing = self._missing[offered.group]
-        for i in range(offered.num_blocks):
-            position = offered.position + i
-            dst = missing.pop(position, None)
-            if dst is None:
-                return f"position {position} is no destination, or was offered twice"
-            pages.append(Page(offered.group, position, offered.block_id + i, dst))
+        positions = range(offered.position, offered.position + offered.num_blocks)
+        try:
+            dst = tuple(map(self._missing[offered.group].pop, positions))
+        except KeyError as unknown:
+            return f"position {unknown} is no destination, or was offered twice"
+        runs.append(Run(offered.group, offered.position, offered.block_id, dst))
         self.ranges.append(offered)
+        self._num_ranges[offered.group] += 1
         return ""

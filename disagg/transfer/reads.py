@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from disagg.transfer.identity import Incarnation
-from disagg.transfer.offer_list import Page
+from disagg.transfer.offer_list import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +13,13 @@ class Read:
     inbound: int
     """Serial of the inbound transfer whose destinations it writes."""
     owner: Incarnation
-    pages: tuple[Page, ...]
+    runs: tuple[Run, ...]
     posted_ms: int
 
     @property
-    def first(self) -> Page:
-        """The block that stands for it where one is named."""
-        return self.pages[0]
+    def first(self) -> Run:
+        """Begins with the block that stands for the READ where one is named."""
+        return self.runs[0]
 
 
 class ReadsInProgress:

@@ -127,7 +127,7 @@ class PartlyRightBeforeCommit(InboundTable):
         if entry.state is not InboundState.COMMITTING or not entry.failed:
             return super()._repeat(now_ms, entry)
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.OK_PARTLY)
-        failed = tuple((page.group, page.position) for page in entry.failed)
+        failed = tuple(entry.failed)
         return [InboundPartial(entry.key, failed, "", InboundStats(0, (0,), 0, 0))]
 
 
