@@ -25,6 +25,9 @@ class GenerationSetting:
         num_blocks: of each pool, the null block included; one token is one block.
         crashes: workers that may crash, each once; two crash at most.
         restarts: a crashed worker may come back under its name.
+        cuts: workers whose session with the router may break, each once, though they live on.
+        late_sessions: a session that was opened anew leaves the old one's messages (a negative
+            control).
         read_errors: READs that fail.
         time_outs: reservations that are given up without an answer.
         passes_max: refused reservations before a prefill gives up.
@@ -42,6 +45,8 @@ class GenerationSetting:
     num_blocks: int = 6
     crashes: tuple[int, ...] = ()
     restarts: bool = False
+    cuts: tuple[int, ...] = ()
+    late_sessions: bool = False
     read_errors: int = 0
     time_outs: int = 0
     passes_max: int = 0

@@ -38,6 +38,7 @@ class Faults(NamedTuple):
     """How much has gone wrong so far."""
 
     crashes: tuple[int, ...] = ()
+    cuts: tuple[int, ...] = ()
     read_errors: int = 0
     time_outs: int = 0
     cancels: int = 0
@@ -62,6 +63,8 @@ class State(NamedTuple):
     on_way: tuple[int, ...] = ()
     """Sorted, or in order of sending."""
     reads: frozenset[Read] = frozenset()
+    cut: tuple[int, ...] = ()
+    """Workers without a session, though one side may not have noticed."""
     faults: Faults = Faults()
 
 

@@ -105,8 +105,9 @@ class GenerationWorld:
             if core != CRASHED:
                 yield from self._worker_steps(now, side)
             yield from self._crash_steps(now, side)
+            yield from self._cut_steps(now, side)
         yield from self._message_steps(now)
-        for read in now.reads:
+        for read in sorted(now.reads):
             yield from self._read_steps(now, read)
         if not now.outcome and now.faults.cancels < self.setting.cancels:
             after = now._replace(
@@ -152,11 +153,39 @@ class GenerationWorld:
                 cores=put(now.cores, side, CRASHED),
                 memory=put(now.memory, side, nothing),
                 down=put(now.down, side, ()),
+                cut=tuple(one for one in now.cut if one != side),
                 on_way=tuple(i for i in now.on_way if self._messages[i].to != life),
                 reads=frozenset(read for read in now.reads if read.side != side),
                 faults=faults._replace(crashes=(*faults.crashes, side)),
             )
             yield Step(f"{name} crashes", after)
+
+    def _cut_steps(self, now: State, side: int) -> Iterator[Step[State]]:
+        name, life, faults = NAMES[side], life_of(side, now.lives[side]), now.faults
+        if now.cores[side] == CRASHED:
+            return
+        if side not in now.cut:
+            if side in self.setting.cuts and side not in faults.cuts and not now.outcome:
+                more = faults._replace(cuts=(*faults.cuts, side))
+                yield Step(
+                    f"{name}'s session breaks", now._replace(cut=(*now.cut, side), faults=more)
+                )
+            return
+        if self._facts(now, side).keys or now.down[side]:
+            after = now._replace(down=put(now.down, side, ()))
+            yield self._does(after, side, "loses the router", "on_router_lost", 0)
+        if life in self.routers.known[now.router]:
+            after = now._replace(up=put(now.up, side, ()))
+            yield self._routes(after, f"router: loses {name}", "session_lost", life)
+        elif not now.outcome:
+            label = "has a new session"
+            said = () if not self.setting.late_sessions else now.down[side]
+            ended = self._does(now, side, label, "on_router_lost", 0)
+            after = ended.state._replace(
+                down=put(now.down, side, said), cut=tuple(one for one in now.cut if one != side)
+            )
+            joined = self._routes(after, f"{name}: {label}", "join", life, self.roles[side])
+            yield Step(joined.label, joined.state, ended.broken or joined.broken)
 
     # -- what happens inside a worker, and to its links ---------------------------------------
 
@@ -274,7 +303,7 @@ class GenerationWorld:
                         on_way.append(index)
                 case PostRead(read_id, _, owner, (src,), (dst,)):
                     reads.add(Read(side, read_id, owner, src, dst, False))
-                case ToRouter(message):
+                case ToRouter(message) if side not in now.cut:
                     up.append(self._number(message))
         return now._replace(
             on_way=tuple(on_way if self.setting.peers_in_order else sorted(on_way)),
@@ -298,8 +327,8 @@ class GenerationWorld:
                 case ToWorker(to, message):
                     if isinstance(message, Submit) and len(prompts) < message.key.generation:
                         prompts = Prompts((*prompts, message.token_ids))
-                    if self._alive(now, to):
-                        side = NAMES.index(to.worker_id)
+                    side = NAMES.index(to.worker_id)
+                    if self._alive(now, to) and side not in now.cut:
                         down[side] = (*down[side], self._number(message))
                 case Deliver(_, tokens, _, reason):
                     broken = broken or ("tokens after the end" if outcome else "")

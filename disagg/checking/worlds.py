@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from disagg.checking.explorer import Exploration
 from disagg.checking.fleet_setting import TAKE_OVER, FleetSetting
 from disagg.checking.fleet_world import FleetWorld
+from disagg.checking.generation_world import GenerationWorld
+from disagg.checking.generation_worlds import GENERATION_SETTINGS, GENERATION_WORLDS
 from disagg.checking.lease_world import LeaseWorld, Setting
 from disagg.checking.lockstep_world import LockstepWorld
 from disagg.checking.mutual_world import MutualSetting, MutualWorld, Wanted
@@ -58,6 +60,13 @@ def _fleet(name: str, what: str, num_states: int, *, only_full: bool = False) ->
 def _mutual(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
     def explore() -> Exploration:
         return MutualWorld(MUTUAL_SETTINGS[name]).explore()
+
+    return World(name, what, explore, num_states, only_full)
+
+
+def _generation(name: str, what: str, num_states: int, only_full: bool) -> World:
+    def explore() -> Exploration:
+        return GenerationWorld(GENERATION_SETTINGS[name]).explore()
 
     return World(name, what, explore, num_states, only_full)
 
@@ -352,6 +361,7 @@ WORLDS = (
         175_739,
         only_full=True,
     ),
+    *(_generation(one.name, one.what, one.num_states, one.only_full) for one in GENERATION_WORLDS),
 )
 
 

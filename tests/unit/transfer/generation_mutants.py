@@ -6,8 +6,14 @@ from dataclasses import replace
 from disagg.routing.core import RouterCore
 from disagg.routing.messages import RouterAction, ToWorker
 from disagg.routing.request_table import RequestTable
-from disagg.scheduling.messages import PartEnded, SequenceOutput, Submit
-from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.routing.token_stream import TokenStream
+from disagg.scheduling.actions import ToRouter, WorkerAction
+from disagg.scheduling.messages import PartEnded, SequenceOutput, StepOutputs, Submit
+from disagg.scheduling.parts import Parts
+from disagg.scheduling.worker_core import WorkerCore
+from disagg.transfer.actions import InboundCommitted
+from disagg.transfer.identity import Incarnation
+from tests.unit.transfer.mutants import DestinationsDroppedAtAbort
 
 MutateRouter = Callable[[RouterCore], None]
 
@@ -19,14 +25,6 @@ def router(cls: type[RequestTable]) -> MutateRouter:
         core._requests.__class__ = cls
 
     return mutate
-
-
-class _AnyGeneration(RequestTable):
-    """Who has a part in the current generation is believed whatever generation it speaks of."""
-
-    def _now(self, incarnation: Incarnation, key: RequestKey) -> RequestKey:
-        request = self._live.get(key.request_id)
-        return key if request is None else request.current.key
 
 
 class OutputsOfAnyGeneration(RequestTable):
@@ -64,16 +62,6 @@ class EndsOfAnyGeneration(RequestTable):
         if request is not None:
             ended = replace(ended, key=request.current.key)
         return super().part_ended(now_ms, incarnation, ended)
-
-
-class ReportsOfAnyGeneration(RequestTable):
-    """A hand-over that is reported is the current one's."""
-
-    def report(self, now_ms, incarnation, report):  # type: ignore[no-untyped-def]
-        request = self._live.get(report.key.request_id)
-        if request is not None:
-            report = replace(report, key=request.current.key)
-        super().report(now_ms, incarnation, report)
 
 
 class ForgetsAcceptedTokens(RequestTable):
@@ -123,3 +111,46 @@ class NumbersNothing(RequestTable):
     def _begin(self, now_ms, request, plan):  # type: ignore[no-untyped-def]
         self._last_generation = 0
         return super()._begin(now_ms, request, plan)
+
+
+class KeepsEarlyTokens(TokenStream):
+    """What came too early for an old plan stays for the new one."""
+
+    def restart(self) -> None:
+        self._finish = None
+
+
+class WithEarlyTokens(RequestTable):
+    """Streams of this kind."""
+
+    def _begin(self, now_ms, request, plan):  # type: ignore[no-untyped-def]
+        request.stream.__class__ = KeepsEarlyTokens
+        return super()._begin(now_ms, request, plan)
+
+
+class SeesNoGaps(RequestTable):
+    """A token that its prefill worker took along is waited for."""
+
+    def _check_gap(self, now_ms, request):  # type: ignore[no-untyped-def]
+        return []
+
+
+class TellsToken0Once(Parts):
+    """The decode worker does not say token 0 again."""
+
+    def _committed(self, event: InboundCommitted) -> list[WorkerAction]:
+        return [
+            action
+            for action in super()._committed(event)
+            if not (isinstance(action, ToRouter) and isinstance(action.message, StepOutputs))
+        ]
+
+
+def token_0_once(core: WorkerCore) -> None:
+    """`TellsToken0Once` at every worker."""
+    core.parts.__class__ = TellsToken0Once
+
+
+def destinations_dropped(core: WorkerCore) -> None:
+    """Destinations are free as soon as their generation is given up."""
+    core.inbound.__class__ = DestinationsDroppedAtAbort
