@@ -29,6 +29,8 @@ class GenerationSetting:
         late_sessions: a session that was opened anew leaves the old one's messages (a negative
             control).
         read_errors: READs that fail.
+        step_errors: steps that fail.
+        evictions: of everything free, at any worker.
         time_outs: reservations that are given up without an answer.
         passes_max: refused reservations before a prefill gives up.
         generations_max: plans before the router gives up.
@@ -48,6 +50,8 @@ class GenerationSetting:
     cuts: tuple[int, ...] = ()
     late_sessions: bool = False
     read_errors: int = 0
+    step_errors: int = 0
+    evictions: int = 0
     time_outs: int = 0
     passes_max: int = 0
     generations_max: int = 3

@@ -40,6 +40,8 @@ class Faults(NamedTuple):
     crashes: tuple[int, ...] = ()
     cuts: tuple[int, ...] = ()
     read_errors: int = 0
+    step_errors: int = 0
+    evictions: int = 0
     time_outs: int = 0
     cancels: int = 0
 

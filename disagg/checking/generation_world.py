@@ -202,6 +202,13 @@ class GenerationWorld:
             )
             after = now._replace(memory=put(now.memory, side, memory))
             yield self._does(after, side, "a step ends", "on_step_done", 0, result, broken=broken)
+            if faults.step_errors < self.setting.step_errors and not now.outcome:
+                after = now._replace(faults=faults._replace(step_errors=faults.step_errors + 1))
+                failed = StepResult(facts.step.step_id, error="failed")
+                yield self._does(after, side, "a step fails", "on_step_done", 0, failed)
+        if facts.cached and faults.evictions < self.setting.evictions and not now.outcome:
+            after = now._replace(faults=faults._replace(evictions=faults.evictions + 1))
+            yield self._does(after, side, "everything free is evicted", "evict")
         if facts.backing_off:
             yield self._does(now, side, "gives up or retries", "tick", 0)
         if facts.orphans:

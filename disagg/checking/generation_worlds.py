@@ -17,10 +17,22 @@ class GenerationEntry(NamedTuple):
 
 GENERATION_WORLDS = (
     GenerationEntry(
+        "generation",
+        "one request, nothing goes wrong; three tokens; peers' messages and READs at any time",
+        GenerationSetting(max_tokens=3, peers_in_order=False, whole_reads=False),
+        748,
+    ),
+    GenerationEntry(
         "generation-read-error",
-        "a READ fails; three tokens; peers' messages and READs at any time",
+        "a READ fails; three tokens; at any time",
         GenerationSetting(read_errors=1, max_tokens=3, peers_in_order=False, whole_reads=False),
         4_880,
+    ),
+    GenerationEntry(
+        "generation-step-error",
+        "a step fails, a READ fails",
+        GenerationSetting(step_errors=1, read_errors=1),
+        6_834,
     ),
     GenerationEntry(
         "generation-refused",
@@ -63,6 +75,29 @@ GENERATION_WORLDS = (
         "a READ fails, the client goes away",
         GenerationSetting(read_errors=1, cancels=1),
         4_410,
+    ),
+    GenerationEntry(
+        "generation-read-error-evict",
+        "a READ fails, everything free is evicted; three tokens; at any time",
+        GenerationSetting(
+            read_errors=1, evictions=1, max_tokens=3, peers_in_order=False, whole_reads=False
+        ),
+        23_409,
+        only_full=True,
+    ),
+    GenerationEntry(
+        "generation-session-evict",
+        "D's session breaks, everything free is evicted",
+        GenerationSetting(cuts=(DECODE,), evictions=1),
+        64_841,
+        only_full=True,
+    ),
+    GenerationEntry(
+        "generation-step-error-crash",
+        "a step fails, P crashes, and may come back",
+        GenerationSetting(step_errors=1, crashes=(PREFILL,), restarts=True, generations_max=4),
+        120_538,
+        only_full=True,
     ),
     GenerationEntry(
         "generation-prefill-crash-more",

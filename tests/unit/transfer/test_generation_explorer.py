@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from disagg.checking.explorer import Step
-from disagg.checking.generation_setting import GenerationSetting
+from disagg.checking.generation_setting import DECODE, GenerationSetting
 from disagg.checking.generation_state import State
 from disagg.checking.generation_world import GenerationWorld
 from disagg.checking.generation_worlds import GENERATION_SETTINGS
@@ -29,13 +29,14 @@ PREFILL_CRASH = GENERATION_SETTINGS["generation-prefill-crash"]
 DECODE_CRASH = GENERATION_SETTINGS["generation-decode-crash"]
 TAKE_OVER = GENERATION_SETTINGS["generation-take-over"]
 SESSION = GENERATION_SETTINGS["generation-session"]
+CRASH = GenerationSetting(crashes=(DECODE,))
 NO_WAY, TWO = "no way leads to a goal", "two different tokens came for position 2: 12 and 22"
 MutateRouter = Callable[[RouterCore], None]
 MutateWorker = Callable[[WorkerCore], None]
 
 MUTANTS: dict[str, tuple[GenerationSetting, MutateRouter | None, MutateWorker | None, str]] = {
     "tokens of any generation": (
-        DECODE_CRASH,
+        CRASH,
         router(mutants.OutputsOfAnyGeneration),
         None,
         TWO,
@@ -47,25 +48,25 @@ MUTANTS: dict[str, tuple[GenerationSetting, MutateRouter | None, MutateWorker | 
         "the client gets token 0 twice",
     ),
     "accepted tokens are not in the next prompt": (
-        DECODE_CRASH,
+        CRASH,
         router(mutants.ForgetsAcceptedTokens),
         None,
         TWO,
     ),
     "ends of any generation": (
-        DECODE_CRASH,
+        CRASH,
         router(mutants.EndsOfAnyGeneration),
         None,
         "given up after 3 plans",
     ),
     "generations are not numbered": (
-        DECODE_CRASH,
+        CRASH,
         router(mutants.NumbersNothing),
         None,
         "given up after 3 plans",
     ),
     "what is planned anew is not cancelled": (
-        DECODE_CRASH,
+        CRASH,
         router(mutants.TellsNobodyOfTheNewPlan),
         None,
         NO_WAY,
@@ -83,7 +84,7 @@ MUTANTS: dict[str, tuple[GenerationSetting, MutateRouter | None, MutateWorker | 
         NO_WAY,
     ),
     "token 0 is said once, and early tokens are kept": (
-        DECODE_CRASH,
+        CRASH,
         router(mutants.WithEarlyTokens),
         token_0_once,
         "the client gets 13, which was sampled after other tokens than (22,)",
