@@ -137,9 +137,9 @@ class NixlTransport:
             raise ValueError("a destination block lies outside the pool")
         # Neighbours become one descriptor where both sides ascend; the order is ours to choose.
         order = src.argsort()
-        num_pieces = -(-len(src) // self._handle_blocks_max)
-        piece_blocks = -(-len(src) // max(1, num_pieces))
-        self._put(lambda: self._start(Read(read_id, src[order], dst[order], piece_blocks), peer))
+        piece_blocks = -(-len(src) // max(1, -(-len(src) // self._handle_blocks_max)))
+        made = Read(read_id, peer, src[order], dst[order], piece_blocks)
+        self._put(lambda: self._start(made))
 
     def close(self, timeout_s: float) -> bool:
         """Fail what is not posted and wait for what is; nothing is read any more.
@@ -283,9 +283,9 @@ class NixlTransport:
             if fresh.error:
                 self._fail_waiting(fresh, fresh.error)
 
-    def _start(self, read: Read, name: str) -> None:
+    def _start(self, read: Read) -> None:
         self._num_reads += 1
-        peer = self._peers.get(name)
+        peer = self._peers.get(name := read.peer)
         if peer is not None and peer.pool is None and peer.mend(time.monotonic()):
             self._forget_when_idle(peer)
             peer = self._peers[name]
@@ -326,8 +326,8 @@ class NixlTransport:
             peer.num_bytes += num_bytes
             self._posted[handle] = Posted(peer, read, num_bytes, time.monotonic())
             self._note_progress()
-            # Only now: the control thread wakes up while this one is inside NIXL.
-            self._report_ended()
+            if any(one.peer != peer.name or one.is_late for one in self._ended):
+                self._report_ended()  # only now: who is woken runs while this is inside NIXL
             self._settle(handle, self._agent.post)
         return posted
 
@@ -376,6 +376,7 @@ class NixlTransport:
             self._report(read)
 
     def _report(self, read: Read) -> None:
+        read.ended_s = time.monotonic()
         self._ended.append(read)
         if read.error and not self._closing:
             self._agent.check()  # the peer's fault, or ours? Ours ends the transport

@@ -1,5 +1,6 @@
 """What the NIXL transport keeps of a peer and of the reads from it."""
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ PEER_HANDLES_MAX = 16
 """In progress per peer, so that one that stopped does not take the others' turns."""
 PEER_BYTES_MAX = 64 << 20
 """In progress per peer, so that what was given up drains soon; one handle may always be."""
+REPORT_LATER_S = 0.005
+"""Ends are reported so much later while more is read from the same peer: a report hands the
+interpreter over. The next post to another peer may block."""
 MEND_DELAY_MIN_S = 1.0
 MEND_DELAY_MAX_S = 60.0
 
@@ -19,6 +23,7 @@ class Read:
     """One read: cut into pieces, each of which becomes a handle."""
 
     read_id: int
+    peer: str
     src: BlockIds
     dst: BlockIds
     piece_blocks: int
@@ -28,6 +33,12 @@ class Read:
     num_handles: int = 0
     """In progress."""
     error: str = ""
+    ended_s: float = 0.0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its end should be reported whatever else is read."""
+        return time.monotonic() > self.ended_s + REPORT_LATER_S
 
     @property
     def is_posted(self) -> bool:
