@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from disagg.scheduling.actions import ConnectPeer, Exit, ToRouter, WorkerAction
+from disagg.scheduling.actions import CheckTransport, ConnectPeer, Exit, ToRouter, WorkerAction
 from disagg.scheduling.messages import Cancel, RouterMessage, WorkerMessage
 from disagg.scheduling.report import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
@@ -31,6 +31,10 @@ STATS_S = 0.1
 """Changed stats are sent at most so often."""
 IDLE_CHECK_S = 1.0
 """Idle for so long, the core checks itself, once: it takes time linear in the pool."""
+TRANSPORT_CHECKS = 2
+"""Once in doubt; a device that has just vanished may let the first one pass (seen with UCX)."""
+TRANSPORT_CHECK_S = 1.0
+"""Between two checks of the own transport, however much is doubted."""
 
 
 def agent_name(incarnation: Incarnation) -> str:
@@ -88,6 +92,8 @@ class Control:
         self._sent_stats: object = None
         self._tasks: list[asyncio.Task[None]] = []
         self._check_due_s: float | None = None
+        self._transport_checks = 0
+        self._transport_check_due_s = 0.0
         self._failed = False
 
     def start(self, links: PeerLinks) -> None:
@@ -193,6 +199,10 @@ class Control:
                     )
                 case ConnectPeer(peer):
                     self._links.connect(peer.incarnation, peer.address)
+                case CheckTransport(reason):
+                    if not self._transport_checks:
+                        log.warning("the own transport is checked: %s", reason)
+                    self._transport_checks = TRANSPORT_CHECKS
                 case Exit(reason):
                     self._fail(reason)
 
@@ -229,12 +239,21 @@ class Control:
         while True:
             await asyncio.sleep(TICK_S)
             self._guard(lambda: self.core.tick(now_ms()))
+            self._check_transport()
             if self._transport.failure:
                 # A worker that cannot transfer must not look healthy.
                 self._fail(f"transport: {self._transport.failure}")
             if self._check_due_s is not None and time.monotonic() > self._check_due_s:
                 self._check_due_s = None
                 self._guard(self._check)
+
+    def _check_transport(self) -> None:
+        """Have the transport look at itself where that is in doubt and due."""
+        now_s = time.monotonic()
+        if self._transport_checks and now_s >= self._transport_check_due_s:
+            self._transport_checks -= 1
+            self._transport_check_due_s = now_s + TRANSPORT_CHECK_S
+            self._transport.check()
 
     def _check(self) -> list[WorkerAction]:
         check_core(self.core)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from disagg.errors import CapacityError, ConfigError, RemoteFault
-from disagg.workers.nixl_agent import BlockIds, NixlAgent, ReadHandle
-from disagg.workers.peer_reads import MEND_DELAY_MIN_S, Peer, Posted, Read
+from disagg.workers.nixl_agent import NixlAgent, ReadHandle
+from disagg.workers.peer_reads import MEND_DELAY_MIN_S, Peer, Posted, Read, are_inside
 from disagg.workers.transport import TransportInfo
 
 _log = logging.getLogger(__name__)
@@ -133,13 +133,18 @@ class NixlTransport:
         dst = np.asarray(dst_blocks, dtype=np.int32)
         if src.shape != dst.shape or src.ndim != 1:
             raise ValueError(f"{len(src_blocks)} source and {len(dst_blocks)} destination blocks")
-        if not _inside(dst, self._agent.info.num_blocks):
+        if not are_inside(dst, self._agent.info.num_blocks):
             raise ValueError("a destination block lies outside the pool")
         # Neighbours become one descriptor where both sides ascend; the order is ours to choose.
         order = src.argsort()
         piece_blocks = -(-len(src) // max(1, -(-len(src) // self._handle_blocks_max)))
         made = Read(read_id, peer, src[order], dst[order], piece_blocks)
         self._put(lambda: self._start(made))
+
+    def check(self) -> None:
+        """Have the agent READ from itself; an ended transport knows what is wrong already."""
+        with contextlib.suppress(RemoteFault, CapacityError):
+            self._put(self._check)
 
     def close(self, timeout_s: float) -> bool:
         """Fail what is not posted and wait for what is; nothing is read any more.
@@ -187,9 +192,8 @@ class NixlTransport:
         started.set_result(self._agent)
         try:
             while not self._exiting and (self._posted or not self._closing):
-                self._run_commands()
-                progress = self._post_pieces()
-                progress |= self._poll()
+                self._run_commands(self._wait_s())
+                progress = self._post_pieces() | self._poll()
                 if not any(peer.can_post for peer in self._peers.values()):
                     self._report_ended()
                 if progress:
@@ -207,15 +211,13 @@ class NixlTransport:
         with self._ending:
             self._failure = why
         self._close()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._commands.get_nowait()()
+        self._run_commands(0.0)
         self._report_ended()
 
-    def _run_commands(self) -> None:
+    def _run_commands(self, wait_s: float | None) -> None:
         """Run what is queued; wait for more where there is nothing else to do."""
         with contextlib.suppress(queue.Empty):
-            self._commands.get(timeout=self._wait_s())()
+            self._commands.get(timeout=wait_s)()
             while True:
                 self._commands.get_nowait()()
 
@@ -295,7 +297,7 @@ class NixlTransport:
             read.error = f"peer {name} is unknown"
         elif peer.error:
             read.error = peer.error
-        elif not _inside(read.src, (peer.again or peer.info).num_blocks):
+        elif not are_inside(read.src, (peer.again or peer.info).num_blocks):
             read.error = f"a source block lies outside the pool of {name}"
         elif self._num_reads > READS_MAX:
             read.error = f"{READS_MAX} reads are waiting"
@@ -355,10 +357,8 @@ class NixlTransport:
         posted.read.num_handles -= 1
         posted.peer.num_handles -= 1
         posted.peer.num_bytes -= posted.num_bytes
-        try:
+        with contextlib.suppress(RemoteFault):  # of a failed READ
             self._agent.release(handle)
-        except RemoteFault as fault:
-            _log.debug("%s", fault.message)  # of a failed READ
         self._end_piece(posted.peer, posted.read, error)
         if error:  # NIXL never mends a broken connection: every later READ would fail as well
             posted.peer.mend(time.monotonic())
@@ -378,8 +378,12 @@ class NixlTransport:
     def _report(self, read: Read) -> None:
         read.ended_s = time.monotonic()
         self._ended.append(read)
-        if read.error and not self._closing:
-            self._agent.check()  # the peer's fault, or ours? Ours ends the transport
+        if read.error:
+            self._check()  # the peer's fault, or ours?
+
+    def _check(self) -> None:
+        if not self._closing:
+            self._agent.check()  # raises where no peer can be at fault: the transport ends
 
     def _report_ended(self) -> None:
         while self._ended:
@@ -394,7 +398,3 @@ class NixlTransport:
         self._closing = True
         for peer in list(self._peers.values()):
             self._fail_waiting(peer, "the transport is closing")
-
-
-def _inside(blocks: BlockIds, num_blocks: int) -> bool:
-    return not blocks.size or (int(blocks.min()) >= 0 and int(blocks.max()) < num_blocks)

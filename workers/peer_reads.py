@@ -105,3 +105,8 @@ class Posted:
     read: Read
     num_bytes: int
     posted_s: float
+
+
+def are_inside(blocks: BlockIds, num_blocks: int) -> bool:
+    """Whether a pool of so many blocks has all of these."""
+    return not blocks.size or (int(blocks.min()) >= 0 and int(blocks.max()) < num_blocks)

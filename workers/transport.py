@@ -67,6 +67,10 @@ class KVTransport(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Have it seen whether this worker can still READ; if not, `failure` says so."""
+        ...
+
     def close(self, timeout_s: float) -> bool:
         """Stop; False when handles stay in progress, then only the process's end is a fence."""
         ...

@@ -10,7 +10,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.free_blocks import UncachedBlocks
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheLayout
-from disagg.scheduling.actions import WorkerAction
+from disagg.scheduling.actions import CheckTransport, WorkerAction
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import Step
 from disagg.scheduling.worker_core import WorkerCore
@@ -151,7 +151,10 @@ class Workers:
             moved = self.move(number, "on_peer_message", 0, stranger, message)
             after = self.thaw(moved.core)
             after.inbound._lease_seen.pop(stranger, None)  # one number per owner ever heard
-            answers = all(isinstance(one, Send) and one.to == stranger for one in moved.actions)
+            answers = all(
+                isinstance(one, CheckTransport) or (isinstance(one, Send) and one.to == stranger)
+                for one in moved.actions
+            )
             same = self.same(self.thaw(number), after)
             self._minds[call] = not (answers and same)
         return self._minds[call]

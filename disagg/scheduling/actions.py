@@ -27,4 +27,14 @@ class Exit:
     reason: str
 
 
-WorkerAction = ToRouter | ConnectPeer | Exit | Send | PostRead
+@dataclass(frozen=True, slots=True)
+class CheckTransport:
+    """See whether this worker's own transport can READ; if not, end as with `Exit`.
+
+    It comes whenever there is reason to doubt: the shell bounds how often it looks.
+    """
+
+    reason: str
+
+
+WorkerAction = ToRouter | ConnectPeer | Exit | CheckTransport | Send | PostRead

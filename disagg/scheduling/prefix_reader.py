@@ -185,7 +185,7 @@ class PrefixReader:
 
     def _drop(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
         """Withdraw the question, abort what is being read, free the sequence's blocks."""
-        withdrawn: list[Send] = self._asker.give_up(key)
+        withdrawn: list[Send] = self._asker.give_up(key, reason)
         aborted = self._inbound.abort(now_ms, key, reason)
         self._kv.free(key)
         return [*withdrawn, *aborted]

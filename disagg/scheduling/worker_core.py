@@ -19,7 +19,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheLayout
 from disagg.kv.prefix_pull import PrefixPulls
-from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
+from disagg.scheduling.actions import CheckTransport, Exit, ToRouter, WorkerAction
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.counters import Counters
 from disagg.scheduling.incoming import Incoming
@@ -38,6 +38,7 @@ from disagg.scheduling.prefix_reader import PrefixReader
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.share import HandoverShare
 from disagg.scheduling.step import Step, StepResult
+from disagg.transfer.actions import READ_FAULTS
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.lease_asker import LeaseAsker
@@ -176,7 +177,8 @@ class WorkerCore:
             case Transfer():
                 return list(self.outgoing.on_transfer(now_ms, sender, message))
             case Withdraw():
-                return list(self.outgoing.on_withdraw(sender, message))
+                doubts = _doubts(sender, message.reason)
+                return [*doubts, *self.outgoing.on_withdraw(sender, message)]
             case CommitAnswer():
                 return self.parts.act_on(
                     now_ms, self.inbound.on_commit_answer(now_ms, sender, message)
@@ -184,14 +186,19 @@ class WorkerCore:
             case AskOffers() | Commit() | CommitSeen():
                 return list(self.outgoing.on_lease_message(sender, message))
             case Ended():
-                return self.parts.peer_ended(now_ms, sender, message)
+                doubts = _doubts(sender, message.reason)
+                return [*doubts, *self.parts.peer_ended(now_ms, sender, message)]
             case WrongEpoch():
                 # The addressee is another life of that worker: ours is gone.
                 return []
 
     def on_peer_lost(self, now_ms: int, peer: Incarnation) -> list[WorkerAction]:
         """A stream's end or a new epoch counts as the peer's abort of everything with it."""
-        actions: list[WorkerAction] = list(self.outgoing.on_peer_lost(now_ms, peer))
+        actions: list[WorkerAction] = []
+        if any(lease.reader == peer for lease in self.leases.statuses()):
+            # Perhaps it ended because its READs from here did not.
+            actions.append(CheckTransport(f"{peer} was lost while it read from here"))
+        actions += self.outgoing.on_peer_lost(now_ms, peer)
         actions += self.parts.on_owner_lost(now_ms, peer)
         actions += self.parts.act_on(now_ms, self.inbound.on_peer_lost(now_ms, peer))
         for seq in self.incoming.owned_by(peer):
@@ -300,3 +307,8 @@ class WorkerCore:
         if self._num_holding - len(self.outgoing.reserving) >= self.limits.max_sequences:
             return "too many sequences"
         return ""
+
+
+def _doubts(reader: Incarnation, reason: str) -> list[WorkerAction]:
+    """A reader's READs failed. It looks at its own transport; ours may be at fault as well."""
+    return [CheckTransport(f"{reader} says {reason}")] if reason in READ_FAULTS else []

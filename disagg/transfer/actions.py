@@ -100,6 +100,10 @@ class InboundFailure(StrEnum):
     PEER_ENDED = "peer_ended"
 
 
+READ_FAULTS = frozenset({InboundFailure.READ_FAILED, InboundFailure.READ_STUCK})
+"""Reader or owner may be at fault: each looks at its own transport."""
+
+
 @dataclass(frozen=True, slots=True)
 class InboundFailed:
     """The bytes are not to be read. Destinations stay held until `InboundDrained`."""

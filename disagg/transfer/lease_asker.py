@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from disagg.errors import InvariantViolation
-from disagg.transfer.actions import Send
+from disagg.transfer.actions import READ_FAULTS, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.messages import Offers, Open, Transfer, Withdraw
 from disagg.transfer.question_states import QUESTION_TABLE, QuestionEvent, QuestionState
@@ -93,9 +93,17 @@ class LeaseAsker:
             return []
         return [Send(sender, Withdraw(offers.key, offers.number))]
 
-    def give_up(self, key: RequestKey) -> list[Send]:
-        """Withdraw a question, answered or not; nothing if there is none."""
-        return [self._withdraw(key, QuestionEvent.GIVE_UP)] if key in self._entries else []
+    def give_up(self, key: RequestKey, reason: str = "") -> list[Send]:
+        """Withdraw a question, answered or not; nothing if there is none.
+
+        The owner is told of READs that failed (`READ_FAULTS`), of no other ``reason``.
+        """
+        if key not in self._entries:
+            return []
+        send = self._withdraw(key, QuestionEvent.GIVE_UP)
+        if reason in READ_FAULTS and isinstance(send.message, Withdraw):
+            return [Send(send.to, replace(send.message, reason=reason))]
+        return [send]
 
     def finished(self, key: RequestKey) -> None:
         """The lease is committed."""

@@ -165,6 +165,8 @@ class Withdraw:
 
     key: RequestKey
     number: int
+    reason: str = ""
+    """One of `READ_FAULTS` where READs from the owner failed."""
 
 
 # --- ends

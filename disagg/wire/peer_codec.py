@@ -117,8 +117,10 @@ def peer_to_wire(
                     first_lacked=first_lacked,
                 )
             )
-        case Withdraw(key, number):
-            envelope.withdraw.CopyFrom(pb.Withdraw(key=key_to_wire(key), number=number))
+        case Withdraw(key, number, reason):
+            envelope.withdraw.CopyFrom(
+                pb.Withdraw(key=key_to_wire(key), number=number, reason=reason)
+            )
         case Ended(key, reason):
             envelope.ended.CopyFrom(pb.Ended(key=key_to_wire(key), reason=reason))
         case WrongEpoch(expected_epoch):
@@ -199,7 +201,7 @@ def _body_from_wire(envelope: pb.PeerEnvelope) -> PeerMessage | PeerHello:
             )
         case "withdraw":
             withdraw = envelope.withdraw
-            return Withdraw(key_from_wire(withdraw), _number(withdraw))
+            return Withdraw(key_from_wire(withdraw), _number(withdraw), withdraw.reason)
         case "ended":
             return Ended(key_from_wire(envelope.ended), envelope.ended.reason)
         case "wrong_epoch":

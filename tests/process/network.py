@@ -4,7 +4,8 @@
                          middle (.9) --- (.10) second worker
 
 What goes from one worker to the other can be dropped in the middle, silently, as a network would;
-both still reach the test and its router.
+both still reach the test and its router. On request each has a second way to the middle (.14 to
+.13, .18 to .17) for its READs alone; its device can be taken away.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+DATA = "data"
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,26 @@ class Network:
         for rule in self._rules():
             with contextlib.suppress(UnavailableError):
                 run("ip", "-n", self._middle, "rule", "del", *rule)
+
+    def separate_data(self) -> None:
+        """From now on READs go over devices of their own; before processes start."""
+        for n, place in enumerate(self.places):
+            place.environment["UCX_NET_DEVICES"] = DATA
+            self.give_data(n)
+
+    def give_data(self, n: int) -> None:
+        """Give a worker the device for READs, and the way to the other one's."""
+        end, gateway = self._ends[n], 4 * n + 13
+        at_middle = ("type", "veth", "peer", f"{DATA}{n}", "netns", self._middle)
+        run("ip", "-n", end, "link", "add", DATA, *at_middle)
+        self._up(self._middle, f"{DATA}{n}", gateway)
+        self._up(end, DATA, gateway + 1)
+        others = f"{self._subnet}.{4 * (1 - n) + 12}/30"
+        run("ip", "-n", end, "route", "add", others, "via", f"{self._subnet}.{gateway}")
+
+    def take_data(self, n: int) -> None:
+        """Take it away again, as when a card fails; all else still reaches the worker."""
+        run("ip", "-n", self._ends[n], "link", "del", DATA)
 
     def end(self) -> None:
         """Remove what was made; processes in it must have ended."""

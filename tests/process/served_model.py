@@ -150,7 +150,7 @@ class ServedModel:
     def settle(self) -> None:
         """Open every gate; then nothing may be held by anybody."""
         for name in self.cluster.living():
-            for gate in ("steps", "reads", "dones"):
+            for gate in ("steps", "reads", "dones", "checks"):
                 self.cluster.tell(name, f"pass {gate}")
         self.cluster.wait_quiescent()
         self.wait_idle()

@@ -2,11 +2,15 @@
 
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 
-from tests.process.harness import wait_until
-from tests.process.served_model import ServedModel, assert_exact, is_exact
+from tests.checkpoints import make_checkpoint
+from tests.process.harness import Cluster, running, wait_until
+from tests.process.network import Network, UnavailableError, network
+from tests.process.served_model import WINDOW, ServedModel, assert_exact, is_exact
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -61,3 +65,96 @@ def test_a_dead_owner_does_not_end_its_reader(gemma3: ServedModel) -> None:
     generation = gemma3.serve(gemma3.prompt(150, salt="after"))
     assert generation["decode"]["epoch"] == before["d0"]
     assert generation["prefill"]["epoch"] != before["p0"]
+
+
+# --- an owner, whose own READs nobody misses
+
+
+@pytest.mark.parametrize("share", [0.6, 0.05], ids=["reader stays", "reader ends"])
+def test_an_owner_whose_device_is_gone_ends_and_its_next_life_lends(
+    share: float, tmp_path: Path
+) -> None:
+    """Its streams stay: nobody but its readers sees that it cannot lend. Some of them end."""
+    torch.set_num_threads(1)
+    try:
+        with network() as made:
+            made.separate_data()
+            lose_the_owners_device(made, share, tmp_path)
+    except UnavailableError as error:
+        pytest.skip(f"no device was ever taken away: {error}")
+
+
+def lose_the_owners_device(made: Network, share: float, folder: Path) -> None:
+    model_dir = make_checkpoint(folder / "gemma3", "gemma3", window=WINDOW)
+    cluster = Cluster(
+        model_dir,
+        folder,
+        {"max_step_tokens": 96, "num_blocks": 240, "read_stuck_ms": 1_500},
+        {"worker_silent_ms": 3_000, "host": made.host},
+        dict(zip(("p0", "d0"), made.places, strict=True)),
+    )
+    cluster.worker_options["quarantine_share_max"] = share
+    with running(cluster, p0="prefill", d0="decode"):
+        served = ServedModel(cluster)
+        expected, before = served.prompt(300), dict(cluster.epochs)
+        assert served.serve(expected)["decode"]["epoch"] == before["d0"]
+        cluster.tell("d0", "forget")
+
+        told = cluster.tell("p0", "hold checks")
+        made.take_data(0)
+        assert_exact(served.ask(expected, "gone"), expected)
+        assert cluster.record("gone")["generations"][0]["cause"]
+        cluster.wait_told("p0", "held checks", told)
+        # Control: who does not look at itself stays and looks healthy.
+        view = cluster.known()["p0"]
+        assert view["ready"]
+        assert view["info"]["incarnation"]["epoch"] == before["p0"]
+        owner, reader = cluster.workers["p0"], cluster.workers["d0"]
+        assert owner.popen.poll() is None
+
+        cluster.tell("p0", "pass checks")
+        wait_until(lambda: owner.popen.poll() is not None, "the owner to end")
+        assert "the own transport is checked" in owner.logged()
+        assert "cannot go on: transport: " in owner.logged()
+        wait_until(
+            lambda: cluster.known().get("p0", {}).get("ready") is not True, "p0 not to be planned"
+        )
+        if share == 0.05:
+            wait_until(lambda: reader.popen.poll() is not None, "too much in quarantine")
+            assert "READs that may still land" in reader.logged()
+            cluster.spawn("d0", "decode")
+        else:
+            assert reader.popen.poll() is None  # its own transport is as it was
+
+        made.give_data(0)
+        cluster.spawn("p0", "prefill")
+        cluster.wait_ready("p0", "d0")
+        assert cluster.epochs["p0"] != before["p0"]
+        assert (cluster.epochs["d0"] == before["d0"]) == (share != 0.05)
+        wait_until(lambda: hands_over(served), "a hand-over")
+
+
+def test_an_owner_that_is_doubted_without_a_reason_stays(gemma3: ServedModel) -> None:
+    """Control: a READ that fails for the reader's sake; the owner looks at itself, twice."""
+    cluster, expected = gemma3.cluster, gemma3.prompt(150)
+    before = dict(cluster.epochs)
+    told = cluster.tell("p0", "hold checks")
+    cluster.tell("d0", "fail 0 9")  # the last block, which every group needs
+    assert_exact(gemma3.ask(expected, "failed"), expected)
+    cluster.wait_told("p0", "held checks", told)
+    cluster.tell("d0", "intact")
+    told = cluster.tell("p0", "pass checks 1")
+    cluster.wait_told("p0", "held checks", told)
+    cluster.tell("p0", "pass checks")
+    wait_until(lambda: hands_over(gemma3), "a hand-over")
+    assert cluster.epochs == before
+
+
+def hands_over(served: ServedModel) -> bool:
+    """Whether one more request is exact and handed over at once; the pair may rest."""
+    for name in served.cluster.workers:
+        served.cluster.tell(name, "forget")
+    expected, request_id = served.prompt(100), served.new_id()
+    assert_exact(served.ask(expected, request_id), expected)
+    (first, *more) = served.cluster.record(request_id)["generations"]
+    return not more and not first["local"]

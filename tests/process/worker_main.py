@@ -2,9 +2,10 @@
 
 Commands on standard input, one a line; every answer and event is a line on standard output:
 
-    hold steps|reads|dones      from now on nothing passes that point; "held POINT" when one waits
-    pass steps|reads|dones      let everything go on
-    pass steps|reads|dones N    let N more pass and hold what follows
+    hold POINT                  from now on nothing passes it (steps, reads, dones, or checks of
+                                the own transport); "held POINT" when one waits
+    pass POINT                  let everything go on
+    pass POINT N                let N more pass and hold what follows
     corrupt GROUP               overwrite one block of that group after each READ
     unwritten GROUP             poison it instead, as if the READ had left it out
     fail GROUP POSITION         poison that block and let its READ end with an error
@@ -80,13 +81,18 @@ class Gate:
 
 
 class GatedTransport:
-    """NIXL, with gates before a READ is posted and before its end is reported."""
+    """NIXL, with gates before a READ is posted, before its end is reported, before a check."""
 
     def __init__(
-        self, inner: KVTransport, reads: Gate, on_read: Callable[[int, Sequence[int]], None]
+        self,
+        inner: KVTransport,
+        reads: Gate,
+        checks: Gate,
+        on_read: Callable[[int, Sequence[int]], None],
     ) -> None:
         self.inner = inner
         self.reads = reads
+        self.checks = checks
         self.on_read = on_read
 
     @property
@@ -120,6 +126,9 @@ class GatedTransport:
         self.on_read(read_id, dst_blocks)
         self.reads.go(lambda: self.inner.read(read_id, peer, src_blocks, dst_blocks))
 
+    def check(self) -> None:
+        self.checks.go(self.inner.check)
+
     def close(self, timeout_s: float) -> bool:
         return self.inner.close(timeout_s)
 
@@ -142,7 +151,7 @@ class HeldEngine:
 
 class WorkerUnderTest:
     def __init__(self, options: WorkerOptions) -> None:
-        self.gates = {name: Gate(name) for name in ("steps", "reads", "dones")}
+        self.gates = {name: Gate(name) for name in ("steps", "reads", "dones", "checks")}
         self.corrupt: set[int] = set()
         self.unwritten: set[int] = set()
         self.to_fail: set[tuple[int, int]] = set()
@@ -172,7 +181,7 @@ class WorkerUnderTest:
         assert isinstance(inner, NixlTransport)
         self.really_post = inner._agent.post
         inner._agent.post = self.post  # type: ignore[method-assign]
-        return GatedTransport(inner, self.gates["reads"], self.remember)
+        return GatedTransport(inner, self.gates["reads"], self.gates["checks"], self.remember)
 
     def remember(self, read_id: int, dst_blocks: Sequence[int]) -> None:
         """Which group each destination serves; called on the control thread."""

@@ -409,7 +409,10 @@ class Withdraw(google.protobuf.message.Message):
 
     KEY_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     number: builtins.int
+    reason: builtins.str
+    """of a READ that failed or is stuck"""
     @property
     def key(self) -> disagg.wire.v1.common_pb2.RequestKey: ...
     def __init__(
@@ -417,9 +420,10 @@ class Withdraw(google.protobuf.message.Message):
         *,
         key: disagg.wire.v1.common_pb2.RequestKey | None = ...,
         number: builtins.int = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "number", b"number"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "number", b"number", "reason", b"reason"]) -> None: ...
 
 global___Withdraw = Withdraw
 

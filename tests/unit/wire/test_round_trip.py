@@ -79,7 +79,7 @@ PEER: dict[type, st.SearchStrategy[typing.Any]] = {
         xfer.Open, keys, positive, positive, u32, tuples(digest, min_size=1), tuples(u32)
     ),
     xfer.Transfer: st.builds(xfer.Transfer, keys, positive, keys, tuples(u32)),
-    xfer.Withdraw: st.builds(xfer.Withdraw, keys, positive),
+    xfer.Withdraw: st.builds(xfer.Withdraw, keys, positive, text),
     xfer.Ended: st.builds(xfer.Ended, keys, text),
     xfer.WrongEpoch: st.builds(xfer.WrongEpoch, name),
 }

@@ -1,0 +1,79 @@
+"""A worker that others cannot read from looks at its own transport, but not all the time."""
+
+from typing import Any, cast
+
+import pytest
+from opentelemetry.trace import NoOpTracer
+
+from disagg.scheduling.actions import CheckTransport
+from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.transfer.lease_asker import LeaseAsker
+from disagg.transfer.messages import Ended, Offers, Open, Withdraw
+from disagg.workers.control import TRANSPORT_CHECKS, Control
+from disagg.workers.transfer_trace import TransferTrace
+from tests.unit.workers.test_sessions import new_core
+
+READER = Incarnation("reader", "R")
+KEY = RequestKey("one", 1)
+FAULTS = ("read_failed", "read_stuck")
+OTHER_ENDS = ("", "cancelled", "lease_dead", "commit_refused", "peer_lost", "read_failed ")
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_an_owner_that_hears_of_failed_reads_looks_at_itself(reason: str) -> None:
+    core = new_core()
+    for message in (Ended(KEY, reason), Withdraw(KEY, 1, reason)):
+        actions = core.on_peer_message(0, READER, message)
+        assert [type(action) for action in actions] == [CheckTransport]
+
+
+@pytest.mark.parametrize("reason", OTHER_ENDS)
+def test_other_ends_are_no_reason_to(reason: str) -> None:
+    core = new_core()
+    for message in (Ended(KEY, reason), Withdraw(KEY, 1, reason)):
+        assert core.on_peer_message(0, READER, message) == []
+
+
+def test_a_reader_that_is_lost_while_it_has_a_lease_is_a_reason() -> None:
+    core = new_core()
+    assert core.on_peer_lost(0, READER) == []
+    core.leases.open(0, KEY, READER, (0,))
+    doubts = [one for one in core.on_peer_lost(0, READER) if isinstance(one, CheckTransport)]
+    assert len(doubts) == 1
+    assert core.on_peer_lost(0, READER) == []  # it has none any more
+
+
+@pytest.mark.parametrize("reason", [*FAULTS, *OTHER_ENDS])
+def test_a_pull_that_is_given_up_tells_of_reads_that_failed_alone(reason: str) -> None:
+    asker = LeaseAsker(timeout_ms=1, ttl_ms=1, repeat_ms=1)
+    asker.ask(0, READER, Open(KEY, 0, 1, 0, (), (0,)))
+    asker.on_offers(0, READER, Offers(KEY, 7, 0, number=1))
+    (send,) = asker.give_up(KEY, reason)
+    assert send.message == Withdraw(KEY, 1, reason if reason in FAULTS else "")
+
+
+class CountedChecks:
+    """A transport that is well."""
+
+    failure = ""
+    num_checks = 0
+
+    def check(self) -> None:
+        self.num_checks += 1
+
+
+def test_however_much_is_doubted_it_looks_seldom() -> None:
+    transport = CountedChecks()
+    trace = TransferTrace(NoOpTracer())
+    control = Control(new_core(), cast(Any, None), cast(Any, transport), pytest.fail, trace)
+    control._links = cast(Any, object())
+    control._check_transport()
+    assert transport.num_checks == 0  # nothing is in doubt
+    for _ in range(100):
+        control._perform([CheckTransport("told")])
+        control._check_transport()
+    assert transport.num_checks == 1
+    for _ in range(100):  # as if a second went by each time
+        control._transport_check_due_s = 0.0
+        control._check_transport()
+    assert transport.num_checks == 1 + TRANSPORT_CHECKS  # after the last doubt
