@@ -41,7 +41,7 @@ from disagg.scheduling.sampling import SampledToken, SamplingParams
 from disagg.scheduling.step import StepResult
 from disagg.transfer.actions import PostRead, Send
 from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Open, PeerMessage, Transfer, Withdraw
+from disagg.transfer.messages import Open, PeerMessage, Transfer
 
 STRANGER = "?"
 FIRST, SECOND = RequestKey("r", 1), RequestKey("r", 2)
@@ -142,7 +142,7 @@ class FleetWorld:
                 yield from self._worker_steps(now, side)
         yield from self._loss_steps(now)
         yield from self._message_steps(now)
-        for read in now.reads:
+        for read in sorted(now.reads):
             yield from self._read_steps(now, read)
 
     # -- the router ---------------------------------------------------------------------------
@@ -178,8 +178,8 @@ class FleetWorld:
             if said not in now.told and now.cores[side] >= 0:
                 after = now._replace(told=now.told | {said})
                 yield self._does(after, side, "submit arrives", "on_router_message", 0, submit)
-        for key in now.over:
-            for side in sides[key]:
+        for key in sorted(now.over, key=str):
+            for side in sorted(sides[key]):
                 said = (side, key, "cancel")
                 was_told = (side, key, "submit") in now.told or (key == SECOND and side == 0)
                 if was_told and said not in now.told and now.cores[side] >= 0:
@@ -298,7 +298,7 @@ class FleetWorld:
     ) -> Iterator[Step[State]]:
         stranger, known = Incarnation(name, STRANGER), now.faults.stranger
         label = f"hears from a stranger {_shown(message)}"
-        asks = isinstance(message, Open | Transfer | Withdraw)
+        asks = isinstance(message, Open | Transfer)
         if known == (side, name) or (asks and not known[1]):
             # What it does to itself is its own affair; the promises to all others hold.
             after = now._replace(faults=now.faults._replace(stranger=(side, name)))

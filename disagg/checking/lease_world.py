@@ -152,7 +152,7 @@ class LeaseWorld:
         owner, reader = self._views[now.leases], self._views[now.inbound]
         yield from self._owner_steps(now, owner, reader)
         yield from self._reader_steps(now, owner, reader)
-        for index in now.on_way:
+        for index in sorted(now.on_way):
             envelope = self._messages[index]
             me = reader.me if isinstance(envelope.message, Offers | CommitAnswer) else owner.me
             if envelope.to == me or not self.setting.checks_addressee:
@@ -160,7 +160,7 @@ class LeaseWorld:
             if self.setting.lossy:
                 gone = now._replace(on_way=now.on_way - {index})
                 yield Step(f"lost: {self._shown[index]}", gone)
-        for read in now.reads:
+        for read in sorted(now.reads, key=lambda read: read.read_id):
             yield from self._read_steps(now, read, owner, reader)
 
     def _is_goal(self, state: State) -> bool:

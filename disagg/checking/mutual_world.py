@@ -170,7 +170,7 @@ class MutualWorld:
                 after = now._replace(on_way=_put(now.on_way, side, now.on_way[side][1:]))
                 call = ("on_peer_message", 0, LIVES[sender], message)
                 yield self._does(after, side, f"hears {shown(message)}", *call)
-        for read in now.reads:
+        for read in sorted(now.reads):
             yield self._read_step(now, read)
 
     # -- what happens -------------------------------------------------------------------------

@@ -150,7 +150,9 @@ class Workers:
         if call not in self._minds:
             moved = self.move(number, "on_peer_message", 0, stranger, message)
             after = self.thaw(moved.core)
-            after.inbound._lease_seen.pop(stranger, None)  # one number per owner ever heard
+            # One number per owner ever heard, and questions withdrawn before they are asked.
+            after.inbound._lease_seen.pop(stranger, None)
+            after.outgoing.asked.on_peer_lost(stranger)
             answers = all(
                 isinstance(one, CheckTransport) or (isinstance(one, Send) and one.to == stranger)
                 for one in moved.actions

@@ -131,7 +131,7 @@ class PairWorld:
                 yield Step(f"{NAMES[side]} vanishes", after)
         yield from self._cancel_steps(now)
         yield from self._message_steps(now)
-        for read in now.reads:
+        for read in sorted(now.reads, key=lambda read: (read.read_id, read.owner.epoch)):
             yield from self._read_steps(now, read)
 
     # -- what the router does -----------------------------------------------------------------

@@ -338,7 +338,7 @@ WORLDS = (
     _fleet(
         "chain-strangers",
         "every message also from a wrong epoch; P and C lose each other",
-        17_032,
+        14_618,
     ),
     _fleet(
         "take-over-strangers",

@@ -1,17 +1,20 @@
 """Whole workers with one rule of prefix pulls or take-overs taken away each."""
 
 from disagg.kv.prefix_pull import SharedPrefix, WantedPrefix
-from disagg.scheduling.actions import ToRouter
+from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.outgoing import Outgoing
+from disagg.scheduling.parts import Parts
 from disagg.scheduling.prefix_reader import PrefixReader
+from disagg.scheduling.sequence import Phase, Sequence
+from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import InboundAction, LeaseAction, LeaseCommitted, Send
 from disagg.transfer.asked_leases import AskedLeases
 from disagg.transfer.identity import Incarnation, Question, RequestKey
 from disagg.transfer.lease import Lease, ranges_of
-from disagg.transfer.lease_asker import LeaseAsker
+from disagg.transfer.lease_asker import Answer, LeaseAsker
 from disagg.transfer.lease_states import LeaseEvent, LeaseState
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Commit, Offers, Open, Transfer, Withdraw
+from disagg.transfer.messages import Commit, Offers, Open, PeerMessage, Reserved, Transfer, Withdraw
 
 
 class MatchesThenHolds(Outgoing):
@@ -66,6 +69,14 @@ class NeverWithdraws(LeaseAsker):
 
     def withdrawal(self, sender: Incarnation, offers: Offers) -> list[Send]:
         return []
+
+
+class BelievesAnyAnswer(LeaseAsker):
+    """Takes the answer to a question from whichever life of the owner."""
+
+    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> Answer:
+        asked = self._entries.get(offers.key)
+        return super().on_offers(now_ms, asked.owner if asked else sender, offers)
 
 
 class FailsTheGeneration(PrefixReader):
@@ -144,3 +155,45 @@ class OrphansAreDropped(LeaseTable):
         for group, pairs in enumerate(blocks):
             lease.ranges += ranges_of(group, pairs)
         return lease
+
+
+class ReservesWhilePulling(Parts):
+    """Asks the decode worker for memory as soon as the READs of its own pull are posted."""
+
+    def on_answer(self, now_ms: int, sender: Incarnation, offers: Offers) -> list[WorkerAction]:
+        actions = super().on_answer(now_ms, sender, offers)
+        pull = self._prefixes.pulls.get(offers.key)
+        if pull and offers.key not in self._outgoing.reserving and pull.seq.lease_id is None:
+            actions += self._outgoing.reserve(now_ms, pull.seq)
+            pull.seq.phase = Phase.PULLING_PREFIX
+        return actions
+
+    def start(self, now_ms: int, seq: Sequence) -> list[WorkerAction]:
+        if seq.lease_id is not None:
+            self._batcher.run(seq)
+            return []
+        return [] if seq.key in self._outgoing.reserving else super().start(now_ms, seq)
+
+
+class LendsWhatItPulls(WorkerCore):
+    """Offers the blocks it is still reading itself."""
+
+    def on_peer_message(
+        self, now_ms: int, sender: Incarnation, message: PeerMessage
+    ) -> list[WorkerAction]:
+        match message:
+            case Reserved(key, granted=False) if key in self.prefixes.pulls:
+                # No reason to give the pull up: it asks again when it has the blocks.
+                self.outgoing._asker.on_answer(now_ms, sender, message)
+                self.outgoing.reserving.pop(key, None)
+                self.share.give_back(key)
+                return []
+        actions = super().on_peer_message(now_ms, sender, message)
+        for pull in self.prefixes.pulls.values():
+            seq = pull.seq
+            if seq in self.batcher.running:
+                self.batcher.remove(seq)
+                seq.phase, seq.num_computed = Phase.PULLING_PREFIX, pull.plan.num_tokens
+                actions += self.outgoing.offer(now_ms, seq)
+                seq.num_computed = 0
+        return actions

@@ -1,10 +1,11 @@
 """Whole workers with one rule taken away each; the explorer must find what breaks."""
 
-from collections.abc import Callable
+from collections.abc import Hashable
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.request import CacheHit, KVRequest
 from disagg.kv.steps import StepHolds
+from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.incoming import Incoming
 from disagg.scheduling.outgoing import Outgoing
@@ -24,23 +25,9 @@ from disagg.transfer.inbound import InboundTable
 from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.inbound_transfer import InboundTransfer
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Ended, Release, Reserve, Reserved
-from disagg.transfer.reservations import Decide, Refuse, ReservationTable
+from disagg.transfer.messages import Ended, PeerMessage, Release, Reserve, Reserved
+from disagg.transfer.reservations import ReservationTable
 from disagg.transfer.reserving import ReserveAsker
-
-Mutate = Callable[[WorkerCore], None]
-
-
-def at(path: str, cls: type) -> Mutate:
-    """Let an object of the core be one of the mutated class."""
-
-    def mutate(core: WorkerCore) -> None:
-        found: object = core
-        for name in path.split(".") if path else ():
-            found = getattr(found, name)
-        found.__class__ = cls
-
-    return mutate
 
 
 class StepsHoldNothing(StepHolds):
@@ -87,19 +74,6 @@ class UnnumberedQuestions(ReserveAsker):
     def ask(self, now_ms, key, peer):  # type: ignore[no-untyped-def]
         self._last_number = 0
         return super().ask(now_ms, key, peer)
-
-
-class AnyGenerationReserved(Incoming):
-    """Says yes to generations that the router has not submitted, or that have ended."""
-
-    def on_reserve(
-        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
-    ) -> list[InboundAction]:
-        if isinstance(self._reservations.consider(sender, message), Refuse | Decide):
-            block = self._kv.pool.allocate(1)
-            self._kv.pool.hold(("unknown", message.number), block)
-            self._kv.pool.release(block)
-        return [Send(sender, Reserved(message.key, message.number, True, "", (0,)))]
 
 
 class ValidBeforeCommit(InboundTable):
@@ -190,3 +164,68 @@ class ReservationsNeverExpire(ReservationTable):
 class AsksForEver(ReserveAsker):
     def tick(self, now_ms: int):  # type: ignore[no-untyped-def]
         return []
+
+
+class _SaysYes(Incoming):
+    """Says yes to generations it has no part in."""
+
+    def submitted(self, now_ms: int, seq: Sequence) -> None:
+        self._ever.add(seq.key)
+        super().submitted(now_ms, seq)
+
+    @property
+    def _ever(self) -> set[RequestKey]:
+        keys: set[RequestKey] = self.__dict__.setdefault("_submitted_ever", set())
+        return keys
+
+    def _say_yes(self, sender: Incarnation, message: Reserve) -> list[InboundAction]:
+        blocks = self._kv.pool.allocate(1)
+        self._kv.pool.hold(("unknown", message.number), blocks)
+        self._kv.pool.release(blocks)
+        return [Send(sender, Reserved(message.key, message.number, True, "", (0,)))]
+
+
+class UnsubmittedReserved(_SaysYes):
+    """Says yes although the router has not submitted the generation here."""
+
+    def on_reserve(
+        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
+    ) -> list[InboundAction]:
+        if message.key not in self._ever:
+            return self._say_yes(sender, message)
+        return super().on_reserve(now_ms, sender, message, refusal)
+
+
+class EndedReserved(_SaysYes):
+    """Says yes although the generation has ended here."""
+
+    def on_reserve(
+        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
+    ) -> list[InboundAction]:
+        if message.key in self._ever and message.key not in self._reservations._entries:
+            return self._say_yes(sender, message)
+        return super().on_reserve(now_ms, sender, message, refusal)
+
+
+class PublishesNothing(KVCacheCoordinator):
+    """What was pulled is used, but not found by others."""
+
+    def commit_external(self, key: Hashable) -> None:
+        self._sequence(key).num_external = None
+
+
+def any_epoch(kind: type[PeerMessage]) -> type[WorkerCore]:
+    """A worker that takes messages of a kind for the current life's, whichever life sent them."""
+
+    def on_peer_message(
+        self: WorkerCore, now_ms: int, sender: Incarnation, message: PeerMessage
+    ) -> list[WorkerAction]:
+        if isinstance(message, kind):
+            known = {"prefill": "P0", "decode": "D0"} if self.me.epoch[1:] else {}
+            sender = Incarnation(
+                sender.worker_id, known.get(sender.worker_id, sender.worker_id[0].upper())
+            )
+        return WorkerCore.on_peer_message(self, now_ms, sender, message)
+
+    body = {"__module__": __name__, "on_peer_message": on_peer_message}
+    return type(f"AnyEpoch[{kind.__name__}]", (WorkerCore,), body)
