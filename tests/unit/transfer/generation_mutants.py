@@ -13,7 +13,6 @@ from disagg.scheduling.parts import Parts
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import InboundCommitted
 from disagg.transfer.identity import Incarnation
-from tests.unit.transfer.mutants import DestinationsDroppedAtAbort
 
 MutateRouter = Callable[[RouterCore], None]
 
@@ -149,8 +148,3 @@ class TellsToken0Once(Parts):
 def token_0_once(core: WorkerCore) -> None:
     """`TellsToken0Once` at every worker."""
     core.parts.__class__ = TellsToken0Once
-
-
-def destinations_dropped(core: WorkerCore) -> None:
-    """Destinations are free as soon as their generation is given up."""
-    core.inbound.__class__ = DestinationsDroppedAtAbort
