@@ -11,6 +11,8 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
+_PLAIN, _PART, _KNOWN = "written out", "a part", "written out, unless it is a constant"
+
 
 def _is_part(cls: type) -> bool:
     if not cls.__module__.startswith(("disagg.", "tests.")):
@@ -24,24 +26,24 @@ def _is_part(cls: type) -> bool:
 class _Pickler(pickle.Pickler):
     """Writes references to parts in place of the parts, and queues these."""
 
-    def __init__(
-        self, file: io.BytesIO, constants: dict[int, Any], is_part: dict[type, bool]
-    ) -> None:
+    def __init__(self, file: io.BytesIO, constants: dict[int, Any], kinds: dict[type, str]) -> None:
         super().__init__(file, protocol=5)
         self.fast = True  # No memo: equal values give equal bytes, whoever shares what.
         self.parts: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._constants = constants
-        self._is_part = is_part
+        self._kinds = kinds
 
     def persistent_id(self, obj: Any) -> Any:
-        cls = type(obj)
-        part = self._is_part.get(cls)
-        if part is None:
-            part = self._is_part[cls] = _is_part(cls)
+        kind = self._kinds.get(type(obj))
+        if kind is _PLAIN:  # almost always
+            return None
+        if kind is None:
+            cls = type(obj)
+            kind = self._kinds[cls] = _PART if _is_part(cls) else _PLAIN
         if id(obj) in self._constants:
             return ("constant", id(obj))
-        if not part:
+        if kind is not _PART:
             return None
         number = self._numbers.get(id(obj))
         if number is None:
@@ -70,12 +72,12 @@ class Snapshots:
     def __init__(self, constants: list[Any]) -> None:
         self._kept = constants
         self._constants = {id(one): one for one in constants}
-        self._classes: dict[type, bool] = {}
+        self._kinds = {type(one): _PART if _is_part(type(one)) else _KNOWN for one in constants}
 
     def freeze(self, root: Any) -> tuple[bytes, tuple[type, ...]]:
         """The graph's snapshot; the root must be a mutable object of our own."""
         file = io.BytesIO()
-        pickler = _Pickler(file, self._constants, self._classes)
+        pickler = _Pickler(file, self._constants, self._kinds)
         pickler.persistent_id(root)
         done = 0
         while done < len(pickler.parts):

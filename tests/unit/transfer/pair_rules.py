@@ -155,8 +155,9 @@ PAIR_RULES = (
         "a repeated yes changes nothing",
         "pair",
         {"outgoing": pair_mutants.ReleasesLateAnswers},
-        8,
+        7,
         "decode: hears Release: nothing leads to a good end any more",
+        prompt=(5,),
     ),
     cores_without(
         "only its reader ends a lease",
