@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 
+from disagg.checking.pair_worker import Facts
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.scheduling.step import Step
 from disagg.transfer.identity import RequestKey
@@ -82,3 +83,22 @@ def reuse(
         else OTHER
         for block, content in enumerate(memory)
     )
+
+
+def after_move(
+    memory: Memory,
+    before: Facts,
+    after: Facts,
+    launched: Step | None,
+    first: Callable[[RequestKey], int] = SAME_PROMPT,
+    *,
+    block_tokens: int = 1,
+) -> tuple[Memory, str]:
+    """Memory after a worker's move, a step it launched running; and what is wrong, if anything."""
+    memory = reuse(memory, before.held, after.held, {block for _, block in after.cached})
+    for position, block in after.cached:
+        if memory[block] != right(position):
+            return memory, f"the cache offers {memory[block]!r} as position {position}"
+    if launched is None:
+        return memory, ""
+    return launch(launched, memory, first, block_tokens=block_tokens)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer import Exploration, Step, explore
-from disagg.checking.pair_memory import NOTHING, Memory, land, launch, reuse, right
+from disagg.checking.pair_memory import NOTHING, Memory, after_move, land
 from disagg.checking.pair_setting import NAMES, OUTPUT, SIDES, PairSetting
 from disagg.checking.pair_worker import (
     ASK_TIMEOUT_MS,
@@ -277,14 +277,10 @@ class PairWorld:
         except (InvariantViolation, AssertionError, KeyError) as error:
             return Step(label, now, f"{type(error).__name__}: {error}")
         before, after = self._facts(now, side), self.workers.facts[moved.core]
-        cached = {block for _, block in after.cached}
-        memory = reuse(now.memory[side], before.held, after.held, cached)
-        for position, block in after.cached:
-            if memory[block] != right(position):
-                broken = broken or f"the cache offers {memory[block]!r} as position {position}"
-        if moved.launched is not None:
-            memory, wrong = launch(moved.launched, memory, block_tokens=self._block_tokens)
-            broken = broken or wrong
+        memory, wrong = after_move(
+            now.memory[side], before, after, moved.launched, block_tokens=self._block_tokens
+        )
+        broken = broken or wrong
         state = now._replace(
             cores=_put(now.cores, side, moved.core), memory=_put(now.memory, side, memory)
         )
