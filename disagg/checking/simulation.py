@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from disagg.checking.simulation_config import SimulationConfig
+from disagg.checking.failed_read import FailedRead, failed_read
+from disagg.checking.simulated_links import SimulatedLinks
+from disagg.checking.simulation_config import FaultKind, PlannedFault, SimulationConfig
 from disagg.checking.symbolic_engine import VOCAB_SIZE, expected_tokens
 from disagg.checking.worker_model import WorkerModel
 from disagg.errors import DisaggError
@@ -31,11 +33,13 @@ from disagg.scheduling.messages import (
 )
 from disagg.scheduling.report import check_core
 from disagg.scheduling.sampling import SamplingParams
+from disagg.transfer.actions import PostRead
 from disagg.transfer.identity import Incarnation
 from disagg.transfer.messages import PeerMessage
 
 HASH_KEY = b"simulation"
 ROUTER = "router"
+SCRIPT_PAUSE_MS = 50
 
 
 @dataclass(slots=True)
@@ -61,6 +65,13 @@ class Simulation:
         self.num_pulls = 0
         self.pulls_failed: Counter[str] = Counter()
         """By cause."""
+        self.num_events = 0
+        """Messages that arrived or were lost, steps and READs that ended."""
+        self.first_events: list[int] = []
+        """Of each request of the script, the number of the first event after it was asked."""
+        self.num_reads = 0
+        self.failed_read: FailedRead | None = None
+        """The one that was planned."""
         self.hasher = BlockHasher(HASH_KEY, config.layout.hash_block_tokens)
         self.router = RouterCore(
             hash_extend=self.hasher.extend,
@@ -73,9 +84,8 @@ class Simulation:
         )
         self._random = random.Random(seed)
         self._events: list[tuple[int, int, Callable[[], None]]] = []
-        self._num_events = 0
-        self._link_free_ms: dict[tuple[str, str], int] = {}
-        self._link_life: dict[frozenset[str], int] = {}
+        self._num_planned = 0
+        self._links = SimulatedLinks(self)
         self._num_epochs = 0
 
     def run(self) -> None:
@@ -105,8 +115,29 @@ class Simulation:
 
     def later(self, delay_ms: int, event: Callable[[], None]) -> None:
         """Let something happen after a delay; ties are broken by order of planning."""
-        self._num_events += 1
-        heapq.heappush(self._events, (self.now_ms + delay_ms, self._num_events, event))
+        self._num_planned += 1
+        heapq.heappush(self._events, (self.now_ms + delay_ms, self._num_planned, event))
+
+    def event(self, delay_ms: int, happen: Callable[[], None]) -> None:
+        """The same, for what is numbered, so that a planned fault can come before it."""
+
+        def numbered() -> None:
+            self.num_events += 1
+            for fault in self.config.faults:
+                if fault.event == self.num_events:
+                    self._suffer(fault)
+            happen()
+
+        self.later(delay_ms, numbered)
+
+    def read_fault(self, reader: WorkerModel, read: PostRead) -> str:
+        """Why a READ that is posted now will fail, or ""."""
+        fails = self.draw(1, 1000) <= self.config.read_errors_per_mille
+        self.num_reads += 1
+        if self.num_reads == self.config.failing_read:
+            self.failed_read = failed_read(reader.core, read)
+            fails = True
+        return "injected" if fails else ""
 
     def find(self, incarnation: Incarnation) -> WorkerModel | None:
         """The living worker of that incarnation."""
@@ -121,7 +152,7 @@ class Simulation:
             if worker is not None:
                 worker.on_peer_message(sender, message)
 
-        self._send(sender.worker_id, to.worker_id, deliver)
+        self._links.send(sender.worker_id, to.worker_id, deliver)
 
     def to_router(self, sender: Incarnation, message: WorkerMessage) -> None:
         """A message on a worker's session."""
@@ -136,27 +167,7 @@ class Simulation:
         def deliver() -> None:
             self._perform(self.router.from_worker(self.now_ms, sender, message))
 
-        self._send(sender.worker_id, ROUTER, deliver)
-
-    # --- links
-
-    def _send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        """Deliver in order after a random delay, unless the link breaks before."""
-        arrival = max(self.now_ms + self.draw(0, 5), self._link_free_ms.get((source, target), 0))
-        self._link_free_ms[source, target] = arrival
-        link = frozenset((source, target))
-        life = self._link_life.get(link, 0)
-
-        def arrive() -> None:
-            if self._link_life.get(link, 0) == life:
-                deliver()
-
-        self.later(arrival - self.now_ms, arrive)
-
-    def _break_link(self, one: str, other: str) -> None:
-        """What is under way on a link is lost."""
-        link = frozenset((one, other))
-        self._link_life[link] = self._link_life.get(link, 0) + 1
+        self._links.send(sender.worker_id, ROUTER, deliver)
 
     # --- router
 
@@ -182,7 +193,7 @@ class Simulation:
             if worker is not None:
                 worker.on_router_message(message)
 
-        self._send(ROUTER, action.worker.worker_id, deliver)
+        self._links.send(ROUTER, action.worker.worker_id, deliver)
 
     def _perhaps_wild(self, worker: Incarnation, submit: Submit) -> Submit:
         """What the router knows of caches is never trusted: let it be anything."""
@@ -231,26 +242,40 @@ class Simulation:
 
     def _plan_requests(self) -> None:
         stems = [self._tokens(self.config.prompt_tokens_max) for _ in range(3)]
-        for number in range(self.config.num_requests):
+        for number in range(0 if self.config.script else self.config.num_requests):
             stem = self._random.choice(stems)
             prompt = stem[: self.draw(0, len(stem) - 10)] + self._tokens(self.draw(1, 10))
             client = Client(prompt, self.draw(1, self.config.output_tokens_max))
             self._plan_request(f"r{number}", client)
+        self.later(SCRIPT_PAUSE_MS, self._go_on)
 
     def _plan_request(self, request_id: str, client: Client) -> None:
         def ask() -> None:
             self._continue(client)
-            self.clients[request_id] = client
-            hashes: list[bytes] = []
-            self.hasher.extend(hashes, client.prompt)
-            sampling = SamplingParams(client.max_tokens)
-            new = NewRequest(request_id, client.prompt, tuple(hashes), b"", sampling)
-            try:
-                self._perform(self.router.generate(self.now_ms, new))
-            except DisaggError as error:
-                client.outcome = f"{error.code}: {error.message}"
+            self._ask(request_id, client)
 
         self.later(self.draw(50, 2_000), ask)
+
+    def _go_on(self) -> None:
+        """Ask the next of the script when its turn has come, and look again later."""
+        script, number = self.config.script, len(self.clients)
+        if number < len(script):
+            one = script[number]
+            if one.beside or not self._unfinished():
+                self.first_events.append(self.num_events + 1)
+                self._ask(f"r{number}", Client(one.prompt, one.max_tokens))
+            self.later(SCRIPT_PAUSE_MS, self._go_on)
+
+    def _ask(self, request_id: str, client: Client) -> None:
+        self.clients[request_id] = client
+        hashes: list[bytes] = []
+        self.hasher.extend(hashes, client.prompt)
+        sampling = SamplingParams(client.max_tokens)
+        new = NewRequest(request_id, client.prompt, tuple(hashes), b"", sampling)
+        try:
+            self._perform(self.router.generate(self.now_ms, new))
+        except DisaggError as error:
+            client.outcome = f"{error.code}: {error.message}"
 
     def _continue(self, client: Client) -> None:
         """Let a request be the next turn after one that is finished, perhaps."""
@@ -275,14 +300,30 @@ class Simulation:
             for _ in range(num):
                 self.later(self.draw(50, 2_500), fault)
 
+    def _suffer(self, fault: PlannedFault) -> None:
+        match fault.kind:
+            case FaultKind.KILL:
+                self._kill(fault.worker)
+            case FaultKind.CUT:
+                self._cut(fault.worker, fault.other)
+            case FaultKind.EXPIRE:
+                self.workers[fault.worker].expire_leases()
+            case FaultKind.PREEMPT:
+                self.workers[fault.worker].preempt()
+            case FaultKind.CANCEL:
+                for request_id in self._unfinished():
+                    self._cancel(request_id)
+
     def _kill_one(self) -> None:
-        name = self._random.choice(sorted(self.workers))
+        self._kill(self._random.choice(sorted(self.workers)))
+
+    def _kill(self, name: str) -> None:
         victim = self.workers[name]
         if not victim.alive:
             return
         victim.alive = False
         for other in (ROUTER, *self.workers):
-            self._break_link(name, other)
+            self._links.cut(name, other)
         self.later(self.draw(1, 50), lambda: self._notice_death(victim))
         self.later(self.draw(100, 800), lambda: self._start_worker(name, victim.role))
 
@@ -293,17 +334,21 @@ class Simulation:
                 worker.on_peer_lost(victim.me)
 
     def _cut_one(self) -> None:
-        one, other = self._random.sample(sorted(self.workers), 2)
-        self._break_link(one, other)
+        self._cut(*self._random.sample(sorted(self.workers), 2))
+
+    def _cut(self, one: str, other: str) -> None:
+        self._links.cut(one, other)
         self.workers[one].on_peer_lost(self.workers[other].me)
         self.workers[other].on_peer_lost(self.workers[one].me)
 
     def _cancel_one(self) -> None:
         live = self._unfinished()
         if live:
-            request_id = self._random.choice(live)
-            self.clients[request_id].outcome = "cancelled"
-            self._perform(self.router.cancel(self.now_ms, request_id, "client"))
+            self._cancel(self._random.choice(live))
+
+    def _cancel(self, request_id: str) -> None:
+        self.clients[request_id].outcome = "cancelled"
+        self._perform(self.router.cancel(self.now_ms, request_id, "client"))
 
     def _start_worker(self, name: str, role: str) -> None:
         self._num_epochs += 1
@@ -316,7 +361,7 @@ class Simulation:
 
     def _at_rest(self) -> bool:
         return (
-            len(self.clients) == self.config.num_requests
+            len(self.clients) == (len(self.config.script) or self.config.num_requests)
             and not self._unfinished()
             and all(worker.at_rest() for worker in self.workers.values() if worker.alive)
         )

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from disagg.checking.simulation_config import SimulationConfig
 from disagg.checking.symbolic_engine import SymbolicEngine, SymbolicMemory
+from disagg.checking.worker_faults import expire_leases, preempt_youngest
 from disagg.kv.contract import Contract
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.events import KVEvent
@@ -36,6 +37,12 @@ class World(Protocol):
     def later(self, delay_ms: int, event: "Event") -> None:
         """Let something happen after a delay."""
 
+    def event(self, delay_ms: int, happen: "Event") -> None:
+        """The same, for what a planned fault may come before."""
+
+    def read_fault(self, reader: "WorkerModel", read: PostRead) -> str:
+        """Why a READ that is posted now will fail, or ""."""
+
     def to_router(self, sender: Incarnation, message: WorkerMessage) -> None:
         """Send on the session."""
 
@@ -63,6 +70,7 @@ class WorkerModel:
         self.alive = True
         self._world = world
         self._kv_sequence = 0
+        self._preemption_due = False
         self.memory = SymbolicMemory(config.num_blocks)
         self._engine = SymbolicEngine(config.layout, self.memory)
         limits = WorkerLimits(
@@ -78,7 +86,7 @@ class WorkerModel:
             committed_max=16,
             commit_repeat_ms=50,
             read_stuck_ms=2_000,
-            blocks_per_read_max=4,
+            blocks_per_read_max=config.blocks_per_read_max,
             quarantine_share_max=1.0,
             take_over_ms=200,
         )
@@ -131,7 +139,8 @@ class WorkerModel:
         return (
             not self.core.sequences
             and not self.core.batcher.step_in_flight
-            and kv.num_free_blocks == kv.num_usable_blocks
+            and kv.num_free_blocks == kv.num_available_blocks == kv.num_usable_blocks
+            and self.core.share.num_blocks == 0
         )
 
     def kv_events(self) -> tuple[int, Sequence[KVEvent]]:
@@ -163,6 +172,18 @@ class WorkerModel:
         """Time went by."""
         self._perform(self.core.tick(self._world.now_ms))
 
+    def expire_leases(self) -> None:
+        """The time to live of every lease is over."""
+        expire_leases(self.core, self._world.now_ms)
+        self.tick()
+
+    def preempt(self) -> None:
+        """The youngest that runs loses its blocks, when the step in flight is over."""
+        if self.core.batcher.step_in_flight:
+            self._preemption_due = True
+        else:
+            self._perform(preempt_youngest(self.core, self._world.now_ms))
+
     # --- carrying out
 
     def _perform(self, actions: Iterable[WorkerAction]) -> None:
@@ -182,33 +203,38 @@ class WorkerModel:
         if step is not None:
             running = step
             delay_ms = self._world.draw(1, self._world.config.step_ms_max)
-            self._world.later(delay_ms, lambda: self._run(running))
+            self._world.event(delay_ms, lambda: self._run(running))
         if more:
             self._perform(more)
 
     def _run(self, step: Step) -> None:
         if self.alive:
-            result = self._engine.run(step)
-            self._perform(self.core.on_step_done(self._world.now_ms, result))
+            actions = self.core.on_step_done(self._world.now_ms, self._engine.run(step))
+            if self._preemption_due:
+                self._preemption_due = False
+                actions += preempt_youngest(self.core, self._world.now_ms)
+            self._perform(actions)
 
     def _read(self, read: PostRead) -> None:
         """Copy block by block, each at a time of its own, from whatever is there then."""
         owner = self._world.find(read.owner)
         error = "" if owner is not None else "owner is gone"
-        if self._world.draw(1, 1000) <= self._world.config.read_errors_per_mille:
-            error = "injected"
+        error = self._world.read_fault(self, read) or error
         last = 0
-        if owner is not None and not error:
+        if owner is not None:
             for src, dst in zip(read.src_blocks, read.dst_blocks, strict=True):
                 delay = self._world.draw(0, self._world.config.read_ms_max)
                 last = max(last, delay)
-                self._copy_later(owner, src, dst, delay)
-        self._world.later(last + 1, lambda: self._read_done(read, error))
+                self._copy_later(owner, src, dst, delay, torn=bool(error))
+        self._world.event(last + 1, lambda: self._read_done(read, error))
 
-    def _copy_later(self, owner: "WorkerModel", src: int, dst: int, delay_ms: int) -> None:
+    def _copy_later(
+        self, owner: "WorkerModel", src: int, dst: int, delay_ms: int, *, torn: bool
+    ) -> None:
         def copy() -> None:
             if self.alive and owner.alive:
-                self.memory.blocks[dst] = dict(owner.memory.blocks[src])
+                cells = list(owner.memory.blocks[src].items())
+                self.memory.blocks[dst] = dict(cells[: len(cells) // 2] if torn else cells)
 
         self._world.later(delay_ms, copy)
 

@@ -1,0 +1,30 @@
+"""What can happen to a whole worker at any moment, done to the production core."""
+
+from disagg.scheduling.actions import WorkerAction
+from disagg.scheduling.messages import Role
+from disagg.scheduling.worker_core import WorkerCore
+
+
+def preempt_youngest(core: WorkerCore, now_ms: int) -> list[WorkerAction]:
+    """Lack of memory took the youngest's blocks, as in `Batcher.build_step` and after it."""
+    if not core.batcher.running:
+        return []
+    victim = max(core.batcher.running, key=lambda seq: seq.arrival)
+    core.batcher.running.remove(victim)
+    core.kv.free(victim.key)
+    victim.num_computed = 0
+    core.batcher.num_preemptions += 1
+    actions: list[WorkerAction] = []
+    if victim.role is Role.PREFILL:
+        actions += core.outgoing.give_back(victim, "preempted")
+    else:
+        victim.preempted = True
+    return actions + core.parts.queue(now_ms, victim)
+
+
+def expire_leases(core: WorkerCore, now_ms: int) -> None:
+    """The time to live of all leases is over; the next tick ends them."""
+    for status in core.leases.statuses():
+        lease = core.leases.find(status.lease_id)
+        assert lease is not None
+        lease.expires_ms = now_ms
