@@ -24,7 +24,7 @@ from disagg.scheduling.outgoing import Outgoing, owner_of
 from disagg.scheduling.prefix_reader import PrefixReader
 from disagg.scheduling.sampling import SampledToken, TokenLogprobs
 from disagg.scheduling.sequence import Sequence
-from disagg.scheduling.transfer_report import lost_blocks, pulled_bytes
+from disagg.scheduling.transfer_report import pulled_bytes
 from disagg.transfer.actions import (
     InboundAction,
     InboundCommitted,
@@ -205,8 +205,7 @@ class Parts:
                     self.counters.add("transfers_recovered")
                     self.counters.add("transfers_failed_read_failed")
                     pulled = self._incoming.partly_committed(event)
-                    text = lost_blocks(event)
-                    actions += self.end(now_ms, pulled, EndReason.READ_FAILED, text)
+                    actions += self.end(now_ms, pulled, EndReason.READ_FAILED, event.message)
                 case InboundFailed(key, cause, text) if key in self._prefixes.pulls:
                     more = self._prefixes.failed(now_ms, key, cause, text)
                     actions += self.act_on(now_ms, more)

@@ -15,7 +15,7 @@ from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.counters import Counters
 from disagg.scheduling.messages import PullPlan, TransferKind, TransferReport
 from disagg.scheduling.sequence import Phase, Sequence
-from disagg.scheduling.transfer_report import committed_report, failed_report, lost_blocks
+from disagg.scheduling.transfer_report import committed_report, failed_report
 from disagg.transfer.actions import InboundAction, InboundCommitted, InboundPartial, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
@@ -159,7 +159,7 @@ class PrefixReader:
         self._counters.add("prefix_pulls_failed_read_failed")
         self._batcher.requeue(pull.seq)
         owner = pull.plan.owner.incarnation
-        return [ToRouter(failed_report(key, owner, f"read_failed: {lost_blocks(event)}"))]
+        return [ToRouter(failed_report(key, owner, f"read_failed: {event.message}"))]
 
     def failed(
         self, now_ms: int, key: RequestKey, cause: str, message: str

@@ -4,7 +4,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.request import ExternalReservation
 from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.scheduling.messages import GroupTransfer, TransferKind, TransferReport
-from disagg.transfer.actions import InboundPartial, InboundStats
+from disagg.transfer.actions import InboundStats
 from disagg.transfer.identity import Incarnation, RequestKey
 
 _HAD = b".h" + bytes(254)
@@ -63,13 +63,6 @@ def committed_report(
 def failed_report(key: RequestKey, owner: Incarnation, why: str) -> TransferReport:
     """A prefix pull that was given up."""
     return TransferReport(key, owner, (), 0, 0, 0, TransferKind.PREFIX, 0, why)
-
-
-def lost_blocks(event: InboundPartial) -> str:
-    """Which blocks did not arrive, and why; a few of many."""
-    shown = ", ".join(f"{group}:{position}" for group, position in event.failed[:8])
-    more = f" and {len(event.failed) - 8} more" if len(event.failed) > 8 else ""
-    return f"blocks {shown}{more} (group:position) did not arrive: {event.message}"
 
 
 def pulled_bytes(report: TransferReport) -> int:

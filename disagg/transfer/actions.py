@@ -85,6 +85,7 @@ class InboundPartial:
     failed: tuple[tuple[int, int], ...]
     """(group, position) of every block that did not arrive."""
     message: str
+    """Names them as well."""
     stats: InboundStats
 
 

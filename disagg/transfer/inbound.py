@@ -206,7 +206,7 @@ class InboundTable:
         seen = Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt))
         if entry.failed:
             failed = tuple(sorted(entry.failed))
-            return [InboundPartial(entry.key, failed, entry.error, stats), seen]
+            return [InboundPartial(entry.key, failed, entry.lost, stats), seen]
         return [InboundCommitted(entry.key, entry.offers.seal, stats), seen]
 
     def on_ended(self, now_ms: int, sender: Incarnation, ended: Ended) -> list[InboundAction]:
@@ -235,9 +235,10 @@ class InboundTable:
         for read in self._reads.take_stuck(now_ms - self._read_stuck_ms):
             entry = self._entries[read.inbound]
             if entry.state is not InboundState.DRAINING:
-                message = f"a READ is in progress since {read.posted_ms} ms"
-                at = (read.first.group, read.first.position)
-                actions += self._fail(entry, InboundFailure.READ_STUCK, message, *at)
+                group, at = read.first.group, read.first.position
+                since = f"in progress since {read.posted_ms} ms"
+                message = f"the READ of block {group}:{at} (group:position) is {since}"
+                actions += self._fail(entry, InboundFailure.READ_STUCK, message, group, at)
         for entry in [self._entries[serial] for serial in self._live.values()]:
             if entry.repeat_ms <= now_ms:
                 actions += self._repeat(now_ms, entry)
@@ -309,7 +310,7 @@ class InboundTable:
         if entry.waiting or not self._reads_done(entry):
             return []
         if entry.failed and len(entry.failed) == entry.num_blocks:
-            return self._fail(entry, InboundFailure.READ_FAILED, entry.error, *entry.failed[0])
+            return self._fail(entry, InboundFailure.READ_FAILED, entry.lost, *entry.failed[0])
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.COMPLETE)
         self._last_attempt += 1
         entry.attempt = Attempt(self.me.epoch, self._last_attempt)

@@ -66,6 +66,14 @@ class InboundTransfer:
         return self.state in (InboundState.VALID, InboundState.PARTIAL)
 
     @property
+    def lost(self) -> str:
+        """Which blocks did not arrive, and why; a few of many."""
+        names = [f"{group}:{position}" for group, position in sorted(self.failed)]
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        shown = ", ".join(names[:8])
+        return f"blocks {shown}{more} (group:position) did not arrive: {self.error}"
+
+    @property
     def repeats(self) -> bool:
         """Whether there is something to ask for at an interval."""
         if self.state is InboundState.READING:

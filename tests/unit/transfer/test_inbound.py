@@ -260,6 +260,7 @@ def test_stuck_reads_are_quarantined_and_pause_their_owner() -> None:
     assert reader.table.next_deadline_ms() == STUCK
     failure = failed(reader.table.tick(STUCK))
     assert (failure.reason, failure.group) == (InboundFailure.READ_STUCK, 0)
+    assert "block 0:0 (group:position)" in failure.message
     assert reader.table.num_blocks_quarantined == 4
     assert reader.table.peers_paused == {OWNER}
     reader.begin(OTHER_KEY)
@@ -288,7 +289,8 @@ def test_when_no_read_succeeds_the_transfer_fails_and_names_a_block() -> None:
     assert reader.table.on_read_done(0, 2, "remote disconnect") == []
     failure = failed(reader.table.on_read_done(0, 1, "timed out"))
     assert (failure.group, failure.position) == (1, 0)
-    assert failure.message == "remote disconnect", "the first one's"
+    lost = "blocks 0:0, 0:1, 1:0, 1:1 (group:position) did not arrive"
+    assert failure.message == f"{lost}: remote disconnect", "the first one's"
     assert reader.pool.num_free == reader.free
 
 
@@ -308,7 +310,8 @@ def test_after_a_failed_read_the_commit_says_which_blocks_are_right() -> None:
     partial, seen = reader.table.on_commit_answer(0, OWNER, answer(True))
     assert isinstance(partial, InboundPartial)
     assert partial.failed == ((1, 0), (1, 1))
-    assert partial.message == "remote disconnect"
+    lost = "blocks 1:0, 1:1 (group:position) did not arrive"
+    assert partial.message == f"{lost}: remote disconnect"
     assert isinstance(seen, Send)
     assert isinstance(seen.message, CommitSeen)
     assert reader.table.statuses()[0].state is InboundState.PARTIAL
