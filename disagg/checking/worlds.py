@@ -299,7 +299,7 @@ WORLDS = (
     _pair(
         "pair-shared-more",
         "two hand-overs lease the same block, with memory for both and refusals retried",
-        25_909,
+        24_942,
         only_full=True,
     ),
     _pair(
