@@ -96,10 +96,13 @@ def serve(
         _interrupt_on_signals()  # Ray has put its own in their place
         served = router_options(cluster.settings).model_name
         console.print(f"serving {served} on {cluster.url}/v1 (Ctrl-C stops)", markup=False)
-        while True:
-            cluster.poll()
+        try:
+            while True:
+                cluster.poll()
+        except KeyboardInterrupt:
+            console.print("stopping")
     except KeyboardInterrupt:
-        console.print("stopping")
+        pass  # while it started, which has said so
     finally:
         _ignore_signals()
         cluster.stop()

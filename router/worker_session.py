@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import grpc
 
@@ -29,6 +29,7 @@ CONNECT_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 1.0
 KV_RETRY_MIN_S = 0.05
 KV_RETRY_MAX_S = 2.0
+SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]"
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -109,7 +110,7 @@ class WorkerSession:
 
     async def _session(self, channel: grpc.aio.Channel) -> str:
         stub = cast("WorkerAsyncStub", WorkerStub(channel))
-        call = stub.Session(self._requests())
+        call = stub.Session(None)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await call.wait_for_connection()
@@ -120,6 +121,8 @@ class WorkerSession:
         if self._closed:
             return "closed"
         self._events.up()
+        # A generator given to gRPC would stay behind, pending, when the worker ends.
+        writing = asyncio.create_task(self._write(call))
         reading = asyncio.create_task(self._read(call))
         overflow = asyncio.create_task(self._watch_overflow())
         kv_events = asyncio.create_task(self._kv_events(stub))
@@ -127,16 +130,18 @@ class WorkerSession:
             done, _ = await asyncio.wait((reading, overflow), return_when=asyncio.FIRST_COMPLETED)
             return next(iter(done)).result()
         finally:
-            for task in (reading, overflow, kv_events):
+            for task in (writing, reading, overflow, kv_events):
                 task.cancel()
-            await asyncio.gather(reading, overflow, kv_events, return_exceptions=True)
+            await asyncio.gather(writing, reading, overflow, kv_events, return_exceptions=True)
             call.cancel()
 
-    async def _requests(self) -> AsyncIterator[pb.SessionRequest]:
-        yield session_request_to_wire(SessionOpen(self._router_id, self.info.incarnation))
+    async def _write(self, call: SessionCall) -> None:
+        """Send what is queued until the session ends; why it did, its reader hears."""
+        opening = SessionOpen(self._router_id, self.info.incarnation)
+        await call.write(session_request_to_wire(opening))
         while True:
             message = await self._outgoing.get()
-            yield session_request_to_wire(message)
+            await call.write(session_request_to_wire(message))
             self._outgoing.task_done()
 
     async def _read(self, call: AsyncIterable[pb.SessionResponse]) -> str:

@@ -94,7 +94,7 @@ class Control:
         self._check_due_s: float | None = None
         self._transport_checks = 0
         self._transport_check_due_s = 0.0
-        self._failed = False
+        self._ended = False
 
     def start(self, links: PeerLinks) -> None:
         """Begin to tick and to report."""
@@ -105,7 +105,8 @@ class Control:
         ]
 
     async def stop(self) -> None:
-        """Stop ticking; a step in flight is waited for."""
+        """Stop ticking; a step in flight is waited for, and nothing follows it."""
+        self._ended = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -166,7 +167,7 @@ class Control:
 
     def _guard(self, event: Callable[[], Iterable[WorkerAction]]) -> None:
         """Run one event of the core; a bug ends the worker rather than be served."""
-        if self._failed:
+        if self._ended:
             return
         try:
             self._perform(event())
@@ -225,8 +226,8 @@ class Control:
         self._guard(lambda: self.core.on_step_done(now_ms(), result))
 
     def _fail(self, reason: str) -> None:
-        if not self._failed:
-            self._failed = True
+        if not self._ended:
+            self._ended = True
             self._on_failed(reason)
 
     def _report(self) -> None:

@@ -7,7 +7,7 @@ of either stream counts as the peer's abort.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import grpc
 
@@ -29,6 +29,7 @@ QUEUE_MAX = 65_536
 """Messages waiting for one peer; a peer so slow is given up."""
 
 Envelopes = AsyncIterator[peer_pb2.PeerEnvelope]
+PeerCall: TypeAlias = "grpc.aio.StreamStreamCall[peer_pb2.PeerEnvelope, peer_pb2.PeerEnvelope]"
 
 
 class _Link:
@@ -135,10 +136,16 @@ class GrpcPeerLinks:
         reason = "the stream ended"
         try:
             async with grpc.aio.insecure_channel(link.address, options=CHANNEL_OPTIONS) as channel:
-                stub = cast("WorkerAsyncStub", WorkerStub(channel))
-                async for answer in stub.Peer(self._outgoing(peer, link)):
-                    _, _, body = peer_from_wire(answer)
-                    reason = f"it answered {body}"
+                call = cast("WorkerAsyncStub", WorkerStub(channel)).Peer(None)
+                # A generator given to gRPC would stay behind, pending, when the peer ends.
+                writing = asyncio.create_task(self._write(call, peer, link))
+                try:
+                    async for answer in call:
+                        _, _, body = peer_from_wire(answer)
+                        reason = f"it answered {body}"
+                finally:
+                    writing.cancel()
+                    await asyncio.gather(writing, return_exceptions=True)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         except ProtocolError as error:
@@ -146,10 +153,12 @@ class GrpcPeerLinks:
         if self._links.get(peer) is link:
             self._lost(peer, reason)
 
-    async def _outgoing(self, peer: Incarnation, link: _Link) -> Envelopes:
-        yield peer_to_wire(self._me, peer.epoch, self._hello)
+    async def _write(self, call: PeerCall, peer: Incarnation, link: _Link) -> None:
+        """Send what is queued until the stream ends; why it did, its reader hears."""
+        await call.write(peer_to_wire(self._me, peer.epoch, self._hello))
         while True:
-            yield peer_to_wire(self._me, peer.epoch, await link.queue.get())
+            message = await link.queue.get()
+            await call.write(peer_to_wire(self._me, peer.epoch, message))
 
     def _lost(self, peer: Incarnation, reason: str) -> None:
         link = self._links.pop(peer, None)

@@ -52,6 +52,7 @@ class LocalCluster:
         self._router: Child | None = None
         self._supervisor: Supervisor | None = None
         self._before: set[ProcessId] = set()
+        self._interrupted = False
 
     @property
     def url(self) -> str:
@@ -104,6 +105,11 @@ class LocalCluster:
         self._folder = RunFolder()
         try:
             self._start(self._folder)
+        except KeyboardInterrupt:
+            self._report("interrupted, stopping")
+            self._interrupted = True
+            self.stop()
+            raise
         except BaseException:
             self.faults.append("not started")
             self.stop()
@@ -143,7 +149,7 @@ class LocalCluster:
                 self.faults.append(f"workers: {error}")
         stop_ray()
         killed = end_processes(ours, timeout_s)
-        if killed:
+        if killed and not self._interrupted:  # what only begins to start hears nothing yet
             pids = ", ".join(str(process.pid) for process in killed)
             self.faults.append(f"processes {pids} had to be killed")
         self._folder, self._router, self._supervisor = None, None, None

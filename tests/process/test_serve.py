@@ -3,14 +3,16 @@
 import http.client
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import APIError, OpenAI
 
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.program import BOUND_S, Program, wait_until_gone
@@ -49,6 +51,8 @@ def get(url: str, path: str) -> tuple[int, object]:
 
 PROMPT = [1, *(20 + i * 37 % 200 for i in range(100))]
 NUM_TOKENS = 8
+NUM_TOKENS_LONG = 3_000
+"""More than are sampled before a signal."""
 SERVES = r"worker prefill-0 serves{} on \S+ \(pid (\d+), epoch (\w+)\)"
 
 
@@ -94,14 +98,66 @@ def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> 
     assert only["transfer"]["owner"] == {"worker_id": "prefill-0", "epoch": second_life[2]}
     assert sum(group["pulled_bytes"] for group in only["transfer"]["groups"]) > 0
 
+    end_while_it_streams(served, url, signal.SIGINT)
+    assert os.listdir(tmp_path) == ["tiny"]
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_terminated(served: Program) -> None:
+    url = served.wait_for(r"^serving tiny on (http://[\d.]+:\d+)/v1")[1]
+    end_while_it_streams(served, url, signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_it_starts(served: Program) -> None:
+    served.wait_for("^starting workers ")
     tree = served.tree()
     folder = Path(router_arguments(served)[-2]).parent
-    assert (folder / "router.log").exists()
     served.process.send_signal(signal.SIGINT)
+    served.wait_for("^interrupted, stopping$")
     assert served.process.wait(BOUND_S) == 0
     wait_until_gone(tree)
     assert not folder.exists()
-    assert os.listdir(tmp_path) == ["tiny"]
+
+
+NOISE = re.compile(r"destroyed|never retrieved|Traceback|Exception|ERROR|shutdown")
+
+
+def end_while_it_streams(served: Program, url: str, number: signal.Signals) -> None:
+    """Streams end in an error that says so; the logs say nothing strange; nothing is left."""
+    tree = served.tree()
+    folder = Path(router_arguments(served)[-2]).parent
+    found = [folder / "router.log", *folder.glob("ray/session_latest/logs/worker-*.err")]
+    with ExitStack() as opened:
+        logs = [opened.enter_context(path.open(errors="replace")) for path in found]
+        client = opened.enter_context(
+            OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=BOUND_S)
+        )
+        streams = [
+            client.completions.create(
+                model="tiny",
+                prompt=[*PROMPT, 20 + n],
+                max_tokens=NUM_TOKENS_LONG,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for n in range(3)
+        ]
+        for answer in streams:
+            next(answer)
+        served.process.send_signal(number)
+        for answer in streams:
+            with pytest.raises(APIError, match="the router is stopping"):
+                list(answer)
+        served.wait_for("^stopping$")
+        assert served.process.wait(BOUND_S) == 0
+        wait_until_gone(tree)
+        said = [log.read() for log in logs]
+    assert [text for text in said if NOISE.search(text)] == []
+    # Control: these are the logs, to their ends.
+    assert "router stopped" in said[0]
+    assert sum("its stream ended" in text for text in said) == 2, said
+    assert not folder.exists()
 
 
 def wait_until_ready(url: str, worker_id: str, epoch: str) -> None:
