@@ -67,8 +67,6 @@ class Simulation:
         """By cause."""
         self.num_events = 0
         """Messages that arrived or were lost, steps and READs that ended."""
-        self.first_events: list[int] = []
-        """Of each request of the script, the number of the first event after it was asked."""
         self.num_reads = 0
         self.failed_read: FailedRead | None = None
         """The one that was planned."""
@@ -260,9 +258,8 @@ class Simulation:
         """Ask the next of the script when its turn has come, and look again later."""
         script, number = self.config.script, len(self.clients)
         if number < len(script):
-            one = script[number]
-            if one.beside or not self._unfinished():
-                self.first_events.append(self.num_events + 1)
+            if not self._unfinished():
+                one = script[number]
                 self._ask(f"r{number}", Client(one.prompt, one.max_tokens))
             self.later(SCRIPT_PAUSE_MS, self._go_on)
 

@@ -35,12 +35,10 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request of a script."""
+    """A request of a script, in which everything has its number."""
 
     prompt: tuple[int, ...]
     max_tokens: int
-    beside: bool = False
-    """Asked while the one before it goes on, not after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class SimulationConfig:
     lease_ttl_ms: int = 60_000
     time_limit_ms: int = 300_000
     script: tuple[PlannedRequest, ...] = ()
-    """In place of ``num_requests`` random ones."""
+    """In place of ``num_requests`` random ones; each is asked when the one before it has ended."""
     faults: tuple[PlannedFault, ...] = ()
     """Beside the random ones. Events are arrivals of messages, ends of steps and of READs."""
     failing_read: int = 0
