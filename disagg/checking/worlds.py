@@ -312,7 +312,7 @@ WORLDS = (
     _mutual("mutual-roomy", "one block more", 2_070),
     _mutual("mutual-preempt", "a prefill is preempted while its lease grows", 1_687),
     _mutual("mutual-growing", "decodes outgrow their reservations and preempt prefills", 2_718),
-    _mutual("mutual-three", "and a third hand-over", 8_523),
+    _mutual("mutual-three", "and a third hand-over", 8_523, only_full=True),
     _mutual("mutual-older", "a request that lost its memory is overtaken by nobody", 3_554),
     World(
         "lockstep",

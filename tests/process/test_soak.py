@@ -26,7 +26,7 @@ from tests.process.soak_faults import FAULTS, faults, nothing
 pytestmark = pytest.mark.timeout(600)
 
 SEED = os.environ.get("DISAGG_SOAK_SEED") or secrets.token_hex(4)
-NUM_ROUNDS = int(os.environ.get("DISAGG_SOAK_ROUNDS") or 150)
+NUM_ROUNDS = int(os.environ.get("DISAGG_SOAK_ROUNDS") or 200)
 SLOW_S = 3600
 CUT_S = 25.0
 
