@@ -65,7 +65,7 @@ class Outgoing:
         self.reserving: dict[RequestKey, Sequence] = {}
         self.backing_off: list[Sequence] = []
         self.num_refusals = 0
-        self._ended_leases: list[RequestKey] = []
+        self._ended_leases: list[tuple[RequestKey, int]] = []
 
     def reserve(self, now_ms: int, seq: Sequence) -> list[Send]:
         """Ask the decode worker for its blocks; own blocks are already promised.
@@ -253,8 +253,11 @@ class Outgoing:
         self.asked.on_peer_lost(peer)
         return self._take_events(self._leases.on_peer_lost(now_ms, peer))
 
-    def take_ended_leases(self) -> list[RequestKey]:
-        """Generations whose lease ended since the last call; a prefill among them is over."""
+    def take_ended_leases(self) -> list[tuple[RequestKey, int]]:
+        """Leases that ended since the last call: generation and id; their prefills are over.
+
+        Not a prefill that was preempted since: it may have another lease by now.
+        """
         ended, self._ended_leases = self._ended_leases, []
         return ended
 
@@ -265,8 +268,8 @@ class Outgoing:
             match action:
                 case LeaseEnded(pull=Question() as pull) | LeaseCommitted(pull=Question() as pull):
                     self._share.give_back(pull)
-                case LeaseEnded(key):
-                    self._ended_leases.append(key)
+                case LeaseEnded(key, lease_id):
+                    self._ended_leases.append((key, lease_id))
                     self._share.give_back(key)
                     out += self._asker.give_back(key)
                 case LeaseCommitted(key):

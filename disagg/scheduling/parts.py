@@ -294,10 +294,10 @@ class Parts:
         actions.append(ToRouter(PartEnded(seq.key, reason, message)))
         return actions
 
-    def lease_ended(self, now_ms: int, key: RequestKey) -> list[WorkerAction]:
+    def lease_ended(self, now_ms: int, key: RequestKey, lease_id: int) -> list[WorkerAction]:
         """A lease that dies before its seal takes the prefill along; the router plans anew."""
         seq = self.sequences.get(key)
-        if seq is None or seq.lease_id is None:
+        if seq is None or seq.lease_id != lease_id:
             return []
         return self.end(now_ms, seq, EndReason.LEASE_DEAD, "the lease ended before its seal")
 

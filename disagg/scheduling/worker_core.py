@@ -268,8 +268,8 @@ class WorkerCore:
         """Time-outs, repeats and retries that are due."""
         out, ready = self.outgoing.tick(now_ms)
         actions: list[WorkerAction] = list(out)
-        for key in self.outgoing.take_ended_leases():
-            actions += self.parts.lease_ended(now_ms, key)
+        for key, lease_id in self.outgoing.take_ended_leases():
+            actions += self.parts.lease_ended(now_ms, key, lease_id)
         for seq in ready:
             if seq.passes > self.limits.reserve_passes_max:
                 actions += self.parts.end(

@@ -21,6 +21,7 @@ from disagg.kv.specs import (
     SlidingWindowSpec,
     Spec,
 )
+from disagg.routing.record import GenerationRecord
 
 FULL = FullAttentionSpec(4, 1, 8, 4)
 MLA = MLASpec(4, 1, 16, 4)
@@ -112,28 +113,26 @@ def outcomes(world: Simulation) -> list[str]:
     return [world.clients[name].outcome for name in sorted(world.clients)]
 
 
+def generations(world: Simulation) -> list[GenerationRecord]:
+    records = [world.router.record(name) for name in world.clients]
+    return [one for record in records if record is not None for one in record.generations]
+
+
 def causes(world: Simulation) -> Counter[str]:
     """Why plans were given up, by the requests' records."""
-    records = [world.router.record(name) for name in world.clients]
-    return Counter(
-        generation.cause.partition(":")[0]
-        for record in records
-        if record is not None
-        for generation in record.generations
-        if generation.cause
-    )
+    return Counter(one.cause.partition(":")[0] for one in generations(world) if one.cause)
+
+
+def first_causes(world: Simulation) -> set[str]:
+    """The same where one worker says what the other one told it: ``peer_ended: peer_lost``."""
+    told = (one.cause.removeprefix("peer_ended: ") for one in generations(world) if one.cause)
+    return {cause.partition(":")[0] for cause in told}
 
 
 def pull_causes(world: Simulation) -> Counter[str]:
     """Why prefix pulls were given up, by the requests' records."""
-    records = [world.router.record(name) for name in world.clients]
-    return Counter(
-        generation.pull.failed.partition(":")[0]
-        for record in records
-        if record is not None
-        for generation in record.generations
-        if generation.pull is not None and generation.pull.failed
-    )
+    pulls = [one.pull.failed for one in generations(world) if one.pull is not None]
+    return Counter(failed.partition(":")[0] for failed in pulls if failed)
 
 
 def counted(world: Simulation, name: str) -> Counter[str]:
