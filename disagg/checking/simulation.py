@@ -68,8 +68,8 @@ class Simulation:
         self.num_events = 0
         """Messages that arrived or were lost, steps and READs that ended."""
         self.num_reads = 0
-        self.failed_read: FailedRead | None = None
-        """The one that was planned."""
+        self.failed_reads: list[FailedRead] = []
+        """Those that were planned."""
         self.hasher = BlockHasher(HASH_KEY, config.layout.hash_block_tokens)
         self.router = RouterCore(
             hash_extend=self.hasher.extend,
@@ -132,8 +132,8 @@ class Simulation:
         """Why a READ that is posted now will fail, or ""."""
         fails = self.draw(1, 1000) <= self.config.read_errors_per_mille
         self.num_reads += 1
-        if self.num_reads == self.config.failing_read:
-            self.failed_read = failed_read(reader.core, read)
+        if self.num_reads in self.config.failing_reads:
+            self.failed_reads.append(failed_read(reader.core, read))
             fails = True
         return "injected" if fails else ""
 

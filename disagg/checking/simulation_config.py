@@ -69,5 +69,5 @@ class SimulationConfig:
     """In place of ``num_requests`` random ones; each is asked when the one before it has ended."""
     faults: tuple[PlannedFault, ...] = ()
     """Beside the random ones. Events are arrivals of messages, ends of steps and of READs."""
-    failing_read: int = 0
-    """The READ of that number (from 1) fails; 0: none."""
+    failing_reads: tuple[int, ...] = ()
+    """The READs of these numbers (from 1) fail."""

@@ -35,6 +35,7 @@ from tests.unit.scheduling.failure_worlds import (
     counted,
     counted_by_workers,
     first_causes,
+    generations,
     longest_intact,
     outcomes,
     play,
@@ -61,10 +62,9 @@ def test_undisturbed_it_pulls_and_hands_over_twice(layout: str) -> None:
 
 def fail_read(config: SimulationConfig, number: int) -> FailedRead:
     """A run in which one READ fails: exact tokens, named and counted, the rest kept."""
-    world = play(replace(config, failing_read=number))
+    world = play(replace(config, failing_reads=(number,)))
     assert set(outcomes(world)) == {"finished"}
-    lost = world.failed_read
-    assert lost is not None
+    (lost,) = world.failed_reads
     record = world.router.record(lost.key.request_id)
     assert record is not None
     tries = [one for one in record.generations if one.generation >= lost.key.generation]
@@ -121,6 +121,34 @@ def test_what_did_not_arrive_comes_from_another_owner(layout: str) -> None:
         for number in range(1, play(config).num_reads + 1)
     }
     assert "w2" in readers
+
+
+@pytest.mark.parametrize("layout", ["window_full", "chunks_full", "states_window_full"])
+def test_two_reads_fail_of_one_owner_or_of_one_after_the_other(layout: str) -> None:
+    """Every two READs of the second request: of the hand-over, or of what came in its place."""
+    config = three_workers(LAYOUTS[layout])
+    calm = play(config)
+    assert not calm.num_pulls
+    num_pulls_failed = 0
+    for first in range(1, calm.num_reads + 1):
+        once = play(replace(config, failing_reads=(first,)))
+        if once.failed_reads[0].reader.worker_id != "w2":
+            continue
+        for second in range(first + 1, once.num_reads + 1):
+            world = play(replace(config, failing_reads=(first, second)))
+            assert outcomes(world) == ["finished", "finished"]
+            one, other = world.failed_reads
+            after = generations(world)[-1]
+            if one.key == other.key:
+                check_kept(world, replace(other, failed=one.failed + other.failed), after)
+            else:
+                num_pulls_failed += 1
+                assert other.kind is TransferKind.PREFIX
+                kept = longest_intact(LAYOUTS[layout], other, after.num_prompt_tokens)
+                assert after.computed_tokens == after.num_prompt_tokens - kept
+                assert pull_causes(world) == counted(world, "prefix_pulls") == {"read_failed": 1}
+            assert causes(world) == {"read_failed": 1}
+    assert num_pulls_failed
 
 
 # -- a fault at every event -------------------------------------------------------------------
@@ -235,7 +263,7 @@ def test_a_block_that_did_not_arrive_is_found_wherever_it_is(
 
     monkeypatch.setattr(InboundTable, "on_read_done", believing)
     for number in range(1, num_reads + 1):
-        assert finds(play, replace(config, failing_read=number)), number
+        assert finds(play, replace(config, failing_reads=(number,))), number
 
 
 @pytest.mark.parametrize("layout", [one for one in LAYOUTS if one != "state"])
@@ -258,7 +286,7 @@ def test_a_failed_block_that_is_published_is_found_in_every_group(
     monkeypatch.setattr(PrefixPulls, "publish_intact", everything)
     found = set()
     for number, concerned in groups.items():
-        if finds(play, replace(config, failing_read=number)):
+        if finds(play, replace(config, failing_reads=(number,))):
             found |= concerned
     assert found == set().union(*groups.values())
 
