@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from disagg.checking.worlds import WORLDS, World
+from disagg.checking.explorer.worlds import WORLDS, World
 from disagg.errors import ConfigError
 
 

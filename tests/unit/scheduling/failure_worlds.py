@@ -3,15 +3,15 @@
 from collections import Counter
 from dataclasses import replace
 
-from disagg.checking.failed_read import FailedRead
-from disagg.checking.simulation import Simulation
-from disagg.checking.simulation_config import (
+from disagg.checking.simulation.config import (
     FaultKind,
     PlannedFault,
     PlannedRequest,
     SimulationConfig,
 )
-from disagg.checking.symbolic_engine import expected_tokens
+from disagg.checking.simulation.failed_read import FailedRead
+from disagg.checking.simulation.simulation import Simulation
+from disagg.checking.simulation.symbolic_engine import expected_tokens
 from disagg.kv.layout import KVCacheLayout, plan_layout
 from disagg.kv.specs import (
     ChunkedLocalSpec,

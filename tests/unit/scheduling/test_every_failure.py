@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.checking.failed_read import FailedRead
-from disagg.checking.simulation import Simulation
-from disagg.checking.simulation_config import FaultKind, PlannedFault, SimulationConfig
+from disagg.checking.simulation.config import FaultKind, PlannedFault, SimulationConfig
+from disagg.checking.simulation.failed_read import FailedRead
+from disagg.checking.simulation.simulation import Simulation
 from disagg.errors import ConfigError
 from disagg.kv.chunked_local import ChunkedLocalManager
 from disagg.kv.layout import plan_layout

@@ -1,6 +1,6 @@
 """A prefill that lost its blocks reserves and leases anew."""
 
-from disagg.checking.worker_faults import preempt_youngest
+from disagg.checking.simulation.worker_faults import preempt_youngest
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout

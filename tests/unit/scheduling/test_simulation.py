@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from disagg.checking.simulation import Simulation
-from disagg.checking.simulation_config import SimulationConfig
+from disagg.checking.simulation.config import SimulationConfig
+from disagg.checking.simulation.simulation import Simulation
 from disagg.kv.block_pool import BlockPool
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.layout import plan_layout

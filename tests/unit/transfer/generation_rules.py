@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from disagg.checking.explorer import Exploration
-from disagg.checking.generation_world import GenerationWorld
-from disagg.checking.generation_worlds import GENERATION_SETTINGS
+from disagg.checking.explorer.exploration import Exploration
+from disagg.checking.explorer.generation_world import GenerationWorld
+from disagg.checking.explorer.generation_worlds import GENERATION_SETTINGS
 from disagg.routing.request_table import RequestTable
 from tests.unit.transfer import generation_mutants as mutants
 from tests.unit.transfer.generation_mutants import router

@@ -1,7 +1,7 @@
 """Rules taken away from a single lease's tables."""
 
-from disagg.checking.ranks_world import RanksWorld
-from disagg.checking.worlds import LEASE_SETTINGS
+from disagg.checking.explorer.ranks_world import RanksWorld
+from disagg.checking.explorer.worlds import LEASE_SETTINGS
 from tests.unit.transfer import mutants
 from tests.unit.transfer.taken_away import TakenAway, lease_without
 

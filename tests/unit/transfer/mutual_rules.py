@@ -1,7 +1,7 @@
 """Rules against waiting in a circle, livelock and starvation taken away."""
 
-from disagg.checking.lockstep_world import LockstepWorld
-from disagg.checking.worlds import MUTUAL_SETTINGS
+from disagg.checking.explorer.lockstep_world import LockstepWorld
+from disagg.checking.explorer.worlds import MUTUAL_SETTINGS
 from tests.unit.transfer import mutual_mutants as mutants
 from tests.unit.transfer.taken_away import TakenAway, cores_without
 

@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from disagg.checking.explorer import Exploration
-from disagg.checking.fleet_world import FleetWorld
-from disagg.checking.lease_world import LeaseWorld
-from disagg.checking.mutual_world import MutualWorld
-from disagg.checking.pair_world import PairWorld
-from disagg.checking.worlds import FLEET_SETTINGS, LEASE_SETTINGS, MUTUAL_SETTINGS, PAIR_SETTINGS
+from disagg.checking.explorer.exploration import Exploration
+from disagg.checking.explorer.fleet_world import FleetWorld
+from disagg.checking.explorer.lease_world import LeaseWorld
+from disagg.checking.explorer.mutual_world import MutualWorld
+from disagg.checking.explorer.pair_world import PairWorld
+from disagg.checking.explorer.worlds import (
+    FLEET_SETTINGS,
+    LEASE_SETTINGS,
+    MUTUAL_SETTINGS,
+    PAIR_SETTINGS,
+)
 from disagg.scheduling.worker_core import WorkerCore
 
 NO_WAY = "from here no way leads to a goal"

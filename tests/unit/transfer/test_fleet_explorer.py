@@ -2,10 +2,10 @@
 
 import pytest
 
-from disagg.checking.explorer import Step
-from disagg.checking.fleet_setting import FleetSetting
-from disagg.checking.fleet_world import FleetWorld, State
-from disagg.checking.worlds import FLEET_SETTINGS, WORLDS, World
+from disagg.checking.explorer.exploration import Step
+from disagg.checking.explorer.fleet_setting import FleetSetting
+from disagg.checking.explorer.fleet_world import FleetWorld, State
+from disagg.checking.explorer.worlds import FLEET_SETTINGS, WORLDS, World
 from tests.unit.transfer.test_pair_explorer import exhaust
 
 NAMED = [world for world in WORLDS if world.name in FLEET_SETTINGS]

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.checking.explorer import Step
-from disagg.checking.generation_setting import DECODE, GenerationSetting
-from disagg.checking.generation_state import State
-from disagg.checking.generation_world import GenerationWorld
-from disagg.checking.generation_worlds import GENERATION_SETTINGS
-from disagg.checking.worlds import WORLDS, World
+from disagg.checking.explorer.exploration import Step
+from disagg.checking.explorer.generation_setting import DECODE, GenerationSetting
+from disagg.checking.explorer.generation_state import State
+from disagg.checking.explorer.generation_world import GenerationWorld
+from disagg.checking.explorer.generation_worlds import GENERATION_SETTINGS
+from disagg.checking.explorer.worlds import WORLDS, World
 from tests.unit.transfer import generation_mutants as mutants
 from tests.unit.transfer.generation_mutants import router, token_0_once
 from tests.unit.transfer.test_pair_explorer import exhaust

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from disagg.checking.explorer import Exploration, Step, explore
-from disagg.checking.lease_world import LeaseWorld
-from disagg.checking.worlds import LEASE_SETTINGS, World
-from disagg.checking.worlds import WORLDS as NAMED
+from disagg.checking.explorer.exploration import Exploration, Step, explore
+from disagg.checking.explorer.lease_world import LeaseWorld
+from disagg.checking.explorer.worlds import LEASE_SETTINGS, World
+from disagg.checking.explorer.worlds import WORLDS as NAMED
 from disagg.transfer.inbound_states import INBOUND_TABLE
 from disagg.transfer.lease_states import LEASE_TABLE, LeaseEvent
 from disagg.transfer.transitions import TransitionTable

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.checking.mutual_world import MutualWorld
-from disagg.checking.worlds import MUTUAL_SETTINGS, WORLDS, World
+from disagg.checking.explorer.mutual_world import MutualWorld
+from disagg.checking.explorer.worlds import MUTUAL_SETTINGS, WORLDS, World
 from tests.unit.transfer import mutual_mutants as mutants
 from tests.unit.transfer.taken_away import at
 from tests.unit.transfer.test_pair_explorer import exhaust

@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from disagg.checking.explorer import Step
-from disagg.checking.fleet_world import FleetWorld
-from disagg.checking.pair_setting import PairSetting
-from disagg.checking.pair_worker import Workers
-from disagg.checking.pair_world import PairWorld, State
-from disagg.checking.worlds import FLEET_SETTINGS, PAIR_SETTINGS, WORLDS, World, document
+from disagg.checking.explorer.exploration import Step
+from disagg.checking.explorer.fleet_world import FleetWorld
+from disagg.checking.explorer.pair_setting import PairSetting
+from disagg.checking.explorer.pair_worker import Workers
+from disagg.checking.explorer.pair_world import PairWorld, State
+from disagg.checking.explorer.worlds import FLEET_SETTINGS, PAIR_SETTINGS, WORLDS, World, document
 from disagg.cluster.explore import explore_worlds
 from disagg.errors import ConfigError
 from disagg.transfer import reservations

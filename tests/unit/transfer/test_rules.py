@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from disagg.checking.explorer import Exploration
-from disagg.checking.lease_world import LeaseWorld, Setting
-from disagg.checking.mutual_world import MutualWorld
-from disagg.checking.worlds import LEASE_SETTINGS, MUTUAL_SETTINGS
+from disagg.checking.explorer.exploration import Exploration
+from disagg.checking.explorer.lease_world import LeaseWorld, Setting
+from disagg.checking.explorer.mutual_world import MutualWorld
+from disagg.checking.explorer.worlds import LEASE_SETTINGS, MUTUAL_SETTINGS
 from disagg.scheduling.worker_core import WorkerCore
 from tests.unit.transfer import mutants, mutual_mutants
 from tests.unit.transfer.rules import RULES

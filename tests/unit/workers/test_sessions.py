@@ -8,8 +8,8 @@ import grpc
 import pytest
 from opentelemetry.trace import NoOpTracer
 
-from disagg.checking.pair_setting import FULL, nothing_taken_away
-from disagg.checking.pair_worker import Workers
+from disagg.checking.explorer.pair_setting import FULL, nothing_taken_away
+from disagg.checking.explorer.pair_worker import Workers
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
 from disagg.scheduling.messages import PeerAddress, Role, RouterMessage, Submit

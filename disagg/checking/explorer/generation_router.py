@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from disagg.checking.snapshots import Snapshots
+from disagg.checking.explorer.snapshots import Snapshots
 from disagg.kv.contract import Contract
 from disagg.kv.hashing import BlockHasher
 from disagg.routing.core import RouterCore

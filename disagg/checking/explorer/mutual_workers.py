@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from disagg.checking.pair_worker import Workers
+from disagg.checking.explorer.pair_worker import Workers
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.identity import RequestKey

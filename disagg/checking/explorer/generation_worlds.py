@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-from disagg.checking.generation_setting import DECODE, PREFILL, GenerationSetting
+from disagg.checking.explorer.generation_setting import DECODE, PREFILL, GenerationSetting
 
 
 class GenerationEntry(NamedTuple):
-    """One world; the rest as in `disagg.checking.worlds.World`."""
+    """One world; the rest as in `disagg.checking.explorer.worlds.World`."""
 
     name: str
     what: str

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from disagg.checking.explorer import Exploration, Step, explore
-from disagg.checking.fleet_setting import CHAIN, FleetSetting
-from disagg.checking.pair_memory import NOTHING, Memory, after_move, land
-from disagg.checking.pair_setting import OUTPUT, PROMPT
-from disagg.checking.pair_worker import (
+from disagg.checking.explorer.exploration import Exploration, Step, explore
+from disagg.checking.explorer.fleet_setting import CHAIN, FleetSetting
+from disagg.checking.explorer.pair_memory import NOTHING, Memory, after_move, land
+from disagg.checking.explorer.pair_setting import OUTPUT, PROMPT
+from disagg.checking.explorer.pair_worker import (
     ASK_TIMEOUT_MS,
     LEASE_TTL_MS,
     TAKE_OVER_MS,
@@ -22,7 +22,7 @@ from disagg.checking.pair_worker import (
     Moved,
     Workers,
 )
-from disagg.checking.pair_world import Envelope
+from disagg.checking.explorer.pair_world import Envelope
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout

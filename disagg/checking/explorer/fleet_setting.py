@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from disagg.checking.pair_setting import FULL, nothing_taken_away
+from disagg.checking.explorer.pair_setting import FULL, nothing_taken_away
 from disagg.kv.specs import Spec
 from disagg.scheduling.worker_core import WorkerCore
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from disagg.checking.pair_worker import Facts
+from disagg.checking.explorer.pair_worker import Facts
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.scheduling.step import Step
 from disagg.transfer.identity import RequestKey

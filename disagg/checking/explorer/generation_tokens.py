@@ -4,7 +4,7 @@ Two workers never compute quite the same: what one samples another one need not.
 a function of its generation and position, and the KV of a position one of all tokens up to it.
 """
 
-from disagg.checking.pair_memory import HALF, Memory
+from disagg.checking.explorer.pair_memory import HALF, Memory
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.hashing import BlockHasher
 from disagg.scheduling.step import SequenceSlice, Step

@@ -3,17 +3,24 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from disagg.checking.explorer import Exploration
-from disagg.checking.fleet_setting import TAKE_OVER, FleetSetting
-from disagg.checking.fleet_world import FleetWorld
-from disagg.checking.generation_world import GenerationWorld
-from disagg.checking.generation_worlds import GENERATION_SETTINGS, GENERATION_WORLDS
-from disagg.checking.lease_world import LeaseWorld, Setting
-from disagg.checking.lockstep_world import LockstepWorld
-from disagg.checking.mutual_world import MutualSetting, MutualWorld, Wanted
-from disagg.checking.pair_setting import FULL, LONG_PROMPT, SIDES, TWO_TOKENS, WINDOW, PairSetting
-from disagg.checking.pair_world import PairWorld
-from disagg.checking.ranks_world import RanksWorld
+from disagg.checking.explorer.exploration import Exploration
+from disagg.checking.explorer.fleet_setting import TAKE_OVER, FleetSetting
+from disagg.checking.explorer.fleet_world import FleetWorld
+from disagg.checking.explorer.generation_world import GenerationWorld
+from disagg.checking.explorer.generation_worlds import GENERATION_SETTINGS, GENERATION_WORLDS
+from disagg.checking.explorer.lease_world import LeaseWorld, Setting
+from disagg.checking.explorer.lockstep_world import LockstepWorld
+from disagg.checking.explorer.mutual_world import MutualSetting, MutualWorld, Wanted
+from disagg.checking.explorer.pair_setting import (
+    FULL,
+    LONG_PROMPT,
+    SIDES,
+    TWO_TOKENS,
+    WINDOW,
+    PairSetting,
+)
+from disagg.checking.explorer.pair_world import PairWorld
+from disagg.checking.explorer.ranks_world import RanksWorld
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from disagg.checking.explorer import Exploration, Step, explore
-from disagg.checking.mutual_workers import MutualWorkers
-from disagg.checking.pair_memory import NOTHING, Memory, after_move, land
-from disagg.checking.pair_setting import nothing_taken_away
-from disagg.checking.pair_worker import Facts, Moved
+from disagg.checking.explorer.exploration import Exploration, Step, explore
+from disagg.checking.explorer.mutual_workers import MutualWorkers
+from disagg.checking.explorer.pair_memory import NOTHING, Memory, after_move, land
+from disagg.checking.explorer.pair_setting import nothing_taken_away
+from disagg.checking.explorer.pair_worker import Facts, Moved
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout

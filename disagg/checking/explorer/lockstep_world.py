@@ -9,8 +9,8 @@ for ever; `MutualWorld` cannot show that, as there one side may always be faster
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from disagg.checking.explorer import Exploration, Step, explore
-from disagg.checking.mutual_world import LIVES, OUTPUT, MutualSetting, MutualWorld
+from disagg.checking.explorer.exploration import Exploration, Step, explore
+from disagg.checking.explorer.mutual_world import LIVES, OUTPUT, MutualSetting, MutualWorld
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.sampling import SampledToken
 from disagg.scheduling.step import StepResult

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from disagg.checking.simulation_config import SimulationConfig
-from disagg.checking.symbolic_engine import SymbolicEngine, SymbolicMemory
-from disagg.checking.worker_faults import expire_leases, preempt_youngest
+from disagg.checking.simulation.config import SimulationConfig
+from disagg.checking.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
+from disagg.checking.simulation.worker_faults import expire_leases, preempt_youngest
 from disagg.kv.contract import Contract
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.events import KVEvent

@@ -7,8 +7,8 @@ READ's end when the last handle is terminal, which is what `PostRead` asks of th
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from disagg.checking.explorer import Step
-from disagg.checking.lease_world import LeaseWorld, Read, Setting, State, View
+from disagg.checking.explorer.exploration import Step
+from disagg.checking.explorer.lease_world import LeaseWorld, Read, Setting, State, View
 from disagg.transfer.identity import Incarnation
 
 NUM_RANKS = 2

@@ -10,7 +10,7 @@ violation at once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from disagg.checking.symbolic_kinds import GroupHistory, digest_of, first_seen
+from disagg.checking.simulation.symbolic_kinds import GroupHistory, digest_of, first_seen
 from disagg.errors import InvariantViolation
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.layout import KVCacheLayout

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from disagg.checking.explorer import Exploration, Step, explore
+from disagg.checking.explorer.exploration import Exploration, Step, explore
 from disagg.transfer.actions import InboundCommitted, InboundPartial, PostRead, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable

@@ -8,10 +8,10 @@ the router ever hears. What workers say to each other arrives at most once, at a
 from collections.abc import Iterator
 from typing import Any
 
-from disagg.checking.explorer import Exploration, Step, explore
-from disagg.checking.generation_router import RouterMoved, Routers
-from disagg.checking.generation_setting import NAMES, GenerationSetting
-from disagg.checking.generation_state import (
+from disagg.checking.explorer.exploration import Exploration, Step, explore
+from disagg.checking.explorer.generation_router import RouterMoved, Routers
+from disagg.checking.explorer.generation_setting import NAMES, GenerationSetting
+from disagg.checking.explorer.generation_state import (
     CRASHED,
     ROLES,
     Envelope,
@@ -21,7 +21,7 @@ from disagg.checking.generation_state import (
     put,
     shown,
 )
-from disagg.checking.generation_tokens import (
+from disagg.checking.explorer.generation_tokens import (
     PROMPT,
     Prefixes,
     Prompts,
@@ -30,9 +30,9 @@ from disagg.checking.generation_tokens import (
     samples,
     wrong_next,
 )
-from disagg.checking.pair_memory import NOTHING, Memory, reuse
-from disagg.checking.pair_setting import FULL
-from disagg.checking.pair_worker import ASK_TIMEOUT_MS, TAKE_OVER_MS, Facts, Moved, Workers
+from disagg.checking.explorer.pair_memory import NOTHING, Memory, reuse
+from disagg.checking.explorer.pair_setting import FULL
+from disagg.checking.explorer.pair_worker import ASK_TIMEOUT_MS, TAKE_OVER_MS, Facts, Moved, Workers
 from disagg.errors import InvariantViolation, ProtocolError
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout

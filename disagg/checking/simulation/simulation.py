@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from disagg.checking.failed_read import FailedRead, failed_read
-from disagg.checking.simulated_links import SimulatedLinks
-from disagg.checking.simulation_config import FaultKind, PlannedFault, SimulationConfig
-from disagg.checking.symbolic_engine import VOCAB_SIZE, expected_tokens
-from disagg.checking.worker_model import WorkerModel
+from disagg.checking.simulation.config import FaultKind, PlannedFault, SimulationConfig
+from disagg.checking.simulation.failed_read import FailedRead, failed_read
+from disagg.checking.simulation.links import SimulatedLinks
+from disagg.checking.simulation.symbolic_engine import VOCAB_SIZE, expected_tokens
+from disagg.checking.simulation.worker_model import WorkerModel
 from disagg.errors import DisaggError
 from disagg.kv.hashing import BlockHasher
 from disagg.routing.core import RouterCore

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from disagg.checking.snapshots import Snapshots
+from disagg.checking.explorer.snapshots import Snapshots
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.free_blocks import UncachedBlocks
 from disagg.kv.hashing import BlockHasher

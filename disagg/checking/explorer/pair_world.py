@@ -9,10 +9,10 @@ once, and with ``in_order`` exactly once and in order.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from disagg.checking.explorer import Exploration, Step, explore
-from disagg.checking.pair_memory import NOTHING, Memory, after_move, land
-from disagg.checking.pair_setting import NAMES, OUTPUT, SIDES, PairSetting
-from disagg.checking.pair_worker import (
+from disagg.checking.explorer.exploration import Exploration, Step, explore
+from disagg.checking.explorer.pair_memory import NOTHING, Memory, after_move, land
+from disagg.checking.explorer.pair_setting import NAMES, OUTPUT, SIDES, PairSetting
+from disagg.checking.explorer.pair_worker import (
     ASK_TIMEOUT_MS,
     LEASE_TTL_MS,
     RESERVATION_TTL_MS,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from disagg.checking.pair_setting import nothing_taken_away
+from disagg.checking.explorer.pair_setting import nothing_taken_away
 from disagg.routing.core import RouterCore
 from disagg.scheduling.worker_core import WorkerCore
 

@@ -3,9 +3,9 @@
 import re
 from typing import Any, NamedTuple
 
-from disagg.checking.generation_setting import NAMES
-from disagg.checking.generation_tokens import Prompts, Tokens
-from disagg.checking.pair_memory import Memory
+from disagg.checking.explorer.generation_setting import NAMES
+from disagg.checking.explorer.generation_tokens import Prompts, Tokens
+from disagg.checking.explorer.pair_memory import Memory
 from disagg.scheduling.messages import Submit
 from disagg.transfer.identity import Incarnation
 from disagg.transfer.messages import PeerMessage

@@ -1,0 +1,1 @@
+"""Every state that a small world of production objects can reach."""

@@ -1,0 +1,1 @@
+"""Many seeds of a large world of production cores, with faults."""
