@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from rich.console import Console
+
 from disagg.checking.explorer.worlds import WORLDS, World
 from disagg.errors import ConfigError
 
@@ -25,7 +27,11 @@ def explore_worlds(full: bool, names: list[str], report: Callable[[str], None]) 
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"no world {unknown[0]!r}; there are {', '.join(known)}", param="--world")
     chosen = [known[name] for name in names] or [w for w in WORLDS if full or not w.only_full]
-    sound = [_explore(world, report) for world in chosen]
+    shown = Console(stderr=True)  # says nothing where it is no terminal
+    sound = []
+    for number, world in enumerate(chosen, 1):
+        with shown.status(f"{number} of {len(chosen)}: {world.name}, {world.num_states:,} states"):
+            sound.append(_explore(world, report))
     return 0 if all(sound) else 1
 
 
