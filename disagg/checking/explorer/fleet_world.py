@@ -8,10 +8,11 @@ worker C has the prompt's beginning cached, P pulls it and prefills the rest, D 
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from disagg.checking.explorer.exploration import Exploration, Step, explore
 from disagg.checking.explorer.fleet_setting import CHAIN, FleetSetting
+from disagg.checking.explorer.on_way import Envelope, put
 from disagg.checking.explorer.pair_memory import NOTHING, Memory, after_move, land
 from disagg.checking.explorer.pair_setting import OUTPUT, PROMPT
 from disagg.checking.explorer.pair_worker import (
@@ -22,7 +23,6 @@ from disagg.checking.explorer.pair_worker import (
     Moved,
     Workers,
 )
-from disagg.checking.explorer.pair_world import Envelope
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
@@ -216,7 +216,7 @@ class FleetWorld:
         assert step is not None
         memory, broken = land(step, now.memory[side])
         samples = tuple(SampledToken(OUTPUT) if part.sampling else None for part in step.slices)
-        after = now._replace(memory=_put(now.memory, side, memory))
+        after = now._replace(memory=put(now.memory, side, memory))
         result = StepResult(step.step_id, samples)
         return self._does(after, side, "a step ends", "on_step_done", 0, result, broken=broken)
 
@@ -237,7 +237,7 @@ class FleetWorld:
                 after = after._replace(over=now.over | {FIRST})
             if self.setting.crash:
                 after = after._replace(
-                    cores=_put(now.cores, 1, -1),
+                    cores=put(now.cores, 1, -1),
                     reads=frozenset(read for read in now.reads if read.side != 1),
                     on_way=tuple(i for i in now.on_way if self._messages[i].to != self.lives[1]),
                 )
@@ -260,9 +260,9 @@ class FleetWorld:
         if not read.landed and alive:
             content = now.memory[read.owner][read.src]
             held = read.dst in self._facts(now, side).inbound_held
-            memory = _put(now.memory[side], read.dst, content)
+            memory = put(now.memory[side], read.dst, content)
             after = now._replace(
-                memory=_put(now.memory, side, memory), reads=others | {read._replace(landed=True)}
+                memory=put(now.memory, side, memory), reads=others | {read._replace(landed=True)}
             )
             broken = "" if held else f"a READ lands in block {read.dst}, held by no transfer"
             yield Step(f"{name}: READ {read.read_id} lands: {content!r}", after, broken)
@@ -321,7 +321,7 @@ class FleetWorld:
         memory, wrong = after_move(now.memory[side], before, after, moved.launched)
         broken = broken or wrong
         state = now._replace(
-            cores=_put(now.cores, side, moved.core), memory=_put(now.memory, side, memory)
+            cores=put(now.cores, side, moved.core), memory=put(now.memory, side, memory)
         )
         return Step(label, self._perform(state, side, moved), broken)
 
@@ -358,10 +358,6 @@ class FleetWorld:
 
     def _facts(self, now: State, side: int) -> Facts:
         return self.workers.facts[now.cores[side]]
-
-
-def _put(values: Any, index: int, value: object) -> Any:
-    return (*values[:index], value, *values[index + 1 :])
 
 
 def _shown(message: PeerMessage) -> str:

@@ -1,14 +1,13 @@
 """The router, the workers and everything on its way between them at one moment."""
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from disagg.checking.explorer.generation_setting import NAMES
 from disagg.checking.explorer.generation_tokens import Prompts, Tokens
 from disagg.checking.explorer.pair_memory import Memory
 from disagg.scheduling.messages import Submit
 from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import PeerMessage
 
 ROLES = ("prefill", "decode")
 _KEY = re.compile(r"RequestKey\(request_id='r', generation=(\d+)\)")
@@ -24,14 +23,6 @@ class Read(NamedTuple):
     src: int
     dst: int
     landed: bool
-
-
-class Envelope(NamedTuple):
-    """A message on its way between two workers."""
-
-    sender: Incarnation
-    to: Incarnation
-    message: PeerMessage
 
 
 class Faults(NamedTuple):
@@ -73,11 +64,6 @@ class State(NamedTuple):
 def life_of(side: int, number: int) -> Incarnation:
     """The n-th life of a worker."""
     return Incarnation(NAMES[side], f"{NAMES[side][0].upper()}{number}")
-
-
-def put(values: Any, index: int, value: object) -> Any:
-    """A tuple with another value in one place."""
-    return (*values[:index], value, *values[index + 1 :])
 
 
 def shown(message: object) -> str:

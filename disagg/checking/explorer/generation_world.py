@@ -14,11 +14,9 @@ from disagg.checking.explorer.generation_setting import NAMES, GenerationSetting
 from disagg.checking.explorer.generation_state import (
     CRASHED,
     ROLES,
-    Envelope,
     Read,
     State,
     life_of,
-    put,
     shown,
 )
 from disagg.checking.explorer.generation_tokens import (
@@ -30,6 +28,7 @@ from disagg.checking.explorer.generation_tokens import (
     samples,
     wrong_next,
 )
+from disagg.checking.explorer.on_way import Envelope, put
 from disagg.checking.explorer.pair_memory import NOTHING, Memory, reuse
 from disagg.checking.explorer.pair_setting import FULL
 from disagg.checking.explorer.pair_worker import ASK_TIMEOUT_MS, TAKE_OVER_MS, Facts, Moved, Workers

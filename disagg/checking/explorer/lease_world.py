@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer.exploration import Exploration, Step, explore
+from disagg.checking.explorer.on_way import Envelope, Read
 from disagg.transfer.actions import InboundCommitted, InboundPartial, PostRead, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
@@ -24,7 +25,6 @@ from disagg.transfer.messages import (
     CommitAnswer,
     CommitSeen,
     Offers,
-    PeerMessage,
 )
 
 KEY = RequestKey("r", 0)
@@ -59,24 +59,6 @@ class Holds:
     def held(self) -> set[int]:
         """Blocks with a holder."""
         return {block for blocks in self.blocks.values() for block in blocks}
-
-
-class Read(NamedTuple):
-    """A READ whose handle is not terminal."""
-
-    read_id: int
-    owner: Incarnation
-    src: int
-    dst: int
-    landed: bool
-
-
-class Envelope(NamedTuple):
-    """A message on its way."""
-
-    sender: Incarnation
-    to: Incarnation
-    message: PeerMessage
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from disagg.checking.explorer.exploration import Exploration, Step, explore
 from disagg.checking.explorer.mutual_workers import MutualWorkers
+from disagg.checking.explorer.on_way import put
 from disagg.checking.explorer.pair_memory import NOTHING, Memory, after_move, land
 from disagg.checking.explorer.pair_setting import nothing_taken_away
 from disagg.checking.explorer.pair_worker import Facts, Moved
@@ -167,7 +168,7 @@ class MutualWorld:
             yield from self._worker_steps(now, side)
             if now.on_way[side]:
                 sender, message = self.messages[now.on_way[side][0]]
-                after = now._replace(on_way=_put(now.on_way, side, now.on_way[side][1:]))
+                after = now._replace(on_way=put(now.on_way, side, now.on_way[side][1:]))
                 call = ("on_peer_message", 0, LIVES[sender], message)
                 yield self._does(after, side, f"hears {shown(message)}", *call)
         for read in sorted(now.reads):
@@ -189,7 +190,7 @@ class MutualWorld:
         told = now.told[side]
         if told < len(self.submits[side]):
             submit = self.submits[side][told]
-            after = now._replace(told=_put(now.told, side, told + 1))
+            after = now._replace(told=put(now.told, side, told + 1))
             label = f"submit of {submit.key.request_id} arrives"
             yield self._does(after, side, label, "on_router_message", 0, submit)
         submitted = {submit.key for submit in self.submits[side][:told]}
@@ -216,7 +217,7 @@ class MutualWorld:
         assert step is not None
         memory, broken = land(step, now.memory[side], self._first.__getitem__)
         samples = tuple(SampledToken(OUTPUT) if part.sampling else None for part in step.slices)
-        after = now._replace(memory=_put(now.memory, side, memory))
+        after = now._replace(memory=put(now.memory, side, memory))
         result = StepResult(step.step_id, samples)
         label = f"a step of {_names(part.key for part in step.slices)} ends{and_then}"
         return self._does(after, side, label, method, 0, result, broken=broken)
@@ -226,8 +227,8 @@ class MutualWorld:
         content = now.memory[1 - side][read.src]
         held = read.dst in self._facts(now, side).inbound_held
         broken = "" if held else f"a READ lands in block {read.dst}, held by no transfer"
-        memory = _put(now.memory[side], read.dst, content)
-        after = now._replace(memory=_put(now.memory, side, memory), reads=now.reads - {read})
+        memory = put(now.memory[side], read.dst, content)
+        after = now._replace(memory=put(now.memory, side, memory), reads=now.reads - {read})
         label = f"READ {read.read_id} lands: {content!r} in {read.dst}"
         return self._does(after, side, label, "on_read_done", 0, read.read_id, "", broken=broken)
 
@@ -247,7 +248,7 @@ class MutualWorld:
         )
         broken = broken or wrong
         state = now._replace(
-            cores=_put(now.cores, side, moved.core), memory=_put(now.memory, side, memory)
+            cores=put(now.cores, side, moved.core), memory=put(now.memory, side, memory)
         )
         # Nothing is lost here: what a tick repeats would only come twice.
         silent = (AskOffers, Commit) if method == "tick" else ()
@@ -269,7 +270,7 @@ class MutualWorld:
                 case ToRouter(PartEnded(key)):
                     over.add(key)
         return now._replace(
-            on_way=_put(now.on_way, 1 - side, tuple(to_peer)),
+            on_way=put(now.on_way, 1 - side, tuple(to_peer)),
             reads=frozenset(reads),
             over=frozenset(over),
         )
@@ -318,9 +319,9 @@ class MutualWorld:
                 if one.key not in forgotten:
                     used |= {one.number, one.released}
             order = tuple(sorted(used - {0}))
-            cores = _put(cores, asker, workers.renumber_asked(cores[asker], order))
+            cores = put(cores, asker, workers.renumber_asked(cores[asker], order))
             other = workers.renumber_answered(cores[1 - asker], order, forgotten)
-            cores = _put(cores, 1 - asker, other)
+            cores = put(cores, 1 - asker, other)
             if order != tuple(range(1, len(order) + 1)):
                 queues = (self._renamed(on_way[0], kinds[0], order),)
                 on_way = (*queues, self._renamed(on_way[1], kinds[1], order))
@@ -347,10 +348,6 @@ class MutualWorld:
 
     def _facts(self, now: State, side: int) -> Facts:
         return self.workers.facts[now.cores[side]]
-
-
-def _put(pair: Any, index: int, value: object) -> Any:
-    return (*pair[:index], value, *pair[index + 1 :])
 
 
 def shown(message: PeerMessage) -> str:

@@ -7,9 +7,10 @@ once, and with ``in_order`` exactly once and in order.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from disagg.checking.explorer.exploration import Exploration, Step, explore
+from disagg.checking.explorer.on_way import Envelope, Read, put
 from disagg.checking.explorer.pair_memory import NOTHING, Memory, after_move, land
 from disagg.checking.explorer.pair_setting import NAMES, OUTPUT, SIDES, PairSetting
 from disagg.checking.explorer.pair_worker import (
@@ -30,24 +31,6 @@ from disagg.scheduling.step import StepResult
 from disagg.transfer.actions import PostRead, Send
 from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.messages import PeerMessage
-
-
-class Read(NamedTuple):
-    """A READ whose handle is not terminal."""
-
-    read_id: int
-    owner: Incarnation
-    src: int
-    dst: int
-    landed: bool
-
-
-class Envelope(NamedTuple):
-    """A message on its way."""
-
-    sender: Incarnation
-    to: Incarnation
-    message: PeerMessage
 
 
 class Faults(NamedTuple):
@@ -194,7 +177,7 @@ class PairWorld:
         assert step is not None
         memory, broken = land(step, now.memory[side], block_tokens=self._block_tokens)
         samples = tuple(SampledToken(OUTPUT) if part.sampling else None for part in step.slices)
-        after = now._replace(memory=_put(now.memory, side, memory))
+        after = now._replace(memory=put(now.memory, side, memory))
         result = StepResult(step.step_id, samples)
         label = f"a step ends {and_then}".rstrip()
         return self._does(after, side, label, method, 0, result, broken=broken)
@@ -205,14 +188,14 @@ class PairWorld:
             fresh = self.workers.start(_life(side, lives[side] + 1))
             nothing = (NOTHING,) * self.setting.num_blocks
             after = now._replace(
-                cores=_put(now.cores, side, fresh),
-                memory=_put(now.memory, side, nothing),
+                cores=put(now.cores, side, fresh),
+                memory=put(now.memory, side, nothing),
                 reads=now.reads if side == 0 else frozenset(),
                 # Streams to the old life have ended, the router's among them.
                 on_way=tuple(i for i in now.on_way if self._messages[i].to != _life(side, 0)),
-                told=tuple(_put(told, side, 2) for told in now.told),
+                told=tuple(put(told, side, 2) for told in now.told),
                 over=frozenset(self.keys),
-                faults=now.faults._replace(restarts=_put(lives, side, lives[side] + 1)),
+                faults=now.faults._replace(restarts=put(lives, side, lives[side] + 1)),
             )
             yield Step(f"{NAMES[side]} restarts", after)
         other = 1 - side
@@ -228,9 +211,9 @@ class PairWorld:
         if not read.landed and alive:
             content = now.memory[0][read.src]
             held = read.dst in self._facts(now, 1).inbound_held
-            memory = _put(now.memory[1], read.dst, content)
+            memory = put(now.memory[1], read.dst, content)
             after = now._replace(
-                memory=_put(now.memory, 1, memory), reads=others | {read._replace(landed=True)}
+                memory=put(now.memory, 1, memory), reads=others | {read._replace(landed=True)}
             )
             broken = "" if held else f"a READ lands in block {read.dst}, held by no transfer"
             yield Step(f"READ {read.read_id} lands: {content!r} in {read.dst}", after, broken)
@@ -282,7 +265,7 @@ class PairWorld:
         )
         broken = broken or wrong
         state = now._replace(
-            cores=_put(now.cores, side, moved.core), memory=_put(now.memory, side, memory)
+            cores=put(now.cores, side, moved.core), memory=put(now.memory, side, memory)
         )
         return Step(label, self._perform(state, side, moved), broken)
 
@@ -319,12 +302,8 @@ def _life(side: int, number: int) -> Incarnation:
     return Incarnation(NAMES[side], f"{NAMES[side][0].upper()}{number}")
 
 
-def _put(pair: Any, index: int, value: object) -> Any:
-    return (*pair[:index], value, *pair[index + 1 :])
-
-
 def _told(now: State, index: int, side: int, value: int) -> State:
-    return now._replace(told=_put(now.told, index, _put(now.told[index], side, value)))
+    return now._replace(told=put(now.told, index, put(now.told[index], side, value)))
 
 
 def _shown(message: PeerMessage) -> str:
