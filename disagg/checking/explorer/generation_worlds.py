@@ -63,6 +63,7 @@ GENERATION_WORLDS = (
         "D crashes, E takes the lease over or is planned anew",
         GenerationSetting(crashes=(DECODE,), second="decode", generations_max=4),
         27_246,
+        only_full=True,
     ),
     GenerationEntry(
         "generation-session",

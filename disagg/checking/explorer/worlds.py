@@ -341,7 +341,7 @@ WORLDS = (
     _fleet("take-over", "D crashes at any moment, E takes the lease over; eviction", 2_030),
     _fleet("take-over-errors", "and a READ fails", 5_958),
     _fleet("take-over-window", "a full and a window group", 1_628),
-    _fleet("take-over-cut", "D lives on, but its link to P is cut", 64_219),
+    _fleet("take-over-cut", "D lives on, but its link to P is cut", 64_219, only_full=True),
     _fleet(
         "chain-strangers",
         "every message also from a wrong epoch; P and C lose each other",
