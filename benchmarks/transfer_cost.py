@@ -14,13 +14,13 @@ from benchmarks.transfer_node import NodePlan
 from benchmarks.transfer_pair import Pair
 from disagg.kv.block_pool import BlockPool
 from disagg.kv.specs import FullAttentionSpec
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Offers, PeerMessage
 from disagg.transfer.actions import InboundAction, LeaseAction, PostRead, Send
-from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Commit, CommitAnswer, CommitSeen, Offers, PeerMessage
-from disagg.wire.openings import PeerHello
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
+from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import peer_pb2
 
 NUM_BLOCKS = 2048

@@ -8,9 +8,9 @@ import torch
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.layout import KVCacheLayout
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
-from disagg.scheduling.sampling import SampledToken
+from disagg.messages.identity import RequestKey
+from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
-from disagg.transfer.identity import RequestKey
 from disagg.workers.engine.paged_pool import PagedPool
 
 

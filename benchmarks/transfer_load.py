@@ -19,7 +19,7 @@ from benchmarks.transfer_node import Node, NodePlan
 from benchmarks.transfer_pair import Pair
 from benchmarks.transfer_raw import RawOwner, RawReader
 from disagg.kv.specs import FullAttentionSpec
-from disagg.scheduling.messages import Role
+from disagg.messages.session import Role
 
 MIB = 1 << 20
 KV_HEADS, HEAD_SIZE, LAYERS = 4, 128, 4

@@ -20,26 +20,26 @@ from opentelemetry.trace import NoOpTracer
 
 from benchmarks.transfer_engine import PacedEngine, number_of, words
 from benchmarks.transfer_marks import MarkedEngine, Marks
-from disagg.kv.contract import Contract
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
 from disagg.kv.specs import Spec
-from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Offers, PeerMessage
+from disagg.messages.registration import Contract
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import (
     Cancel,
     PartEnded,
     PeerAddress,
     Role,
     Submit,
+    ToRouterMessage,
     TransferReport,
-    WorkerMessage,
 )
-from disagg.scheduling.sampling import SamplingParams
+from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Offers, PeerMessage
-from disagg.wire.openings import PeerHello
+from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
 from disagg.workers.channel import CHANNEL_OPTIONS
@@ -232,7 +232,7 @@ class Node:
         )
         self.transport.add_peer(agent_name(who), info)
 
-    def _on_worker_message(self, message: WorkerMessage) -> None:
+    def _on_worker_message(self, message: ToRouterMessage) -> None:
         match message:
             case TransferReport():
                 self.mark(message.key, "committed")

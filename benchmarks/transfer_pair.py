@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.transfer_marks import Marks
 from benchmarks.transfer_node import NodePlan, serve
-from disagg.scheduling.messages import Role
+from disagg.messages.session import Role
 
 START_S = 120.0
 ANSWER_S = 300.0

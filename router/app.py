@@ -12,12 +12,12 @@ import grpc
 import uvicorn
 
 from disagg.errors import ConfigError
-from disagg.router.admission import Admission
 from disagg.router.dispatch import Dispatcher
 from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
 from disagg.router.metrics import Metrics
 from disagg.router.options import RouterOptions
+from disagg.router.request_preparation import Preparation
 from disagg.router.tokenizer import Tokenizer
 from disagg.router.worker_session import MESSAGE_BYTES_MAX
 from disagg.wire.v1.router_pb2_grpc import add_RouterServicer_to_server
@@ -90,8 +90,8 @@ class RouterApp:
             http_socket.close()
             raise ConfigError(f"cannot listen on {address}: {error}", param="grpc_port") from error
         self.dispatcher = Dispatcher(options, self._metrics)
-        self._admission = Admission(options, self._tokenizer, self.dispatcher)
-        parts = (options, self._tokenizer, self.dispatcher, self._admission, self._metrics)
+        self._preparation = Preparation(options, self._tokenizer, self.dispatcher)
+        parts = (options, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
         add_RouterServicer_to_server(GrpcService(*parts), self._grpc_server)
         config = uvicorn.Config(
             HttpApp(*parts),
@@ -125,7 +125,7 @@ class RouterApp:
         await self._grpc_server.stop(grace=1)
         with contextlib.suppress(asyncio.CancelledError):
             await self._http_task
-        self._admission.close()
+        self._preparation.close()
         logger.info("router stopped")
 
 

@@ -10,14 +10,17 @@ from functools import partial
 from typing import ClassVar
 
 from disagg.errors import RemoteFault, RequestError
-from disagg.kv.events import BlocksStored, KVEventBatch, KVSnapshot
 from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
+from disagg.messages.outputs import FinishReason
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
 from disagg.router.metrics import Metrics
 from disagg.router.options import RouterOptions
 from disagg.router.token_stream import STOP_STRING, TokenStream
 from disagg.router.worker_session import SessionEvents, WorkerSession
-from disagg.routing.core import RouterCore
-from disagg.routing.messages import (
+from disagg.routing.actions import (
     Connect,
     Deliver,
     Disconnect,
@@ -25,15 +28,8 @@ from disagg.routing.messages import (
     NewRequest,
     RouterAction,
     ToWorker,
-    WorkerInfo,
 )
-from disagg.scheduling.messages import (
-    FinishReason,
-    TransferReport,
-    WorkerMessage,
-    WorkerStats,
-)
-from disagg.transfer.identity import Incarnation
+from disagg.routing.core import RouterCore
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +231,7 @@ class Dispatcher:
         )
         self.core.session_up(self.now_ms(), worker)
 
-    def _message(self, worker: Incarnation, message: WorkerMessage) -> None:
+    def _message(self, worker: Incarnation, message: ToRouterMessage) -> None:
         if isinstance(message, WorkerStats) and worker in self._sessions:
             self._metrics.worker_stats(worker, message)
         elif isinstance(message, TransferReport):

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import grpc
 
 from disagg.errors import DisaggError, RemoteFault, RequestError
-from disagg.router.admission import Admission, check_request_id
-from disagg.router.ask import Ask
 from disagg.router.dispatch import Dispatcher
+from disagg.router.generation_request import GenerationRequest
 from disagg.router.metrics import Metrics
 from disagg.router.openai_schema import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
+from disagg.router.request_preparation import Preparation, check_request_id
 from disagg.router.text_stream import pieces
 from disagg.router.tokenizer import Tokenizer
-from disagg.wire.registration_codec import match_to_wire, worker_info_from_wire
+from disagg.wire.registration_codec import worker_info_from_wire
+from disagg.wire.router_codec import match_to_wire
 from disagg.wire.sampling_codec import top_to_wire
-from disagg.wire.v1 import router_pb2 as pb
+from disagg.wire.v1 import registration_pb2, router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterServicer
 
 logger = logging.getLogger(__name__)
@@ -39,49 +40,51 @@ async def _abort(context: Context, error: DisaggError) -> NoReturn:
 
 
 class GrpcService(RouterServicer):
-    """The same admission, dispatch and detokenisation as over HTTP."""
+    """The same preparation, dispatch and detokenisation as over HTTP."""
 
     def __init__(
         self,
         options: RouterOptions,
         tokenizer: Tokenizer,
         dispatcher: Dispatcher,
-        admission: Admission,
+        preparation: Preparation,
         metrics: Metrics,
     ) -> None:
         self._options = options
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
-        self._admission = admission
+        self._preparation = preparation
         self._metrics = metrics
 
-    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+    async def Register(
+        self, request: registration_pb2.RegisterRequest, context: Context
+    ) -> registration_pb2.RegisterResponse:
         """Take in a registration or heartbeat."""
         try:
             info = worker_info_from_wire(request)
-            self._admission.check_model(info.model)
+            self._preparation.check_model(info.model)
             self._dispatcher.register(info)
         except DisaggError as error:
             logger.warning("registration of %s: %s", request.worker.worker_id[:128], error.message)
             await _abort(context, error)
-        return pb.RegisterResponse(heartbeat_ms=self._options.heartbeat_ms)
+        return registration_pb2.RegisterResponse(heartbeat_ms=self._options.heartbeat_ms)
 
     async def Generate(
-        self, request: pb.GenerateRequest, context: Context
-    ) -> AsyncIterator[pb.GenerateResponse]:
+        self, request: router_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[router_pb2.GenerateResponse]:
         """Stream text and tokens; a cancelled call is cancelled at the workers."""
         try:
             try:
                 if request.request_id:
                     check_request_id(request.request_id, "request_id")
-                new = await self._admission.prepare(_ask(request), request.request_id)
+                new = await self._preparation.prepare(_ask(request), request.request_id)
                 stream = self._dispatcher.generate(new)
             except DisaggError as error:
                 self._metrics.refused(error.code)
                 raise
             try:
                 async for piece in pieces(stream, self._tokenizer, ()):
-                    response = pb.GenerateResponse(
+                    response = router_pb2.GenerateResponse(
                         request_id=stream.request_id,
                         text=piece.text,
                         token_ids=piece.token_ids,
@@ -99,26 +102,30 @@ class GrpcService(RouterServicer):
         except DisaggError as error:
             await _abort(context, error)
 
-    async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchResponse:
+    async def Match(
+        self, request: router_pb2.MatchRequest, context: Context
+    ) -> router_pb2.MatchResponse:
         """How much of a prompt each ready worker holds; stale answers cost time, never tokens."""
         try:
-            self._admission.check_model(request.model)
+            self._preparation.check_model(request.model)
             prompt, field = _prompt(request)
             limit = self._dispatcher.core.max_model_tokens
             if not limit:
                 raise RemoteFault("no worker is ready")
-            token_ids, hashes = await self._admission.tokens(
+            token_ids, hashes = await self._preparation.tokens(
                 prompt, field, limit, request.cache_salt.encode()
             )
         except DisaggError as error:
             await _abort(context, error)
         found = self._dispatcher.core.match(len(token_ids), hashes)
-        return pb.MatchResponse(
+        return router_pb2.MatchResponse(
             num_tokens=len(token_ids), workers=[match_to_wire(match) for match in found]
         )
 
 
-def _prompt(request: pb.GenerateRequest | pb.MatchRequest) -> tuple[str | tuple[int, ...], str]:
+def _prompt(
+    request: router_pb2.GenerateRequest | router_pb2.MatchRequest,
+) -> tuple[str | tuple[int, ...], str]:
     if request.prompt and request.token_ids:
         raise RequestError("set either prompt or token_ids", param="token_ids")
     if request.token_ids:
@@ -128,10 +135,10 @@ def _prompt(request: pb.GenerateRequest | pb.MatchRequest) -> tuple[str | tuple[
     return request.prompt, "prompt"
 
 
-def _ask(request: pb.GenerateRequest) -> Ask:
+def _ask(request: router_pb2.GenerateRequest) -> GenerationRequest:
     prompt, field = _prompt(request)
     build = functools.partial(
-        Ask,
+        GenerationRequest,
         model=request.model,
         prompt=prompt,
         prompt_field=field,
@@ -150,5 +157,5 @@ def _ask(request: pb.GenerateRequest) -> Ask:
         top_p=sampling.top_p or 1.0,  # 0 is "not set" in proto3
         top_k=sampling.top_k,
         seed=sampling.seed,
-        num_logprobs=sampling.num_logprobs,
+        num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
     )

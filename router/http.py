@@ -10,7 +10,6 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 from disagg.errors import CancelledError, DisaggError, RequestError
-from disagg.router.admission import Admission, check_request_id
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import BodyBudget, Exchange, Receive, Scope, Send
 from disagg.router.metrics import Metrics
@@ -26,6 +25,7 @@ from disagg.router.openai_format import (
 )
 from disagg.router.openai_schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from disagg.router.options import RouterOptions
+from disagg.router.request_preparation import Preparation, check_request_id
 from disagg.router.text_stream import Piece, pieces
 from disagg.router.token_stream import TokenStream
 from disagg.router.tokenizer import Tokenizer
@@ -65,13 +65,13 @@ class HttpApp:
         options: RouterOptions,
         tokenizer: Tokenizer,
         dispatcher: Dispatcher,
-        admission: Admission,
+        preparation: Preparation,
         metrics: Metrics,
     ) -> None:
         self._options = options
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
-        self._admission = admission
+        self._preparation = preparation
         self._metrics = metrics
         self._created = int(time.time())
         self._bodies = BodyBudget(LARGEST_BODIES_MAX * options.body_bytes_max)
@@ -143,7 +143,7 @@ class HttpApp:
             raise
         try:
             try:
-                request = await self._admission.prepare(body.ask(), exchange.request_id)
+                request = await self._preparation.prepare(body.ask(), exchange.request_id)
                 if left.done():
                     raise CancelledError("the client left")
                 stream = self._dispatcher.generate(request)
@@ -230,7 +230,7 @@ class HttpApp:
         await exchange.json({"object": "list", "data": [self._model_body()]})
 
     async def _model(self, exchange: Exchange) -> None:
-        self._admission.check_model(exchange.path.removeprefix("/v1/models/"))
+        self._preparation.check_model(exchange.path.removeprefix("/v1/models/"))
         await exchange.json(self._model_body())
 
     def _model_body(self) -> dict[str, Any]:

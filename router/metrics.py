@@ -11,8 +11,8 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily
 
-from disagg.scheduling.messages import TransferReport, WorkerStats
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
+from disagg.messages.session import TransferReport, WorkerStats
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)

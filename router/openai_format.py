@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from disagg.errors import DisaggError
+from disagg.messages.sampling import TokenLogprobs
 from disagg.router.text_stream import Piece
 from disagg.router.tokenizer import Tokenizer
-from disagg.scheduling.sampling import TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
 LOGPROB_MIN = -9999.0
@@ -112,7 +112,7 @@ class CompletionFormat:
 
     kind = "text_completion"
 
-    def __init__(self, answer: Answer, num_logprobs: int) -> None:
+    def __init__(self, answer: Answer, num_logprobs: int | None) -> None:
         self._answer = answer
         self._num_logprobs = num_logprobs
         self._head, self._tail = answer.chunk_frame(self.kind)
@@ -172,7 +172,7 @@ class CompletionFormat:
         return self._answer.frame(self.kind) | {"choices": [choice], "usage": usage}
 
     def _logprobs(self, piece: Piece) -> dict[str, list[Any]] | None:
-        if self._num_logprobs < 0 or not piece.token_ids:
+        if self._num_logprobs is None or not piece.token_ids:
             return None
         shown: dict[str, list[Any]] = {
             "tokens": [],
@@ -208,7 +208,7 @@ class ChatFormat:
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, answer: Answer, num_logprobs: int) -> None:
+    def __init__(self, answer: Answer, num_logprobs: int | None) -> None:
         self._answer = answer
         self._num_logprobs = num_logprobs
         self._head, self._tail = answer.chunk_frame(self.chunk_kind)
@@ -223,7 +223,7 @@ class ChatFormat:
         """The SSE bytes of a piece; empty when there is nothing to show."""
         self._answer.count(piece)
         logprobs = b"null"
-        if self._num_logprobs >= 0 and piece.token_ids:
+        if self._num_logprobs is not None and piece.token_ids:
             logprobs = to_json({"content": self._logprobs(piece)})
         elif not piece.text and not piece.finish_reason:
             return b""
@@ -250,7 +250,7 @@ class ChatFormat:
         """Collect a piece of an answer that is not streamed."""
         self._answer.count(piece)
         self._answer.texts.append(piece.text)
-        if self._num_logprobs >= 0:
+        if self._num_logprobs is not None:
             self._collected += self._logprobs(piece)
 
     def body(self, usage: dict[str, Any]) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class ChatFormat:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": "".join(self._answer.texts)},
-            "logprobs": {"content": self._collected} if self._num_logprobs >= 0 else None,
+            "logprobs": {"content": self._collected} if self._num_logprobs is not None else None,
             "finish_reason": self._answer.finish_reason,
         }
         return self._answer.frame(self.kind) | {"choices": [choice], "usage": usage}

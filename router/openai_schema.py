@@ -7,8 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from disagg.errors import RequestError
-from disagg.router.ask import TEMPERATURE_MAX, Ask
-from disagg.scheduling.sampling import TOP_LOGPROBS_MAX
+from disagg.messages.sampling import TOP_LOGPROBS_MAX
+from disagg.router.generation_request import TEMPERATURE_MAX, GenerationRequest
 
 COMPLETION_LOGPROBS_MAX = 5
 COMPLETION_MAX_TOKENS = 16
@@ -136,9 +136,9 @@ class CompletionRequest(_Generation):
     prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_LOGPROBS_MAX)] | None = None
 
-    def ask(self) -> Ask:
+    def ask(self) -> GenerationRequest:
         """Hand over what is asked for, in the form both front ends share."""
-        return Ask(
+        return GenerationRequest(
             model=self.model,
             prompt=self.prompt,
             prompt_field="prompt",
@@ -148,7 +148,7 @@ class CompletionRequest(_Generation):
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,
-            num_logprobs=-1 if self.logprobs is None else self.logprobs,
+            num_logprobs=self.logprobs,
             stop=self.stop,
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt or "",
@@ -171,10 +171,10 @@ class ChatRequest(_Generation):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
 
-    def ask(self) -> Ask:
+    def ask(self) -> GenerationRequest:
         """Hand over what is asked for, in the form both front ends share."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return Ask(
+        return GenerationRequest(
             model=self.model,
             prompt=tuple(message.model_dump(exclude_none=True) for message in self.messages),
             prompt_field="messages",
@@ -184,7 +184,7 @@ class ChatRequest(_Generation):
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,
-            num_logprobs=(self.top_logprobs or 0) if self.logprobs else -1,
+            num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             stop=self.stop,
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt or "",

@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from disagg.messages.outputs import FinishReason
+from disagg.messages.sampling import TokenLogprobs
 from disagg.router.token_stream import STOP_STRING, TokenStream
 from disagg.router.tokenizer import Tokenizer
-from disagg.scheduling.messages import FinishReason
-from disagg.scheduling.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

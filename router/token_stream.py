@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 from disagg.errors import CancelledError, DisaggError
-from disagg.routing.messages import Deliver, NewRequest
-from disagg.scheduling.messages import FinishReason
-from disagg.scheduling.sampling import TokenLogprobs
+from disagg.messages.outputs import FinishReason
+from disagg.messages.sampling import TokenLogprobs
+from disagg.routing.actions import Deliver, NewRequest
 
 STOP_STRING = "stop string"
 """The reason of a cancel that is a success for the client."""

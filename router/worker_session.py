@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import grpc
 
 from disagg.errors import ProtocolError
-from disagg.kv.events import KVEventBatch, KVSnapshot
-from disagg.routing.messages import WorkerInfo
-from disagg.scheduling.messages import RouterMessage, WorkerMessage
+from disagg.messages.kv_events import KVEventBatch, KVSnapshot
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import ToRouterMessage, ToWorkerMessage
 from disagg.wire.kv_events_codec import kv_batch_from_wire
-from disagg.wire.openings import SessionOpen
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
-from disagg.wire.v1 import worker_pb2 as pb
+from disagg.wire.stream_hello import SessionOpen
+from disagg.wire.v1 import kv_events_pb2, session_pb2
 from disagg.wire.v1.worker_pb2_grpc import WorkerStub
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ CONNECT_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 1.0
 KV_RETRY_MIN_S = 0.05
 KV_RETRY_MAX_S = 2.0
-SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]"
+SessionCall: TypeAlias = (
+    "grpc.aio.StreamStreamCall[session_pb2.SessionRequest, session_pb2.SessionResponse]"
+)
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -46,7 +48,7 @@ class SessionEvents:
     """What a session tells its owner; all called on the event loop."""
 
     up: Callable[[], None]
-    message: Callable[[WorkerMessage], None]
+    message: Callable[[ToRouterMessage], None]
     lost: Callable[[str], None]
     """Once, with the reason; never after `WorkerSession.close`."""
     kv_sequence: Callable[[], int]
@@ -67,12 +69,12 @@ class WorkerSession:
         self.info = info
         self._router_id = router_id
         self._events = events
-        self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue(outgoing_max)
+        self._outgoing: asyncio.Queue[ToWorkerMessage] = asyncio.Queue(outgoing_max)
         self._closed = False
         self._overflow = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"session {info.incarnation.worker_id}")
 
-    def send(self, message: RouterMessage) -> None:
+    def send(self, message: ToWorkerMessage) -> None:
         """Queue a message behind those before it."""
         try:
             self._outgoing.put_nowait(message)
@@ -127,24 +129,30 @@ class WorkerSession:
         overflow = asyncio.create_task(self._watch_overflow())
         kv_events = asyncio.create_task(self._kv_events(stub))
         try:
-            done, _ = await asyncio.wait((reading, overflow), return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
+            ends = (reading, overflow, writing)
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return next(one for one in ends if one in done).result()
         finally:
             for task in (writing, reading, overflow, kv_events):
                 task.cancel()
             await asyncio.gather(writing, reading, overflow, kv_events, return_exceptions=True)
             call.cancel()
 
-    async def _write(self, call: SessionCall) -> None:
-        """Send what is queued until the session ends; why it did, its reader hears."""
+    async def _write(self, call: SessionCall) -> str:
+        """Send what is queued until the session ends; returns why it did."""
         opening = SessionOpen(self._router_id, self.info.incarnation)
-        await call.write(session_request_to_wire(opening))
-        while True:
-            message = await self._outgoing.get()
-            await call.write(session_request_to_wire(message))
-            self._outgoing.task_done()
+        try:
+            await call.write(session_request_to_wire(opening))
+            while True:
+                message = await self._outgoing.get()
+                await call.write(session_request_to_wire(message))
+                self._outgoing.task_done()
+        except grpc.aio.AioRpcError as error:
+            return _describe(error)
+        except asyncio.InvalidStateError:
+            return "the session has ended"
 
-    async def _read(self, call: AsyncIterable[pb.SessionResponse]) -> str:
+    async def _read(self, call: AsyncIterable[session_pb2.SessionResponse]) -> str:
         try:
             async for response in call:
                 if self._closed:
@@ -164,7 +172,9 @@ class WorkerSession:
         """Follow the events for as long as the session lives; a gap or an end opens anew."""
         retry_s = KV_RETRY_MIN_S
         while True:
-            call = stub.KvEvents(pb.KvEventsRequest(from_sequence=self._events.kv_sequence()))
+            call = stub.KvEvents(
+                kv_events_pb2.KvEventsRequest(from_sequence=self._events.kv_sequence())
+            )
             try:
                 async for wire in call:
                     if not self._events.kv_batch(*kv_batch_from_wire(wire)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from disagg.errors import ConfigError
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
 from disagg.workers.options import WorkerOptions
 
 WORKER_PATH = "disagg.workers.worker:Worker"

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from disagg.messages.identity import Incarnation
+from disagg.messages.peer import Offers, PeerMessage, Release
+from disagg.messages.session import Cancel, ToRouterMessage, ToWorkerMessage
 from disagg.scheduling.actions import CheckTransport, ConnectPeer, Exit, ToRouter, WorkerAction
-from disagg.scheduling.messages import Cancel, RouterMessage, WorkerMessage
-from disagg.scheduling.report import check_core, worker_stats
+from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
-from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import Offers, PeerMessage, Release
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
 
@@ -88,7 +88,7 @@ class Control:
         self._trace = trace
         self._links: PeerLinks | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._session: Callable[[WorkerMessage], None] | None = None
+        self._session: Callable[[ToRouterMessage], None] | None = None
         self._sent_stats: object = None
         self._tasks: list[asyncio.Task[None]] = []
         self._check_due_s: float | None = None
@@ -114,7 +114,7 @@ class Control:
 
     # --- events
 
-    def open_session(self, send: Callable[[WorkerMessage], None]) -> None:
+    def open_session(self, send: Callable[[ToRouterMessage], None]) -> None:
         """A router's session begins; whatever an earlier one asked for ends."""
         if self._session is not None:
             self._session = None
@@ -123,17 +123,17 @@ class Control:
         self._sent_stats = None
         self._report()
 
-    def close_session(self, send: Callable[[WorkerMessage], None]) -> None:
+    def close_session(self, send: Callable[[ToRouterMessage], None]) -> None:
         """The session ended: nobody reads the answers any more."""
         if self._session is send:
             self._session = None
             self._router_lost()
 
-    def in_session(self, send: Callable[[WorkerMessage], None]) -> bool:
+    def in_session(self, send: Callable[[ToRouterMessage], None]) -> bool:
         """Whether this session is the current one; no later one has taken its place."""
         return self._session is send
 
-    def router_message(self, message: RouterMessage) -> None:
+    def router_message(self, message: ToWorkerMessage) -> None:
         """Handle a submit or a cancel."""
         # The router counts as load what it submitted since the last stats it got: they are said
         # again even if they are the same, or a short request would count for ever.

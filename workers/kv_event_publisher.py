@@ -16,8 +16,9 @@ import msgpack
 import zmq
 
 from disagg.errors import ConfigError
+from disagg.kv.event_log import KVEventLog
 from disagg.kv.event_publishing import VllmEventShape
-from disagg.kv.events import AllCleared, KVEventLog
+from disagg.messages.kv_events import AllCleared
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 REPLAY_POLL_S = 0.1

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import grpc
 
 from disagg.errors import ProtocolError
-from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import PeerMessage, WrongEpoch
-from disagg.wire.openings import PeerHello
+from disagg.messages.identity import Incarnation
+from disagg.messages.peer import PeerMessage, WrongEpoch
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
+from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import peer_pb2
 from disagg.wire.v1.worker_pb2_grpc import WorkerStub
 from disagg.workers.channel import CHANNEL_OPTIONS
@@ -155,10 +155,17 @@ class GrpcPeerLinks:
 
     async def _write(self, call: PeerCall, peer: Incarnation, link: _Link) -> None:
         """Send what is queued until the stream ends; why it did, its reader hears."""
-        await call.write(peer_to_wire(self._me, peer.epoch, self._hello))
-        while True:
-            message = await link.queue.get()
-            await call.write(peer_to_wire(self._me, peer.epoch, message))
+        try:
+            await call.write(peer_to_wire(self._me, peer.epoch, self._hello))
+            while True:
+                message = await link.queue.get()
+                await call.write(peer_to_wire(self._me, peer.epoch, message))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+        except Exception as error:  # a stream that nobody writes to must not look well
+            log.exception("writing to %s failed", peer)
+            if self._links.get(peer) is link:
+                self._lost(peer, repr(error))
 
     def _lost(self, peer: Incarnation, reason: str) -> None:
         link = self._links.pop(peer, None)

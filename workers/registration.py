@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 
-from disagg.routing.messages import WorkerInfo
+from disagg.messages.registration import WorkerInfo
 from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from disagg.workers.channel import CHANNEL_OPTIONS

@@ -8,18 +8,18 @@ from typing import Any
 import grpc
 
 from disagg.errors import ProtocolError
-from disagg.scheduling.messages import WorkerMessage
-from disagg.scheduling.report import worker_stats
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
+from disagg.messages.session import ToRouterMessage
+from disagg.scheduling.stats import worker_stats
 from disagg.wire.identity_codec import incarnation_to_wire, key_to_wire
 from disagg.wire.kv_events_codec import kv_batch_to_wire
-from disagg.wire.openings import SessionOpen
 from disagg.wire.session_codec import (
     session_request_from_wire,
     session_response_to_wire,
     stats_to_wire,
 )
-from disagg.wire.v1 import peer_pb2, worker_pb2, worker_pb2_grpc
+from disagg.wire.stream_hello import SessionOpen
+from disagg.wire.v1 import kv_events_pb2, peer_pb2, session_pb2, worker_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
 from disagg.workers.peer_links import GrpcPeerLinks
 
@@ -38,9 +38,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def Session(
         self,
-        request_iterator: AsyncIterator[worker_pb2.SessionRequest],
+        request_iterator: AsyncIterator[session_pb2.SessionRequest],
         context: "grpc.aio.ServicerContext[Any, Any]",
-    ) -> AsyncIterator[worker_pb2.SessionResponse]:
+    ) -> AsyncIterator[session_pb2.SessionResponse]:
         """One router's ordered stream; its end cancels everything it asked for."""
         opening = await anext(aiter(request_iterator), None)
         opened = None if opening is None else session_request_from_wire(opening)
@@ -48,11 +48,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"this is {self._me}, not {opened}"
             )
-        queue: asyncio.Queue[WorkerMessage | None] = asyncio.Queue(SESSION_QUEUE_MAX)
+        queue: asyncio.Queue[ToRouterMessage | None] = asyncio.Queue(SESSION_QUEUE_MAX)
         handler = asyncio.current_task()
         assert handler is not None
 
-        def send(message: WorkerMessage) -> None:
+        def send(message: ToRouterMessage) -> None:
             try:
                 queue.put_nowait(message)
             except asyncio.QueueFull:
@@ -69,9 +69,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def _read_session(
         self,
-        requests: AsyncIterator[worker_pb2.SessionRequest],
-        send: Callable[[WorkerMessage], None],
-        queue: asyncio.Queue[WorkerMessage | None],
+        requests: AsyncIterator[session_pb2.SessionRequest],
+        send: Callable[[ToRouterMessage], None],
+        queue: asyncio.Queue[ToRouterMessage | None],
     ) -> None:
         try:
             async for request in requests:
@@ -88,9 +88,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def KvEvents(
         self,
-        request: worker_pb2.KvEventsRequest,
+        request: kv_events_pb2.KvEventsRequest,
         context: "grpc.aio.ServicerContext[Any, Any]",
-    ) -> AsyncIterator[worker_pb2.KvEventBatch]:
+    ) -> AsyncIterator[kv_events_pb2.KvEventBatch]:
         """Events from a number on; a snapshot where the log does not reach back so far."""
         log = self._control.core.kv.events
         sequence, epoch = int(request.from_sequence), self._me.epoch

@@ -13,10 +13,10 @@ from opentelemetry import trace
 from opentelemetry.util.types import AttributeValue
 
 from disagg.errors import ConfigError
-from disagg.scheduling.messages import PartEnded, TransferReport, WorkerMessage
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Offers
+from disagg.messages.session import PartEnded, ToRouterMessage, TransferReport
 from disagg.transfer.actions import PostRead
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Offers
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class TransferTrace:
         if offers.seal is not None:
             one.num_ranges = offers.seal.num_ranges
 
-    def told(self, message: WorkerMessage) -> None:
+    def told(self, message: ToRouterMessage) -> None:
         """The router is told of a transfer's end, or of the end of its generation."""
         if isinstance(message, TransferReport):
             one = self._open.pop(message.key, None) or _Open(message.owner, time.time_ns())

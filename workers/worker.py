@@ -12,17 +12,16 @@ from collections.abc import Callable
 import grpc
 
 from disagg.errors import ConfigError
-from disagg.kv.contract import Contract
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.spec_names import spec_kind, window_tokens_of
-from disagg.routing.messages import GroupInfo, WorkerInfo
+from disagg.messages.identity import Incarnation
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.scheduling.admission import handover_tokens_max
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.identity import Incarnation
-from disagg.wire.openings import PeerHello
+from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name

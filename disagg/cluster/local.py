@@ -196,7 +196,7 @@ class LocalCluster:
     def _start_router(self, folder: Path) -> Child:
         path = folder / "settings.yaml"
         path.write_text(yaml.safe_dump(self.settings.model_dump(mode="json")))
-        command = [sys.executable, "-m", "disagg.cli", "router", "--config", str(path)]
+        command = [sys.executable, "-m", "disagg.commands", "router", "--config", str(path)]
         self._report(f"starting the router on {self.url}")
         return Child("router", [*command, "--end-with-parent"], folder / "router.log")
 

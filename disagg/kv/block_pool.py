@@ -7,9 +7,9 @@ from operator import itemgetter
 from types import MappingProxyType
 
 from disagg.errors import ConfigError, InvariantViolation
-from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.kv.free_blocks import CachedBlocks, UncachedBlocks
 from disagg.kv.prefix_cache import PrefixCache
+from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 
 NULL_BLOCK = 0
 """Placeholder at positions outside the window: in the tensor, never allocated."""

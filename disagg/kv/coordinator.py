@@ -12,7 +12,7 @@ from disagg.errors import ConfigError, InvariantViolation
 from disagg.kv.admission import Admission
 from disagg.kv.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.dispatch import create_manager
-from disagg.kv.events import KVEventLog
+from disagg.kv.event_log import KVEventLog
 from disagg.kv.layout import KVCacheLayout
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.request import CacheHit, ExternalReservation, KVRequest

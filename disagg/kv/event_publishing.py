@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from disagg.errors import ConfigError
-from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.kv.layout import KVCacheGroup
 from disagg.kv.spec_names import vllm_spec_kind
 from disagg.kv.specs import SlidingWindowSpec
+from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 
 MEDIUM = "GPU"
 """vLLM's name for blocks that a forward pass can read, on whatever device."""

@@ -3,28 +3,22 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from disagg.kv.contract import Contract
-from disagg.kv.events import KVEvent
-from disagg.routing.fleet import Fleet, WorkerView
-from disagg.routing.messages import (
-    Connect,
-    Disconnect,
-    NewRequest,
-    RouterAction,
-    WorkerInfo,
-    WorkerMatch,
-)
-from disagg.routing.record import RequestRecord
-from disagg.routing.request_table import HashExtend, RequestTable
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import KVEvent
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.registration import Contract, WorkerInfo
+from disagg.messages.router import WorkerMatch
+from disagg.messages.session import (
     PartEnded,
     PrefillReport,
-    StepOutputs,
+    ToRouterMessage,
     TransferReport,
-    WorkerMessage,
     WorkerStats,
 )
-from disagg.transfer.identity import Incarnation
+from disagg.routing.actions import Connect, Disconnect, NewRequest, RouterAction
+from disagg.routing.fleet import Fleet, WorkerView
+from disagg.routing.record import RequestRecord
+from disagg.routing.request_table import HashExtend, RequestTable
 
 PULL_TOKENS_MIN = 256
 """A pull costs a question, a READ and a commit before the first chunk: tens of milliseconds under
@@ -149,7 +143,7 @@ class RouterCore:
         return complete
 
     def from_worker(
-        self, now_ms: int, incarnation: Incarnation, message: WorkerMessage
+        self, now_ms: int, incarnation: Incarnation, message: ToRouterMessage
     ) -> list[RouterAction]:
         """A message from the session; of unknown incarnations and old generations: nothing."""
         if not self._fleet.heard(now_ms, incarnation):

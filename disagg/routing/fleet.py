@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from disagg.errors import ConfigError
-from disagg.kv.contract import Contract
-from disagg.kv.events import KVEvent
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import KVEvent
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.session import WorkerStats
 from disagg.routing.index import PrefixHit, PrefixIndex
-from disagg.routing.messages import GroupInfo, WorkerInfo
-from disagg.scheduling.messages import WorkerStats
-from disagg.transfer.identity import Incarnation
 
 ROLES = ("prefill", "decode", "both")
 WORKERS_MAX = 4096

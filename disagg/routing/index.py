@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
-from disagg.routing.messages import GroupInfo
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
+from disagg.messages.registration import GroupInfo
 from disagg.routing.prefix_match import EVERYBODY, check_group, usable_at
-from disagg.transfer.identity import Incarnation
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from disagg.errors import ContextLengthError, RemoteFault
-from disagg.routing.avoid import Avoid
+from disagg.messages.identity import Incarnation
+from disagg.routing.exclusions import Exclusions
 from disagg.routing.fleet import WorkerView
 from disagg.routing.index import PrefixHit
-from disagg.transfer.identity import Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def choose(
     candidates: Sequence[Candidate],
     num_tokens: int,
     num_tokens_max: int,
-    avoid: Avoid,
+    exclusions: Exclusions,
     bad_pairs: frozenset[frozenset[Incarnation]] = frozenset(),
     *,
     pull_tokens_min: int,
@@ -84,13 +84,13 @@ def choose(
         RemoteFault: there is no candidate.
         ContextLengthError: none takes that many tokens.
     """
-    plan = _choose(candidates, num_tokens, num_tokens_max, avoid, bad_pairs)
-    banned = avoid.pairs | bad_pairs
+    plan = _choose(candidates, num_tokens, num_tokens_max, exclusions, bad_pairs)
+    banned = exclusions.pairs | bad_pairs
     owners = [
         c
         for c in candidates
         if c.hit.usable_tokens - plan.prefill.hit.usable_tokens >= max(1, pull_tokens_min)
-        and c.incarnation not in avoid.workers
+        and c.incarnation not in exclusions.workers
         and _may_pair(plan.prefill, c, banned)
     ]
     if not owners:
@@ -107,20 +107,20 @@ def choose_take_over(
     lost: Incarnation,
     num_tokens: int,
     num_tokens_max: int,
-    avoid: Avoid,
+    exclusions: Exclusions,
     bad_pairs: frozenset[frozenset[Incarnation]],
 ) -> Plan | None:
     """Another decode worker for a prompt whose prefill is over and sealed at ``owner``.
 
     None where there is nobody: then the rest is planned as ever.
     """
-    banned = avoid.pairs | bad_pairs
+    banned = exclusions.pairs | bad_pairs
     holders = [c for c in candidates if c.incarnation == owner]
     readers = [
         c
         for c in candidates
         if c.view.info.role in ("decode", "both")
-        and c.incarnation not in avoid.workers | avoid.decode | {owner, lost}
+        and c.incarnation not in exclusions.workers | exclusions.decode | {owner, lost}
         and num_tokens <= c.view.info.handover_tokens_max
         and num_tokens_max <= c.view.info.max_model_tokens
         and holders
@@ -140,7 +140,7 @@ def _choose(
     candidates: Sequence[Candidate],
     num_tokens: int,
     num_tokens_max: int,
-    avoid: Avoid,
+    exclusions: Exclusions,
     bad_pairs: frozenset[frozenset[Incarnation]],
 ) -> Plan:
     """Who prefills and who decodes."""
@@ -153,34 +153,34 @@ def _choose(
             f"prompt and max_tokens need {num_tokens_max} tokens, the workers take {limit}",
             param="max_tokens",
         )
-    if avoid.local_on is not None:
+    if exclusions.local_on is not None:
         for candidate in fitting:
-            if candidate.incarnation == avoid.local_on and candidate.incarnation not in (
-                avoid.workers | avoid.decode
+            if candidate.incarnation == exclusions.local_on and candidate.incarnation not in (
+                exclusions.workers | exclusions.decode
             ):
                 return _local(candidate, "no hand-over after one failed")
-    fresh = [c for c in fitting if c.incarnation not in avoid.workers] or fitting
+    fresh = [c for c in fitting if c.incarnation not in exclusions.workers] or fitting
     if len(fresh) == 1:
         return _local(fresh[0], "the only worker that is ready and not at fault")
     prefills = [c for c in fresh if c.view.info.role in ("prefill", "both")]
     decodes = [c for c in fresh if c.view.info.role in ("decode", "both")]
     if not prefills or not decodes:
         missing = "decode" if prefills else "prefill"
-        return _best_local(fresh, avoid, f"no {missing} worker is ready")
+        return _best_local(fresh, exclusions, f"no {missing} worker is ready")
     prefills = [c for c in prefills if num_tokens <= c.view.info.handover_tokens_max]
     decodes = [c for c in decodes if num_tokens <= c.view.info.handover_tokens_max]
     if not prefills or not decodes:
-        return _best_local(fresh, avoid, f"{num_tokens} tokens are too many to hand over")
-    roomy = [c for c in decodes if c.incarnation not in avoid.decode]
+        return _best_local(fresh, exclusions, f"{num_tokens} tokens are too many to hand over")
+    roomy = [c for c in decodes if c.incarnation not in exclusions.decode]
     if not roomy:
-        return _best_local(fresh, avoid, "no other decode worker has room")
-    banned = avoid.pairs | bad_pairs
+        return _best_local(fresh, exclusions, "no other decode worker has room")
+    banned = exclusions.pairs | bad_pairs
     for prefill in sorted(prefills, key=_prefill_order):
         partners = [d for d in roomy if _may_pair(prefill, d, banned)]
         if partners:
             decode = min(partners, key=_decode_order)
             return _paired(prefill, decode)
-    return _best_local(fresh, avoid, "no two workers can hand over to each other now")
+    return _best_local(fresh, exclusions, "no two workers can hand over to each other now")
 
 
 def _may_pair(prefill: Candidate, decode: Candidate, banned: set[frozenset[Incarnation]]) -> bool:
@@ -203,8 +203,8 @@ def _pull_order(c: Candidate) -> tuple[int, int, Incarnation]:
     return -c.hit.usable_tokens, c.decode_load, c.incarnation
 
 
-def _best_local(candidates: Sequence[Candidate], avoid: Avoid, why: str) -> Plan:
-    roomy = [c for c in candidates if c.incarnation not in avoid.decode] or candidates
+def _best_local(candidates: Sequence[Candidate], exclusions: Exclusions, why: str) -> Plan:
+    roomy = [c for c in candidates if c.incarnation not in exclusions.decode] or candidates
     return _local(min(roomy, key=_prefill_order), why)
 
 

@@ -6,7 +6,7 @@ Workers are bits of an int, so one pass answers for the whole fleet.
 from collections.abc import Callable, Sequence
 
 from disagg.errors import ConfigError
-from disagg.routing.messages import GroupInfo
+from disagg.messages.registration import GroupInfo
 
 EVERYBODY = -1
 """The bit set of all workers."""

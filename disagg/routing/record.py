@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from disagg.scheduling.messages import TransferReport
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
+from disagg.messages.session import TransferReport
 
 
 @dataclass(frozen=True, slots=True)

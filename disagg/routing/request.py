@@ -3,22 +3,23 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from disagg.routing.avoid import Avoid
-from disagg.routing.messages import NewRequest, RouterAction, ToWorker, WorkerInfo
-from disagg.routing.policy import Plan
-from disagg.routing.record import GenerationRecord, RequestRecord
-from disagg.routing.token_stream import TokenStream
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import SequenceOutput
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import (
     Cancel,
     PeerAddress,
     PrefillReport,
     PullPlan,
     Role,
-    SequenceOutput,
     Submit,
     TransferReport,
 )
-from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.routing.actions import NewRequest, RouterAction, ToWorker
+from disagg.routing.exclusions import Exclusions
+from disagg.routing.policy import Plan
+from disagg.routing.record import GenerationRecord, RequestRecord
+from disagg.routing.token_stream import TokenStream
 
 
 @dataclass(slots=True)
@@ -142,9 +143,9 @@ class RoutedRequest:
         self.sampling = sampling
         self.hashes = list(request.hashes)
         self.stream = TokenStream(
-            request.token_ids, sampling.max_tokens, sampling.num_logprobs >= 0
+            request.token_ids, sampling.max_tokens, sampling.num_logprobs is not None
         )
-        self.avoid = Avoid()
+        self.exclusions = Exclusions()
         self.killers: set[Incarnation] = set()
         self.generations: list[Generation] = []
         self.progress_ms = now_ms

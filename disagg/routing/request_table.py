@@ -11,21 +11,21 @@ from disagg.errors import (
     RemoteFault,
     RequestError,
 )
-from disagg.routing.avoid import TRANSFER_FAULTS
-from disagg.routing.fleet import Fleet
-from disagg.routing.messages import Deliver, Fail, NewRequest, RouterAction
-from disagg.routing.policy import Candidate, Plan, choose, choose_take_over
-from disagg.routing.record import RequestRecord
-from disagg.routing.request import RoutedRequest
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import SequenceOutput
+from disagg.messages.session import (
     EndReason,
     PartEnded,
     PrefillReport,
-    SequenceOutput,
     TransferKind,
     TransferReport,
 )
-from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction
+from disagg.routing.exclusions import TRANSFER_FAULTS
+from disagg.routing.fleet import Fleet
+from disagg.routing.policy import Candidate, Plan, choose, choose_take_over
+from disagg.routing.record import RequestRecord
+from disagg.routing.request import RoutedRequest
 
 HashExtend = Callable[[list[bytes], Sequence[int], bytes], None]
 AHEAD_MAX = 1024
@@ -161,7 +161,7 @@ class RequestTable:
         if generation.over_at(incarnation):
             return self._prefill_gone(now_ms, request, incarnation)
         prefill, decode = generation.prefill.incarnation, generation.decode.incarnation
-        request.avoid.learn(ended.reason, incarnation, prefill, decode)
+        request.exclusions.learn(ended.reason, incarnation, prefill, decode)
         if ended.reason in TRANSFER_FAULTS and not generation.local:
             self._fleet.mark_bad_pair(now_ms, prefill, decode)
         linkless = ended.reason is EndReason.PEER_LOST and incarnation == decode
@@ -218,7 +218,7 @@ class RequestTable:
                 )
                 actions += self._fail(now_ms, request, error)
                 continue
-            request.avoid.local_on = None
+            request.exclusions.local_on = None
             actions += self._replan(
                 now_ms,
                 request,
@@ -254,7 +254,7 @@ class RequestTable:
                 candidates,
                 len(tokens),
                 request.stream.end,
-                request.avoid,
+                request.exclusions,
                 self._fleet.bad_pairs(now_ms),
                 pull_tokens_min=self._pull_tokens_min,
             )
@@ -294,7 +294,7 @@ class RequestTable:
             lost.decode.incarnation,
             len(request.stream.tokens),
             request.stream.end,
-            request.avoid,
+            request.exclusions,
             self._fleet.bad_pairs(now_ms),
         )
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from disagg.errors import ProtocolError
-from disagg.scheduling.messages import FinishReason, SequenceOutput
-from disagg.scheduling.sampling import TokenLogprobs
+from disagg.messages.outputs import FinishReason, SequenceOutput
+from disagg.messages.sampling import TokenLogprobs
 
 _Sampled = tuple[int, TokenLogprobs | None]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from disagg.scheduling.messages import PeerAddress, WorkerMessage
+from disagg.messages.session import PeerAddress, ToRouterMessage
 from disagg.transfer.actions import PostRead, Send
 
 
@@ -10,7 +10,7 @@ from disagg.transfer.actions import PostRead, Send
 class ToRouter:
     """Send on the router's session."""
 
-    message: WorkerMessage
+    message: ToRouterMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """What a worker refuses at the door, whatever else is going on."""
 
 from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.messages.session import Role, Submit
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import Role, Submit
 
 
 def num_blocks_for(kv: KVCacheCoordinator, num_tokens: int) -> int:

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.prefix_pull import PrefixPulls
 from disagg.kv.request import ExternalReservation
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Offers, Release, Reserve, TakeOver
+from disagg.messages.session import TransferKind, TransferReport
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import TransferKind, TransferReport
-from disagg.scheduling.outgoing import owner_of
+from disagg.scheduling.outgoing import peer_of
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.share import HandoverShare
 from disagg.scheduling.transfer_report import committed_report
 from disagg.transfer.actions import InboundAction, InboundCommitted, InboundPartial, Send
-from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.lease_asker import LeaseAsker
-from disagg.transfer.messages import Offers, Release, Reserve, Transfer
 from disagg.transfer.reservations import Answer, Decide, Refuse, ReservationTable
 
 
@@ -52,7 +52,7 @@ class Incoming:
         """The router named this worker as decode worker; nothing is held yet."""
         seq.phase = Phase.AWAITING_RESERVE
         self.awaiting[seq.key] = seq
-        self._reservations.submitted(now_ms, seq.key, owner_of(seq).incarnation)
+        self._reservations.submitted(now_ms, seq.key, peer_of(seq).incarnation)
 
     def on_reserve(
         self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
@@ -95,8 +95,8 @@ class Incoming:
             return [], refusal
         seq.phase = Phase.PULLING
         self.pulls[seq.key] = Pull(seq, reservation)
-        question = Transfer(seq.key, 0, old, self._first_lacked(seq.key, reservation))
-        return [self._asker.ask(now_ms, owner_of(seq).incarnation, question)], ""
+        question = TakeOver(seq.key, 0, old, self._first_lacked(seq.key, reservation))
+        return [self._asker.ask(now_ms, peer_of(seq).incarnation, question)], ""
 
     def covers(self, offers: Offers) -> bool:
         """Whether a lease is of the very tokens that the router says it is of."""
@@ -132,13 +132,13 @@ class Incoming:
     def owned_by(self, peer: Incarnation) -> list[Sequence]:
         """Those who wait for KV from this incarnation."""
         waiting = [*self.awaiting.values(), *(pull.seq for pull in self.pulls.values())]
-        return [seq for seq in waiting if owner_of(seq).incarnation == peer]
+        return [seq for seq in waiting if peer_of(seq).incarnation == peer]
 
     def committed(self, event: InboundCommitted) -> tuple[Sequence, TransferReport]:
         """The owner confirmed: the blocks are valid and may be read, published and lent."""
         pull = self.pulls.pop(event.key)
         seq, key = pull.seq, event.key
-        owner = owner_of(seq).incarnation
+        owner = peer_of(seq).incarnation
         report = committed_report(
             self._kv, key, owner, TransferKind.HANDOVER, pull.reservation, event.stats
         )

@@ -7,31 +7,31 @@ from collections.abc import Callable
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.prefix_pull import PrefixPulls, WantedPrefix
-from disagg.scheduling.admission import num_blocks_for
-from disagg.scheduling.counters import Counters
-from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import PeerAddress
-from disagg.scheduling.sampling import SampledToken, TokenLogprobs
-from disagg.scheduling.sequence import Phase, Sequence
-from disagg.scheduling.share import HandoverShare
-from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
-from disagg.transfer.asked_leases import AskedLeases
-from disagg.transfer.identity import Incarnation, Question, RequestKey
-from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import (
+from disagg.messages.identity import Incarnation, Question, RequestKey
+from disagg.messages.peer import (
+    AskLease,
     AskOffers,
     Commit,
     CommitSeen,
     Ended,
-    Open,
     Reserved,
-    Transfer,
-    Withdraw,
+    TakeOver,
+    WithdrawLease,
 )
+from disagg.messages.sampling import SampledToken, TokenLogprobs
+from disagg.messages.session import PeerAddress
+from disagg.scheduling.admission import num_blocks_for
+from disagg.scheduling.counters import Counters
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.sequence import Phase, Sequence
+from disagg.scheduling.share import HandoverShare
+from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
+from disagg.transfer.asked_leases import AskedLeases
+from disagg.transfer.leases import LeaseTable
 from disagg.transfer.reserving import Granted, Refused, ReserveAsker
 
 
-def owner_of(seq: Sequence) -> PeerAddress:
+def peer_of(seq: Sequence) -> PeerAddress:
     """The other worker of a hand-over; `Submit` was checked to name one."""
     assert seq.submit.peer is not None
     return seq.submit.peer
@@ -77,7 +77,7 @@ class Outgoing:
             return []
         seq.phase = Phase.RESERVING
         self.reserving[seq.key] = seq
-        return [self._asker.ask(now_ms, seq.key, owner_of(seq).incarnation)]
+        return [self._asker.ask(now_ms, seq.key, peer_of(seq).incarnation)]
 
     def on_reserved(
         self, now_ms: int, sender: Incarnation, message: Reserved
@@ -194,7 +194,7 @@ class Outgoing:
         return self._take_events(self._leases.on_ended(sender, ended))
 
     def on_open(
-        self, now_ms: int, sender: Incarnation, message: Open, *, refuse: bool
+        self, now_ms: int, sender: Incarnation, message: AskLease, *, refuse: bool
     ) -> list[Send]:
         """Match a cached prefix and hold it for the reader in one call, or answer none.
 
@@ -220,7 +220,7 @@ class Outgoing:
                 )
         return self._take_events(self.asked.refuse(question))
 
-    def on_transfer(self, now_ms: int, sender: Incarnation, message: Transfer) -> list[Send]:
+    def on_transfer(self, now_ms: int, sender: Incarnation, message: TakeOver) -> list[Send]:
         """Another reader takes a sealed lease over, or is told that it cannot."""
         again = self.asked.repeated(Question(sender, message.key, message.number))
         if again is not None:
@@ -232,7 +232,7 @@ class Outgoing:
             self._share.take(lease.key, lease.num_blocks)
         return actions
 
-    def on_withdraw(self, sender: Incarnation, message: Withdraw) -> list[Send]:
+    def on_withdraw(self, sender: Incarnation, message: WithdrawLease) -> list[Send]:
         """A reader gave its question up."""
         return self._take_events(self.asked.on_withdraw(sender, message))
 

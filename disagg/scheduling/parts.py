@@ -5,24 +5,19 @@ from collections.abc import Iterable
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.request import KVRequest
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.peer import Ended, Offers
+from disagg.messages.sampling import SampledToken, TokenLogprobs
+from disagg.messages.session import EndReason, PartEnded, Role, Submit
 from disagg.scheduling.actions import ConnectPeer, ToRouter, WorkerAction
 from disagg.scheduling.admission import complaint_about, num_blocks_for
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.counters import Counters
 from disagg.scheduling.incoming import Incoming
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import (
-    EndReason,
-    FinishReason,
-    PartEnded,
-    Role,
-    SequenceOutput,
-    StepOutputs,
-    Submit,
-)
-from disagg.scheduling.outgoing import Outgoing, owner_of
+from disagg.scheduling.outgoing import Outgoing, peer_of
 from disagg.scheduling.prefix_reader import PrefixReader
-from disagg.scheduling.sampling import SampledToken, TokenLogprobs
 from disagg.scheduling.sequence import Sequence
 from disagg.scheduling.transfer_report import pulled_bytes
 from disagg.transfer.actions import (
@@ -34,10 +29,8 @@ from disagg.transfer.actions import (
     PostRead,
     Send,
 )
-from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.lease_asker import Answer, LeaseAsker, TimedOut
-from disagg.transfer.messages import Ended, Offers
 
 
 class Parts:
@@ -237,7 +230,7 @@ class Parts:
             return [ToRouter(report)]
         seal = event.seal
         logprobs = None
-        if seq.submit.sampling.num_logprobs >= 0:
+        if seq.submit.sampling.num_logprobs is not None:
             logprobs = TokenLogprobs(seal.first_logprob, seal.first_top_logprobs)
         first = SampledToken(seal.first_token_id, logprobs)
         seq.prefill_reported = True
@@ -288,7 +281,7 @@ class Parts:
         elif pulling:
             actions += self.act_on(now_ms, self._incoming.end(now_ms, seq, reason))
         if tell_peer and (pulling or seq.role is Role.PREFILL):
-            actions.append(Send(owner_of(seq).incarnation, Ended(seq.key, reason)))
+            actions.append(Send(peer_of(seq).incarnation, Ended(seq.key, reason)))
         self._forget(seq)
         self.counters.add("parts_ended_" + reason)
         actions.append(ToRouter(PartEnded(seq.key, reason, message)))

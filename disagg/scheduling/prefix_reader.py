@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.prefix_pull import PrefixPulls
 from disagg.kv.request import CacheHit, ExternalReservation
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import AskLease, Offers
+from disagg.messages.session import PullPlan, TransferKind, TransferReport
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.counters import Counters
-from disagg.scheduling.messages import PullPlan, TransferKind, TransferReport
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.transfer_report import committed_report, failed_report
 from disagg.transfer.actions import InboundAction, InboundCommitted, InboundPartial, Send
-from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.lease_asker import LeaseAsker
-from disagg.transfer.messages import Offers, Open
 
 HASHES_MAX = 1 << 20
 """In one question; 32 MiB of them, half of what a gRPC message may have."""
@@ -98,7 +98,7 @@ class PrefixReader:
         if len(wanted.hashes) > HASHES_MAX:
             return self.failed(now_ms, seq.key, "too_long", "more hashes than a message takes")
         self._counters.add("prefix_pulls")
-        question = Open(
+        question = AskLease(
             seq.key, 0, wanted.num_tokens, wanted.first_hash, wanted.hashes, wanted.first_lacked
         )
         return [self._asker.ask(now_ms, pull.plan.owner.incarnation, question)]

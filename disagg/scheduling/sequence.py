@@ -5,16 +5,10 @@ from enum import StrEnum
 
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.request import KVRequest
-from disagg.scheduling.messages import (
-    FinishReason,
-    PrefillReport,
-    PullPlan,
-    Role,
-    SequenceOutput,
-    Submit,
-)
-from disagg.scheduling.sampling import SampledToken
-from disagg.transfer.identity import RequestKey
+from disagg.messages.identity import RequestKey
+from disagg.messages.outputs import FinishReason, SequenceOutput
+from disagg.messages.sampling import SampledToken
+from disagg.messages.session import PrefillReport, PullPlan, Role, Submit
 
 
 class Phase(StrEnum):

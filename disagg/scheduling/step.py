@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from disagg.scheduling.sampling import SampledToken, SamplingParams
-from disagg.transfer.identity import RequestKey
+from disagg.messages.identity import RequestKey
+from disagg.messages.sampling import SampledToken, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

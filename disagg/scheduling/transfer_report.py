@@ -3,9 +3,9 @@
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.request import ExternalReservation
 from disagg.kv.spec_names import spec_kind, window_tokens_of
-from disagg.scheduling.messages import GroupTransfer, TransferKind, TransferReport
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.session import GroupTransfer, TransferKind, TransferReport
 from disagg.transfer.actions import InboundStats
-from disagg.transfer.identity import Incarnation, RequestKey
 
 _HAD = b".h" + bytes(254)
 """The null block is 0."""

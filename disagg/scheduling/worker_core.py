@@ -19,46 +19,40 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheLayout
 from disagg.kv.prefix_pull import PrefixPulls
-from disagg.scheduling.actions import CheckTransport, Exit, ToRouter, WorkerAction
-from disagg.scheduling.batcher import Batcher
-from disagg.scheduling.counters import Counters
-from disagg.scheduling.incoming import Incoming
-from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import (
-    Cancel,
-    EndReason,
-    Role,
-    RouterMessage,
-    SequenceOutput,
-    StepOutputs,
-)
-from disagg.scheduling.outgoing import Outgoing, owner_of
-from disagg.scheduling.parts import Parts
-from disagg.scheduling.prefix_reader import PrefixReader
-from disagg.scheduling.sequence import Phase, Sequence
-from disagg.scheduling.share import HandoverShare
-from disagg.scheduling.step import Step, StepResult
-from disagg.transfer.actions import READ_FAULTS
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.inbound import InboundTable
-from disagg.transfer.lease_asker import LeaseAsker
-from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import (
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import SequenceOutput, StepOutputs
+from disagg.messages.peer import (
+    AskLease,
     AskOffers,
     Commit,
     CommitAnswer,
     CommitSeen,
     Ended,
     Offers,
-    Open,
     PeerMessage,
     Release,
     Reserve,
     Reserved,
-    Transfer,
-    Withdraw,
+    TakeOver,
+    WithdrawLease,
     WrongEpoch,
 )
+from disagg.messages.session import Cancel, EndReason, Role, ToWorkerMessage
+from disagg.scheduling.actions import CheckTransport, Exit, ToRouter, WorkerAction
+from disagg.scheduling.batcher import Batcher
+from disagg.scheduling.counters import Counters
+from disagg.scheduling.incoming import Incoming
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.outgoing import Outgoing, peer_of
+from disagg.scheduling.parts import Parts
+from disagg.scheduling.prefix_reader import PrefixReader
+from disagg.scheduling.sequence import Phase, Sequence
+from disagg.scheduling.share import HandoverShare
+from disagg.scheduling.step import Step, StepResult
+from disagg.transfer.actions import READ_FAULTS
+from disagg.transfer.inbound import InboundTable
+from disagg.transfer.lease_asker import LeaseAsker
+from disagg.transfer.leases import LeaseTable
 
 
 class WorkerCore:
@@ -133,7 +127,7 @@ class WorkerCore:
 
     # --- router
 
-    def on_router_message(self, now_ms: int, message: RouterMessage) -> list[WorkerAction]:
+    def on_router_message(self, now_ms: int, message: ToWorkerMessage) -> list[WorkerAction]:
         """Start or end a generation."""
         if isinstance(message, Cancel):
             return self.parts.cancel(now_ms, message.key, message.reason)
@@ -171,12 +165,12 @@ class WorkerCore:
                 return self.parts.act_on(now_ms, self.inbound.on_offers(now_ms, sender, message))
             case Offers():
                 return self.parts.on_answer(now_ms, sender, message)
-            case Open():
+            case AskLease():
                 refuse = self.batcher.preempted_waiting
                 return list(self.outgoing.on_open(now_ms, sender, message, refuse=refuse))
-            case Transfer():
+            case TakeOver():
                 return list(self.outgoing.on_transfer(now_ms, sender, message))
-            case Withdraw():
+            case WithdrawLease():
                 doubts = _doubts(sender, message.reason)
                 return [*doubts, *self.outgoing.on_withdraw(sender, message)]
             case CommitAnswer():
@@ -204,7 +198,7 @@ class WorkerCore:
         for seq in self.incoming.owned_by(peer):
             actions += self.parts.end(now_ms, seq, EndReason.PEER_LOST, f"{peer} was lost")
         for seq in list(self.sequences.values()):
-            if seq.role is Role.PREFILL and owner_of(seq).incarnation == peer:
+            if seq.role is Role.PREFILL and peer_of(seq).incarnation == peer:
                 actions += self.parts.end(now_ms, seq, EndReason.PEER_LOST, f"{peer} was lost")
         return actions
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from disagg.transfer.identity import Incarnation, Question, RequestKey
-from disagg.transfer.messages import PeerMessage, Seal
+from disagg.messages.identity import Incarnation, Question, RequestKey
+from disagg.messages.peer import PeerMessage, Seal
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Which lease a reader's question was answered with, so that a repeated one gets the same."""
 
-from disagg.transfer.identity import Incarnation, Question
+from disagg.messages.identity import Incarnation, Question
 
 
 class AnsweredQuestions:

@@ -4,13 +4,13 @@ A repeated question gets its old answer again, a withdrawn one none: nothing a m
 counter. What was forgotten is new; its reader, who has moved on, withdraws the answer.
 """
 
+from disagg.messages.identity import Incarnation, Question
+from disagg.messages.peer import Offers, TakeOver, WithdrawLease
 from disagg.transfer.actions import LeaseAction, Send
 from disagg.transfer.answered import AnsweredQuestions
-from disagg.transfer.identity import Incarnation, Question
 from disagg.transfer.lease import GroupBlocks, Lease
 from disagg.transfer.lease_states import LEASE_TABLE, LeaseEvent, LeaseState
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Offers, Transfer, Withdraw
 
 
 class AskedLeases:
@@ -32,7 +32,7 @@ class AskedLeases:
 
         Args:
             now_ms: the time.
-            question: of an `Open`, new.
+            question: of an `AskLease`, new.
             blocks: per group, what the reader lacks; matched in the same call.
             num_tokens: the boundary.
         """
@@ -42,7 +42,7 @@ class AskedLeases:
         lease.close(len(blocks), num_tokens)
         return [Send(lease.reader, lease.offers(0))]
 
-    def transfer(self, now_ms: int, sender: Incarnation, transfer: Transfer) -> list[LeaseAction]:
+    def transfer(self, now_ms: int, sender: Incarnation, transfer: TakeOver) -> list[LeaseAction]:
         """Let another reader take the sealed lease of an earlier generation over, in one step.
 
         The new lease holds the blocks before the old one, DEAD by then, drops them. Refused if
@@ -92,7 +92,7 @@ class AskedLeases:
         committed = lease.state is LeaseState.COMMITTED
         return [] if committed else [Send(lease.reader, lease.offers(0))]
 
-    def on_withdraw(self, sender: Incarnation, withdraw: Withdraw) -> list[LeaseAction]:
+    def on_withdraw(self, sender: Incarnation, withdraw: WithdrawLease) -> list[LeaseAction]:
         """The reader does not want the answer to a question, whether it was given or not."""
         question = Question(sender, withdraw.key, withdraw.number)
         lease = self._table.find(self._answered.lease_id(question) or 0)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from itertools import chain
 
 from disagg.errors import InvariantViolation
+from disagg.messages.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Ended, Offers
 from disagg.transfer.actions import (
     InboundAction,
     InboundCommitted,
@@ -20,11 +22,9 @@ from disagg.transfer.actions import (
     Send,
 )
 from disagg.transfer.holds import BlockHolds
-from disagg.transfer.identity import Attempt, Incarnation, RequestKey
 from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.inbound_transfer import InboundStatus, InboundTransfer
-from disagg.transfer.messages import Commit, CommitAnswer, CommitSeen, Ended, Offers
-from disagg.transfer.offer_list import Lie, OfferList, Run, in_pieces
+from disagg.transfer.offer_list import OfferList, ProtocolBreach, Run, in_pieces
 from disagg.transfer.reads import Read, ReadsInProgress
 
 
@@ -152,7 +152,7 @@ class InboundTable:
             return self._ask_gap(now_ms, entry)
         sealed_before = entry.offers.seal is not None
         runs = entry.offers.take(offers)
-        if isinstance(runs, Lie):
+        if isinstance(runs, ProtocolBreach):
             return self._on_lie(entry, runs)
         if entry.offers.seal and not sealed_before:
             entry.sealed_ms = now_ms
@@ -319,7 +319,7 @@ class InboundTable:
     def _all_listed(self, entry: InboundTransfer) -> bool:
         return entry.offers.all_listed
 
-    def _incomplete(self, entry: InboundTransfer) -> Lie | None:
+    def _incomplete(self, entry: InboundTransfer) -> ProtocolBreach | None:
         seal = entry.offers.seal
         return entry.offers.incomplete(seal) if seal else None
 
@@ -358,7 +358,7 @@ class InboundTable:
             actions += self._post(now_ms, entry, runs)
         return actions
 
-    def _on_lie(self, entry: InboundTransfer, lie: Lie) -> list[InboundAction]:
+    def _on_lie(self, entry: InboundTransfer, lie: ProtocolBreach) -> list[InboundAction]:
         message = f"{entry.owner} broke the protocol: {lie.problem}"
         return self._fail(entry, InboundFailure.READ_FAILED, message, lie.group, lie.position)
 

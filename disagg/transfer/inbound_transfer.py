@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from disagg.transfer.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.peer import AskOffers, Commit
 from disagg.transfer.inbound_states import InboundState
-from disagg.transfer.messages import AskOffers, Commit
 from disagg.transfer.offer_list import OfferList, Run
 
 

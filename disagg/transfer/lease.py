@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from disagg.transfer.identity import Attempt, Incarnation, Question, RequestKey
+from disagg.messages.identity import Attempt, Incarnation, Question, RequestKey
+from disagg.messages.peer import OfferedRange, Offers, Seal
 from disagg.transfer.lease_states import LeaseState
-from disagg.transfer.messages import OfferedRange, Offers, Seal
 
 GroupBlocks = Sequence[Sequence[tuple[int, int]]]
 """Per group: (position, block id) pairs."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from disagg.errors import InvariantViolation
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import AskLease, Offers, TakeOver, WithdrawLease
 from disagg.transfer.actions import READ_FAULTS, Send
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Offers, Open, Transfer, Withdraw
 from disagg.transfer.question_states import QUESTION_TABLE, QuestionEvent, QuestionState
 
 
@@ -33,7 +33,7 @@ class TimedOut:
 @dataclass(slots=True)
 class _Question:
     owner: Incarnation
-    message: Open | Transfer
+    message: AskLease | TakeOver
     expires_ms: int
     repeat_ms: int
     state: QuestionState = QuestionState.ASKED
@@ -56,7 +56,7 @@ class LeaseAsker:
         """Counts up over all generations, so that nothing is kept per generation."""
         self._entries: dict[RequestKey, _Question] = {}
 
-    def ask(self, now_ms: int, owner: Incarnation, message: Open | Transfer) -> Send:
+    def ask(self, now_ms: int, owner: Incarnation, message: AskLease | TakeOver) -> Send:
         """Send a question under a new number, which takes the place of the message's.
 
         Raises:
@@ -91,7 +91,7 @@ class LeaseAsker:
         """What to say to a stale answer: its lease must not wait for its time to live."""
         if offers.dead or not 0 < offers.number <= self._last_number:
             return []
-        return [Send(sender, Withdraw(offers.key, offers.number))]
+        return [Send(sender, WithdrawLease(offers.key, offers.number))]
 
     def give_up(self, key: RequestKey, reason: str = "") -> list[Send]:
         """Withdraw a question, answered or not; nothing if there is none.
@@ -100,10 +100,8 @@ class LeaseAsker:
         """
         if key not in self._entries:
             return []
-        send = self._withdraw(key, QuestionEvent.GIVE_UP)
-        if reason in READ_FAULTS and isinstance(send.message, Withdraw):
-            return [Send(send.to, replace(send.message, reason=reason))]
-        return [send]
+        told = reason if reason in READ_FAULTS else ""
+        return [self._withdraw(key, QuestionEvent.GIVE_UP, told)]
 
     def finished(self, key: RequestKey) -> None:
         """The lease is committed."""
@@ -140,9 +138,9 @@ class LeaseAsker:
             default=None,
         )
 
-    def _withdraw(self, key: RequestKey, event: QuestionEvent) -> Send:
+    def _withdraw(self, key: RequestKey, event: QuestionEvent, reason: str = "") -> Send:
         entry = self._leave(key, event)
-        return Send(entry.owner, Withdraw(key, entry.message.number))
+        return Send(entry.owner, WithdrawLease(key, entry.message.number, reason))
 
     def _leave(self, key: RequestKey, event: QuestionEvent) -> _Question:
         QUESTION_TABLE.leave(self._entries[key].state, event)

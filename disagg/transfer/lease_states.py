@@ -19,7 +19,7 @@ class LeaseEvent(StrEnum):
     """What can happen to a lease."""
 
     RESERVED = "reservation granted"
-    OPENED = "Open"
+    OPENED = "AskLease"
     OFFER = "offer"
     SEAL = "seal"
     ASK = "AskOffers"
@@ -28,8 +28,8 @@ class LeaseEvent(StrEnum):
     COMMIT_OTHER = "Commit, any other"
     SEEN = "CommitSeen"
     END = "end"
-    WITHDRAW = "Withdraw"
-    TRANSFER = "Transfer"
+    WITHDRAW = "WithdrawLease"
+    TRANSFER = "TakeOver"
     EXPIRE = "time to live"
     READER_LOST = "reader lost"
     ORPHAN = "reader of a hand-over lost"
@@ -68,7 +68,7 @@ LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
         (_S.SEALED, _E.EXPIRE, _S.DEAD, f"{_DIE}; tell the reader"),
         (_S.SEALED, _E.WITHDRAW, _S.DEAD, _DIE),
         (_S.SEALED, _E.READER_LOST, _S.DEAD, _DIE),
-        (_S.SEALED, _E.ORPHAN, _S.ORPHANED, "hold on for take_over_ms; only Transfer may use it"),
+        (_S.SEALED, _E.ORPHAN, _S.ORPHANED, "hold on for take_over_ms; only TakeOver may use it"),
         (_S.SEALED, _E.TRANSFER, _S.DEAD, _PASSES),
         (_S.ORPHANED, _E.TRANSFER, _S.DEAD, _PASSES),
         (_S.ORPHANED, _E.ASK, _S.ORPHANED, "send dead"),

@@ -5,20 +5,12 @@ table (never opened, dead, or forgotten after its commit) is answered NO or dead
 """
 
 from disagg.errors import InvariantViolation
+from disagg.messages.identity import Incarnation, Question, RequestKey
+from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Ended, Offers, Seal
 from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
 from disagg.transfer.holds import BlockHolds
-from disagg.transfer.identity import Incarnation, Question, RequestKey
 from disagg.transfer.lease import GroupBlocks, Lease, LeaseStatus, ranges_of
 from disagg.transfer.lease_states import LEASE_TABLE, LeaseEvent, LeaseState
-from disagg.transfer.messages import (
-    AskOffers,
-    Commit,
-    CommitAnswer,
-    CommitSeen,
-    Ended,
-    Offers,
-    Seal,
-)
 
 
 class LeaseTable:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
-from disagg.transfer.messages import OfferedRange, Offers, Seal
+from disagg.messages.peer import OfferedRange, Offers, Seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def in_pieces(runs: Sequence[Run], num_blocks_max: int) -> Iterator[tuple[Run, .
 
 
 @dataclass(frozen=True, slots=True)
-class Lie:
+class ProtocolBreach:
     """What an owner did that the protocol forbids, and at which block, where known."""
 
     problem: str
@@ -79,7 +79,7 @@ class OfferList:
         if tuple(map(len, self._missing)) != self.num_blocks:
             raise InvariantViolation(f"a position is named twice: {destinations}")
 
-    def take(self, offers: Offers) -> list[Run] | Lie:
+    def take(self, offers: Offers) -> list[Run] | ProtocolBreach:
         """Add what is new; returns the blocks to pull for it. Repetitions add nothing.
 
         Offers beyond a gap must not be given; `has_gap` says so.
@@ -88,12 +88,12 @@ class OfferList:
         seen = self.ranges[max(0, offers.first) : offers.first + len(offers.ranges)]
         contradicts = self.seal and offers.seal and offers.seal != self.seal
         if offers.first < 0 or seen != list(offers.ranges[:repeated]) or contradicts:
-            return Lie("an offer contradicts an earlier one")
+            return ProtocolBreach("an offer contradicts an earlier one")
         runs: list[Run] = []
         for offered in offers.ranges[repeated:]:
             problem = self._claim(offered, runs)
             if problem:
-                return Lie(problem, offered.group, offered.position)
+                return ProtocolBreach(problem, offered.group, offered.position)
         self.seal = self.seal or offers.seal
         return runs
 
@@ -111,13 +111,13 @@ class OfferList:
         """Offers per group."""
         return tuple(self._num_ranges)
 
-    def incomplete(self, seal: Seal) -> Lie | None:
+    def incomplete(self, seal: Seal) -> ProtocolBreach | None:
         """What of the seal's counts or of the destinations is not met."""
         if seal.num_ranges != self.num_ranges:
-            return Lie("the seal's counts are not those of the offers")
+            return ProtocolBreach("the seal's counts are not those of the offers")
         for group, missing in enumerate(self._missing):
             if missing:
-                return Lie("sealed without a destination's block", group, min(missing))
+                return ProtocolBreach("sealed without a destination's block", group, min(missing))
         return None
 
     def _claim(self, offered: OfferedRange, runs: list[Run]) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
 from disagg.transfer.offer_list import Run
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Release, Reserve, Reserved
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Release, Reserve, Reserved
 from disagg.transfer.reservation_states import (
     RESERVATION_TABLE,
     ReservationEvent,

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Release, Reserve, Reserved
 from disagg.transfer.actions import Send
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Release, Reserve, Reserved
 from disagg.transfer.reservation_states import ASK_TABLE, AskEvent, AskState
 
 

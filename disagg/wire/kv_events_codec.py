@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from disagg.kv.events import (
+from disagg.messages.kv_events import (
     AllCleared,
     BlocksRemoved,
     BlocksStored,
@@ -18,19 +18,21 @@ from disagg.wire.checks import (
     require_text,
     split_hashes,
 )
-from disagg.wire.v1 import worker_pb2 as pb
+from disagg.wire.v1 import kv_events_pb2
 
 
-def kv_batch_to_wire(epoch: str, batch: KVEventBatch | KVSnapshot) -> pb.KvEventBatch:
+def kv_batch_to_wire(epoch: str, batch: KVEventBatch | KVSnapshot) -> kv_events_pb2.KvEventBatch:
     """Encode numbered events, or a snapshot that replaces everything before it."""
     if isinstance(batch, KVSnapshot):
-        snapshot = pb.KvSnapshot(hashes=[join_hashes(group) for group in batch.hashes])
-        return pb.KvEventBatch(epoch=epoch, first_sequence=batch.next_seq, snapshot=snapshot)
+        snapshot = kv_events_pb2.KvSnapshot(hashes=[join_hashes(group) for group in batch.hashes])
+        return kv_events_pb2.KvEventBatch(
+            epoch=epoch, first_sequence=batch.next_seq, snapshot=snapshot
+        )
     events = [_event_to_wire(event) for event in batch.events]
-    return pb.KvEventBatch(epoch=epoch, first_sequence=batch.first_seq, events=events)
+    return kv_events_pb2.KvEventBatch(epoch=epoch, first_sequence=batch.first_seq, events=events)
 
 
-def kv_batch_from_wire(wire: pb.KvEventBatch) -> tuple[str, KVEventBatch | KVSnapshot]:
+def kv_batch_from_wire(wire: kv_events_pb2.KvEventBatch) -> tuple[str, KVEventBatch | KVSnapshot]:
     """Decode a batch.
 
     Returns:
@@ -49,10 +51,10 @@ def kv_batch_from_wire(wire: pb.KvEventBatch) -> tuple[str, KVEventBatch | KVSna
     return wire.epoch, KVEventBatch(wire.first_sequence, events)
 
 
-def _event_to_wire(event: KVEvent) -> pb.KvEvent:
+def _event_to_wire(event: KVEvent) -> kv_events_pb2.KvEvent:
     match event:
         case BlocksStored():
-            stored = pb.BlocksStored(
+            stored = kv_events_pb2.BlocksStored(
                 group=event.group,
                 hashes=join_hashes(event.hashes),
                 parent_hash=b"" if event.parent_hash is None else join_hashes([event.parent_hash]),
@@ -60,16 +62,18 @@ def _event_to_wire(event: KVEvent) -> pb.KvEvent:
                 block_tokens=event.block_tokens,
                 token_ids=event.token_ids,
             )
-            return pb.KvEvent(stored=stored)
+            return kv_events_pb2.KvEvent(stored=stored)
         case BlocksRemoved(group, hashes):
-            return pb.KvEvent(removed=pb.BlocksRemoved(group=group, hashes=join_hashes(hashes)))
+            return kv_events_pb2.KvEvent(
+                removed=kv_events_pb2.BlocksRemoved(group=group, hashes=join_hashes(hashes))
+            )
         case AllCleared():
-            return pb.KvEvent(cleared=pb.AllBlocksCleared())
+            return kv_events_pb2.KvEvent(cleared=kv_events_pb2.AllBlocksCleared())
         case _:
             assert_never(event)
 
 
-def _event_from_wire(wire: pb.KvEvent) -> KVEvent:
+def _event_from_wire(wire: kv_events_pb2.KvEvent) -> KVEvent:
     match wire.WhichOneof("event"):
         case "stored":
             return _stored_from_wire(wire.stored)
@@ -81,7 +85,7 @@ def _event_from_wire(wire: pb.KvEvent) -> KVEvent:
             raise malformed(wire, "event", "is missing or of an unknown kind")
 
 
-def _stored_from_wire(wire: pb.BlocksStored) -> BlocksStored:
+def _stored_from_wire(wire: kv_events_pb2.BlocksStored) -> BlocksStored:
     if len(wire.parent_hash) not in (0, HASH_BYTES):
         what = f"has {len(wire.parent_hash)} bytes, not 0 or {HASH_BYTES}"
         raise malformed(wire, "parent_hash", what)

@@ -4,11 +4,11 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from disagg.scheduling.messages import FinishReason, SequenceOutput, StepOutputs
-from disagg.scheduling.sampling import TokenLogprobs
-from disagg.transfer.identity import RequestKey
+from disagg.messages.identity import RequestKey
+from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.sampling import TokenLogprobs
 from disagg.wire.checks import malformed
-from disagg.wire.v1 import worker_pb2 as pb
+from disagg.wire.v1 import outputs_pb2
 
 _FINISH_REASONS = (FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH)
 _FINISH_NUMBERS = {reason: number for number, reason in enumerate(_FINISH_REASONS)}
@@ -16,14 +16,14 @@ _FINISH_NUMBERS = {reason: number for number, reason in enumerate(_FINISH_REASON
 T = TypeVar("T")
 
 
-def outputs_to_wire(step: StepOutputs) -> pb.StepOutputs:
+def outputs_to_wire(step: StepOutputs) -> outputs_pb2.StepOutputs:
     """Encode a step's outputs; `ValueError` where logprobs are not parallel to tokens."""
     outputs = step.outputs
     scored = [entry for output in outputs for entry in output.logprobs]
     for output in outputs:
         if output.logprobs and len(output.logprobs) != len(output.token_ids):
             raise ValueError(f"{output.key}: logprobs are not parallel to token_ids")
-    return pb.StepOutputs(
+    return outputs_pb2.StepOutputs(
         request_ids=[output.key.request_id for output in outputs],
         generations=[output.key.generation for output in outputs],
         positions=[output.position for output in outputs],
@@ -38,7 +38,7 @@ def outputs_to_wire(step: StepOutputs) -> pb.StepOutputs:
     )
 
 
-def outputs_from_wire(wire: pb.StepOutputs) -> StepOutputs:
+def outputs_from_wire(wire: outputs_pb2.StepOutputs) -> StepOutputs:
     """Decode a step's outputs.
 
     Raises:
@@ -80,7 +80,7 @@ def outputs_from_wire(wire: pb.StepOutputs) -> StepOutputs:
     return StepOutputs(tuple(outputs))
 
 
-def _scores(wire: pb.StepOutputs, num: int) -> tuple[TokenLogprobs, ...]:
+def _scores(wire: outputs_pb2.StepOutputs, num: int) -> tuple[TokenLogprobs, ...]:
     logprobs = _column(wire, "logprobs", list(wire.logprobs), num)
     num_top = _column(wire, "num_top", list(wire.num_top), num)
     top_ids = _column(wire, "top_token_ids", list(wire.top_token_ids), sum(num_top))

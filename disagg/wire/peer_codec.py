@@ -2,8 +2,9 @@
 
 from typing import assert_never
 
-from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import (
+from disagg.messages.identity import Incarnation
+from disagg.messages.peer import (
+    AskLease,
     AskOffers,
     Commit,
     CommitAnswer,
@@ -11,14 +12,13 @@ from disagg.transfer.messages import (
     Ended,
     OfferedRange,
     Offers,
-    Open,
     PeerMessage,
     Release,
     Reserve,
     Reserved,
     Seal,
-    Transfer,
-    Withdraw,
+    TakeOver,
+    WithdrawLease,
     WrongEpoch,
 )
 from disagg.wire.checks import join_hashes, malformed, require_text, split_hashes
@@ -30,17 +30,17 @@ from disagg.wire.identity_codec import (
     key_from_wire,
     key_to_wire,
 )
-from disagg.wire.openings import PeerHello
 from disagg.wire.registration_codec import contract_from_wire, contract_to_wire
 from disagg.wire.sampling_codec import top_from_wire, top_to_wire
-from disagg.wire.v1 import peer_pb2 as pb
+from disagg.wire.stream_hello import PeerHello
+from disagg.wire.v1 import peer_pb2
 
 MEMORY_KINDS = ("DRAM", "VRAM")
 
 
 def peer_to_wire(
     sender: Incarnation, addressee_epoch: str, message: PeerMessage | PeerHello
-) -> pb.PeerEnvelope:
+) -> peer_pb2.PeerEnvelope:
     """Put a message into its envelope.
 
     Args:
@@ -48,15 +48,17 @@ def peer_to_wire(
         addressee_epoch: of the worker it is meant for; "" only in a hello that cannot know it.
         message: what to say.
     """
-    envelope = pb.PeerEnvelope(sender=incarnation_to_wire(sender), addressee_epoch=addressee_epoch)
+    envelope = peer_pb2.PeerEnvelope(
+        sender=incarnation_to_wire(sender), addressee_epoch=addressee_epoch
+    )
     match message:
         case PeerHello():
             envelope.hello.CopyFrom(_hello_to_wire(message))
         case Reserve(key, number):
-            envelope.reserve.CopyFrom(pb.Reserve(key=key_to_wire(key), number=number))
+            envelope.reserve.CopyFrom(peer_pb2.Reserve(key=key_to_wire(key), number=number))
         case Reserved(key, number, granted, reason, first_lacked):
             envelope.reserved.CopyFrom(
-                pb.Reserved(
+                peer_pb2.Reserved(
                     key=key_to_wire(key),
                     number=number,
                     granted=granted,
@@ -65,16 +67,16 @@ def peer_to_wire(
                 )
             )
         case Release(key, number):
-            envelope.release.CopyFrom(pb.Release(key=key_to_wire(key), number=number))
+            envelope.release.CopyFrom(peer_pb2.Release(key=key_to_wire(key), number=number))
         case Offers():
             envelope.offers.CopyFrom(_offers_to_wire(message))
         case AskOffers(key, lease_id, first):
             envelope.ask_offers.CopyFrom(
-                pb.AskOffers(key=key_to_wire(key), lease_id=lease_id, first=first)
+                peer_pb2.AskOffers(key=key_to_wire(key), lease_id=lease_id, first=first)
             )
         case Commit(key, lease_id, attempt, num_ranges):
             envelope.commit.CopyFrom(
-                pb.Commit(
+                peer_pb2.Commit(
                     key=key_to_wire(key),
                     lease_id=lease_id,
                     attempt=attempt_to_wire(attempt),
@@ -83,7 +85,7 @@ def peer_to_wire(
             )
         case CommitAnswer(key, lease_id, attempt, ok, reason):
             envelope.commit_answer.CopyFrom(
-                pb.CommitAnswer(
+                peer_pb2.CommitAnswer(
                     key=key_to_wire(key),
                     lease_id=lease_id,
                     attempt=attempt_to_wire(attempt),
@@ -93,13 +95,13 @@ def peer_to_wire(
             )
         case CommitSeen(key, lease_id, attempt):
             envelope.commit_seen.CopyFrom(
-                pb.CommitSeen(
+                peer_pb2.CommitSeen(
                     key=key_to_wire(key), lease_id=lease_id, attempt=attempt_to_wire(attempt)
                 )
             )
-        case Open():
-            envelope.open.CopyFrom(
-                pb.Open(
+        case AskLease():
+            envelope.ask_lease.CopyFrom(
+                peer_pb2.AskLease(
                     key=key_to_wire(message.key),
                     number=message.number,
                     num_tokens=message.num_tokens,
@@ -108,29 +110,31 @@ def peer_to_wire(
                     first_lacked=message.first_lacked,
                 )
             )
-        case Transfer(key, number, old, first_lacked):
-            envelope.transfer.CopyFrom(
-                pb.Transfer(
+        case TakeOver(key, number, old, first_lacked):
+            envelope.take_over.CopyFrom(
+                peer_pb2.TakeOver(
                     key=key_to_wire(key),
                     number=number,
                     old=key_to_wire(old),
                     first_lacked=first_lacked,
                 )
             )
-        case Withdraw(key, number, reason):
-            envelope.withdraw.CopyFrom(
-                pb.Withdraw(key=key_to_wire(key), number=number, reason=reason)
+        case WithdrawLease(key, number, reason):
+            envelope.withdraw_lease.CopyFrom(
+                peer_pb2.WithdrawLease(key=key_to_wire(key), number=number, reason=reason)
             )
         case Ended(key, reason):
-            envelope.ended.CopyFrom(pb.Ended(key=key_to_wire(key), reason=reason))
+            envelope.ended.CopyFrom(peer_pb2.Ended(key=key_to_wire(key), reason=reason))
         case WrongEpoch(expected_epoch):
-            envelope.wrong_epoch.CopyFrom(pb.WrongEpoch(expected_epoch=expected_epoch))
+            envelope.wrong_epoch.CopyFrom(peer_pb2.WrongEpoch(expected_epoch=expected_epoch))
         case _:
             assert_never(message)
     return envelope
 
 
-def peer_from_wire(envelope: pb.PeerEnvelope) -> tuple[Incarnation, str, PeerMessage | PeerHello]:
+def peer_from_wire(
+    envelope: peer_pb2.PeerEnvelope,
+) -> tuple[Incarnation, str, PeerMessage | PeerHello]:
     """Take a message out of its envelope.
 
     Returns:
@@ -145,7 +149,7 @@ def peer_from_wire(envelope: pb.PeerEnvelope) -> tuple[Incarnation, str, PeerMes
     return incarnation_from_wire(envelope, "sender"), envelope.addressee_epoch, message
 
 
-def _body_from_wire(envelope: pb.PeerEnvelope) -> PeerMessage | PeerHello:
+def _body_from_wire(envelope: peer_pb2.PeerEnvelope) -> PeerMessage | PeerHello:
     match envelope.WhichOneof("message"):
         case "hello":
             return _hello_from_wire(envelope.hello)
@@ -189,19 +193,19 @@ def _body_from_wire(envelope: pb.PeerEnvelope) -> PeerMessage | PeerHello:
         case "commit_seen":
             seen = envelope.commit_seen
             return CommitSeen(key_from_wire(seen), seen.lease_id, attempt_from_wire(seen))
-        case "open":
-            return _open_from_wire(envelope.open)
-        case "transfer":
-            transfer = envelope.transfer
-            return Transfer(
+        case "ask_lease":
+            return _ask_lease_from_wire(envelope.ask_lease)
+        case "take_over":
+            transfer = envelope.take_over
+            return TakeOver(
                 key_from_wire(transfer),
                 _number(transfer),
                 key_from_wire(transfer, "old"),
                 tuple(transfer.first_lacked),
             )
-        case "withdraw":
-            withdraw = envelope.withdraw
-            return Withdraw(key_from_wire(withdraw), _number(withdraw), withdraw.reason)
+        case "withdraw_lease":
+            withdraw = envelope.withdraw_lease
+            return WithdrawLease(key_from_wire(withdraw), _number(withdraw), withdraw.reason)
         case "ended":
             return Ended(key_from_wire(envelope.ended), envelope.ended.reason)
         case "wrong_epoch":
@@ -211,8 +215,8 @@ def _body_from_wire(envelope: pb.PeerEnvelope) -> PeerMessage | PeerHello:
             raise malformed(envelope, "message", "is missing or of an unknown kind")
 
 
-def _hello_to_wire(hello: PeerHello) -> pb.PeerHello:
-    return pb.PeerHello(
+def _hello_to_wire(hello: PeerHello) -> peer_pb2.PeerHello:
+    return peer_pb2.PeerHello(
         contract=contract_to_wire(hello.contract),
         address=hello.address,
         transport_metadata=hello.transport_metadata,
@@ -224,7 +228,7 @@ def _hello_to_wire(hello: PeerHello) -> pb.PeerHello:
     )
 
 
-def _hello_from_wire(wire: pb.PeerHello) -> PeerHello:
+def _hello_from_wire(wire: peer_pb2.PeerHello) -> PeerHello:
     require_text(wire, "address")
     if wire.memory_kind not in MEMORY_KINDS:
         raise malformed(wire, "memory_kind", f"is {wire.memory_kind!r}, not DRAM or VRAM")
@@ -243,13 +247,13 @@ def _hello_from_wire(wire: pb.PeerHello) -> PeerHello:
     )
 
 
-def _offers_to_wire(offers: Offers) -> pb.Offers:
-    return pb.Offers(
+def _offers_to_wire(offers: Offers) -> peer_pb2.Offers:
+    return peer_pb2.Offers(
         key=key_to_wire(offers.key),
         lease_id=offers.lease_id,
         first=offers.first,
         ranges=[
-            pb.OfferedRange(
+            peer_pb2.OfferedRange(
                 group=r.group, position=r.position, block_id=r.block_id, num_blocks=r.num_blocks
             )
             for r in offers.ranges
@@ -260,7 +264,7 @@ def _offers_to_wire(offers: Offers) -> pb.Offers:
     )
 
 
-def _offers_from_wire(wire: pb.Offers) -> Offers:
+def _offers_from_wire(wire: peer_pb2.Offers) -> Offers:
     for offered in wire.ranges:
         if not offered.num_blocks:
             raise malformed(offered, "num_blocks", "is 0")
@@ -277,11 +281,11 @@ def _offers_from_wire(wire: pb.Offers) -> Offers:
     )
 
 
-def _open_from_wire(wire: pb.Open) -> Open:
+def _ask_lease_from_wire(wire: peer_pb2.AskLease) -> AskLease:
     for field in ("num_tokens", "hashes"):
         if not getattr(wire, field):
             raise malformed(wire, field, "is empty")
-    return Open(
+    return AskLease(
         key=key_from_wire(wire),
         number=_number(wire),
         num_tokens=wire.num_tokens,
@@ -291,15 +295,15 @@ def _open_from_wire(wire: pb.Open) -> Open:
     )
 
 
-def _number(wire: pb.Open | pb.Transfer | pb.Withdraw) -> int:
+def _number(wire: peer_pb2.AskLease | peer_pb2.TakeOver | peer_pb2.WithdrawLease) -> int:
     """Questions are numbered from 1: 0 stands for none."""
     if not wire.number:
         raise malformed(wire, "number", "is 0")
     return wire.number
 
 
-def _seal_to_wire(seal: Seal) -> pb.Seal:
-    return pb.Seal(
+def _seal_to_wire(seal: Seal) -> peer_pb2.Seal:
+    return peer_pb2.Seal(
         num_tokens=seal.num_tokens,
         num_ranges=seal.num_ranges,
         first_token_id=seal.first_token_id,
@@ -308,7 +312,7 @@ def _seal_to_wire(seal: Seal) -> pb.Seal:
     )
 
 
-def _seal_from_wire(wire: pb.Seal) -> Seal:
+def _seal_from_wire(wire: peer_pb2.Seal) -> Seal:
     return Seal(
         num_tokens=wire.num_tokens,
         num_ranges=tuple(wire.num_ranges),

@@ -1,18 +1,16 @@
-"""What a worker tells a router about itself, and what a router tells about its workers."""
+"""A worker's registration on the wire."""
 
 from google.protobuf.message import Message
 
-from disagg.kv.contract import Contract
-from disagg.routing.messages import GroupInfo, WorkerInfo, WorkerMatch
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.wire.checks import malformed, require_set, require_text
 from disagg.wire.identity_codec import incarnation_from_wire, incarnation_to_wire
-from disagg.wire.v1 import common_pb2 as common
-from disagg.wire.v1 import router_pb2 as router
+from disagg.wire.v1 import registration_pb2
 
 
-def contract_to_wire(contract: Contract) -> common.Contract:
+def contract_to_wire(contract: Contract) -> registration_pb2.Contract:
     """Encode a compatibility contract."""
-    return common.Contract(
+    return registration_pb2.Contract(
         model_fingerprint=contract.model_fingerprint,
         dtype=contract.dtype,
         groups=contract.groups,
@@ -27,7 +25,7 @@ def contract_to_wire(contract: Contract) -> common.Contract:
 def contract_from_wire(parent: Message, field: str = "contract") -> Contract:
     """Decode the contract in a field of ``parent``."""
     require_set(parent, field)
-    wire: common.Contract = getattr(parent, field)
+    wire: registration_pb2.Contract = getattr(parent, field)
     if wire.wire_min > wire.wire_max:
         raise malformed(wire, "wire_min", f"is {wire.wire_min}, above wire_max {wire.wire_max}")
     return Contract(
@@ -42,9 +40,9 @@ def contract_from_wire(parent: Message, field: str = "contract") -> Contract:
     )
 
 
-def group_to_wire(group: GroupInfo) -> common.GroupInfo:
+def group_to_wire(group: GroupInfo) -> registration_pb2.GroupInfo:
     """Encode what routing needs to know of a group."""
-    return common.GroupInfo(
+    return registration_pb2.GroupInfo(
         kind=group.kind,
         block_tokens=group.block_tokens,
         window_tokens=group.window_tokens,
@@ -53,7 +51,7 @@ def group_to_wire(group: GroupInfo) -> common.GroupInfo:
     )
 
 
-def group_from_wire(wire: common.GroupInfo) -> GroupInfo:
+def group_from_wire(wire: registration_pb2.GroupInfo) -> GroupInfo:
     """Decode what routing needs to know of a group."""
     require_text(wire, "kind")
     if not wire.block_tokens:
@@ -63,9 +61,9 @@ def group_from_wire(wire: common.GroupInfo) -> GroupInfo:
     )
 
 
-def worker_info_to_wire(info: WorkerInfo) -> router.RegisterRequest:
+def worker_info_to_wire(info: WorkerInfo) -> registration_pb2.RegisterRequest:
     """Encode a registration."""
-    return router.RegisterRequest(
+    return registration_pb2.RegisterRequest(
         worker=incarnation_to_wire(info.incarnation),
         address=info.address,
         role=info.role,
@@ -78,7 +76,7 @@ def worker_info_to_wire(info: WorkerInfo) -> router.RegisterRequest:
     )
 
 
-def worker_info_from_wire(wire: router.RegisterRequest) -> WorkerInfo:
+def worker_info_from_wire(wire: registration_pb2.RegisterRequest) -> WorkerInfo:
     """Decode a registration."""
     require_text(wire, "address", "model")
     if wire.role not in ("prefill", "decode", "both"):
@@ -95,24 +93,4 @@ def worker_info_from_wire(wire: router.RegisterRequest) -> WorkerInfo:
         max_model_tokens=wire.max_model_tokens,
         handover_tokens_max=wire.handover_tokens_max,
         num_blocks=wire.num_blocks,
-    )
-
-
-def match_to_wire(match: WorkerMatch) -> router.WorkerMatch:
-    """Encode how much of a prompt a worker holds."""
-    return router.WorkerMatch(
-        worker=incarnation_to_wire(match.worker),
-        role=match.role,
-        usable_tokens=match.usable_tokens,
-        group_tokens=match.group_tokens,
-    )
-
-
-def match_from_wire(wire: router.WorkerMatch) -> WorkerMatch:
-    """Decode how much of a prompt a worker holds."""
-    return WorkerMatch(
-        worker=incarnation_from_wire(wire, "worker"),
-        role=wire.role,
-        usable_tokens=wire.usable_tokens,
-        group_tokens=tuple(wire.group_tokens),
     )

@@ -2,14 +2,14 @@
 
 from google.protobuf.message import Message
 
-from disagg.scheduling.sampling import SamplingParams
+from disagg.messages.sampling import SamplingParams
 from disagg.wire.checks import malformed, require_set
-from disagg.wire.v1 import common_pb2 as common
+from disagg.wire.v1 import sampling_pb2
 
 
-def sampling_to_wire(sampling: SamplingParams) -> common.SamplingParams:
+def sampling_to_wire(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
     """Encode sampling parameters; ``seed`` must fit int64."""
-    return common.SamplingParams(
+    return sampling_pb2.SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -23,7 +23,7 @@ def sampling_to_wire(sampling: SamplingParams) -> common.SamplingParams:
 def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingParams:
     """Decode the sampling parameters in a field of ``parent``."""
     require_set(parent, field)
-    wire: common.SamplingParams = getattr(parent, field)
+    wire: sampling_pb2.SamplingParams = getattr(parent, field)
     return SamplingParams(
         max_tokens=wire.max_tokens,
         temperature=wire.temperature,
@@ -31,18 +31,18 @@ def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingPara
         top_k=wire.top_k,
         seed=wire.seed,
         stop_token_ids=tuple(wire.stop_token_ids),
-        num_logprobs=wire.num_logprobs,
+        num_logprobs=wire.num_logprobs if wire.HasField("num_logprobs") else None,
     )
 
 
-def top_to_wire(top: tuple[tuple[int, float], ...]) -> common.TopLogprobs:
+def top_to_wire(top: tuple[tuple[int, float], ...]) -> sampling_pb2.TopLogprobs:
     """Encode (token id, logprob) pairs, best first."""
-    return common.TopLogprobs(
+    return sampling_pb2.TopLogprobs(
         token_ids=[token_id for token_id, _ in top], logprobs=[logprob for _, logprob in top]
     )
 
 
-def top_from_wire(wire: common.TopLogprobs) -> tuple[tuple[int, float], ...]:
+def top_from_wire(wire: sampling_pb2.TopLogprobs) -> tuple[tuple[int, float], ...]:
     """Decode (token id, logprob) pairs."""
     if len(wire.token_ids) != len(wire.logprobs):
         what = f"has {len(wire.logprobs)} entries for {len(wire.token_ids)} tokens"

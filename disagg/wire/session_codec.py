@@ -2,7 +2,8 @@
 
 from typing import assert_never
 
-from disagg.scheduling.messages import (
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.session import (
     Cancel,
     EndReason,
     GroupTransfer,
@@ -11,12 +12,11 @@ from disagg.scheduling.messages import (
     PrefillReport,
     PullPlan,
     Role,
-    RouterMessage,
-    StepOutputs,
     Submit,
+    ToRouterMessage,
+    ToWorkerMessage,
     TransferKind,
     TransferReport,
-    WorkerMessage,
     WorkerStats,
 )
 from disagg.wire.checks import (
@@ -33,27 +33,31 @@ from disagg.wire.identity_codec import (
     key_from_wire,
     key_to_wire,
 )
-from disagg.wire.openings import SessionOpen
 from disagg.wire.outputs_codec import outputs_from_wire, outputs_to_wire
 from disagg.wire.sampling_codec import sampling_from_wire, sampling_to_wire
-from disagg.wire.v1 import worker_pb2 as pb
+from disagg.wire.stream_hello import SessionOpen
+from disagg.wire.v1 import session_pb2
 
 
-def session_request_to_wire(message: RouterMessage | SessionOpen) -> pb.SessionRequest:
+def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_pb2.SessionRequest:
     """Encode what the router says."""
     match message:
         case SessionOpen(router_id, worker):
-            opening = pb.SessionOpen(router_id=router_id, worker=incarnation_to_wire(worker))
-            return pb.SessionRequest(open=opening)
+            opening = session_pb2.SessionOpen(
+                router_id=router_id, worker=incarnation_to_wire(worker)
+            )
+            return session_pb2.SessionRequest(open=opening)
         case Submit():
-            return pb.SessionRequest(submit=_submit_to_wire(message))
+            return session_pb2.SessionRequest(submit=_submit_to_wire(message))
         case Cancel(key, reason):
-            return pb.SessionRequest(cancel=pb.Cancel(key=key_to_wire(key), reason=reason))
+            return session_pb2.SessionRequest(
+                cancel=session_pb2.Cancel(key=key_to_wire(key), reason=reason)
+            )
         case _:
             assert_never(message)
 
 
-def session_request_from_wire(request: pb.SessionRequest) -> RouterMessage | SessionOpen:
+def session_request_from_wire(request: session_pb2.SessionRequest) -> ToWorkerMessage | SessionOpen:
     """Decode what the router says.
 
     Raises:
@@ -72,32 +76,32 @@ def session_request_from_wire(request: pb.SessionRequest) -> RouterMessage | Ses
             raise malformed(request, "message", "is missing or of an unknown kind")
 
 
-def session_response_to_wire(message: WorkerMessage) -> pb.SessionResponse:
+def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionResponse:
     """Encode what a worker says."""
     match message:
         case StepOutputs():
-            return pb.SessionResponse(outputs=outputs_to_wire(message))
+            return session_pb2.SessionResponse(outputs=outputs_to_wire(message))
         case PartEnded(key, reason, text):
-            ended = pb.PartEnded(key=key_to_wire(key), reason=reason.value, message=text)
-            return pb.SessionResponse(part_ended=ended)
+            ended = session_pb2.PartEnded(key=key_to_wire(key), reason=reason.value, message=text)
+            return session_pb2.SessionResponse(part_ended=ended)
         case PrefillReport():
-            prefill = pb.PrefillReport(
+            prefill = session_pb2.PrefillReport(
                 key=key_to_wire(message.key),
                 num_prompt_tokens=message.num_prompt_tokens,
                 hit_tokens=message.hit_tokens,
                 computed_tokens=message.computed_tokens,
                 pulled_tokens=message.pulled_tokens,
             )
-            return pb.SessionResponse(prefill=prefill)
+            return session_pb2.SessionResponse(prefill=prefill)
         case TransferReport():
-            return pb.SessionResponse(transfer=_transfer_to_wire(message))
+            return session_pb2.SessionResponse(transfer=_transfer_to_wire(message))
         case WorkerStats():
-            return pb.SessionResponse(stats=stats_to_wire(message))
+            return session_pb2.SessionResponse(stats=stats_to_wire(message))
         case _:
             assert_never(message)
 
 
-def session_response_from_wire(response: pb.SessionResponse) -> WorkerMessage:
+def session_response_from_wire(response: session_pb2.SessionResponse) -> ToRouterMessage:
     """Decode what a worker says.
 
     Raises:
@@ -127,9 +131,9 @@ def session_response_from_wire(response: pb.SessionResponse) -> WorkerMessage:
             raise malformed(response, "message", "is missing or of an unknown kind")
 
 
-def stats_to_wire(stats: WorkerStats) -> pb.WorkerStats:
+def stats_to_wire(stats: WorkerStats) -> session_pb2.WorkerStats:
     """Encode a worker's load; also part of its status."""
-    return pb.WorkerStats(
+    return session_pb2.WorkerStats(
         num_waiting=stats.num_waiting,
         num_running=stats.num_running,
         num_prefill_tokens_queued=stats.num_prefill_tokens_queued,
@@ -144,7 +148,7 @@ def stats_to_wire(stats: WorkerStats) -> pb.WorkerStats:
     )
 
 
-def stats_from_wire(wire: pb.WorkerStats) -> WorkerStats:
+def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
     """Decode a worker's load; counters come sorted by name."""
     return WorkerStats(
         num_waiting=wire.num_waiting,
@@ -161,12 +165,12 @@ def stats_from_wire(wire: pb.WorkerStats) -> WorkerStats:
     )
 
 
-def _submit_to_wire(submit: Submit) -> pb.Submit:
+def _submit_to_wire(submit: Submit) -> session_pb2.Submit:
     pull = None
     if submit.pull is not None:
         owner = _address_to_wire(submit.pull.owner)
-        pull = pb.PullPlan(owner=owner, num_tokens=submit.pull.num_tokens)
-    return pb.Submit(
+        pull = session_pb2.PullPlan(owner=owner, num_tokens=submit.pull.num_tokens)
+    return session_pb2.Submit(
         key=key_to_wire(submit.key),
         role=submit.role.value,
         token_ids=submit.token_ids,
@@ -179,17 +183,17 @@ def _submit_to_wire(submit: Submit) -> pb.Submit:
     )
 
 
-def _address_to_wire(address: PeerAddress) -> pb.PeerAddress:
+def _address_to_wire(address: PeerAddress) -> session_pb2.PeerAddress:
     incarnation = incarnation_to_wire(address.incarnation)
-    return pb.PeerAddress(incarnation=incarnation, address=address.address)
+    return session_pb2.PeerAddress(incarnation=incarnation, address=address.address)
 
 
-def _address_from_wire(wire: pb.PeerAddress) -> PeerAddress:
+def _address_from_wire(wire: session_pb2.PeerAddress) -> PeerAddress:
     require_text(wire, "address")
     return PeerAddress(incarnation_from_wire(wire, "incarnation"), wire.address)
 
 
-def _submit_from_wire(wire: pb.Submit) -> Submit:
+def _submit_from_wire(wire: session_pb2.Submit) -> Submit:
     role = enum_value(Role, wire, "role")
     if not wire.token_ids:
         raise malformed(wire, "token_ids", "is empty")
@@ -216,12 +220,12 @@ def _submit_from_wire(wire: pb.Submit) -> Submit:
     )
 
 
-def _transfer_to_wire(report: TransferReport) -> pb.TransferReport:
-    return pb.TransferReport(
+def _transfer_to_wire(report: TransferReport) -> session_pb2.TransferReport:
+    return session_pb2.TransferReport(
         key=key_to_wire(report.key),
         owner=incarnation_to_wire(report.owner),
         groups=[
-            pb.GroupTransfer(
+            session_pb2.GroupTransfer(
                 group=g.group,
                 kind=g.kind,
                 window_tokens=g.window_tokens,
@@ -244,7 +248,7 @@ def _transfer_to_wire(report: TransferReport) -> pb.TransferReport:
     )
 
 
-def _transfer_from_wire(wire: pb.TransferReport) -> TransferReport:
+def _transfer_from_wire(wire: session_pb2.TransferReport) -> TransferReport:
     return TransferReport(
         key=key_from_wire(wire),
         owner=incarnation_from_wire(wire, "owner"),

@@ -10,24 +10,24 @@ from typing import Any
 
 import grpc
 
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import (
     Cancel,
     PartEnded,
     PeerAddress,
     PrefillReport,
     PullPlan,
     Role,
-    RouterMessage,
-    StepOutputs,
     Submit,
+    ToRouterMessage,
+    ToWorkerMessage,
     TransferReport,
-    WorkerMessage,
 )
-from disagg.scheduling.sampling import SamplingParams
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.wire.openings import SessionOpen
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
-from disagg.wire.v1 import worker_pb2, worker_pb2_grpc
+from disagg.wire.stream_hello import SessionOpen
+from disagg.wire.v1 import session_pb2, worker_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
 from tests.process.harness import MODEL, START_S, Process, wait_until
 
@@ -37,8 +37,8 @@ class Session:
 
     def __init__(self, incarnation: Incarnation, address: str) -> None:
         self.peer = PeerAddress(incarnation, address)
-        self.heard: list[WorkerMessage] = []
-        self._requests: queue.Queue[worker_pb2.SessionRequest | None] = queue.Queue()
+        self.heard: list[ToRouterMessage] = []
+        self._requests: queue.Queue[session_pb2.SessionRequest | None] = queue.Queue()
         self._channel = grpc.insecure_channel(address)
         opening = session_request_to_wire(SessionOpen("test", incarnation))
         self._requests.put(opening)
@@ -46,7 +46,7 @@ class Session:
         self._responses = stub.Session(iter(self._requests.get, None))
         threading.Thread(target=self._read, daemon=True).start()
 
-    def send(self, message: RouterMessage) -> None:
+    def send(self, message: ToWorkerMessage) -> None:
         self._requests.put(session_request_to_wire(message))
 
     def _read(self) -> None:
@@ -173,7 +173,7 @@ class Asked:
     prefill: str
     decode: str
 
-    def _heard(self) -> Iterator[WorkerMessage]:
+    def _heard(self) -> Iterator[ToRouterMessage]:
         for name in dict.fromkeys((self.prefill, self.decode)):
             yield from list(self.workers.sessions[name].heard)
 

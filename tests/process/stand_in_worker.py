@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from disagg.errors import ConfigError
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
 from disagg.workers.options import WorkerOptions
 
 

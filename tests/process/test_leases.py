@@ -20,7 +20,15 @@ NUM_PULLED = 5 * 3 + 10
 
 
 def leases(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "disagg.cli", "leases", "--router", cluster.url, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "disagg.commands",
+        "leases",
+        "--router",
+        cluster.url,
+        *arguments,
+    ]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S, check=False
     )
@@ -84,7 +92,7 @@ def test_a_worker_that_does_not_answer_is_shown_as_such(gemma3: ServedModel) -> 
 
 
 def test_watching_goes_on_until_interrupted(gemma3: ServedModel) -> None:
-    command = [sys.executable, "-m", "disagg.cli", "leases", "--router", gemma3.cluster.url]
+    command = [sys.executable, "-m", "disagg.commands", "leases", "--router", gemma3.cluster.url]
     with subprocess.Popen(
         [*command, "--json", "--watch"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as watching:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from disagg.scheduling.messages import EndReason
+from disagg.messages.session import EndReason
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.direct_router import Workers
 from tests.process.harness import wait_until

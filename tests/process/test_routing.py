@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from disagg.wire.v1 import common_pb2, router_pb2, router_pb2_grpc
+from disagg.wire.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.checkpoints import make_checkpoint
 from tests.process.harness import MODEL, Cluster, running, wait_until
 from tests.process.served_model import (
@@ -161,7 +161,7 @@ def test_generate_over_grpc_streams_the_same_tokens(
         request_id="grpc",
         model=MODEL,
         token_ids=expected.prompt,
-        sampling=common_pb2.SamplingParams(max_tokens=20, num_logprobs=1),
+        sampling=sampling_pb2.SamplingParams(max_tokens=20, num_logprobs=1),
     )
     responses = list(stub.Generate(request, timeout=60))
     assert len(responses) > 1
@@ -182,7 +182,7 @@ def test_a_grpc_client_that_leaves_is_noticed(
         request_id="leaves",
         model=MODEL,
         token_ids=expected.prompt,
-        sampling=common_pb2.SamplingParams(max_tokens=30),
+        sampling=sampling_pb2.SamplingParams(max_tokens=30),
     )
     call = stub.Generate(request, timeout=60)
     assert next(iter(call)).text == expected.texts[0]

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 def served(tmp_path: Path) -> Iterator[Program]:
     make_checkpoint(tmp_path / "tiny", "gemma3")
     ports = ["--http-port", "0", "--grpc-port", "0"]
-    started = Program("disagg.cli", "serve", "--model", "tiny", *ports, cwd=tmp_path)
+    started = Program("disagg.commands", "serve", "--model", "tiny", *ports, cwd=tmp_path)
     yield started
     started.end()
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.transfer import LAYERS
 from benchmarks.transfer_node import Node, NodePlan
 from benchmarks.transfer_pair import Pair
-from disagg.transfer.identity import RequestKey
+from disagg.messages.identity import RequestKey
 
 
 class Claims:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from disagg.errors import RemoteFault
 from disagg.kv.sliding_window import SlidingWindowManager
 from disagg.kv.specs import SlidingWindowSpec
-from disagg.scheduling.messages import RouterMessage
+from disagg.messages.session import ToWorkerMessage
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine.engine import Engine
 from disagg.workers.nixl_agent import ReadHandle
@@ -228,7 +228,7 @@ class WorkerUnderTest:
         control._engine = self.held_engine
         router_message = control.router_message
 
-        def counted(message: RouterMessage) -> None:
+        def counted(message: ToWorkerMessage) -> None:
             self.num_router_messages += 1
             router_message(message)
 

@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from disagg.errors import ConfigError
 from disagg.kv.layout import KVCacheLayout, plan_layout
-from disagg.scheduling.sampling import SampledToken
+from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.workers.engine.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
 from disagg.workers.engine.checkpoint import Checkpoint, open_checkpoint

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from disagg.scheduling.sampling import SampledToken, SamplingParams, TokenLogprobs
+from disagg.messages.sampling import SampledToken, SamplingParams, TokenLogprobs
 
 
 class NonFiniteError(ArithmeticError):
@@ -62,8 +62,8 @@ def _draw(logits: torch.Tensor, param: SamplingParams, number: float) -> int:
     return int(order[min(index, len(total) - 1)])
 
 
-def _logprobs(logits: torch.Tensor, token: int, num_logprobs: int) -> TokenLogprobs | None:
-    if num_logprobs < 0:
+def _logprobs(logits: torch.Tensor, token: int, num_logprobs: int | None) -> TokenLogprobs | None:
+    if num_logprobs is None:
         return None
     logprobs = logits.log_softmax(-1)
     best = logprobs.topk(min(num_logprobs, len(logprobs)))

@@ -26,22 +26,22 @@ from disagg.checking.explorer.pair_worker import (
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
-from disagg.scheduling.actions import ToRouter
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.peer import AskLease, PeerMessage, TakeOver
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import (
     Cancel,
     PartEnded,
     PeerAddress,
     PullPlan,
     Role,
-    StepOutputs,
     Submit,
     TransferReport,
 )
-from disagg.scheduling.sampling import SampledToken, SamplingParams
+from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.step import StepResult
 from disagg.transfer.actions import PostRead, Send
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Open, PeerMessage, Transfer
 
 STRANGER = "?"
 FIRST, SECOND = RequestKey("r", 1), RequestKey("r", 2)
@@ -298,7 +298,7 @@ class FleetWorld:
     ) -> Iterator[Step[State]]:
         stranger, known = Incarnation(name, STRANGER), now.faults.stranger
         label = f"hears from a stranger {_shown(message)}"
-        asks = isinstance(message, Open | Transfer)
+        asks = isinstance(message, AskLease | TakeOver)
         if known == (side, name) or (asks and not known[1]):
             # What it does to itself is its own affair; the promises to all others hold.
             after = now._replace(faults=now.faults._replace(stranger=(side, name)))

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer.snapshots import Snapshots
-from disagg.kv.contract import Contract
 from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.session import WorkerStats
+from disagg.routing.actions import NewRequest, RouterAction
 from disagg.routing.core import RouterCore
-from disagg.routing.messages import GroupInfo, NewRequest, RouterAction, WorkerInfo
-from disagg.scheduling.messages import WorkerStats
-from disagg.transfer.identity import Incarnation
 
 _CONTRACT = Contract("model", "float32", ("full",), 2, 1, "scheme", 1, 1)
 _GROUPS = (GroupInfo("full_attention", 1, 0, 1, 2),)
@@ -109,10 +109,13 @@ def _make_canonical(core: RouterCore) -> None:
         current.reason = current.cause = ""
         current.finished_at = set(sorted(current.finished_at))
         request.killers = set(sorted(request.killers))
-        avoid = request.avoid
-        avoid.workers, avoid.decode = set(sorted(avoid.workers)), set(sorted(avoid.decode))
-        pairs = sorted(map(sorted, avoid.pairs))
-        avoid.pairs = {frozenset(pair) for pair in pairs}
+        exclusions = request.exclusions
+        exclusions.workers, exclusions.decode = (
+            set(sorted(exclusions.workers)),
+            set(sorted(exclusions.decode)),
+        )
+        pairs = sorted(map(sorted, exclusions.pairs))
+        exclusions.pairs = {frozenset(pair) for pair in pairs}
         ahead = request.stream._ahead
         request.stream._ahead = dict(sorted(ahead.items()))
     if not requests._live:  # no other request will come

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from disagg.checking.explorer.generation_setting import NAMES
 from disagg.checking.explorer.generation_tokens import Prompts, Tokens
 from disagg.checking.explorer.pair_memory import Memory
-from disagg.scheduling.messages import Submit
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
+from disagg.messages.session import Submit
 
 ROLES = ("prefill", "decode")
 _KEY = re.compile(r"RequestKey\(request_id='r', generation=(\d+)\)")

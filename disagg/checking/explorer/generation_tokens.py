@@ -7,8 +7,8 @@ a function of its generation and position, and the KV of a position one of all t
 from disagg.checking.explorer.pair_memory import HALF, Memory
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import RequestKey
 from disagg.scheduling.step import SequenceSlice, Step
-from disagg.transfer.identity import RequestKey
 
 PROMPT = (5, 6)
 Tokens = tuple[int, ...]

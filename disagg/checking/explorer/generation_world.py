@@ -35,13 +35,13 @@ from disagg.checking.explorer.pair_worker import ASK_TIMEOUT_MS, TAKE_OVER_MS, F
 from disagg.errors import InvariantViolation, ProtocolError
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
-from disagg.routing.messages import Deliver, Fail, NewRequest, ToWorker
+from disagg.messages.identity import Incarnation
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import Submit, ToRouterMessage, ToWorkerMessage
+from disagg.routing.actions import Deliver, Fail, NewRequest, ToWorker
 from disagg.scheduling.actions import ToRouter
-from disagg.scheduling.messages import RouterMessage, Submit, WorkerMessage
-from disagg.scheduling.sampling import SampledToken, SamplingParams
 from disagg.scheduling.step import StepResult
 from disagg.transfer.actions import PostRead, Send
-from disagg.transfer.identity import Incarnation
 
 
 class GenerationWorld:
@@ -120,13 +120,13 @@ class GenerationWorld:
         name, life = NAMES[side], life_of(side, now.lives[side])
         if now.up[side]:
             first, *rest = now.up[side]
-            message: WorkerMessage = self._messages[first]
+            message: ToRouterMessage = self._messages[first]
             after = now._replace(up=put(now.up, side, tuple(rest)))
             label = f"router: hears of {name} {shown(message)}"
             yield self._routes(after, label, "from_worker", life, message)
         if now.down[side]:
             first, *rest = now.down[side]
-            order: RouterMessage = self._messages[first]
+            order: ToWorkerMessage = self._messages[first]
             after = now._replace(down=put(now.down, side, tuple(rest)))
             yield self._does(after, side, f"hears {shown(order)}", "on_router_message", 0, order)
 

@@ -15,17 +15,11 @@ from typing import Any, NamedTuple
 
 from disagg.checking.explorer.exploration import Exploration, Step, explore
 from disagg.checking.explorer.on_way import Envelope, Read
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Offers
 from disagg.transfer.actions import InboundCommitted, InboundPartial, PostRead, Send
-from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import (
-    AskOffers,
-    Commit,
-    CommitAnswer,
-    CommitSeen,
-    Offers,
-)
 
 KEY = RequestKey("r", 0)
 NUM_BLOCKS = 2

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from disagg.checking.explorer.exploration import Exploration, Step, explore
 from disagg.checking.explorer.mutual_world import LIVES, OUTPUT, MutualSetting, MutualWorld
+from disagg.messages.peer import AskOffers, Commit
+from disagg.messages.sampling import SampledToken
 from disagg.scheduling.actions import WorkerAction
-from disagg.scheduling.sampling import SampledToken
 from disagg.scheduling.step import StepResult
 from disagg.transfer.actions import PostRead, Send
-from disagg.transfer.messages import AskOffers, Commit
 
 
 class Rounds(NamedTuple):

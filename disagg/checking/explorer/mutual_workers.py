@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer.pair_worker import Workers
+from disagg.messages.identity import RequestKey
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.identity import RequestKey
 from disagg.transfer.reservation_states import ReservationState
 
 

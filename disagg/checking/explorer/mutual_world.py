@@ -21,29 +21,15 @@ from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
 from disagg.kv.specs import FullAttentionSpec
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import FinishReason, StepOutputs
+from disagg.messages.peer import AskOffers, Commit, PeerMessage, Release, Reserve, Reserved
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import Cancel, PartEnded, PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter
-from disagg.scheduling.messages import (
-    Cancel,
-    FinishReason,
-    PartEnded,
-    PeerAddress,
-    Role,
-    StepOutputs,
-    Submit,
-)
-from disagg.scheduling.sampling import SampledToken, SamplingParams
 from disagg.scheduling.step import StepResult
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import (
-    AskOffers,
-    Commit,
-    PeerMessage,
-    Release,
-    Reserve,
-    Reserved,
-)
 
 OUTPUT = 7
 TOKENS_MAX = 8

@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import PeerMessage
+from disagg.messages.identity import Incarnation
+from disagg.messages.peer import PeerMessage
 
 
 class Envelope(NamedTuple):

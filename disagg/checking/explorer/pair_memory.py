@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 
 from disagg.checking.explorer.pair_worker import Facts
 from disagg.kv.block_pool import NULL_BLOCK
+from disagg.messages.identity import RequestKey
 from disagg.scheduling.step import Step
-from disagg.transfer.identity import RequestKey
 
 NOTHING = "nothing"
 OTHER = "bytes of another request"

@@ -10,14 +10,14 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.free_blocks import UncachedBlocks
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheLayout
+from disagg.messages.identity import Incarnation
+from disagg.messages.peer import PeerMessage
 from disagg.scheduling.actions import CheckTransport, WorkerAction
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import Step
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import Send
-from disagg.transfer.identity import Incarnation
 from disagg.transfer.lease_states import LeaseState
-from disagg.transfer.messages import PeerMessage
 
 ASK_TIMEOUT_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 20, 30
 TAKE_OVER_MS = 15

@@ -24,13 +24,13 @@ from disagg.checking.explorer.pair_worker import (
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import PeerMessage
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import Cancel, PartEnded, PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter
-from disagg.scheduling.messages import Cancel, PartEnded, PeerAddress, Role, Submit
-from disagg.scheduling.sampling import SampledToken, SamplingParams
 from disagg.scheduling.step import StepResult
 from disagg.transfer.actions import PostRead, Send
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import PeerMessage
 
 
 class Faults(NamedTuple):

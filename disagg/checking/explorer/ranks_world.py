@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from disagg.checking.explorer.exploration import Step
 from disagg.checking.explorer.lease_world import LeaseWorld, Setting, State, View
 from disagg.checking.explorer.on_way import Read
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
 
 NUM_RANKS = 2
 BETWEEN = " | "

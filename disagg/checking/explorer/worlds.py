@@ -1,7 +1,8 @@
 """The named worlds that `disagg explore` and the tests exhaust, and how large each one is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from disagg.checking.explorer.exploration import Exploration
 from disagg.checking.explorer.fleet_setting import TAKE_OVER, FleetSetting
@@ -42,40 +43,13 @@ class World:
     only_full: bool = False
 
 
-def _lease(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
-    def explore() -> Exploration:
-        kind = RanksWorld if name.startswith("lease-ranks") else LeaseWorld
-        return kind(LEASE_SETTINGS[name]).explore()
+def _of(kind: Callable[[Any], Any], settings: Mapping[str, Any]) -> Callable[..., World]:
+    """Makes worlds of one kind by their names."""
 
-    return World(name, what, explore, num_states, only_full)
+    def world(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
+        return World(name, what, lambda: kind(settings[name]).explore(), num_states, only_full)
 
-
-def _pair(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
-    def explore() -> Exploration:
-        return PairWorld(PAIR_SETTINGS[name]).explore()
-
-    return World(name, what, explore, num_states, only_full)
-
-
-def _fleet(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
-    def explore() -> Exploration:
-        return FleetWorld(FLEET_SETTINGS[name]).explore()
-
-    return World(name, what, explore, num_states, only_full)
-
-
-def _mutual(name: str, what: str, num_states: int, *, only_full: bool = False) -> World:
-    def explore() -> Exploration:
-        return MutualWorld(MUTUAL_SETTINGS[name]).explore()
-
-    return World(name, what, explore, num_states, only_full)
-
-
-def _generation(name: str, what: str, num_states: int, only_full: bool) -> World:
-    def explore() -> Exploration:
-        return GenerationWorld(GENERATION_SETTINGS[name]).explore()
-
-    return World(name, what, explore, num_states, only_full)
+    return world
 
 
 def _lockstep() -> Exploration:
@@ -165,6 +139,13 @@ MUTUAL_SETTINGS = {
     ),
 }
 
+_lease = _of(LeaseWorld, LEASE_SETTINGS)
+_ranks = _of(RanksWorld, LEASE_SETTINGS)
+_pair = _of(PairWorld, PAIR_SETTINGS)
+_mutual = _of(MutualWorld, MUTUAL_SETTINGS)
+_fleet = _of(FleetWorld, FLEET_SETTINGS)
+_generation = _of(GenerationWorld, GENERATION_SETTINGS)
+
 WORLDS = (
     _lease(
         "lease",
@@ -196,12 +177,12 @@ WORLDS = (
         "every message at most once; nothing else goes wrong: a commit stays reachable",
         6_777,
     ),
-    _lease(
+    _ranks(
         "lease-ranks",
         "two ranks: every READ is two handles, each lands and ends by itself; READ errors",
         15_680,
     ),
-    _lease(
+    _ranks(
         "lease-ranks-repeated",
         "two ranks; everything repeated; READ errors and stuck READs",
         256_485,
@@ -368,7 +349,10 @@ WORLDS = (
         175_739,
         only_full=True,
     ),
-    *(_generation(one.name, one.what, one.num_states, one.only_full) for one in GENERATION_WORLDS),
+    *(
+        _generation(one.name, one.what, one.num_states, only_full=one.only_full)
+        for one in GENERATION_WORLDS
+    ),
 )
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from disagg.scheduling.messages import TransferKind
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.session import TransferKind
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead
-from disagg.transfer.identity import Incarnation, RequestKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,23 +19,23 @@ from disagg.checking.simulation.symbolic_engine import VOCAB_SIZE, expected_toke
 from disagg.checking.simulation.worker_model import WorkerModel
 from disagg.errors import DisaggError
 from disagg.kv.hashing import BlockHasher
-from disagg.routing.core import RouterCore
-from disagg.routing.messages import Deliver, Fail, NewRequest, RouterAction, ToWorker
-from disagg.scheduling.messages import (
-    FinishReason,
+from disagg.messages.identity import Incarnation
+from disagg.messages.outputs import FinishReason
+from disagg.messages.peer import PeerMessage
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import (
     PeerAddress,
     PullPlan,
     Role,
     Submit,
+    ToRouterMessage,
     TransferKind,
     TransferReport,
-    WorkerMessage,
 )
-from disagg.scheduling.report import check_core
-from disagg.scheduling.sampling import SamplingParams
+from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction, ToWorker
+from disagg.routing.core import RouterCore
+from disagg.scheduling.stats import check_core
 from disagg.transfer.actions import PostRead
-from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import PeerMessage
 
 HASH_KEY = b"simulation"
 ROUTER = "router"
@@ -152,7 +152,7 @@ class Simulation:
 
         self._links.send(sender.worker_id, to.worker_id, deliver)
 
-    def to_router(self, sender: Incarnation, message: WorkerMessage) -> None:
+    def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
         """A message on a worker's session."""
         if isinstance(message, TransferReport):
             if message.failed:

@@ -14,7 +14,7 @@ from disagg.checking.simulation.symbolic_kinds import GroupHistory, digest_of, f
 from disagg.errors import InvariantViolation
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.layout import KVCacheLayout
-from disagg.scheduling.sampling import SampledToken
+from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 
 VOCAB_SIZE = 997

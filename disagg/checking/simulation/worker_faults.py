@@ -1,7 +1,7 @@
 """What can happen to a whole worker at any moment, done to the production core."""
 
+from disagg.messages.session import Role
 from disagg.scheduling.actions import WorkerAction
-from disagg.scheduling.messages import Role
 from disagg.scheduling.worker_core import WorkerCore
 
 

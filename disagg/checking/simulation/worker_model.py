@@ -6,22 +6,21 @@ from typing import Protocol
 from disagg.checking.simulation.config import SimulationConfig
 from disagg.checking.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
 from disagg.checking.simulation.worker_faults import expire_leases, preempt_youngest
-from disagg.kv.contract import Contract
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.events import KVEvent
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.spec_names import spec_kind, window_tokens_of
-from disagg.routing.messages import GroupInfo, WorkerInfo
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import KVEvent
+from disagg.messages.peer import PeerMessage
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.session import ToRouterMessage, ToWorkerMessage, WorkerStats
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
 from disagg.scheduling.admission import handover_tokens_max
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import RouterMessage, WorkerMessage, WorkerStats
-from disagg.scheduling.report import worker_stats
+from disagg.scheduling.stats import worker_stats
 from disagg.scheduling.step import Step
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
-from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import PeerMessage
 
 
 class World(Protocol):
@@ -43,7 +42,7 @@ class World(Protocol):
     def read_fault(self, reader: "WorkerModel", read: PostRead) -> str:
         """Why a READ that is posted now will fail, or ""."""
 
-    def to_router(self, sender: Incarnation, message: WorkerMessage) -> None:
+    def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
         """Send on the session."""
 
     def to_peer(self, sender: Incarnation, to: Incarnation, message: PeerMessage) -> None:
@@ -153,7 +152,7 @@ class WorkerModel:
 
     # --- events
 
-    def on_router_message(self, message: RouterMessage) -> None:
+    def on_router_message(self, message: ToWorkerMessage) -> None:
         """A submit or cancel arrived."""
         if self.alive:
             self._perform(self.core.on_router_message(self._world.now_ms, message))

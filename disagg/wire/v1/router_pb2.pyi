@@ -5,74 +5,14 @@ The router's gRPC service: workers register, clients generate and look up prefix
 
 import builtins
 import collections.abc
-import disagg.wire.v1.common_pb2
+import disagg.wire.v1.identity_pb2
+import disagg.wire.v1.sampling_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
-
-@typing.final
-class RegisterRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    WORKER_FIELD_NUMBER: builtins.int
-    ADDRESS_FIELD_NUMBER: builtins.int
-    ROLE_FIELD_NUMBER: builtins.int
-    MODEL_FIELD_NUMBER: builtins.int
-    CONTRACT_FIELD_NUMBER: builtins.int
-    GROUPS_FIELD_NUMBER: builtins.int
-    MAX_MODEL_TOKENS_FIELD_NUMBER: builtins.int
-    HANDOVER_TOKENS_MAX_FIELD_NUMBER: builtins.int
-    NUM_BLOCKS_FIELD_NUMBER: builtins.int
-    address: builtins.str
-    """host:port of the worker's service"""
-    role: builtins.str
-    """prefill, decode or both: what the operator prefers it for"""
-    model: builtins.str
-    max_model_tokens: builtins.int
-    handover_tokens_max: builtins.int
-    """longest prompt whose hand-over fits this worker's share"""
-    num_blocks: builtins.int
-    @property
-    def worker(self) -> disagg.wire.v1.common_pb2.Incarnation: ...
-    @property
-    def contract(self) -> disagg.wire.v1.common_pb2.Contract: ...
-    @property
-    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disagg.wire.v1.common_pb2.GroupInfo]: ...
-    def __init__(
-        self,
-        *,
-        worker: disagg.wire.v1.common_pb2.Incarnation | None = ...,
-        address: builtins.str = ...,
-        role: builtins.str = ...,
-        model: builtins.str = ...,
-        contract: disagg.wire.v1.common_pb2.Contract | None = ...,
-        groups: collections.abc.Iterable[disagg.wire.v1.common_pb2.GroupInfo] | None = ...,
-        max_model_tokens: builtins.int = ...,
-        handover_tokens_max: builtins.int = ...,
-        num_blocks: builtins.int = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["contract", b"contract", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "model", b"model", "num_blocks", b"num_blocks", "role", b"role", "worker", b"worker"]) -> None: ...
-
-global___RegisterRequest = RegisterRequest
-
-@typing.final
-class RegisterResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEARTBEAT_MS_FIELD_NUMBER: builtins.int
-    heartbeat_ms: builtins.int
-    def __init__(
-        self,
-        *,
-        heartbeat_ms: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_ms", b"heartbeat_ms"]) -> None: ...
-
-global___RegisterResponse = RegisterResponse
 
 @typing.final
 class GenerateRequest(google.protobuf.message.Message):
@@ -97,7 +37,7 @@ class GenerateRequest(google.protobuf.message.Message):
         """or tokens"""
 
     @property
-    def sampling(self) -> disagg.wire.v1.common_pb2.SamplingParams: ...
+    def sampling(self) -> disagg.wire.v1.sampling_pb2.SamplingParams: ...
     def __init__(
         self,
         *,
@@ -105,7 +45,7 @@ class GenerateRequest(google.protobuf.message.Message):
         model: builtins.str = ...,
         prompt: builtins.str = ...,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
-        sampling: disagg.wire.v1.common_pb2.SamplingParams | None = ...,
+        sampling: disagg.wire.v1.sampling_pb2.SamplingParams | None = ...,
         ignore_eos: builtins.bool = ...,
         cache_salt: builtins.str = ...,
     ) -> None: ...
@@ -137,7 +77,7 @@ class GenerateResponse(google.protobuf.message.Message):
     @property
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
     @property
-    def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disagg.wire.v1.common_pb2.TopLogprobs]: ...
+    def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disagg.wire.v1.sampling_pb2.TopLogprobs]: ...
     def __init__(
         self,
         *,
@@ -145,7 +85,7 @@ class GenerateResponse(google.protobuf.message.Message):
         text: builtins.str = ...,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         logprobs: collections.abc.Iterable[builtins.float] | None = ...,
-        top: collections.abc.Iterable[disagg.wire.v1.common_pb2.TopLogprobs] | None = ...,
+        top: collections.abc.Iterable[disagg.wire.v1.sampling_pb2.TopLogprobs] | None = ...,
         finish_reason: builtins.str = ...,
         num_prompt_tokens: builtins.int = ...,
         num_cached_tokens: builtins.int = ...,
@@ -191,7 +131,7 @@ class WorkerMatch(google.protobuf.message.Message):
     usable_tokens: builtins.int
     """all groups agree"""
     @property
-    def worker(self) -> disagg.wire.v1.common_pb2.Incarnation: ...
+    def worker(self) -> disagg.wire.v1.identity_pb2.Incarnation: ...
     @property
     def group_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """each group on its own"""
@@ -199,7 +139,7 @@ class WorkerMatch(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        worker: disagg.wire.v1.common_pb2.Incarnation | None = ...,
+        worker: disagg.wire.v1.identity_pb2.Incarnation | None = ...,
         role: builtins.str = ...,
         usable_tokens: builtins.int = ...,
         group_tokens: collections.abc.Iterable[builtins.int] | None = ...,

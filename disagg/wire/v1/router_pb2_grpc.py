@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from disagg.wire.v1 import registration_pb2 as disagg_dot_wire_dot_v1_dot_registration__pb2
 from disagg.wire.v1 import router_pb2 as disagg_dot_wire_dot_v1_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
@@ -36,8 +37,8 @@ class RouterStub(object):
         """
         self.Register = channel.unary_unary(
                 '/disagg.wire.v1.Router/Register',
-                request_serializer=disagg_dot_wire_dot_v1_dot_router__pb2.RegisterRequest.SerializeToString,
-                response_deserializer=disagg_dot_wire_dot_v1_dot_router__pb2.RegisterResponse.FromString,
+                request_serializer=disagg_dot_wire_dot_v1_dot_registration__pb2.RegisterRequest.SerializeToString,
+                response_deserializer=disagg_dot_wire_dot_v1_dot_registration__pb2.RegisterResponse.FromString,
                 _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/disagg.wire.v1.Router/Generate',
@@ -78,8 +79,8 @@ def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Register': grpc.unary_unary_rpc_method_handler(
                     servicer.Register,
-                    request_deserializer=disagg_dot_wire_dot_v1_dot_router__pb2.RegisterRequest.FromString,
-                    response_serializer=disagg_dot_wire_dot_v1_dot_router__pb2.RegisterResponse.SerializeToString,
+                    request_deserializer=disagg_dot_wire_dot_v1_dot_registration__pb2.RegisterRequest.FromString,
+                    response_serializer=disagg_dot_wire_dot_v1_dot_registration__pb2.RegisterResponse.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
@@ -117,8 +118,8 @@ class Router(object):
             request,
             target,
             '/disagg.wire.v1.Router/Register',
-            disagg_dot_wire_dot_v1_dot_router__pb2.RegisterRequest.SerializeToString,
-            disagg_dot_wire_dot_v1_dot_router__pb2.RegisterResponse.FromString,
+            disagg_dot_wire_dot_v1_dot_registration__pb2.RegisterRequest.SerializeToString,
+            disagg_dot_wire_dot_v1_dot_registration__pb2.RegisterResponse.FromString,
             options,
             channel_credentials,
             insecure,

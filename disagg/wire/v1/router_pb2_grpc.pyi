@@ -5,6 +5,7 @@ The router's gRPC service: workers register, clients generate and look up prefix
 
 import abc
 import collections.abc
+import disagg.wire.v1.registration_pb2
 import disagg.wire.v1.router_pb2
 import grpc
 import grpc.aio
@@ -20,8 +21,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class RouterStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Register: grpc.UnaryUnaryMultiCallable[
-        disagg.wire.v1.router_pb2.RegisterRequest,
-        disagg.wire.v1.router_pb2.RegisterResponse,
+        disagg.wire.v1.registration_pb2.RegisterRequest,
+        disagg.wire.v1.registration_pb2.RegisterResponse,
     ]
     """Workers repeat it as a heartbeat; a router that restarted learns them again."""
 
@@ -37,8 +38,8 @@ class RouterStub:
 
 class RouterAsyncStub:
     Register: grpc.aio.UnaryUnaryMultiCallable[
-        disagg.wire.v1.router_pb2.RegisterRequest,
-        disagg.wire.v1.router_pb2.RegisterResponse,
+        disagg.wire.v1.registration_pb2.RegisterRequest,
+        disagg.wire.v1.registration_pb2.RegisterResponse,
     ]
     """Workers repeat it as a heartbeat; a router that restarted learns them again."""
 
@@ -56,9 +57,9 @@ class RouterServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Register(
         self,
-        request: disagg.wire.v1.router_pb2.RegisterRequest,
+        request: disagg.wire.v1.registration_pb2.RegisterRequest,
         context: _ServicerContext,
-    ) -> typing.Union[disagg.wire.v1.router_pb2.RegisterResponse, collections.abc.Awaitable[disagg.wire.v1.router_pb2.RegisterResponse]]:
+    ) -> typing.Union[disagg.wire.v1.registration_pb2.RegisterResponse, collections.abc.Awaitable[disagg.wire.v1.registration_pb2.RegisterResponse]]:
         """Workers repeat it as a heartbeat; a router that restarted learns them again."""
 
     @abc.abstractmethod

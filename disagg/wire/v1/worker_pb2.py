@@ -22,71 +22,29 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from disagg.wire.v1 import common_pb2 as disagg_dot_wire_dot_v1_dot_common__pb2
+from disagg.wire.v1 import identity_pb2 as disagg_dot_wire_dot_v1_dot_identity__pb2
+from disagg.wire.v1 import kv_events_pb2 as disagg_dot_wire_dot_v1_dot_kv__events__pb2
 from disagg.wire.v1 import peer_pb2 as disagg_dot_wire_dot_v1_dot_peer__pb2
+from disagg.wire.v1 import session_pb2 as disagg_dot_wire_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64isagg/wire/v1/worker.proto\x12\x0e\x64isagg.wire.v1\x1a\x1b\x64isagg/wire/v1/common.proto\x1a\x19\x64isagg/wire/v1/peer.proto\"P\n\x0bPeerAddress\x12\x30\n\x0bincarnation\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"J\n\x08PullPlan\x12*\n\x05owner\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\xaa\x02\n\x06Submit\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.disagg.wire.v1.SamplingParams\x12)\n\x04peer\x18\x07 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12&\n\x04pull\x18\x08 \x01(\x0b\x32\x18.disagg.wire.v1.PullPlan\x12-\n\ttake_over\x18\t \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\"A\n\x06\x43\x61ncel\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"M\n\x0bSessionOpen\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12+\n\x06worker\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\"\x9c\x01\n\x0eSessionRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.SessionOpenH\x00\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.disagg.wire.v1.SubmitH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.disagg.wire.v1.CancelH\x00\x42\t\n\x07message\"\xef\x01\n\x0bStepOutputs\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x13\n\x0bgenerations\x18\x02 \x03(\r\x12\x11\n\tpositions\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x16\n\x0e\x66inish_reasons\x18\x06 \x03(\r\x12\x14\n\x0chas_logprobs\x18\x07 \x03(\x08\x12\x10\n\x08logprobs\x18\x08 \x03(\x01\x12\x0f\n\x07num_top\x18\t \x03(\r\x12\x15\n\rtop_token_ids\x18\n \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x0b \x03(\x01\"U\n\tPartEnded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x97\x01\n\rPrefillReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nhit_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\r\x12\x15\n\rpulled_tokens\x18\x05 \x01(\r\"\xd8\x01\n\rGroupTransfer\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_map\x18\x05 \x01(\t\x12\x15\n\rpulled_blocks\x18\x06 \x01(\r\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x14\n\x0cuseful_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x66ull_blocks\x18\t \x01(\r\x12\x12\n\nfull_bytes\x18\n \x01(\x04\"\xfe\x01\n\x0eTransferReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12*\n\x05owner\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12-\n\x06groups\x18\x03 \x03(\x0b\x32\x1d.disagg.wire.v1.GroupTransfer\x12\x11\n\tnum_reads\x18\x04 \x01(\r\x12\x0f\n\x07read_ms\x18\x05 \x01(\r\x12\x12\n\nexposed_ms\x18\x06 \x01(\r\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\t\"\xee\x02\n\x0bWorkerStats\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12!\n\x19num_prefill_tokens_queued\x18\x03 \x01(\r\x12\x19\n\x11num_blocks_usable\x18\x04 \x01(\x04\x12\x17\n\x0fnum_blocks_free\x18\x05 \x01(\x04\x12\x12\n\nnum_leases\x18\x06 \x01(\r\x12\x18\n\x10num_reservations\x18\x07 \x01(\r\x12\x13\n\x0bnum_inbound\x18\x08 \x01(\r\x12\x1e\n\x16num_blocks_quarantined\x18\t \x01(\x04\x12\r\n\x05ready\x18\n \x01(\x08\x12;\n\x08\x63ounters\x18\x0b \x03(\x0b\x32).disagg.wire.v1.WorkerStats.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x91\x02\n\x0fSessionResponse\x12.\n\x07outputs\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.StepOutputsH\x00\x12/\n\npart_ended\x18\x02 \x01(\x0b\x32\x19.disagg.wire.v1.PartEndedH\x00\x12\x30\n\x07prefill\x18\x03 \x01(\x0b\x32\x1d.disagg.wire.v1.PrefillReportH\x00\x12\x32\n\x08transfer\x18\x04 \x01(\x0b\x32\x1e.disagg.wire.v1.TransferReportH\x00\x12,\n\x05stats\x18\x05 \x01(\x0b\x32\x1b.disagg.wire.v1.WorkerStatsH\x00\x42\t\n\x07message\"(\n\x0fKvEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"\x83\x01\n\x0c\x42locksStored\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x03 \x01(\x0c\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\x05\".\n\rBlocksRemoved\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"\x12\n\x10\x41llBlocksCleared\"\xa9\x01\n\x07KvEvent\x12.\n\x06stored\x18\x01 \x01(\x0b\x32\x1c.disagg.wire.v1.BlocksStoredH\x00\x12\x30\n\x07removed\x18\x02 \x01(\x0b\x32\x1d.disagg.wire.v1.BlocksRemovedH\x00\x12\x33\n\x07\x63leared\x18\x03 \x01(\x0b\x32 .disagg.wire.v1.AllBlocksClearedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nKvSnapshot\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\"\x8c\x01\n\x0cKvEventBatch\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12,\n\x08snapshot\x18\x03 \x01(\x0b\x32\x1a.disagg.wire.v1.KvSnapshot\x12\'\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x17.disagg.wire.v1.KvEvent\"\x0f\n\rStatusRequest\"0\n\nHeldBlocks\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\"\x98\x01\n\x0bLeaseStatus\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\'\n\x03key\x18\x02 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12+\n\x06reader\x18\x03 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\nnum_blocks\x18\x05 \x01(\x04\"\xa6\x01\n\rInboundStatus\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12*\n\x05owner\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\nnum_blocks\x18\x04 \x01(\x04\x12\x1d\n\x15num_reads_in_progress\x18\x05 \x01(\r\"\xa3\x02\n\x0eStatusResponse\x12+\n\x06worker\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12*\n\x05stats\x18\x04 \x01(\x0b\x32\x1b.disagg.wire.v1.WorkerStats\x12+\n\x07holders\x18\x05 \x03(\x0b\x32\x1a.disagg.wire.v1.HeldBlocks\x12+\n\x06leases\x18\x06 \x03(\x0b\x32\x1b.disagg.wire.v1.LeaseStatus\x12.\n\x07inbound\x18\x07 \x03(\x0b\x32\x1d.disagg.wire.v1.InboundStatus\x12\x13\n\x0bkv_sequence\x18\x08 \x01(\x04\x32\xb6\x02\n\x06Worker\x12N\n\x07Session\x12\x1e.disagg.wire.v1.SessionRequest\x1a\x1f.disagg.wire.v1.SessionResponse(\x01\x30\x01\x12K\n\x08KvEvents\x12\x1f.disagg.wire.v1.KvEventsRequest\x1a\x1c.disagg.wire.v1.KvEventBatch0\x01\x12\x46\n\x04Peer\x12\x1c.disagg.wire.v1.PeerEnvelope\x1a\x1c.disagg.wire.v1.PeerEnvelope(\x01\x30\x01\x12G\n\x06Status\x12\x1d.disagg.wire.v1.StatusRequest\x1a\x1e.disagg.wire.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64isagg/wire/v1/worker.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a\x1e\x64isagg/wire/v1/kv_events.proto\x1a\x19\x64isagg/wire/v1/peer.proto\x1a\x1c\x64isagg/wire/v1/session.proto\"\x0f\n\rStatusRequest\"0\n\nHeldBlocks\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\"\x98\x01\n\x0bLeaseStatus\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\'\n\x03key\x18\x02 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12+\n\x06reader\x18\x03 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\nnum_blocks\x18\x05 \x01(\x04\"\xa6\x01\n\rInboundStatus\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12*\n\x05owner\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\nnum_blocks\x18\x04 \x01(\x04\x12\x1d\n\x15num_reads_in_progress\x18\x05 \x01(\r\"\xa3\x02\n\x0eStatusResponse\x12+\n\x06worker\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12*\n\x05stats\x18\x04 \x01(\x0b\x32\x1b.disagg.wire.v1.WorkerStats\x12+\n\x07holders\x18\x05 \x03(\x0b\x32\x1a.disagg.wire.v1.HeldBlocks\x12+\n\x06leases\x18\x06 \x03(\x0b\x32\x1b.disagg.wire.v1.LeaseStatus\x12.\n\x07inbound\x18\x07 \x03(\x0b\x32\x1d.disagg.wire.v1.InboundStatus\x12\x13\n\x0bkv_sequence\x18\x08 \x01(\x04\x32\xb6\x02\n\x06Worker\x12N\n\x07Session\x12\x1e.disagg.wire.v1.SessionRequest\x1a\x1f.disagg.wire.v1.SessionResponse(\x01\x30\x01\x12K\n\x08KvEvents\x12\x1f.disagg.wire.v1.KvEventsRequest\x1a\x1c.disagg.wire.v1.KvEventBatch0\x01\x12\x46\n\x04Peer\x12\x1c.disagg.wire.v1.PeerEnvelope\x1a\x1c.disagg.wire.v1.PeerEnvelope(\x01\x30\x01\x12G\n\x06Status\x12\x1d.disagg.wire.v1.StatusRequest\x1a\x1e.disagg.wire.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disagg.wire.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATS_COUNTERSENTRY']._loaded_options = None
-  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_PEERADDRESS']._serialized_start=103
-  _globals['_PEERADDRESS']._serialized_end=183
-  _globals['_PULLPLAN']._serialized_start=185
-  _globals['_PULLPLAN']._serialized_end=259
-  _globals['_SUBMIT']._serialized_start=262
-  _globals['_SUBMIT']._serialized_end=560
-  _globals['_CANCEL']._serialized_start=562
-  _globals['_CANCEL']._serialized_end=627
-  _globals['_SESSIONOPEN']._serialized_start=629
-  _globals['_SESSIONOPEN']._serialized_end=706
-  _globals['_SESSIONREQUEST']._serialized_start=709
-  _globals['_SESSIONREQUEST']._serialized_end=865
-  _globals['_STEPOUTPUTS']._serialized_start=868
-  _globals['_STEPOUTPUTS']._serialized_end=1107
-  _globals['_PARTENDED']._serialized_start=1109
-  _globals['_PARTENDED']._serialized_end=1194
-  _globals['_PREFILLREPORT']._serialized_start=1197
-  _globals['_PREFILLREPORT']._serialized_end=1348
-  _globals['_GROUPTRANSFER']._serialized_start=1351
-  _globals['_GROUPTRANSFER']._serialized_end=1567
-  _globals['_TRANSFERREPORT']._serialized_start=1570
-  _globals['_TRANSFERREPORT']._serialized_end=1824
-  _globals['_WORKERSTATS']._serialized_start=1827
-  _globals['_WORKERSTATS']._serialized_end=2193
-  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_start=2146
-  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_end=2193
-  _globals['_SESSIONRESPONSE']._serialized_start=2196
-  _globals['_SESSIONRESPONSE']._serialized_end=2469
-  _globals['_KVEVENTSREQUEST']._serialized_start=2471
-  _globals['_KVEVENTSREQUEST']._serialized_end=2511
-  _globals['_BLOCKSSTORED']._serialized_start=2514
-  _globals['_BLOCKSSTORED']._serialized_end=2645
-  _globals['_BLOCKSREMOVED']._serialized_start=2647
-  _globals['_BLOCKSREMOVED']._serialized_end=2693
-  _globals['_ALLBLOCKSCLEARED']._serialized_start=2695
-  _globals['_ALLBLOCKSCLEARED']._serialized_end=2713
-  _globals['_KVEVENT']._serialized_start=2716
-  _globals['_KVEVENT']._serialized_end=2885
-  _globals['_KVSNAPSHOT']._serialized_start=2887
-  _globals['_KVSNAPSHOT']._serialized_end=2915
-  _globals['_KVEVENTBATCH']._serialized_start=2918
-  _globals['_KVEVENTBATCH']._serialized_end=3058
-  _globals['_STATUSREQUEST']._serialized_start=3060
-  _globals['_STATUSREQUEST']._serialized_end=3075
-  _globals['_HELDBLOCKS']._serialized_start=3077
-  _globals['_HELDBLOCKS']._serialized_end=3125
-  _globals['_LEASESTATUS']._serialized_start=3128
-  _globals['_LEASESTATUS']._serialized_end=3280
-  _globals['_INBOUNDSTATUS']._serialized_start=3283
-  _globals['_INBOUNDSTATUS']._serialized_end=3449
-  _globals['_STATUSRESPONSE']._serialized_start=3452
-  _globals['_STATUSRESPONSE']._serialized_end=3743
-  _globals['_WORKER']._serialized_start=3746
-  _globals['_WORKER']._serialized_end=4056
+  _globals['_STATUSREQUEST']._serialized_start=167
+  _globals['_STATUSREQUEST']._serialized_end=182
+  _globals['_HELDBLOCKS']._serialized_start=184
+  _globals['_HELDBLOCKS']._serialized_end=232
+  _globals['_LEASESTATUS']._serialized_start=235
+  _globals['_LEASESTATUS']._serialized_end=387
+  _globals['_INBOUNDSTATUS']._serialized_start=390
+  _globals['_INBOUNDSTATUS']._serialized_end=556
+  _globals['_STATUSRESPONSE']._serialized_start=559
+  _globals['_STATUSRESPONSE']._serialized_end=850
+  _globals['_WORKER']._serialized_start=853
+  _globals['_WORKER']._serialized_end=1163
 # @@protoc_insertion_point(module_scope)

@@ -3,7 +3,9 @@
 import grpc
 import warnings
 
+from disagg.wire.v1 import kv_events_pb2 as disagg_dot_wire_dot_v1_dot_kv__events__pb2
 from disagg.wire.v1 import peer_pb2 as disagg_dot_wire_dot_v1_dot_peer__pb2
+from disagg.wire.v1 import session_pb2 as disagg_dot_wire_dot_v1_dot_session__pb2
 from disagg.wire.v1 import worker_pb2 as disagg_dot_wire_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
@@ -37,13 +39,13 @@ class WorkerStub(object):
         """
         self.Session = channel.stream_stream(
                 '/disagg.wire.v1.Worker/Session',
-                request_serializer=disagg_dot_wire_dot_v1_dot_worker__pb2.SessionRequest.SerializeToString,
-                response_deserializer=disagg_dot_wire_dot_v1_dot_worker__pb2.SessionResponse.FromString,
+                request_serializer=disagg_dot_wire_dot_v1_dot_session__pb2.SessionRequest.SerializeToString,
+                response_deserializer=disagg_dot_wire_dot_v1_dot_session__pb2.SessionResponse.FromString,
                 _registered_method=True)
         self.KvEvents = channel.unary_stream(
                 '/disagg.wire.v1.Worker/KvEvents',
-                request_serializer=disagg_dot_wire_dot_v1_dot_worker__pb2.KvEventsRequest.SerializeToString,
-                response_deserializer=disagg_dot_wire_dot_v1_dot_worker__pb2.KvEventBatch.FromString,
+                request_serializer=disagg_dot_wire_dot_v1_dot_kv__events__pb2.KvEventsRequest.SerializeToString,
+                response_deserializer=disagg_dot_wire_dot_v1_dot_kv__events__pb2.KvEventBatch.FromString,
                 _registered_method=True)
         self.Peer = channel.stream_stream(
                 '/disagg.wire.v1.Worker/Peer',
@@ -93,13 +95,13 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=disagg_dot_wire_dot_v1_dot_worker__pb2.SessionRequest.FromString,
-                    response_serializer=disagg_dot_wire_dot_v1_dot_worker__pb2.SessionResponse.SerializeToString,
+                    request_deserializer=disagg_dot_wire_dot_v1_dot_session__pb2.SessionRequest.FromString,
+                    response_serializer=disagg_dot_wire_dot_v1_dot_session__pb2.SessionResponse.SerializeToString,
             ),
             'KvEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.KvEvents,
-                    request_deserializer=disagg_dot_wire_dot_v1_dot_worker__pb2.KvEventsRequest.FromString,
-                    response_serializer=disagg_dot_wire_dot_v1_dot_worker__pb2.KvEventBatch.SerializeToString,
+                    request_deserializer=disagg_dot_wire_dot_v1_dot_kv__events__pb2.KvEventsRequest.FromString,
+                    response_serializer=disagg_dot_wire_dot_v1_dot_kv__events__pb2.KvEventBatch.SerializeToString,
             ),
             'Peer': grpc.stream_stream_rpc_method_handler(
                     servicer.Peer,
@@ -137,8 +139,8 @@ class Worker(object):
             request_iterator,
             target,
             '/disagg.wire.v1.Worker/Session',
-            disagg_dot_wire_dot_v1_dot_worker__pb2.SessionRequest.SerializeToString,
-            disagg_dot_wire_dot_v1_dot_worker__pb2.SessionResponse.FromString,
+            disagg_dot_wire_dot_v1_dot_session__pb2.SessionRequest.SerializeToString,
+            disagg_dot_wire_dot_v1_dot_session__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -164,8 +166,8 @@ class Worker(object):
             request,
             target,
             '/disagg.wire.v1.Worker/KvEvents',
-            disagg_dot_wire_dot_v1_dot_worker__pb2.KvEventsRequest.SerializeToString,
-            disagg_dot_wire_dot_v1_dot_worker__pb2.KvEventBatch.FromString,
+            disagg_dot_wire_dot_v1_dot_kv__events__pb2.KvEventsRequest.SerializeToString,
+            disagg_dot_wire_dot_v1_dot_kv__events__pb2.KvEventBatch.FromString,
             options,
             channel_credentials,
             insecure,

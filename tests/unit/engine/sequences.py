@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from disagg.kv.block_pool import NULL_BLOCK
-from disagg.scheduling.sampling import SamplingParams
+from disagg.messages.identity import RequestKey
+from disagg.messages.sampling import SamplingParams
 from disagg.scheduling.step import SequenceSlice, Step
-from disagg.transfer.identity import RequestKey
 from disagg.workers.engine.engine import Engine
 from disagg.workers.engine.paged_pool import window_tokens
 

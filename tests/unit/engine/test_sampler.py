@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from disagg.scheduling.sampling import SampledToken, SamplingParams
+from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.workers.engine.sampler import NonFiniteError, sample, uniform
 
 

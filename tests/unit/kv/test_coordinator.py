@@ -6,11 +6,11 @@ import pytest
 
 from disagg.errors import InvariantViolation
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.events import BlocksRemoved, BlocksStored
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.request import KVRequest
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 
 FULL = FullAttentionSpec(16, 1, 8, 2)
 FULL_WIDE = FullAttentionSpec(16, 2, 8, 2)

@@ -14,12 +14,13 @@ import zmq
 
 from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.event_log import KVEventLog
 from disagg.kv.event_publishing import VllmEventShape
-from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent, KVEventLog
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.request import KVRequest
 from disagg.kv.specs import FullAttentionSpec, LinearStateSpec, SlidingWindowSpec, Spec
+from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.workers.kv_event_publisher import END_OF_REPLAY, KVEventPublisher, pack_batch
 
 FULL = FullAttentionSpec(2, 1, 8, 2)

@@ -10,7 +10,6 @@ from disagg.errors import ConfigError
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
-from disagg.kv.events import BlocksStored
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.kv.memory_plan import all_layers_full, plan_memory
@@ -26,7 +25,8 @@ from disagg.kv.specs import (
     SlidingWindowSpec,
     Spec,
 )
-from disagg.routing.messages import GroupInfo
+from disagg.messages.kv_events import BlocksStored
+from disagg.messages.registration import GroupInfo
 from disagg.routing.prefix_match import check_group
 
 KINDS: tuple[type[Any], ...] = get_args(Spec)

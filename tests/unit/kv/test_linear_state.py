@@ -8,12 +8,12 @@ import pytest
 
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.events import BlocksStored
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.linear_state import LinearStateManager
 from disagg.kv.request import KVRequest
 from disagg.kv.specs import FullAttentionSpec, LinearStateSpec
+from disagg.messages.kv_events import BlocksStored
 
 SIZE = 4
 FULL = FullAttentionSpec(SIZE, 1, 4, 2)  # a page of 64 bytes

@@ -4,12 +4,12 @@ import pytest
 
 from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.events import BlocksRemoved, BlocksStored
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.request import KVRequest
 from disagg.kv.retention import Retention
 from disagg.kv.specs import FullAttentionSpec, LinearStateSpec, SlidingWindowSpec, Spec
+from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 
 FULL = FullAttentionSpec(16, 1, 8, 2)
 WINDOW = SlidingWindowSpec(16, 1, 8, 2, 33)  # two blocks

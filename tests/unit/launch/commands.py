@@ -5,7 +5,7 @@ import shlex
 
 from typer.main import get_command
 
-from disagg.cli import app
+from disagg.commands.main import app
 
 
 def find_commands(line: str) -> list[list[str]]:

@@ -6,25 +6,16 @@ from typing import Any
 
 import grpc
 
-from disagg.kv.contract import Contract
-from disagg.kv.events import BlocksStored, KVEventBatch, KVSnapshot
-from disagg.routing.messages import GroupInfo, WorkerInfo
-from disagg.scheduling.messages import (
-    Cancel,
-    FinishReason,
-    PrefillReport,
-    Role,
-    SequenceOutput,
-    StepOutputs,
-    Submit,
-    WorkerStats,
-)
-from disagg.scheduling.sampling import TokenLogprobs
-from disagg.transfer.identity import Incarnation
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
+from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.sampling import TokenLogprobs
+from disagg.messages.session import Cancel, PrefillReport, Role, Submit, WorkerStats
 from disagg.wire.kv_events_codec import kv_batch_to_wire
-from disagg.wire.openings import SessionOpen
 from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.session_codec import session_request_from_wire, session_response_to_wire
+from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from disagg.wire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
@@ -207,7 +198,7 @@ class ScriptedWorker(WorkerServicer):
             if finish is FinishReason.NONE and position + size == start + sampling.max_tokens:
                 finish = FinishReason.LENGTH
             logprobs: tuple[TokenLogprobs, ...] = ()
-            if sampling.num_logprobs >= 0:
+            if sampling.num_logprobs is not None:
                 logprobs = tuple(logprobs_of(i, sampling.num_logprobs) for i in ids)
             output = SequenceOutput(submit.key, position, tuple(ids), logprobs, finish)
             outgoing.put_nowait(StepOutputs((output,)))

@@ -8,16 +8,11 @@ import grpc
 import pytest
 
 from disagg.errors import ConfigError
-from disagg.kv.contract import Contract
+from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.registration import Contract
+from disagg.messages.session import EndReason, PartEnded
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
-from disagg.scheduling.messages import (
-    EndReason,
-    FinishReason,
-    PartEnded,
-    SequenceOutput,
-    StepOutputs,
-)
 from tests.unit.router.scripted_worker import BLOCK_TOKENS
 
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": 12}

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from disagg.kv.hashing import BlockHasher
+from disagg.messages.sampling import TokenLogprobs
 from disagg.router.text_stream import StopMatcher
-from disagg.scheduling.sampling import TokenLogprobs
 from tests.unit.router import scripted_worker
 from tests.unit.router.conftest import TEXT
 from tests.unit.router.scripted_worker import BLOCK_TOKENS, BOUND_S

@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 import pytest
 
-from disagg.kv.events import KVSnapshot
 from disagg.kv.hashing import BlockHasher
-from disagg.wire.v1 import common_pb2, router_pb2
+from disagg.messages.kv_events import KVSnapshot
+from disagg.wire.v1 import router_pb2, sampling_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from tests.unit.router.scripted_worker import BLOCK_TOKENS, BOUND_S, stored
 
@@ -28,7 +28,7 @@ def chain(tokens, salt=b""):
 
 
 async def test_generate_streams_tokens_text_and_logprobs(house, stub):
-    sampling = common_pb2.SamplingParams(max_tokens=9, top_p=1.0, num_logprobs=1, seed=3)
+    sampling = sampling_pb2.SamplingParams(max_tokens=9, top_p=1.0, num_logprobs=1, seed=3)
     request = router_pb2.GenerateRequest(
         request_id="g1", model="tiny", token_ids=[5, 6], sampling=sampling
     )
@@ -51,22 +51,22 @@ async def test_generate_streams_tokens_text_and_logprobs(house, stub):
         ({"token_ids": [999]}, grpc.StatusCode.INVALID_ARGUMENT, "token_ids"),
         ({"request_id": "bad id"}, grpc.StatusCode.INVALID_ARGUMENT, "request_id"),
         (
-            {"sampling": common_pb2.SamplingParams(temperature=5)},
+            {"sampling": sampling_pb2.SamplingParams(temperature=5)},
             grpc.StatusCode.INVALID_ARGUMENT,
             "temperature",
         ),
         (
-            {"sampling": common_pb2.SamplingParams(temperature=float("nan"))},
+            {"sampling": sampling_pb2.SamplingParams(temperature=float("nan"))},
             grpc.StatusCode.INVALID_ARGUMENT,
             "temperature",
         ),
         (
-            {"sampling": common_pb2.SamplingParams(num_logprobs=21)},
+            {"sampling": sampling_pb2.SamplingParams(num_logprobs=21)},
             grpc.StatusCode.INVALID_ARGUMENT,
             "logprobs",
         ),
         (
-            {"sampling": common_pb2.SamplingParams(max_tokens=600)},
+            {"sampling": sampling_pb2.SamplingParams(max_tokens=600)},
             grpc.StatusCode.INVALID_ARGUMENT,
             "max_tokens",
         ),

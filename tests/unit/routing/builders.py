@@ -3,34 +3,23 @@
 from dataclasses import replace
 
 from disagg.errors import DisaggError
-from disagg.kv.contract import Contract
-from disagg.kv.events import BlocksStored
 from disagg.kv.hashing import BlockHasher
-from disagg.routing.core import RouterCore
-from disagg.routing.messages import (
-    Deliver,
-    Disconnect,
-    Fail,
-    GroupInfo,
-    NewRequest,
-    RouterAction,
-    ToWorker,
-    WorkerInfo,
-)
-from disagg.routing.record import RequestRecord
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import BlocksStored
+from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import (
     Cancel,
     EndReason,
-    FinishReason,
     PartEnded,
-    SequenceOutput,
-    StepOutputs,
     Submit,
     TransferReport,
     WorkerStats,
 )
-from disagg.scheduling.sampling import SamplingParams
-from disagg.transfer.identity import Incarnation
+from disagg.routing.actions import Deliver, Disconnect, Fail, NewRequest, RouterAction, ToWorker
+from disagg.routing.core import RouterCore
+from disagg.routing.record import RequestRecord
 
 HASH_TOKENS = 4
 HASHER = BlockHasher(b"test", HASH_TOKENS)
@@ -67,7 +56,7 @@ def request(
     request_id: str = "r",
     num_tokens: int = 10,
     max_tokens: int = 5,
-    num_logprobs: int = -1,
+    num_logprobs: int | None = None,
 ) -> NewRequest:
     tokens = tuple(range(100, 100 + num_tokens))
     sampling = SamplingParams(max_tokens, num_logprobs=num_logprobs, seed=7)

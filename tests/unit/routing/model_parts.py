@@ -3,9 +3,10 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from disagg.routing.messages import NewRequest, WorkerInfo
-from disagg.scheduling.messages import Role, RouterMessage, Submit, WorkerMessage
-from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import Role, Submit, ToRouterMessage, ToWorkerMessage
+from disagg.routing.actions import NewRequest
 
 
 def token_at(position: int, generation: int) -> int:
@@ -42,8 +43,8 @@ class Worker:
     lag: float = 0.0
     """Chance that tokens stay on the way, so that two streams cross."""
     parts: dict[RequestKey, Part] = field(default_factory=dict)
-    down: deque[RouterMessage] = field(default_factory=deque)
-    up: deque[WorkerMessage] = field(default_factory=deque)
+    down: deque[ToWorkerMessage] = field(default_factory=deque)
+    up: deque[ToRouterMessage] = field(default_factory=deque)
 
     @property
     def runs(self) -> bool:

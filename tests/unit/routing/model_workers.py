@@ -8,8 +8,21 @@ import random
 from collections import deque
 
 from disagg.errors import CapacityError, RemoteFault
-from disagg.routing.core import RouterCore
-from disagg.routing.messages import (
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import (
+    EndReason,
+    PartEnded,
+    PrefillReport,
+    Role,
+    Submit,
+    ToRouterMessage,
+    ToWorkerMessage,
+    TransferReport,
+)
+from disagg.routing.actions import (
     Connect,
     Deliver,
     Disconnect,
@@ -17,23 +30,8 @@ from disagg.routing.messages import (
     NewRequest,
     RouterAction,
     ToWorker,
-    WorkerInfo,
 )
-from disagg.scheduling.messages import (
-    EndReason,
-    FinishReason,
-    PartEnded,
-    PrefillReport,
-    Role,
-    RouterMessage,
-    SequenceOutput,
-    StepOutputs,
-    Submit,
-    TransferReport,
-    WorkerMessage,
-)
-from disagg.scheduling.sampling import SamplingParams
-from disagg.transfer.identity import Incarnation, RequestKey
+from disagg.routing.core import RouterCore
 from tests.unit.routing.builders import HASHER, STATS, hashes_of, worker
 from tests.unit.routing.model_parts import Client, Part, Worker, is_stop, peer_of, token_at
 
@@ -60,7 +58,7 @@ class World:
         self.submitted: set[tuple[Incarnation, RequestKey]] = set()
         self.workers: dict[str, Worker] = {}
         self.num_taken_over = 0
-        self.past: deque[tuple[Incarnation, WorkerMessage]] = deque(maxlen=50)
+        self.past: deque[tuple[Incarnation, ToRouterMessage]] = deque(maxlen=50)
         for number, role in enumerate(roles):
             name = f"{role}{number}"
             lag = self.rng.choice((0.0, 0.0, 0.95))
@@ -103,7 +101,7 @@ class World:
         self.core.session_up(self.now_ms, info.incarnation)
         peer.up.append(STATS)
 
-    def send(self, incarnation: Incarnation, message: RouterMessage) -> None:
+    def send(self, incarnation: Incarnation, message: ToWorkerMessage) -> None:
         pair = (incarnation, message.key)
         if isinstance(message, Submit):
             client = self.clients[message.key.request_id]
@@ -126,7 +124,7 @@ class World:
             if peer.runs:
                 self.perform(self.core.register(self.now_ms, peer.info))
 
-    def receive(self, incarnation: Incarnation, message: WorkerMessage) -> None:
+    def receive(self, incarnation: Incarnation, message: ToRouterMessage) -> None:
         self.past.append((incarnation, message))
         self.perform(self.core.from_worker(self.now_ms, incarnation, message))
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from disagg.errors import CapacityError, RemoteFault, RequestError
-from disagg.routing.messages import NewRequest, WorkerInfo
-from disagg.scheduling.messages import EndReason, FinishReason, PrefillReport, Role, Submit
+from disagg.messages.outputs import FinishReason
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import EndReason, PrefillReport, Role, Submit
+from disagg.routing.actions import NewRequest
 from tests.unit.routing.builders import Router, hashes_of, request, worker
 
 P, D, D2, B = (

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from disagg.errors import ConfigError, RemoteFault
-from disagg.kv.contract import Contract
-from disagg.kv.events import BlocksRemoved, BlocksStored
-from disagg.routing.messages import Connect
+from disagg.messages.kv_events import BlocksRemoved, BlocksStored
+from disagg.messages.registration import Contract
+from disagg.routing.actions import Connect
 from tests.unit.routing.builders import (
     CONTRACT,
     FULL,

@@ -7,7 +7,6 @@ import pytest
 
 from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.request import CacheHit, KVRequest
@@ -19,10 +18,11 @@ from disagg.kv.specs import (
     SlidingWindowSpec,
     Spec,
 )
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
+from disagg.messages.registration import GroupInfo
 from disagg.routing import prefix_match
 from disagg.routing.index import PrefixIndex
-from disagg.routing.messages import GroupInfo
-from disagg.transfer.identity import Incarnation
 
 A, B = Incarnation("a", "1"), Incarnation("b", "1")
 KINDS = ("full_attention", "mla", "sliding_window", "chunked_local", "linear_state")

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.routing.messages import NewRequest, WorkerInfo
-from disagg.scheduling.messages import EndReason, PeerAddress, PullPlan, Role, WorkerStats
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import EndReason, PeerAddress, PullPlan, Role, WorkerStats
+from disagg.routing.actions import NewRequest
 from tests.unit.routing.builders import CONTRACT, STATS, Router, request, worker
 
 PROMPT = tuple(range(100, 141))

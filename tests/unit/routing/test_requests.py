@@ -12,22 +12,21 @@ from disagg.errors import (
     RemoteFault,
     RequestError,
 )
-from disagg.routing import request_table
-from disagg.routing.messages import Deliver, NewRequest, WorkerInfo
-from disagg.scheduling.messages import (
+from disagg.messages.identity import RequestKey
+from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.sampling import TokenLogprobs
+from disagg.messages.session import (
     EndReason,
-    FinishReason,
     PartEnded,
     PeerAddress,
     PrefillReport,
     Role,
-    SequenceOutput,
-    StepOutputs,
     Submit,
     TransferReport,
 )
-from disagg.scheduling.sampling import TokenLogprobs
-from disagg.transfer.identity import RequestKey
+from disagg.routing import request_table
+from disagg.routing.actions import Deliver, NewRequest
 from tests.unit.routing.builders import Router, hashes_of, request, worker
 
 P, D, D2, B = (

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from disagg.routing.messages import RouterAction
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import FinishReason, SequenceOutput
+from disagg.routing.actions import RouterAction
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import RequestTable
 from disagg.routing.token_stream import Extension, TokenStream
-from disagg.scheduling.messages import FinishReason, SequenceOutput
-from disagg.transfer.identity import Incarnation, RequestKey
 from tests.unit.routing.model_workers import World
 
 FLEETS = [

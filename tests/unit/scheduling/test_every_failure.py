@@ -19,8 +19,8 @@ from disagg.kv.prefix_pull import PrefixPulls
 from disagg.kv.request import KVRequest
 from disagg.kv.sliding_window import SlidingWindowManager
 from disagg.kv.specs import CrossAttentionSpec
+from disagg.messages.session import TransferKind
 from disagg.routing.record import GenerationRecord
-from disagg.scheduling.messages import TransferKind
 from disagg.scheduling.share import HandoverShare
 from disagg.transfer.actions import InboundAction
 from disagg.transfer.inbound import InboundTable

@@ -5,15 +5,15 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
 from disagg.kv.specs import FullAttentionSpec
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Reserve, Reserved
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import EndReason, PartEnded, PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import EndReason, PartEnded, PeerAddress, Role, Submit
-from disagg.scheduling.sampling import SamplingParams
 from disagg.scheduling.step import StepResult
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import Send
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import Reserve, Reserved
 
 ME, READER = Incarnation("p", "e1"), Incarnation("d", "e2")
 KEY = RequestKey("r", 1)

@@ -13,15 +13,15 @@ from disagg.kv.block_pool import BlockPool
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.layout import plan_layout
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.messages.identity import Incarnation, Question, RequestKey
+from disagg.messages.peer import Commit, CommitAnswer, Offers
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.prefix_reader import PrefixReader
 from disagg.transfer.actions import InboundAction, LeaseAction, Send
 from disagg.transfer.asked_leases import AskedLeases
-from disagg.transfer.identity import Incarnation, Question, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.lease import GroupBlocks
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Commit, CommitAnswer, Offers
 from disagg.transfer.reserving import ReserveAsker
 
 FULL = FullAttentionSpec(4, 1, 8, 4)

@@ -1,6 +1,16 @@
 """Whole workers with one rule of prefix pulls or take-overs taken away each."""
 
 from disagg.kv.prefix_pull import SharedPrefix, WantedPrefix
+from disagg.messages.identity import Incarnation, Question, RequestKey
+from disagg.messages.peer import (
+    AskLease,
+    Commit,
+    Offers,
+    PeerMessage,
+    Reserved,
+    TakeOver,
+    WithdrawLease,
+)
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.outgoing import Outgoing
 from disagg.scheduling.parts import Parts
@@ -9,19 +19,17 @@ from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import InboundAction, LeaseAction, LeaseCommitted, Send
 from disagg.transfer.asked_leases import AskedLeases
-from disagg.transfer.identity import Incarnation, Question, RequestKey
 from disagg.transfer.lease import Lease, ranges_of
 from disagg.transfer.lease_asker import Answer, LeaseAsker
 from disagg.transfer.lease_states import LeaseEvent, LeaseState
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Commit, Offers, Open, PeerMessage, Reserved, Transfer, Withdraw
 
 
 class MatchesThenHolds(Outgoing):
     """Matches when the question comes, and holds what it found when it is repeated."""
 
     def on_open(
-        self, now_ms: int, sender: Incarnation, message: Open, *, refuse: bool
+        self, now_ms: int, sender: Incarnation, message: AskLease, *, refuse: bool
     ) -> list[Send]:
         question = Question(sender, message.key, message.number)
         if self.asked.repeated(question) is not None:
@@ -63,9 +71,9 @@ class PublishedBeforeCommit(PrefixReader):
 class NeverWithdraws(LeaseAsker):
     """Gives questions up without a word."""
 
-    def _withdraw(self, key: RequestKey, event):  # type: ignore[no-untyped-def]
-        send = super()._withdraw(key, event)
-        return Send(send.to, Withdraw(send.message.key, 99))  # type: ignore[union-attr]
+    def _withdraw(self, key: RequestKey, event, reason=""):  # type: ignore[no-untyped-def]
+        send = super()._withdraw(key, event, reason)
+        return Send(send.to, WithdrawLease(send.message.key, 99))  # type: ignore[union-attr]
 
     def withdrawal(self, sender: Incarnation, offers: Offers) -> list[Send]:
         return []
@@ -89,7 +97,7 @@ class FailsTheGeneration(PrefixReader):
 class TransfersInTwoSteps(AskedLeases):
     """The old lease dies at the first question; the new one is made at the second."""
 
-    def transfer(self, now_ms: int, sender: Incarnation, transfer: Transfer) -> list[LeaseAction]:
+    def transfer(self, now_ms: int, sender: Incarnation, transfer: TakeOver) -> list[LeaseAction]:
         ghosts: dict[RequestKey, Lease] = self.__dict__.setdefault("_ghosts", {})
         old = ghosts.get(transfer.old)
         if old is None:
@@ -102,7 +110,7 @@ class TransfersInTwoSteps(AskedLeases):
 
 
 def _resurrect(
-    asked: AskedLeases, now_ms: int, sender: Incarnation, transfer: Transfer, old: Lease
+    asked: AskedLeases, now_ms: int, sender: Incarnation, transfer: TakeOver, old: Lease
 ) -> list[LeaseAction]:
     """A new lease on blocks that nobody has held meanwhile."""
     assert old.seal is not None
@@ -128,7 +136,7 @@ class CommittedAreTransferred(LeaseTable):
 class TransfersCommitted(AskedLeases):
     """Takes over whatever lease there was."""
 
-    def transfer(self, now_ms: int, sender: Incarnation, transfer: Transfer) -> list[LeaseAction]:
+    def transfer(self, now_ms: int, sender: Incarnation, transfer: TakeOver) -> list[LeaseAction]:
         ghost = getattr(self._table, "_ghosts", {}).get(transfer.old)
         if ghost is None:
             return super().transfer(now_ms, sender, transfer)

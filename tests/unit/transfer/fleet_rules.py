@@ -1,6 +1,6 @@
 """Rules of prefix pulls and take-overs taken away from three whole workers."""
 
-from disagg.transfer.messages import Withdraw
+from disagg.messages.peer import WithdrawLease
 from tests.unit.transfer import fleet_mutants, mutants, pair_mutants
 from tests.unit.transfer.pair_mutants import any_epoch
 from tests.unit.transfer.taken_away import cores_without
@@ -71,7 +71,7 @@ FLEET_RULES = (
         "chain",
         {"parts._asker": fleet_mutants.NeverWithdraws},
         4,
-        "cache: hears Open: nothing leads to a good end any more",
+        "cache: hears AskLease: nothing leads to a good end any more",
         evictions=0,
         cancels=1,
     ),
@@ -101,21 +101,21 @@ FLEET_RULES = (
         "second: hears CommitAnswer: the cache offers 'bytes of another request' as position 0",
     ),
     cores_without(
-        "the epoch of who answers Open is checked",
+        "the epoch of who answers AskLease is checked",
         "chain-strangers",
         {"parts._asker": fleet_mutants.BelievesAnyAnswer},
         3,
         "prefill: hears from a stranger Offers: a stranger's message did something",
     ),
     cores_without(
-        "the epoch of who sends Withdraw is checked",
+        "the epoch of who sends WithdrawLease is checked",
         "chain-strangers",
-        {"": any_epoch(Withdraw)},
+        {"": any_epoch(WithdrawLease)},
         5,
-        "cache: hears from a stranger Withdraw: a stranger's message did something",
+        "cache: hears from a stranger WithdrawLease: a stranger's message did something",
     ),
     cores_without(
-        "the epoch of who answers Transfer is checked",
+        "the epoch of who answers TakeOver is checked",
         "take-over-strangers",
         {"parts._asker": fleet_mutants.BelievesAnyAnswer},
         10,

@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from disagg.messages.identity import Incarnation
+from disagg.messages.outputs import SequenceOutput, StepOutputs
+from disagg.messages.session import PartEnded, Submit
+from disagg.routing.actions import RouterAction, ToWorker
 from disagg.routing.core import RouterCore
-from disagg.routing.messages import RouterAction, ToWorker
 from disagg.routing.request_table import RequestTable
 from disagg.routing.token_stream import TokenStream
 from disagg.scheduling.actions import ToRouter, WorkerAction
-from disagg.scheduling.messages import PartEnded, SequenceOutput, StepOutputs, Submit
 from disagg.scheduling.parts import Parts
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import InboundCommitted
-from disagg.transfer.identity import Incarnation
 
 MutateRouter = Callable[[RouterCore], None]
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from disagg.messages.identity import Attempt, Incarnation
+from disagg.messages.peer import Commit, CommitAnswer, Offers, Seal
 from disagg.transfer.actions import (
     InboundAction,
     InboundPartial,
@@ -10,14 +12,12 @@ from disagg.transfer.actions import (
     LeaseCommitted,
     Send,
 )
-from disagg.transfer.identity import Attempt, Incarnation
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.inbound_transfer import InboundTransfer
 from disagg.transfer.lease import GroupBlocks, Lease
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Commit, CommitAnswer, Offers, Seal
-from disagg.transfer.offer_list import Lie
+from disagg.transfer.offer_list import ProtocolBreach
 
 
 class CommitWithoutCountsOwner(LeaseTable):
@@ -36,7 +36,7 @@ class CommitWithoutCountsReader(InboundTable):
     def _all_listed(self, entry: InboundTransfer) -> bool:
         return entry.offers.seal is not None
 
-    def _incomplete(self, entry: InboundTransfer) -> Lie | None:
+    def _incomplete(self, entry: InboundTransfer) -> ProtocolBreach | None:
         return None
 
 

@@ -2,17 +2,17 @@
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.request import CacheHit
+from disagg.messages.identity import Incarnation
+from disagg.messages.peer import PeerMessage, Reserve, Reserved
+from disagg.messages.session import Role
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.batcher import Batcher
-from disagg.scheduling.messages import Role
 from disagg.scheduling.outgoing import Outgoing
 from disagg.scheduling.parts import Parts
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import Step
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import Send
-from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import PeerMessage, Reserve, Reserved
 from disagg.transfer.reservation_states import ReservationState
 
 

@@ -5,11 +5,13 @@ from collections.abc import Hashable
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.request import CacheHit, KVRequest
 from disagg.kv.steps import StepHolds
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Ended, PeerMessage, Release, Reserve, Reserved
+from disagg.messages.sampling import SampledToken
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.incoming import Incoming
 from disagg.scheduling.outgoing import Outgoing
-from disagg.scheduling.sampling import SampledToken
 from disagg.scheduling.sequence import Sequence
 from disagg.scheduling.step import Step
 from disagg.scheduling.worker_core import WorkerCore
@@ -20,12 +22,10 @@ from disagg.transfer.actions import (
     LeaseAction,
     Send,
 )
-from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.inbound_transfer import InboundTransfer
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Ended, PeerMessage, Release, Reserve, Reserved
 from disagg.transfer.reservations import ReservationTable
 from disagg.transfer.reserving import ReserveAsker
 

@@ -1,6 +1,6 @@
 """Rules taken away from two whole workers and the router that serves them."""
 
-from disagg.transfer.messages import (
+from disagg.messages.peer import (
     AskOffers,
     Commit,
     CommitAnswer,

@@ -1,11 +1,11 @@
 """Leases that readers ask for: born sealed, answered once per number, taken over in one step."""
 
+from disagg.messages.identity import Incarnation, Question, RequestKey
+from disagg.messages.peer import AskOffers, CommitAnswer, Ended, Offers, TakeOver, WithdrawLease
 from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
 from disagg.transfer.asked_leases import AskedLeases
-from disagg.transfer.identity import Incarnation, Question, RequestKey
 from disagg.transfer.lease_states import LeaseState
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import AskOffers, CommitAnswer, Ended, Offers, Transfer, Withdraw
 from tests.unit.transfer.worlds import KEY, OWNER, READER, READER_AGAIN, TTL, Owner, commit, sent
 
 NEXT = Incarnation("reader 2", "S1")
@@ -41,7 +41,7 @@ class Asked(Owner):
         key, old = more.get("key", NEXT_KEY), more.get("old", KEY)
         assert isinstance(key, RequestKey)
         assert isinstance(old, RequestKey)
-        return one(self.asked.transfer(0, NEXT, Transfer(key, number, old, lacked)))
+        return one(self.asked.transfer(0, NEXT, TakeOver(key, number, old, lacked)))
 
     @property
     def num_held(self) -> int:
@@ -96,21 +96,21 @@ def test_withdrawing_ends_the_lease_and_later_arrivals_get_none() -> None:
     owner = Asked()
     lease = owner.pulled().lease_id
     owner.let_request_go()
-    actions = owner.asked.on_withdraw(READER, Withdraw(KEY, 1))
+    actions = owner.asked.on_withdraw(READER, WithdrawLease(KEY, 1))
     assert actions[0] == LeaseEnded(KEY, lease, "withdrawn", QUESTION)
     assert owner.num_held == 0
     assert one(owner.asked.repeated(QUESTION) or []).dead
-    assert owner.asked.on_withdraw(READER, Withdraw(KEY, 1)) == []
+    assert owner.asked.on_withdraw(READER, WithdrawLease(KEY, 1)) == []
     # A withdrawal that overtakes its question:
-    owner.asked.on_withdraw(READER, Withdraw(KEY, 2))
+    owner.asked.on_withdraw(READER, WithdrawLease(KEY, 2))
     assert one(owner.asked.repeated(Question(READER, KEY, 2)) or []).dead
 
 
 def test_nobody_withdraws_anothers_question() -> None:
     owner = Asked()
     owner.pulled()
-    assert owner.asked.on_withdraw(NEXT, Withdraw(KEY, 1)) == []
-    assert owner.asked.on_withdraw(READER_AGAIN, Withdraw(KEY, 1)) == []
+    assert owner.asked.on_withdraw(NEXT, WithdrawLease(KEY, 1)) == []
+    assert owner.asked.on_withdraw(READER_AGAIN, WithdrawLease(KEY, 1)) == []
     assert owner.states() == [LeaseState.SEALED]
 
 

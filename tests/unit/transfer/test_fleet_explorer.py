@@ -27,9 +27,9 @@ LOST = FLEET_SETTINGS["chain-lost"]
         (CHAIN, "prefill: hears CommitAnswer(key=r1"),
         (TAKE_OVER, "second: hears CommitAnswer(key=r2"),
         (TAKE_OVER, "prefill: nobody took it over"),
-        (LOST, "cache: hears Withdraw("),
-        (FLEET_SETTINGS["chain-strangers"], "cache: hears from a stranger Open("),
-        (FLEET_SETTINGS["take-over-strangers"], "prefill: hears from a stranger Transfer("),
+        (LOST, "cache: hears WithdrawLease("),
+        (FLEET_SETTINGS["chain-strangers"], "cache: hears from a stranger AskLease("),
+        (FLEET_SETTINGS["take-over-strangers"], "prefill: hears from a stranger TakeOver("),
     ],
 )
 def test_the_worlds_reach_what_they_are_for(setting: FleetSetting, reached: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from disagg.errors import InvariantViolation
+from disagg.messages.peer import AskOffers, Commit, CommitSeen, Ended, OfferedRange, Offers, Seal
 from disagg.transfer.actions import (
     InboundCommitted,
     InboundDrained,
@@ -15,15 +16,6 @@ from disagg.transfer.actions import (
     Send,
 )
 from disagg.transfer.inbound_states import InboundState
-from disagg.transfer.messages import (
-    AskOffers,
-    Commit,
-    CommitSeen,
-    Ended,
-    OfferedRange,
-    Offers,
-    Seal,
-)
 from tests.unit.transfer.worlds import (
     ASK_REPEAT,
     COMMIT_REPEAT,

@@ -3,13 +3,13 @@
 import pytest
 
 from disagg.errors import InvariantViolation
+from disagg.messages.peer import AskLease, Offers, TakeOver, WithdrawLease
 from disagg.transfer.actions import Send
 from disagg.transfer.lease_asker import Answer, LeaseAsker, TimedOut
-from disagg.transfer.messages import Offers, Open, Transfer, Withdraw
 from tests.unit.transfer.worlds import KEY, OTHER_KEY, OWNER, OWNER_AGAIN, SEAL, sent
 
 TIMEOUT, TTL, REPEAT = 100, 1000, 30
-QUESTION = Open(KEY, 0, 8, 0, (b"x" * 32,), (0,))
+QUESTION = AskLease(KEY, 0, 8, 0, (b"x" * 32,), (0,))
 
 
 def asker() -> LeaseAsker:
@@ -24,9 +24,9 @@ def lease(number: int, *, dead: bool = False) -> Offers:
 def test_numbers_count_up_over_all_generations() -> None:
     one = asker()
     numbers = []
-    for question in (QUESTION, Transfer(OTHER_KEY, 0, KEY, (0,))):
+    for question in (QUESTION, TakeOver(OTHER_KEY, 0, KEY, (0,))):
         (message,) = sent([one.ask(0, OWNER, question)])
-        assert isinstance(message, Open | Transfer)
+        assert isinstance(message, AskLease | TakeOver)
         numbers.append(message.number)
     assert numbers == [1, 2]
     with pytest.raises(InvariantViolation):
@@ -58,10 +58,10 @@ def test_none_is_heard_once() -> None:
 def test_a_lease_nobody_waits_for_is_withdrawn() -> None:
     one = asker()
     one.ask(0, OWNER, QUESTION)
-    assert one.give_up(KEY) == [Send(OWNER, Withdraw(KEY, 1))]
+    assert one.give_up(KEY) == [Send(OWNER, WithdrawLease(KEY, 1))]
     assert one.give_up(KEY) == []
     assert one.on_offers(0, OWNER, lease(1)) is Answer.STALE
-    assert one.withdrawal(OWNER, lease(1)) == [Send(OWNER, Withdraw(KEY, 1))]
+    assert one.withdrawal(OWNER, lease(1)) == [Send(OWNER, WithdrawLease(KEY, 1))]
     assert one.withdrawal(OWNER, lease(7)) == [], "never asked"
 
 
@@ -78,17 +78,17 @@ def test_only_the_answer_that_was_asked_for_counts(sender: object, number: int) 
 def test_no_answer_and_no_commit_in_time() -> None:
     one = asker()
     one.ask(0, OWNER, QUESTION)
-    assert one.tick(TIMEOUT) == [Send(OWNER, Withdraw(KEY, 1)), TimedOut(KEY)]
+    assert one.tick(TIMEOUT) == [Send(OWNER, WithdrawLease(KEY, 1)), TimedOut(KEY)]
     one.ask(TIMEOUT, OWNER, QUESTION)
     assert one.on_offers(TIMEOUT, OWNER, lease(2)) is Answer.LEASE
     assert one.tick(TIMEOUT + TTL - 1) == []
-    assert one.tick(TIMEOUT + TTL) == [Send(OWNER, Withdraw(KEY, 2)), TimedOut(KEY)]
+    assert one.tick(TIMEOUT + TTL) == [Send(OWNER, WithdrawLease(KEY, 2)), TimedOut(KEY)]
 
 
 def test_a_lost_owner_ends_its_questions() -> None:
     one = asker()
     one.ask(0, OWNER, QUESTION)
-    one.ask(0, OWNER, Transfer(OTHER_KEY, 0, KEY, (0,)))
+    one.ask(0, OWNER, TakeOver(OTHER_KEY, 0, KEY, (0,)))
     one.on_offers(0, OWNER, lease(1))
     assert one.on_peer_lost(OWNER_AGAIN) == []
     assert one.on_peer_lost(OWNER) == [OTHER_KEY], "the one being read fails by itself"

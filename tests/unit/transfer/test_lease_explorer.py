@@ -62,7 +62,7 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(
     ended = {("lease", state, "end") for state in ("OPEN", "SEALED")}
     # What readers ask for is explored with whole workers.
     asked = {row for row in rows if row[0] == "lease" and "ORPHANED" in row[1]} | {
-        ("lease", "SEALED", event) for event in ("Withdraw", "Transfer", LeaseEvent.ORPHAN)
+        ("lease", "SEALED", event) for event in ("WithdrawLease", "TakeOver", LeaseEvent.ORPHAN)
     }
     assert explored[1] == rows - other - ended - asked
 

@@ -5,17 +5,10 @@ from collections.abc import Hashable
 import pytest
 
 from disagg.errors import InvariantViolation
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import AskOffers, CommitAnswer, CommitSeen, Ended, OfferedRange, Offers
 from disagg.transfer.actions import LeaseCommitted, LeaseEnded
-from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.lease_states import LeaseState
-from disagg.transfer.messages import (
-    AskOffers,
-    CommitAnswer,
-    CommitSeen,
-    Ended,
-    OfferedRange,
-    Offers,
-)
 from tests.unit.transfer.worlds import (
     COMMITTED_MAX,
     KEY,

@@ -14,11 +14,11 @@ from disagg.checking.explorer.pair_setting import PairSetting
 from disagg.checking.explorer.pair_worker import Workers
 from disagg.checking.explorer.pair_world import PairWorld, State
 from disagg.checking.explorer.worlds import FLEET_SETTINGS, PAIR_SETTINGS, WORLDS, World, document
-from disagg.cluster.explore import explore_worlds
+from disagg.commands.explore import explore_worlds
 from disagg.errors import ConfigError
+from disagg.messages.identity import Incarnation
+from disagg.messages.peer import AskLease, PeerMessage, TakeOver, WrongEpoch
 from disagg.transfer import reservations
-from disagg.transfer.identity import Incarnation
-from disagg.transfer.messages import Open, PeerMessage, Transfer, WrongEpoch
 from disagg.transfer.reservation_states import (
     RESERVATION_TABLE,
     ReservationEvent,
@@ -101,7 +101,7 @@ def test_every_message_also_comes_from_a_wrong_epoch(monkeypatch: pytest.MonkeyP
     PairWorld(PAIR_SETTINGS["pair-strangers"]).explore()
     FleetWorld(FLEET_SETTINGS["chain-strangers"]).explore()
     # Whoever asks is answered, and the shell alone answers with WrongEpoch.
-    assert kinds == {*get_args(PeerMessage)} - {Open, Transfer, WrongEpoch}
+    assert kinds == {*get_args(PeerMessage)} - {AskLease, TakeOver, WrongEpoch}
 
 
 def without_row(state: str, event: str) -> TransitionTable[Any, Any]:

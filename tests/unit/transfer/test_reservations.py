@@ -3,8 +3,8 @@
 import pytest
 
 from disagg.errors import InvariantViolation
+from disagg.messages.peer import Release, Reserve, Reserved
 from disagg.transfer.actions import Send
-from disagg.transfer.messages import Release, Reserve, Reserved
 from disagg.transfer.reservations import Answer, Decide, Ignore, Refuse, ReservationTable
 from disagg.transfer.reserving import Granted, Refused, ReserveAsker
 from tests.unit.transfer.worlds import KEY, OTHER_KEY, OWNER, OWNER_AGAIN, READER, READER_AGAIN

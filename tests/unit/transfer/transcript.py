@@ -7,9 +7,8 @@ both directions until a command delivers, repeats, turns round or loses them.
 from collections.abc import Sequence
 from dataclasses import fields
 
-from disagg.transfer.actions import InboundCommitted, PostRead, Send
-from disagg.transfer.identity import Attempt, Incarnation
-from disagg.transfer.messages import (
+from disagg.messages.identity import Attempt, Incarnation
+from disagg.messages.peer import (
     AskOffers,
     Commit,
     CommitAnswer,
@@ -19,6 +18,7 @@ from disagg.transfer.messages import (
     PeerMessage,
     Seal,
 )
+from disagg.transfer.actions import InboundCommitted, PostRead, Send
 from tests.unit.transfer.worlds import KEY, OWNER, READER, Owner, Reader
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from disagg.kv.block_pool import BlockPool
+from disagg.messages.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.peer import Commit, CommitAnswer, OfferedRange, Offers, PeerMessage, Seal
 from disagg.transfer.actions import Send
-from disagg.transfer.identity import Attempt, Incarnation, RequestKey
 from disagg.transfer.inbound import InboundTable
 from disagg.transfer.leases import LeaseTable
-from disagg.transfer.messages import Commit, CommitAnswer, OfferedRange, Offers, PeerMessage, Seal
 
 OWNER, READER = Incarnation("owner", "O1"), Incarnation("reader", "R1")
 READER_AGAIN, OWNER_AGAIN = Incarnation("reader", "R2"), Incarnation("owner", "O2")

@@ -10,35 +10,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg.errors import ProtocolError
-from disagg.kv.contract import Contract
-from disagg.kv.events import BlocksStored, KVEventBatch, KVSnapshot
-from disagg.routing.messages import GroupInfo, WorkerInfo
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
+from disagg.messages.outputs import SequenceOutput, StepOutputs
+from disagg.messages.peer import (
+    AskLease,
+    Commit,
+    OfferedRange,
+    Offers,
+    Reserve,
+    Seal,
+    TakeOver,
+    WithdrawLease,
+    WrongEpoch,
+)
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.sampling import SamplingParams, TokenLogprobs
+from disagg.messages.session import (
     EndReason,
     PartEnded,
     PeerAddress,
     PullPlan,
     Role,
-    SequenceOutput,
-    StepOutputs,
     Submit,
     TransferReport,
 )
-from disagg.scheduling.sampling import SamplingParams, TokenLogprobs
-from disagg.transfer.identity import Attempt, Incarnation, RequestKey
-from disagg.transfer.messages import (
-    Commit,
-    OfferedRange,
-    Offers,
-    Open,
-    Reserve,
-    Seal,
-    Transfer,
-    Withdraw,
-    WrongEpoch,
-)
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
-from disagg.wire.openings import PeerHello, SessionOpen
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
 from disagg.wire.registration_codec import worker_info_from_wire, worker_info_to_wire
 from disagg.wire.session_codec import (
@@ -47,7 +44,8 @@ from disagg.wire.session_codec import (
     session_response_from_wire,
     session_response_to_wire,
 )
-from disagg.wire.v1 import peer_pb2, worker_pb2
+from disagg.wire.stream_hello import PeerHello, SessionOpen
+from disagg.wire.v1 import outputs_pb2, peer_pb2
 
 KEY = RequestKey("r", 0)
 ME = Incarnation("w", "e")
@@ -73,11 +71,11 @@ def commit() -> Message:
 
 
 def opening() -> Message:
-    return peer(Open(KEY, 1, 32, 0, (b"x" * 32, b"y" * 32), (0, 1)))
+    return peer(AskLease(KEY, 1, 32, 0, (b"x" * 32, b"y" * 32), (0, 1)))
 
 
 def taking_over() -> Message:
-    return peer(Transfer(KEY, 1, RequestKey("r", 1), (0,)))
+    return peer(TakeOver(KEY, 1, RequestKey("r", 1), (0,)))
 
 
 def submit() -> Message:
@@ -127,17 +125,17 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("RequestKey.request_id", commit, lambda w: w.commit.key.ClearField("request_id")),
     ("Commit.attempt", commit, lambda w: w.commit.ClearField("attempt")),
     ("Attempt.reader_epoch", commit, lambda w: w.commit.attempt.ClearField("reader_epoch")),
-    ("Open.key", opening, lambda w: w.open.ClearField("key")),
-    ("Open.number", opening, lambda w: w.open.ClearField("number")),
-    ("Open.num_tokens", opening, lambda w: w.open.ClearField("num_tokens")),
-    ("Open.hashes", opening, lambda w: w.open.ClearField("hashes")),
-    ("Open.hashes", opening, lambda w: setattr(w.open, "hashes", b"x" * 33)),
-    ("Transfer.number", taking_over, lambda w: w.transfer.ClearField("number")),
-    ("Transfer.old", taking_over, lambda w: w.transfer.ClearField("old")),
+    ("AskLease.key", opening, lambda w: w.ask_lease.ClearField("key")),
+    ("AskLease.number", opening, lambda w: w.ask_lease.ClearField("number")),
+    ("AskLease.num_tokens", opening, lambda w: w.ask_lease.ClearField("num_tokens")),
+    ("AskLease.hashes", opening, lambda w: w.ask_lease.ClearField("hashes")),
+    ("AskLease.hashes", opening, lambda w: setattr(w.ask_lease, "hashes", b"x" * 33)),
+    ("TakeOver.number", taking_over, lambda w: w.take_over.ClearField("number")),
+    ("TakeOver.old", taking_over, lambda w: w.take_over.ClearField("old")),
     (
-        "Withdraw.number",
-        lambda: peer(Withdraw(KEY, 1)),
-        lambda w: w.withdraw.ClearField("number"),
+        "WithdrawLease.number",
+        lambda: peer(WithdrawLease(KEY, 1)),
+        lambda w: w.withdraw_lease.ClearField("number"),
     ),
     (
         "WrongEpoch.expected_epoch",
@@ -202,7 +200,7 @@ DECODERS: dict[str, Callable[[Any], object]] = {
     "KvEventBatch": kv_batch_from_wire,
     "RegisterRequest": worker_info_from_wire,
 }
-COLUMNS = [field.name for field in worker_pb2.StepOutputs.DESCRIPTOR.fields]
+COLUMNS = [field.name for field in outputs_pb2.StepOutputs.DESCRIPTOR.fields]
 
 
 def decode(wire: Message) -> object:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg.kv.contract import Contract
-from disagg.kv.events import (
+from disagg.messages import outputs, peer, session
+from disagg.messages.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.kv_events import (
     AllCleared,
     BlocksRemoved,
     BlocksStored,
@@ -16,27 +17,24 @@ from disagg.kv.events import (
     KVEventBatch,
     KVSnapshot,
 )
-from disagg.routing.messages import GroupInfo, WorkerInfo, WorkerMatch
-from disagg.scheduling import messages as sched
-from disagg.scheduling.sampling import SamplingParams, TokenLogprobs
-from disagg.transfer import messages as xfer
-from disagg.transfer.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.router import WorkerMatch
+from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
-from disagg.wire.openings import PeerHello, SessionOpen
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
 from disagg.wire.registration_codec import (
-    match_from_wire,
-    match_to_wire,
     worker_info_from_wire,
     worker_info_to_wire,
 )
+from disagg.wire.router_codec import match_from_wire, match_to_wire
 from disagg.wire.session_codec import (
     session_request_from_wire,
     session_request_to_wire,
     session_response_from_wire,
     session_response_to_wire,
 )
-from disagg.wire.v1 import peer_pb2, router_pb2, worker_pb2
+from disagg.wire.stream_hello import PeerHello, SessionOpen
+from disagg.wire.v1 import kv_events_pb2, peer_pb2, registration_pb2, router_pb2, session_pb2
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -61,27 +59,27 @@ tops = tuples(st.tuples(token, number))
 contracts = st.builds(
     Contract, text, text, tuples(text), u64, u32, text, st.integers(0, 5), st.integers(5, 9)
 )
-seals = st.builds(xfer.Seal, u32, tuples(u32), st.integers(-1, 2**31 - 1), number, tops)
-ranges = st.builds(xfer.OfferedRange, u32, u32, u32, positive)
+seals = st.builds(peer.Seal, u32, tuples(u32), st.integers(-1, 2**31 - 1), number, tops)
+ranges = st.builds(peer.OfferedRange, u32, u32, u32, positive)
 
 PEER: dict[type, st.SearchStrategy[typing.Any]] = {
-    xfer.Reserve: st.builds(xfer.Reserve, keys, u32),
-    xfer.Reserved: st.builds(xfer.Reserved, keys, u32, st.booleans(), text, tuples(u32)),
-    xfer.Release: st.builds(xfer.Release, keys, u32),
-    xfer.Offers: st.builds(
-        xfer.Offers, keys, u64, u32, tuples(ranges), st.none() | seals, st.booleans(), u32
+    peer.Reserve: st.builds(peer.Reserve, keys, u32),
+    peer.Reserved: st.builds(peer.Reserved, keys, u32, st.booleans(), text, tuples(u32)),
+    peer.Release: st.builds(peer.Release, keys, u32),
+    peer.Offers: st.builds(
+        peer.Offers, keys, u64, u32, tuples(ranges), st.none() | seals, st.booleans(), u32
     ),
-    xfer.AskOffers: st.builds(xfer.AskOffers, keys, u64, u32),
-    xfer.Commit: st.builds(xfer.Commit, keys, u64, attempts, tuples(u32)),
-    xfer.CommitAnswer: st.builds(xfer.CommitAnswer, keys, u64, attempts, st.booleans(), text),
-    xfer.CommitSeen: st.builds(xfer.CommitSeen, keys, u64, attempts),
-    xfer.Open: st.builds(
-        xfer.Open, keys, positive, positive, u32, tuples(digest, min_size=1), tuples(u32)
+    peer.AskOffers: st.builds(peer.AskOffers, keys, u64, u32),
+    peer.Commit: st.builds(peer.Commit, keys, u64, attempts, tuples(u32)),
+    peer.CommitAnswer: st.builds(peer.CommitAnswer, keys, u64, attempts, st.booleans(), text),
+    peer.CommitSeen: st.builds(peer.CommitSeen, keys, u64, attempts),
+    peer.AskLease: st.builds(
+        peer.AskLease, keys, positive, positive, u32, tuples(digest, min_size=1), tuples(u32)
     ),
-    xfer.Transfer: st.builds(xfer.Transfer, keys, positive, keys, tuples(u32)),
-    xfer.Withdraw: st.builds(xfer.Withdraw, keys, positive, text),
-    xfer.Ended: st.builds(xfer.Ended, keys, text),
-    xfer.WrongEpoch: st.builds(xfer.WrongEpoch, name),
+    peer.TakeOver: st.builds(peer.TakeOver, keys, positive, keys, tuples(u32)),
+    peer.WithdrawLease: st.builds(peer.WithdrawLease, keys, positive, text),
+    peer.Ended: st.builds(peer.Ended, keys, text),
+    peer.WrongEpoch: st.builds(peer.WrongEpoch, name),
 }
 hellos = st.builds(
     PeerHello, contracts, name, st.binary(max_size=8), u64, st.integers(1, 2**64 - 1),
@@ -89,66 +87,66 @@ hellos = st.builds(
 )  # fmt: skip
 sampling = st.builds(
     SamplingParams, u32, number, number, u32, st.integers(-(2**63), 2**63 - 1), tuples(token),
-    st.integers(-1, 20),
+    st.none() | st.integers(0, 20),
 )  # fmt: skip
-addresses = st.builds(sched.PeerAddress, incarnations, name)
-pulls = st.builds(sched.PullPlan, addresses, u32)
+addresses = st.builds(session.PeerAddress, incarnations, name)
+pulls = st.builds(session.PullPlan, addresses, u32)
 
 
 @st.composite
-def submits(draw: st.DrawFn) -> sched.Submit:
-    role = draw(st.sampled_from(sched.Role))
-    return sched.Submit(
+def submits(draw: st.DrawFn) -> session.Submit:
+    role = draw(st.sampled_from(session.Role))
+    return session.Submit(
         key=draw(keys),
         role=role,
         token_ids=draw(tuples(token, min_size=1)),
         hashes=draw(tuples(digest)),
         cache_salt=draw(st.binary(max_size=8)),
         sampling=draw(sampling),
-        peer=None if role is sched.Role.LOCAL else draw(addresses),
-        pull=None if role is sched.Role.DECODE else draw(st.none() | pulls),
-        take_over=draw(st.none() | keys) if role is sched.Role.DECODE else None,
+        peer=None if role is session.Role.LOCAL else draw(addresses),
+        pull=None if role is session.Role.DECODE else draw(st.none() | pulls),
+        take_over=draw(st.none() | keys) if role is session.Role.DECODE else None,
     )
 
 
 ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
-    sched.Submit: submits(),
-    sched.Cancel: st.builds(sched.Cancel, keys, text),
+    session.Submit: submits(),
+    session.Cancel: st.builds(session.Cancel, keys, text),
 }
 
 
 @st.composite
-def sequence_outputs(draw: st.DrawFn) -> sched.SequenceOutput:
+def sequence_outputs(draw: st.DrawFn) -> outputs.SequenceOutput:
     token_ids = draw(tuples(token))
     scored = draw(st.booleans())
     score = st.builds(TokenLogprobs, number, tops)
     logprobs = tuple(draw(score) for _ in token_ids) if scored else ()
-    finish = draw(st.sampled_from(sched.FinishReason))
-    return sched.SequenceOutput(draw(keys), draw(u32), token_ids, logprobs, finish)
+    finish = draw(st.sampled_from(outputs.FinishReason))
+    return outputs.SequenceOutput(draw(keys), draw(u32), token_ids, logprobs, finish)
 
 
 transfers = st.builds(
-    sched.GroupTransfer, u32, name, u32, u32, st.text("ph.n", max_size=5), u32, u64, u64, u32, u64
+    session.GroupTransfer, u32, name, u32, u32, st.text("ph.n", max_size=5), u32, u64, u64, u32, u64
 )
 counters = st.dictionaries(name, u64, max_size=3).map(lambda d: tuple(sorted(d.items())))
 WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
-    sched.StepOutputs: st.builds(sched.StepOutputs, tuples(sequence_outputs())),
-    sched.PartEnded: st.builds(sched.PartEnded, keys, st.sampled_from(sched.EndReason), text),
-    sched.PrefillReport: st.builds(sched.PrefillReport, keys, u32, u32, u32, u32),
-    sched.TransferReport: st.builds(
-        sched.TransferReport,
+    outputs.StepOutputs: st.builds(outputs.StepOutputs, tuples(sequence_outputs())),
+    session.PartEnded: st.builds(session.PartEnded, keys, st.sampled_from(session.EndReason), text),
+    session.PrefillReport: st.builds(session.PrefillReport, keys, u32, u32, u32, u32),
+    session.TransferReport: st.builds(
+        session.TransferReport,
         keys,
         incarnations,
         tuples(transfers),
         u32,
         u32,
         u32,
-        st.sampled_from(sched.TransferKind),
+        st.sampled_from(session.TransferKind),
         u32,
         text,
     ),
-    sched.WorkerStats: st.builds(
-        sched.WorkerStats, u32, u32, u32, u64, u64, u32, u32, u32, u64, st.booleans(), counters
+    session.WorkerStats: st.builds(
+        session.WorkerStats, u32, u32, u32, u64, u64, u32, u32, u32, u64, st.booleans(), counters
     ),
 }
 
@@ -183,9 +181,9 @@ def without_codec(union: object, strategies: dict[type, typing.Any]) -> set[type
 @pytest.mark.parametrize(
     ("union", "strategies"),
     [
-        (xfer.PeerMessage, PEER),
-        (sched.RouterMessage, ROUTER),
-        (sched.WorkerMessage, WORKER),
+        (peer.PeerMessage, PEER),
+        (session.ToWorkerMessage, ROUTER),
+        (session.ToRouterMessage, WORKER),
         (KVEvent, EVENTS),
     ],
 )
@@ -198,7 +196,7 @@ def test_every_member_of_a_union_is_tested(
 def test_a_new_member_without_a_codec_is_noticed() -> None:
     class Novel: ...
 
-    assert without_codec(xfer.PeerMessage | Novel, PEER) == {Novel}
+    assert without_codec(peer.PeerMessage | Novel, PEER) == {Novel}
     with pytest.raises(AssertionError):
         peer_to_wire(Incarnation("w", "e"), "f", Novel())  # type: ignore[arg-type]
     with pytest.raises(AssertionError):
@@ -225,7 +223,7 @@ def test_session_requests(kind: type) -> None:
     @given(ROUTER.get(kind, st.builds(SessionOpen, name, incarnations)))
     def check(message: typing.Any) -> None:
         sent = session_request_to_wire(message).SerializeToString()
-        assert session_request_from_wire(worker_pb2.SessionRequest.FromString(sent)) == message
+        assert session_request_from_wire(session_pb2.SessionRequest.FromString(sent)) == message
 
     check()
 
@@ -236,7 +234,7 @@ def test_session_responses(kind: type) -> None:
     @given(WORKER[kind])
     def check(message: typing.Any) -> None:
         sent = session_response_to_wire(message).SerializeToString()
-        assert session_response_from_wire(worker_pb2.SessionResponse.FromString(sent)) == message
+        assert session_response_from_wire(session_pb2.SessionResponse.FromString(sent)) == message
 
     check()
 
@@ -249,14 +247,14 @@ def test_session_responses(kind: type) -> None:
 )
 def test_kv_events(epoch: str, batch: KVEventBatch | KVSnapshot) -> None:
     sent = kv_batch_to_wire(epoch, batch).SerializeToString()
-    assert kv_batch_from_wire(worker_pb2.KvEventBatch.FromString(sent)) == (epoch, batch)
+    assert kv_batch_from_wire(kv_events_pb2.KvEventBatch.FromString(sent)) == (epoch, batch)
 
 
 @settings(max_examples=60, deadline=None)
 @given(infos)
 def test_registration(info: WorkerInfo) -> None:
     sent = worker_info_to_wire(info).SerializeToString()
-    received = worker_info_from_wire(router_pb2.RegisterRequest.FromString(sent))
+    received = worker_info_from_wire(registration_pb2.RegisterRequest.FromString(sent))
     assert received == info
     assert received != replace(info, num_blocks=info.num_blocks ^ 1)  # the comparison can fail
 

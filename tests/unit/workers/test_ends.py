@@ -9,12 +9,13 @@ import grpc
 import pytest
 from opentelemetry.trace import NoOpTracer
 
-from disagg.kv.contract import Contract
-from disagg.scheduling.messages import Role, Submit
-from disagg.scheduling.sampling import SampledToken, SamplingParams
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import Ended, PeerMessage, Reserve
+from disagg.messages.registration import Contract
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import Role, Submit
 from disagg.scheduling.step import Step, StepResult
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.wire.openings import PeerHello
+from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import peer_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
 from disagg.workers.peer_links import GrpcPeerLinks
@@ -127,6 +128,45 @@ async def tasks_left(*, by_generator: bool) -> int:
     for task in left:
         task.cancel()
     return num_left
+
+
+class Stays(worker_pb2_grpc.WorkerServicer):
+    """A peer that listens for ever."""
+
+    async def Peer(
+        self, request_iterator: AsyncIterator[Any], context: Any
+    ) -> AsyncIterator[peer_pb2.PeerEnvelope]:
+        async for _ in request_iterator:
+            pass
+        yield peer_pb2.PeerEnvelope()
+
+
+async def lose_by_sending(message: PeerMessage) -> bool:
+    """Whether the peer counts as lost once this and a good message were sent."""
+    server = grpc.aio.server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(cast(Any, Stays)(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    lost = asyncio.Event()
+    links = GrpcPeerLinks(ME, HELLO, lambda *_: None, lambda *_: None, on_lost=lambda _: lost.set())
+    links.connect(PEER, f"127.0.0.1:{port}")
+    links.send(PEER, message)
+    links.send(PEER, Ended(RequestKey("r", 1), "over"))
+    async with asyncio.timeout(BOUND_S):
+        while not lost.is_set() and links._links[PEER].queue.qsize():
+            await asyncio.wait((asyncio.create_task(lost.wait()),), timeout=0.01)
+    await links.close()
+    await server.stop(0)
+    return lost.is_set()
+
+
+def test_a_stream_that_cannot_be_written_to_is_lost() -> None:
+    """A message that no codec takes ends the writer; what follows would wait for ever."""
+    assert asyncio.run(lose_by_sending(Reserve(RequestKey("r", 1), -1)))
+
+
+def test_control_a_message_like_others_loses_nobody() -> None:
+    assert not asyncio.run(lose_by_sending(Reserve(RequestKey("r", 1), 1)))
 
 
 def test_nothing_waits_for_a_peer_that_is_gone() -> None:

@@ -5,10 +5,10 @@ from typing import Any, cast
 import pytest
 from opentelemetry.trace import NoOpTracer
 
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import AskLease, Ended, Offers, WithdrawLease
 from disagg.scheduling.actions import CheckTransport
-from disagg.transfer.identity import Incarnation, RequestKey
 from disagg.transfer.lease_asker import LeaseAsker
-from disagg.transfer.messages import Ended, Offers, Open, Withdraw
 from disagg.workers.control import TRANSPORT_CHECKS, Control
 from disagg.workers.transfer_trace import TransferTrace
 from tests.unit.workers.test_sessions import new_core
@@ -22,7 +22,7 @@ OTHER_ENDS = ("", "cancelled", "lease_dead", "commit_refused", "peer_lost", "rea
 @pytest.mark.parametrize("reason", FAULTS)
 def test_an_owner_that_hears_of_failed_reads_looks_at_itself(reason: str) -> None:
     core = new_core()
-    for message in (Ended(KEY, reason), Withdraw(KEY, 1, reason)):
+    for message in (Ended(KEY, reason), WithdrawLease(KEY, 1, reason)):
         actions = core.on_peer_message(0, READER, message)
         assert [type(action) for action in actions] == [CheckTransport]
 
@@ -30,7 +30,7 @@ def test_an_owner_that_hears_of_failed_reads_looks_at_itself(reason: str) -> Non
 @pytest.mark.parametrize("reason", OTHER_ENDS)
 def test_other_ends_are_no_reason_to(reason: str) -> None:
     core = new_core()
-    for message in (Ended(KEY, reason), Withdraw(KEY, 1, reason)):
+    for message in (Ended(KEY, reason), WithdrawLease(KEY, 1, reason)):
         assert core.on_peer_message(0, READER, message) == []
 
 
@@ -46,10 +46,10 @@ def test_a_reader_that_is_lost_while_it_has_a_lease_is_a_reason() -> None:
 @pytest.mark.parametrize("reason", [*FAULTS, *OTHER_ENDS])
 def test_a_pull_that_is_given_up_tells_of_reads_that_failed_alone(reason: str) -> None:
     asker = LeaseAsker(timeout_ms=1, ttl_ms=1, repeat_ms=1)
-    asker.ask(0, READER, Open(KEY, 0, 1, 0, (), (0,)))
+    asker.ask(0, READER, AskLease(KEY, 0, 1, 0, (), (0,)))
     asker.on_offers(0, READER, Offers(KEY, 7, 0, number=1))
     (send,) = asker.give_up(KEY, reason)
-    assert send.message == Withdraw(KEY, 1, reason if reason in FAULTS else "")
+    assert send.message == WithdrawLease(KEY, 1, reason if reason in FAULTS else "")
 
 
 class CountedChecks:

@@ -12,13 +12,13 @@ from disagg.checking.explorer.pair_setting import FULL, nothing_taken_away
 from disagg.checking.explorer.pair_worker import Workers
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
-from disagg.scheduling.messages import PeerAddress, Role, RouterMessage, Submit
-from disagg.scheduling.sampling import SamplingParams
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import PeerAddress, Role, Submit, ToWorkerMessage
 from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.wire.openings import SessionOpen
 from disagg.wire.session_codec import session_request_to_wire
-from disagg.wire.v1 import worker_pb2, worker_pb2_grpc
+from disagg.wire.stream_hello import SessionOpen
+from disagg.wire.v1 import session_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
 from disagg.workers.service import WorkerService
 from disagg.workers.transfer_trace import TransferTrace
@@ -61,15 +61,15 @@ class Session:
     """A router's end of a session."""
 
     def __init__(self, stub: Any) -> None:
-        self._requests: asyncio.Queue[worker_pb2.SessionRequest] = asyncio.Queue()
+        self._requests: asyncio.Queue[session_pb2.SessionRequest] = asyncio.Queue()
         self._requests.put_nowait(session_request_to_wire(SessionOpen("router", ME)))
         self._call = stub.Session(self._send())
 
-    async def _send(self) -> AsyncIterator[worker_pb2.SessionRequest]:
+    async def _send(self) -> AsyncIterator[session_pb2.SessionRequest]:
         while True:
             yield await self._requests.get()
 
-    def tell(self, message: RouterMessage) -> None:
+    def tell(self, message: ToWorkerMessage) -> None:
         self._requests.put_nowait(session_request_to_wire(message))
 
     async def hears(self) -> bool:

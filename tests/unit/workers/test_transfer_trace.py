@@ -9,7 +9,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from disagg.errors import ConfigError
-from disagg.scheduling.messages import (
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import OfferedRange, Offers, Seal
+from disagg.messages.session import (
     EndReason,
     GroupTransfer,
     PartEnded,
@@ -17,8 +19,6 @@ from disagg.scheduling.messages import (
     TransferReport,
 )
 from disagg.transfer.actions import PostRead
-from disagg.transfer.identity import Incarnation, RequestKey
-from disagg.transfer.messages import OfferedRange, Offers, Seal
 from disagg.workers.transfer_trace import TransferTrace, exporter_named_in, tracer_for
 
 ME = Incarnation("d0", "mine")

@@ -1,0 +1,151 @@
+"""What every worker lends, pulls and holds back, asked of the workers themselves."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from disagg.errors import ConfigError, RemoteFault
+from disagg.wire.v1 import identity_pb2, worker_pb2, worker_pb2_grpc
+
+WORKERS_PATH = "/v1/disagg/workers"
+ANSWER_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """A worker as the router knows it."""
+
+    worker_id: str
+    epoch: str
+    role: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeases:
+    """One worker's answer, or why there is none."""
+
+    worker: WorkerAddress
+    status: worker_pb2.StatusResponse | None
+    error: str = ""
+
+
+def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
+    """Ask the router for its workers, in the order of their names.
+
+    Raises:
+        ConfigError: the URL is no http URL.
+        RemoteFault: no router answers there in time, or what answers is none.
+    """
+    if not router_url.startswith(("http://", "https://")):
+        raise ConfigError(f"{router_url!r} is no http:// URL", param="--router")
+    url = router_url.rstrip("/") + WORKERS_PATH
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            views = json.loads(answer.read(ANSWER_BYTES_MAX))["workers"]
+        workers = [_address(view["info"]) for view in views]
+    except urllib.error.HTTPError as error:
+        raise RemoteFault(f"{url} answered {error.code} {error.reason}: not a router?") from error
+    except (OSError, http.client.HTTPException) as error:  # URLError and time-outs among them
+        reason = getattr(error, "reason", error)
+        raise RemoteFault(f"no router answers at {url}: {reason}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
+    return sorted(workers, key=lambda worker: worker.worker_id)
+
+
+def ask_workers(workers: list[WorkerAddress], timeout_s: float) -> list[WorkerLeases]:
+    """Ask all workers at once; one that does not answer in time is reported as such."""
+    channels = [grpc.insecure_channel(worker.address) for worker in workers]
+    try:
+        asked = [
+            worker_pb2_grpc.WorkerStub(channel).Status.future(
+                worker_pb2.StatusRequest(), timeout=timeout_s
+            )
+            for channel in channels
+        ]
+        return [_answer(worker, call) for worker, call in zip(workers, asked, strict=True)]
+    finally:
+        for channel in channels:
+            channel.close()
+
+
+def as_json(answers: list[WorkerLeases]) -> dict[str, Any]:
+    """The same for programs."""
+    return {"workers": [_as_json(answer) for answer in answers]}
+
+
+def key_text(key: identity_pb2.RequestKey) -> str:
+    """A request and its try."""
+    return f"{key.request_id}#{key.generation}"
+
+
+def worker_text(who: identity_pb2.Incarnation) -> str:
+    """A worker and the beginning of its epoch."""
+    return f"{who.worker_id}:{who.epoch[:8]}"
+
+
+def _address(info: Any) -> WorkerAddress:
+    known = info["incarnation"]
+    fields = (known["worker_id"], known["epoch"], info["role"], info["address"])
+    if not all(isinstance(field, str) for field in fields):
+        raise TypeError(f"a worker is described by texts, not {fields}")
+    return WorkerAddress(*fields)
+
+
+def _answer(worker: WorkerAddress, call: Any) -> WorkerLeases:
+    try:
+        status: worker_pb2.StatusResponse = call.result()
+    except grpc.RpcError as error:
+        return WorkerLeases(worker, None, f"{error.code().name}: {error.details()}")
+    if status.worker.epoch != worker.epoch:
+        # Restarted, and not yet registered again; or another worker has taken the port.
+        return WorkerLeases(worker, None, f"{worker_text(status.worker)} answers at its address")
+    return WorkerLeases(worker, status)
+
+
+def _as_json(answer: WorkerLeases) -> dict[str, Any]:
+    worker, status = answer.worker, answer.status
+    shown: dict[str, Any] = {
+        "worker_id": worker.worker_id,
+        "epoch": worker.epoch,
+        "role": worker.role,
+        "address": worker.address,
+        "answered": status is not None,
+        "error": answer.error,
+    }
+    if status is None:
+        return shown
+    stats = status.stats
+    return shown | {
+        "ready": stats.ready,
+        "num_blocks_usable": stats.num_blocks_usable,
+        "num_blocks_free": stats.num_blocks_free,
+        "num_blocks_quarantined": stats.num_blocks_quarantined,
+        "num_reservations": stats.num_reservations,
+        "leases": [
+            {
+                "lease_id": lease.lease_id,
+                "request": key_text(lease.key),
+                "reader": {"worker_id": lease.reader.worker_id, "epoch": lease.reader.epoch},
+                "state": lease.state,
+                "num_blocks": lease.num_blocks,
+            }
+            for lease in status.leases
+        ],
+        "inbound": [
+            {
+                "request": key_text(entry.key),
+                "owner": {"worker_id": entry.owner.worker_id, "epoch": entry.owner.epoch},
+                "state": entry.state,
+                "num_blocks": entry.num_blocks,
+                "num_reads_in_progress": entry.num_reads_in_progress,
+            }
+            for entry in status.inbound
+        ],
+    }

@@ -1,0 +1,63 @@
+"""The `disagg` command: its subcommands and how it ends on a user's error."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from disagg.commands.explore import explore
+from disagg.commands.leases import leases
+from disagg.commands.plan import plan_kv_memory
+from disagg.commands.serve import router, serve, workers
+from disagg.commands.show_config import show_config
+from disagg.errors import DisaggError
+
+USER_ERROR = 2
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help=(
+        "Prefill/decode disaggregation for hybrid-attention language models.\n\n"
+        "[bold]Examples[/bold]\n\n"
+        "  disagg serve --model ./my-model\n\n"
+        "  disagg serve --model ./my-model --prefill 2 --set worker.num_blocks=4096\n\n"
+        "  disagg config --config disagg.yaml\n\n"
+        "Settings come from --config, then DISAGG_SECTION__KEY variables, then flags."
+    ),
+)
+
+app.command()(serve)
+app.command()(router)
+app.command()(workers)
+app.command("config")(show_config)
+app.command()(leases)
+app.command("plan")(plan_kv_memory)
+app.command()(explore)
+
+
+def main() -> None:
+    """Entry point: user errors become one clear text and exit code 2."""
+    try:
+        app()
+    except DisaggError as error:
+        print(f"disagg: {error.message}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if show_version:
+        print(version("disagg"))
+        raise typer.Exit()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What ``disagg plan`` prints: a model's KV cache in a memory budget."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from disagg.errors import ConfigError
+from disagg.kv.memory_plan import MemoryPlan, all_layers_full, parse_memory, plan_memory
+from disagg.kv.model_shapes import ModelShape, read_shape
+
+
+def plan_kv_memory(
+    model: Annotated[Path, typer.Option("--model", "-m", help="Directory with a config.json.")],
+    memory: Annotated[str, typer.Option("--memory", help="KV budget of a worker, e.g. 64GiB.")],
+    context: Annotated[
+        int | None, typer.Option("--context", help="Tokens of a sequence; default: the longest.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Print how a model's KV cache fits into a memory budget."""
+    report = MemoryReport(model, memory, context)
+    if as_json:
+        print(report.as_json())
+        return
+    width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
+    report.print_to(Console(width=width, highlight=False))
+
+
+class MemoryReport:
+    """Plans of one model: as it is, and with all layers full.
+
+    Args:
+        model_dir: directory with a config.json; nothing else is read.
+        memory: budget of one worker, such as ``64GiB``.
+        context_tokens: length of the sequences to count; None: the model's longest.
+
+    Raises:
+        ConfigError: config.json or an argument cannot be used; ``param`` names it.
+    """
+
+    def __init__(self, model_dir: Path, memory: str, context_tokens: int | None) -> None:
+        memory_bytes = parse_memory(memory)
+        self.shape: ModelShape = read_shape(_read_config(model_dir))
+        context = context_tokens if context_tokens is not None else self.shape.max_model_tokens
+        if context_tokens is None and not context:
+            raise ConfigError(
+                "config.json: max_position_embeddings is missing; give --context", param="context"
+            )
+        if 0 < self.shape.max_model_tokens < context:
+            raise ConfigError(
+                f"context: {context} tokens, the model's positions reach "
+                f"{self.shape.max_model_tokens}",
+                param="context",
+            )
+        specs = self.shape.layer_specs
+        self.plan: MemoryPlan = plan_memory(specs, memory_bytes, context)
+        self.full: MemoryPlan = plan_memory(all_layers_full(specs), memory_bytes, context)
+
+    def as_json(self) -> str:
+        """The report for programs; sizes in bytes."""
+        plan = self.plan
+        answer: dict[str, Any] = {
+            "architecture": self.shape.architecture,
+            "memory_bytes": plan.memory_bytes,
+            "context_tokens": plan.context_tokens,
+            "block_bytes": plan.layout.block_bytes,
+            "num_blocks": plan.num_blocks,
+            "groups": [asdict(group) for group in plan.groups],
+            **_capacity(plan),
+            "all_layers_full": _capacity(self.full),
+        }
+        return json.dumps(answer, indent=2)
+
+    def print_to(self, console: Console) -> None:
+        """The report for people."""
+        plan, full = self.plan, self.full
+        table = Table(box=None, header_style="bold")
+        for name in ("group", "kind"):
+            table.add_column(name)
+        for name in (
+            "layers",
+            "window",
+            "block",
+            "bytes/token",
+            "state",
+            "padding",
+            "blocks/sequence",
+        ):
+            table.add_column(name, justify="right")
+        for group in plan.groups:
+            state = f"{_size(group.state_bytes)} in {group.blocks_per_state} blocks"
+            share = group.padding_bytes / (plan.layout.block_bytes * group.blocks_per_state)
+            table.add_row(
+                str(group.group),
+                group.kind,
+                str(group.num_layers),
+                f"{group.window_tokens:,}" if group.window_tokens else "-",
+                str(group.block_tokens),
+                f"{group.token_bytes:,}" if group.token_bytes else "-",
+                state if group.state_bytes else "-",
+                f"{_size(group.padding_bytes)} ({share:.1%})" if group.padding_bytes else "0",
+                f"{group.blocks_per_sequence:,}",
+            )
+        console.print(
+            f"{self.shape.architecture}: {plan.num_blocks:,} blocks of "
+            f"{_size(plan.layout.block_bytes)} in {_size(plan.memory_bytes)}, "
+            f"sequences of {plan.context_tokens:,} tokens",
+            markup=False,
+        )
+        console.print(table)
+        compared = Table("", "tokens that fit", "sequences at once", "a sequence", box=None)
+        for name, each in (("this plan", plan), ("all layers full", full)):
+            held = each.blocks_per_sequence * each.layout.block_bytes
+            compared.add_row(name, f"{each.num_tokens:,}", f"{each.num_sequences:,}", _size(held))
+        console.print(compared)
+
+
+def _read_config(model_dir: Path) -> dict[str, Any]:
+    path = model_dir / "config.json"
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} is missing", param="model") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", param="model") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a JSON object", param="model")
+    return content
+
+
+def _capacity(plan: MemoryPlan) -> dict[str, int]:
+    return {
+        "blocks_per_sequence": plan.blocks_per_sequence,
+        "sequence_bytes": plan.blocks_per_sequence * plan.layout.block_bytes,
+        "num_tokens": plan.num_tokens,
+        "num_sequences": plan.num_sequences,
+    }
+
+
+def _size(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.4g} {unit}"

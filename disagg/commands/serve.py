@@ -1,0 +1,168 @@
+"""`disagg serve`, `disagg router`, `disagg workers`: what runs until it is stopped."""
+
+import logging
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from disagg.cluster.processes import end_with_parent
+from disagg.commands.arguments import (
+    Config,
+    Decode,
+    GrpcPort,
+    Host,
+    HttpPort,
+    Model,
+    Name,
+    Prefill,
+    RayAddress,
+    Set,
+    read_effective,
+)
+from disagg.commands.signals import ignore_signals, interrupt_on_signals
+from disagg.config import router_options
+
+
+def serve(
+    config: Config = None,
+    model: Model = None,
+    name: Name = None,
+    host: Host = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    ray_address: RayAddress = None,
+    settings_given: Set = None,
+) -> None:
+    """Serve a model from this machine until Ctrl-C: Ray, workers and router.
+
+    Without --ray-address a Ray cluster of this machine alone is started, and stopped at the end.
+    """
+    effective = read_effective(
+        config,
+        settings_given,
+        {
+            "model.dir": ("--model", model),
+            "model.name": ("--name", name),
+            "router.host": ("--host", host),
+            "router.http_port": ("--http-port", http_port),
+            "router.grpc_port": ("--grpc-port", grpc_port),
+            "cluster.num_prefill": ("--prefill", prefill),
+            "cluster.num_decode": ("--decode", decode),
+            "cluster.ray_address": ("--ray-address", ray_address),
+        },
+    )
+    from disagg.cluster.local import LocalCluster  # Ray takes a second to import
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    cluster = LocalCluster(effective.settings, lambda line: console.print(line, markup=False))
+    interrupt_on_signals()
+    try:
+        cluster.start()
+        interrupt_on_signals()  # Ray has put its own in their place
+        served = router_options(cluster.settings).model_name
+        console.print(f"serving {served} on {cluster.url}/v1 (Ctrl-C stops)", markup=False)
+        try:
+            while True:
+                cluster.poll()
+        except KeyboardInterrupt:
+            console.print("stopping")
+    except KeyboardInterrupt:
+        pass  # while it started, which has said so
+    finally:
+        ignore_signals()
+        cluster.stop()
+    if cluster.faults:
+        raise typer.Exit(1)
+
+
+def router(
+    config: Config = None,
+    model: Model = None,
+    name: Name = None,
+    host: Host = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    settings_given: Set = None,
+    with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
+) -> None:
+    """Run the router alone: HTTP for clients, gRPC for workers."""
+    if with_parent:
+        end_with_parent()
+    effective = read_effective(
+        config,
+        settings_given,
+        {
+            "model.dir": ("--model", model),
+            "model.name": ("--name", name),
+            "router.host": ("--host", host),
+            "router.http_port": ("--http-port", http_port),
+            "router.grpc_port": ("--grpc-port", grpc_port),
+        },
+    )
+    from disagg.router.app import run
+
+    _log_to_stderr()
+    raise typer.Exit(run(router_options(effective.settings)))
+
+
+def workers(
+    config: Config = None,
+    model: Model = None,
+    name: Name = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    ray_address: RayAddress = None,
+    settings_given: Set = None,
+) -> None:
+    """Place the workers on a Ray cluster and keep them running.
+
+    They register with cluster.router_addresses; the router is started apart (disagg router).
+    Without --ray-address the cluster this machine belongs to is joined.
+    """
+    effective = read_effective(
+        config,
+        settings_given,
+        {
+            "model.dir": ("--model", model),
+            "model.name": ("--name", name),
+            "cluster.num_prefill": ("--prefill", prefill),
+            "cluster.num_decode": ("--decode", decode),
+            "cluster.ray_address": ("--ray-address", ray_address),
+        },
+    )
+    from disagg.cluster.ray_cluster import join_ray, stop_ray
+
+    _log_to_stderr()
+    log = logging.getLogger("disagg")
+    supervisor = None
+    interrupt_on_signals()
+    try:
+        join_ray(effective.settings)
+        interrupt_on_signals()
+        from disagg.cluster.supervise import Supervisor  # imports Ray, see ray_cluster
+
+        supervisor = Supervisor(effective.settings, log.info)
+        supervisor.start()
+        while True:
+            supervisor.poll()
+    except KeyboardInterrupt:
+        log.info("stopping")
+    finally:
+        ignore_signals()
+        if supervisor is not None:
+            supervisor.stop()
+        stop_ray()
+
+
+def _log_to_stderr() -> None:
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)sZ %(levelname)s %(name)s: %(message)s",
+    )

@@ -1,0 +1,41 @@
+"""`disagg config`: every setting, its value and where it came from."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from disagg.commands.arguments import Config, Set, read_effective
+from disagg.config import Effective, Settings
+
+
+def show_config(
+    config: Config = None,
+    settings_given: Set = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Print every setting, its value and where it came from."""
+    rows = _rows(read_effective(config, settings_given, {}))
+    if as_json:
+        values = {key: {"value": value, "source": source} for key, value, source in rows}
+        print(json.dumps(values, indent=2))
+        return
+    table = Table("setting", "value", "from", box=None)
+    for key, value, source in rows:
+        style = "dim" if source == "default" else "bold"
+        table.add_row(key, json.dumps(value), source, style=style)
+    width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
+    Console(width=width).print(table)
+
+
+def _rows(effective: Effective) -> list[tuple[str, Any, str]]:
+    rows: list[tuple[str, Any, str]] = []
+    for section, values in effective.settings.model_dump(mode="json").items():
+        for key, value in values.items():
+            dotted = f"{section}.{key}"
+            hidden = dotted in Settings.secrets() and value
+            rows.append((dotted, "***" if hidden else value, effective.sources[dotted]))
+    return rows

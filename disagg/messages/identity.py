@@ -1,0 +1,32 @@
+"""Who is who: requests, incarnations of workers, attempts."""
+
+from typing import NamedTuple
+
+
+class RequestKey(NamedTuple):
+    """One try of a request: the router counts ``generation`` up whenever it plans anew."""
+
+    request_id: str
+    generation: int
+
+
+class Incarnation(NamedTuple):
+    """One life of a worker process: ``epoch`` is random and new at every start."""
+
+    worker_id: str
+    epoch: str
+
+
+class Attempt(NamedTuple):
+    """Nonce of one try to read: the reader's epoch and its own counter."""
+
+    reader_epoch: str
+    number: int
+
+
+class Question(NamedTuple):
+    """One ``AskLease`` or ``TakeOver`` of a reader; its ``number`` counts up within its epoch."""
+
+    reader: Incarnation
+    key: RequestKey
+    number: int

@@ -1,0 +1,184 @@
+"""Messages between the router and a worker.
+
+Downstream `Submit` and `Cancel` travel on one ordered stream, so a cancel never overtakes its
+submit. Upstream, one `StepOutputs` per engine step carries the tokens of all its sequences.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.sampling import SamplingParams
+
+
+class Role(StrEnum):
+    """What a worker does for one generation of a request."""
+
+    LOCAL = "local"
+    """Prefill and decode here; no lease, no reservation."""
+    PREFILL = "prefill"
+    """Prefill here, hand over to the peer."""
+    DECODE = "decode"
+    """Reserve, pull from the peer, decode."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where the other worker of a hand-over is reached, and in which life."""
+
+    incarnation: Incarnation
+    address: str
+    """host:port of its gRPC service."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlan:
+    """Where a prefill may find more of its prefix; never trusted, and optional."""
+
+    owner: PeerAddress
+    num_tokens: int
+    """What the router believes usable there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start one generation of a request on a worker."""
+
+    key: RequestKey
+    role: Role
+    token_ids: tuple[int, ...]
+    """Prompt, plus the tokens already emitted when the router plans anew."""
+    hashes: tuple[bytes, ...]
+    """Chain values of the full hash blocks of ``token_ids`` (hashed once, by the router)."""
+    cache_salt: bytes
+    sampling: SamplingParams
+    """``max_tokens`` counts from the end of ``token_ids``."""
+    peer: PeerAddress | None = None
+    pull: PullPlan | None = None
+    """For roles that prefill."""
+    take_over: RequestKey | None = None
+    """For a decode: the generation whose sealed lease it takes over. ``token_ids`` then ends with
+    the token that the lease carries, and nothing is prefilled for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a generation; unknown ones are ignored."""
+
+    key: RequestKey
+    reason: str
+
+
+ToWorkerMessage = Submit | Cancel
+
+
+class EndReason(StrEnum):
+    """Why a worker ended its part of a generation without finishing it."""
+
+    CANCELLED = "cancelled"
+    PEER_ENDED = "peer_ended"
+    PEER_LOST = "peer_lost"
+    LEASE_DEAD = "lease_dead"
+    COMMIT_REFUSED = "commit_refused"
+    READ_FAILED = "read_failed"
+    READ_STUCK = "read_stuck"
+    RESERVE_REFUSED = "reserve_refused"
+    TAKE_OVER_REFUSED = "take_over_refused"
+    EXPIRED = "expired"
+    CAPACITY = "capacity"
+    STEP_FAILED = "step_failed"
+    REJECTED = "rejected"
+    """The request itself cannot be served here; planning anew does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnded:
+    """A worker ended its part before the request finished; the router plans anew or fails it."""
+
+    key: RequestKey
+    reason: EndReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReport:
+    """What the prefill (or local) part found in its cache; sent when its prefill completes."""
+
+    key: RequestKey
+    num_prompt_tokens: int
+    hit_tokens: int
+    computed_tokens: int
+    pulled_tokens: int = 0
+    """Pulled from another worker's cache, after the own hits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTransfer:
+    """One KV cache group's share of a committed transfer."""
+
+    group: int
+    kind: str
+    """``full_attention``, ``sliding_window``, ..."""
+    window_tokens: int
+    """0 where the kind has none."""
+    block_tokens: int
+    block_map: str
+    """One character per block position: ``p`` pulled, ``h`` hit, ``.`` null, ``n`` new."""
+    pulled_blocks: int
+    pulled_bytes: int
+    """Moved, padding included."""
+    useful_bytes: int
+    """Of those, what layers of this group use."""
+    full_blocks: int
+    """Blocks that moving every position would have cost."""
+    full_bytes: int
+
+
+class TransferKind(StrEnum):
+    """What moved."""
+
+    HANDOVER = "handover"
+    """A prompt from its prefill worker to its decode worker."""
+    PREFIX = "prefix"
+    """A cached prefix to the worker that prefills."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """Sent by the reader when a transfer is committed, or a prefix pull was given up."""
+
+    key: RequestKey
+    owner: Incarnation
+    groups: tuple[GroupTransfer, ...]
+    num_reads: int
+    read_ms: int
+    """From the first READ posted to the last one done."""
+    exposed_ms: int
+    """From the seal's arrival to the commit's OK."""
+    kind: TransferKind = TransferKind.HANDOVER
+    num_tokens: int = 0
+    """The boundary that a prefix pull reached."""
+    failed: str = ""
+    """Why a prefix pull was given up; what it lacked was computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """Load and counters of a worker; sent when they changed, at most once a heartbeat."""
+
+    num_waiting: int
+    num_running: int
+    num_prefill_tokens_queued: int
+    num_blocks_usable: int
+    num_blocks_free: int
+    num_leases: int
+    num_reservations: int
+    num_inbound: int
+    num_blocks_quarantined: int
+    ready: bool
+    counters: tuple[tuple[str, int], ...] = ()
+    """Monotonic counts by name, e.g. ``commits_refused``."""
+
+
+ToRouterMessage = StepOutputs | PartEnded | PrefillReport | TransferReport | WorkerStats

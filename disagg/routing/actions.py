@@ -1,0 +1,67 @@
+"""What enters the router's core and the wishes that leave it."""
+
+from dataclasses import dataclass
+
+from disagg.errors import DisaggError
+from disagg.messages.identity import Incarnation
+from disagg.messages.outputs import FinishReason
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.sampling import SamplingParams, TokenLogprobs
+from disagg.messages.session import ToWorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A validated, tokenised and hashed request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+    cache_salt: bytes
+    sampling: SamplingParams
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a session and a KV event stream to this incarnation."""
+
+    worker: WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the streams to this incarnation."""
+
+    worker: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """Send on the worker's session, in the order given."""
+
+    worker: Incarnation
+    message: ToWorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """New tokens for the client, in order and without gaps; the last one has a reason."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The request ends with this error; nothing more is delivered."""
+
+    request_id: str
+    error: DisaggError
+
+
+RouterAction = Connect | Disconnect | ToWorker | Deliver | Fail

@@ -1,0 +1,47 @@
+"""What a worker's core tells about itself: load, counters, self-check."""
+
+from disagg.errors import InvariantViolation
+from disagg.messages.session import WorkerStats
+from disagg.scheduling.worker_core import WorkerCore
+
+
+def worker_stats(core: WorkerCore) -> WorkerStats:
+    """Load and counters, as of now."""
+    batcher, inbound = core.batcher, core.inbound
+    counters = core.counters.counts | {
+        "preemptions": batcher.num_preemptions,
+        "reservations_refused": core.outgoing.num_refusals,
+    }
+    return WorkerStats(
+        num_waiting=len(batcher.waiting) + len(core.outgoing.backing_off),
+        num_running=len(batcher.running),
+        num_prefill_tokens_queued=batcher.num_prefill_tokens_queued,
+        num_blocks_usable=core.kv.num_usable_blocks,
+        num_blocks_free=core.kv.num_free_blocks,
+        num_leases=core.leases.num_live,
+        num_reservations=len(core.incoming.pulls),
+        num_inbound=len(inbound.statuses()),
+        num_blocks_quarantined=inbound.num_blocks_quarantined,
+        ready=core.ready,
+        counters=tuple(sorted(counters.items())),
+    )
+
+
+def check_core(core: WorkerCore) -> None:
+    """Verify the coordinator's invariants and that every sequence is in exactly one place.
+
+    Raises:
+        InvariantViolation: a bug of ours.
+    """
+    core.kv.check()
+    placed = [
+        *(seq.key for seq in core.batcher.waiting),
+        *(seq.key for seq in core.batcher.running),
+        *(seq.key for seq in core.outgoing.backing_off),
+        *core.outgoing.reserving,
+        *core.incoming.awaiting,
+        *core.incoming.pulls,
+        *core.prefixes.pulls,
+    ]
+    if sorted(placed) != sorted(core.sequences):
+        raise InvariantViolation(f"placed {sorted(placed)}, known {sorted(core.sequences)}")

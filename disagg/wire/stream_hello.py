@@ -1,0 +1,32 @@
+"""First messages of the streams; they concern the shells alone, so the core does not know them."""
+
+from dataclasses import dataclass
+
+from disagg.messages.identity import Incarnation
+from disagg.messages.registration import Contract
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHello:
+    """First message of a peer stream, in both directions: who I am and where my pool lies."""
+
+    contract: Contract
+    address: str
+    """host:port of the sender's own gRPC service."""
+    transport_metadata: bytes
+    """NIXL agent metadata."""
+    pool_address: int
+    num_blocks: int
+    block_bytes: int
+    memory_kind: str
+    """DRAM or VRAM."""
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpen:
+    """First message of a router's session."""
+
+    router_id: str
+    worker: Incarnation
+    """Who the router believes to talk to; another epoch ends the session."""

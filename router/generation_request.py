@@ -1,0 +1,66 @@
+"""What a front end wants generated, before the tokenizer has seen it."""
+
+import math
+from dataclasses import dataclass
+
+from disagg.errors import RequestError
+from disagg.messages.sampling import TOP_LOGPROBS_MAX
+
+STOP_STRINGS_MAX = 4
+STOP_CHARS_MAX = 1000
+TEMPERATURE_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation as asked for; HTTP and gRPC both end here. None means the default."""
+
+    model: str
+    prompt: str | tuple[int, ...] | tuple[dict[str, str], ...]
+    """Text, token ids, or chat messages."""
+    prompt_field: str
+    """What errors about the prompt name: ``prompt``, ``messages`` or ``token_ids``."""
+    max_tokens: int | None
+    max_tokens_field: str = "max_tokens"
+    default_max_tokens: int | None = None
+    """None: what the context leaves."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    num_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    cache_salt: str = ""
+
+    def check(self) -> None:
+        """Check every field that needs neither tokenizer nor fleet.
+
+        Raises:
+            RequestError: the first field that is wrong, by name.
+        """
+        if not self.prompt:
+            raise RequestError("must not be empty", param=self.prompt_field)
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError("must be at least 1", param=self.max_tokens_field)
+        _range("temperature", self.temperature, 0.0, TEMPERATURE_MAX)
+        _range("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise RequestError("must be above 0", param="top_p")
+        if self.top_k is not None and not -1 <= self.top_k < 2**31:
+            raise RequestError("must be -1 or 0 (no limit) or positive", param="top_k")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise RequestError("must fit 64 bits", param="seed")
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= TOP_LOGPROBS_MAX:
+            raise RequestError(f"at most {TOP_LOGPROBS_MAX}", param="logprobs")
+        if len(self.stop) > STOP_STRINGS_MAX:
+            raise RequestError(f"at most {STOP_STRINGS_MAX} strings", param="stop")
+        if any(not text for text in self.stop):
+            raise RequestError("must not contain an empty string", param="stop")
+        if any(len(text) > STOP_CHARS_MAX for text in self.stop):
+            raise RequestError(f"at most {STOP_CHARS_MAX} characters each", param="stop")
+
+
+def _range(param: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not (math.isfinite(value) and low <= value <= high):
+        raise RequestError(f"must be between {low:g} and {high:g}", param=param)

@@ -1,0 +1,167 @@
+"""From what is asked to a request the core can plan: checked, tokenised and hashed once."""
+
+import asyncio
+import re
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+from disagg.errors import (
+    CapacityError,
+    ContextLengthError,
+    ModelNotFoundError,
+    RemoteFault,
+    RequestError,
+)
+from disagg.messages.sampling import SamplingParams
+from disagg.router.dispatch import Dispatcher
+from disagg.router.generation_request import GenerationRequest
+from disagg.router.options import RouterOptions
+from disagg.router.tokenizer import Tokenizer
+from disagg.routing.actions import NewRequest
+
+INLINE_CHARS_MAX = 2_000
+"""Shorter prompts are tokenised on the event loop; a thread costs more."""
+THREADS = 2
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+
+
+def check_request_id(request_id: str, param: str) -> None:
+    """Refuse ids that could not be logged or echoed safely.
+
+    Raises:
+        RequestError: naming ``param``.
+    """
+    if not REQUEST_ID.fullmatch(request_id):
+        raise RequestError("must be 1 to 128 letters, digits or any of . _ : -", param=param)
+
+
+class Preparation:
+    """Nothing reaches the core, let alone a worker, that was not checked here."""
+
+    def __init__(self, options: RouterOptions, tokenizer: Tokenizer, dispatcher: Dispatcher):
+        self._options = options
+        self._tokenizer = tokenizer
+        self._dispatcher = dispatcher
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+        self._preparing = 0
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check_model(self, model: str) -> None:
+        """Raise ModelNotFoundError unless ``model`` is served here."""
+        if model != self._options.model_name:
+            raise ModelNotFoundError(
+                f"the model {model!r} does not exist; {self._options.model_name!r} is served here",
+                param="model",
+            )
+
+    async def prepare(self, ask: GenerationRequest, request_id: str = "") -> NewRequest:
+        """Check, tokenise and hash.
+
+        Raises:
+            RequestError: a field is wrong, by name.
+            RemoteFault: no worker is ready.
+            CapacityError: too many requests are being prepared.
+        """
+        ask.check()
+        self.check_model(ask.model)
+        limit = self._dispatcher.core.max_model_tokens
+        if not limit or not self._dispatcher.ready:
+            raise RemoteFault("no worker is ready")
+        token_ids, hashes = await self.tokens(
+            ask.prompt, ask.prompt_field, limit, ask.cache_salt.encode()
+        )
+        room = limit - len(token_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"has {len(token_ids)} tokens; prompt and output together may have {limit}",
+                param=ask.prompt_field,
+            )
+        max_tokens = ask.max_tokens
+        if max_tokens is None:
+            max_tokens = min(ask.default_max_tokens or room, room)
+        elif max_tokens > room:
+            raise ContextLengthError(
+                f"{len(token_ids)} prompt tokens and {max_tokens} to generate exceed {limit}",
+                param=ask.max_tokens_field,
+            )
+        sampling = self._sampling(ask, max_tokens)
+        return NewRequest(
+            request_id or secrets.token_hex(12),
+            token_ids,
+            tuple(hashes),
+            ask.cache_salt.encode(),
+            sampling,
+        )
+
+    async def tokens(
+        self,
+        prompt: str | tuple[int, ...] | tuple[dict[str, str], ...],
+        field: str,
+        limit: int,
+        salt: bytes,
+    ) -> tuple[tuple[int, ...], list[bytes]]:
+        """Tokens and block hashes of a prompt, computed in a thread when it is long.
+
+        Raises:
+            RequestError: an id outside the vocabulary, or a prompt certainly too long.
+            CapacityError: too many prompts are being tokenised.
+        """
+        size = _size(prompt)
+        per_unit = 1 if prompt and isinstance(prompt[0], int) else self._tokenizer.token_chars_max
+        if size > limit * per_unit:
+            # It cannot fit, so it is not worth tokenising.
+            raise ContextLengthError(f"is too long; {limit} tokens are possible", param=field)
+        if size <= INLINE_CHARS_MAX:
+            return self._tokens(prompt, field, salt)
+        if self._preparing >= self._options.requests_max:
+            raise CapacityError(f"{self._preparing} prompts are being tokenised")
+        self._preparing += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._tokens, prompt, field, salt)
+        finally:
+            self._preparing -= 1
+
+    def _tokens(
+        self, prompt: str | tuple[int, ...] | tuple[dict[str, str], ...], field: str, salt: bytes
+    ) -> tuple[tuple[int, ...], list[bytes]]:
+        token_ids: tuple[int, ...]
+        if isinstance(prompt, str):
+            token_ids = self._tokenizer.encode(prompt)
+        elif isinstance(prompt[0], dict):
+            messages = [message for message in prompt if isinstance(message, dict)]
+            token_ids = self._tokenizer.encode_chat(messages)
+        else:
+            token_ids = tuple(token for token in prompt if isinstance(token, int))
+        if not token_ids:
+            raise RequestError("has no tokens", param=field)
+        if min(token_ids) < 0 or max(token_ids) >= self._tokenizer.vocab_size:
+            # An id the embedding lacks would fail the step of every sequence in the batch.
+            raise RequestError(
+                f"token ids must be from 0 to {self._tokenizer.vocab_size - 1}", param=field
+            )
+        return token_ids, self._dispatcher.hashes(token_ids, salt)
+
+    def _sampling(self, ask: GenerationRequest, max_tokens: int) -> SamplingParams:
+        defaults = self._tokenizer.sampling_defaults
+        default = defaults.get("temperature", 1.0)
+        top_p = defaults.get("top_p", 1.0) if ask.top_p is None else ask.top_p
+        top_k = int(defaults.get("top_k", 0)) if ask.top_k is None else ask.top_k
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=float(default if ask.temperature is None else ask.temperature),
+            top_p=float(top_p),
+            top_k=max(top_k, 0),
+            seed=secrets.randbits(63) if ask.seed is None else ask.seed,
+            stop_token_ids=() if ask.ignore_eos else self._tokenizer.eos_token_ids,
+            num_logprobs=ask.num_logprobs,
+        )
+
+
+def _size(prompt: str | tuple[int, ...] | tuple[dict[str, str], ...]) -> int:
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return len(prompt)
+    return sum(len(part["content"]) for part in prompt if isinstance(part, dict))

@@ -1,0 +1,86 @@
+"""The `disagg` command as a user meets it: a process with an exit code and two outputs."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def disagg(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("DISAGG_")}
+    return subprocess.run(
+        [sys.executable, "-m", "disagg.commands", *arguments],
+        cwd=cwd,
+        env={**kept, "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_shows_commands_and_an_example(tmp_path: Path) -> None:
+    run = disagg("--help", cwd=tmp_path)
+    assert run.returncode == 0
+    for word in ("serve", "router", "workers", "config", "disagg serve --model ./my-model"):
+        assert word in run.stdout
+
+
+def test_version(tmp_path: Path) -> None:
+    run = disagg("--version", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (0, "0.1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve"], "disagg: model.dir: which checkpoint? (--model DIR)\n"),
+        (["workers", "--set", "router.grpc_port=x"], "disagg: router.grpc_port: should be a valid"),
+        (["serve", "--model", "nowhere"], "disagg: model.dir: nowhere is not a checkpoint direct"),
+        (["serve", "--set", "router.http_prt=1"], "(did you mean router.http_port?) [flag:--set"),
+        (["serve", "--set", "nonsense"], "disagg: --set nonsense: expected SECTION.KEY=VALUE"),
+        (["serve", "--prefill", "-1"], "cluster.num_prefill: should be greater than or equal to 0"),
+        (["serve", "--config", "none.yaml"], "disagg: none.yaml: No such file or directory\n"),
+        (["router"], "disagg: model.dir: which checkpoint?"),
+    ],
+)
+def test_a_users_error_is_one_text_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "keep").write_text("x")
+    run = disagg(*arguments, cwd=tmp_path)
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+    assert os.listdir(tmp_path) == ["keep"]
+
+
+def test_config_tells_where_values_come_from(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("worker:\n  num_blocks: 7\nmodel:\n  hash_key: secret\n")
+    arguments = ["config", "-c", "a.yaml", "--set", "router.http_port=9"]
+    run = disagg(*arguments, "--json", cwd=tmp_path, DISAGG_CLUSTER__NUM_DECODE="3")
+    values = json.loads(run.stdout)
+    assert values["worker.num_blocks"] == {"value": 7, "source": "file:a.yaml:2"}
+    assert values["router.http_port"] == {"value": 9, "source": "flag:--set router.http_port"}
+    assert values["cluster.num_decode"] == {"value": 3, "source": "env:DISAGG_CLUSTER__NUM_DECODE"}
+    assert values["router.host"] == {"value": "127.0.0.1", "source": "default"}
+    assert values["model.hash_key"]["value"] == "***"
+    table = disagg(*arguments, cwd=tmp_path).stdout
+    assert "file:a.yaml:2" in table
+    assert "secret" not in run.stdout + table
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        run = disagg("serve", "--model", ".", "--http-port", port, cwd=tmp_path)
+    assert run.returncode == 2
+    assert f"router.http_port: 127.0.0.1:{port}: Address already in use" in run.stderr

@@ -1,0 +1,73 @@
+"""`disagg plan` as a process."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "tests" / "data" / "model_configs" / "gemma-3-27b.json"
+
+
+def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "disagg.commands", "plan", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    shutil.copy(CONFIG, tmp_path / "config.json")
+    return str(tmp_path)
+
+
+def test_the_table_for_people(model: str) -> None:
+    run = plan("--model", model, "--memory", "64GiB", "--context", "131072")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "52,428 blocks of 1.25 MiB in 64 GiB, sequences of 131,072 tokens" in run.stdout
+    rows = [line.split() for line in run.stdout.splitlines()]
+    assert ["6", "full_attention", "10", "-", "16", "81,920", "-", "0", "8,192"] in rows
+    assert ["this", "plan", "800,712", "6", "10.48", "GiB"] in rows
+    assert ["all", "layers", "full", "135,280", "1", "62", "GiB"] in rows
+
+
+def test_json_for_programs(model: str) -> None:
+    run = plan("--model", model, "--memory", "64GiB", "--json")
+    answer = json.loads(run.stdout)
+    assert answer["context_tokens"] == 131_072  # the family's default, absent from the file
+    assert answer["num_sequences"] == 6
+    assert answer["all_layers_full"]["num_sequences"] == 1
+    assert [group["num_layers"] for group in answer["groups"]] == [9, 9, 9, 9, 8, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"--memory": "lots"}, "memory: 'lots' is not a size such as 64GiB"),
+        ({"--memory": "1MiB"}, "memory: 1048576 bytes hold fewer than two blocks of 1310720"),
+        ({"--model": "nowhere"}, "nowhere/config.json is missing"),
+        ({"--context": "0"}, "context: must be a positive number"),
+        ({"--context": "131073"}, "context: 131073 tokens, the model's positions reach 131072"),
+    ],
+)
+def test_errors_are_one_clear_line(model: str, change: dict[str, str], said: str) -> None:
+    flags = {"--model": model, "--memory": "64GiB", **change}
+    run = plan(*(text for pair in flags.items() for text in pair))
+    assert run.returncode == 2
+    assert run.stderr.startswith("disagg: ")
+    assert said in run.stderr
+    assert run.stdout == ""
+
+
+def test_an_unsupported_architecture_is_named(model: str) -> None:
+    (Path(model) / "config.json").write_text('{"architectures": ["WhisperForCausalLM"]}')
+    run = plan("--model", model, "--memory", "64GiB")
+    assert run.returncode == 2
+    assert "WhisperForCausalLM" in run.stderr
