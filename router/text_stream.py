@@ -20,7 +20,11 @@ class Piece:
 
 
 class StopMatcher:
-    """Cuts text before the first stop string, however it falls between pieces."""
+    """Cuts text before the stop string that ends first, however it falls between pieces.
+
+    Of those that end together the longest counts. (Which string *begins* first would depend on the
+    pieces: a longer one may not be there yet.)
+    """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
@@ -31,10 +35,10 @@ class StopMatcher:
         if not self._stop:
             return text, False
         text = self._held + text
-        found = [at for at in map(text.find, self._stop) if at >= 0]
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            return text[: min(found)[1]], True
         self._held = ""
         for size in range(min(len(text), max(map(len, self._stop)) - 1), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stop):
@@ -80,5 +84,8 @@ async def pieces(
                 break
         else:
             if finish:
-                text += matcher.flush()
+                new, stopped = matcher.push(detokenizer.finish())
+                text += new + matcher.flush()
+                if stopped:
+                    finish = FinishReason.STOP.value
         yield Piece(text, delta.token_ids[:used], delta.logprobs[:used], finish)
