@@ -62,7 +62,7 @@ class RouterApp:
     """
 
     def __init__(self, options: RouterOptions) -> None:
-        """Load the tokenizer.
+        """Load the tokenizer; needs no event loop.
 
         Raises:
             ConfigError: the checkpoint directory has none.
@@ -105,6 +105,7 @@ class RouterApp:
         )
         self._http_server = _Server(config)
         self._http_task = asyncio.create_task(self._http_server.serve([http_socket]))
+        self._http_task.add_done_callback(self._http_ended)
         await self._grpc_server.start()
         await self._http_server.is_up.wait()
         logger.info(
@@ -116,6 +117,14 @@ class RouterApp:
             self.grpc_port,
         )
 
+    def _http_ended(self, task: asyncio.Task[None]) -> None:
+        if self._http_server.should_exit or task.cancelled():
+            return
+        # Without HTTP the process would look alive and serve nobody.
+        logger.error("the HTTP server ended", exc_info=task.exception())
+        self._metrics.task_failed("http")
+        self.dispatcher.broken.set()
+
     async def stop(self) -> None:
         """Accept nothing more, cancel what lives here and at the workers, close; idempotent."""
         if self._http_server.should_exit:
@@ -123,8 +132,7 @@ class RouterApp:
         self._http_server.should_exit = True
         await self.dispatcher.stop()
         await self._grpc_server.stop(grace=1)
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._http_task
+        await asyncio.gather(self._http_task, return_exceptions=True)
         self._preparation.close()
         logger.info("router stopped")
 
@@ -133,22 +141,21 @@ def run(options: RouterOptions) -> int:
     """Run a router until SIGINT or SIGTERM; a second signal ends the process at once.
 
     Returns:
-        The process's exit code: 0 after a clean stop, 2 when it could not start.
+        The process's exit code: 0 after a clean stop, 1 when it could not go on, 2 when it could
+        not start.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        app = RouterApp(options)
-        asyncio.run(_serve(app))
+        return asyncio.run(_serve(RouterApp(options)))
     except ConfigError as error:
         logger.error("%s: %s", error.param, error.message)
         return 2
-    return 0
 
 
-async def _serve(app: RouterApp) -> None:
+async def _serve(app: RouterApp) -> int:
     stop = asyncio.Event()
 
     def on_signal() -> None:
@@ -163,8 +170,13 @@ async def _serve(app: RouterApp) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     await app.start()
-    await stop.wait()
+    broken = app.dispatcher.broken
+    waits = [asyncio.create_task(event.wait()) for event in (stop, broken)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
     await app.stop()
+    return 1 if broken.is_set() else 0
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -34,6 +34,8 @@ from disagg.routing.core import RouterCore
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
+TICK_FAILURES_MAX = 50
+"""Ticks in a row that may fail, 5 s: later the fleet's losses would go unseen for too long."""
 
 
 class DuplicateRequestError(RequestError):
@@ -58,6 +60,7 @@ class Dispatcher:
     Attributes:
         core: the decisions; read freely, change only through this class.
         stopping: no new requests.
+        broken: set when nothing here can be relied on any more; the process should end.
     """
 
     def __init__(self, options: RouterOptions, metrics: Metrics) -> None:
@@ -72,6 +75,7 @@ class Dispatcher:
         )
         metrics.show_core(self.core.counters)
         self.stopping = False
+        self.broken = asyncio.Event()
         self._options = options
         self._metrics = metrics
         self._router_id = secrets.token_hex(8)
@@ -202,6 +206,8 @@ class Dispatcher:
             lost=partial(self._lost, worker),
             kv_sequence=partial(self.core.kv_sequence, worker),
             kv_batch=partial(self._kv_batch, worker),
+            failed=self._metrics.task_failed,
+            broken=self.broken.set,
         )
         # Room for a submit and a cancel of every request at every re-plan.
         outgoing_max = 2 * self._options.requests_max * (1 + self._options.replans_max)
@@ -260,6 +266,21 @@ class Dispatcher:
         self._hasher.extend(hashes, token_ids, cache_salt)
 
     async def _tick(self) -> None:
-        while True:
+        """Tick the core for ever.
+
+        One failure need not concern the other workers and requests, so the next tick is tried. A
+        router whose ticks keep failing notices no lost worker and no late request: it ends, and
+        whoever runs it starts another.
+        """
+        num_failures = 0
+        while num_failures < TICK_FAILURES_MAX:
             await asyncio.sleep(TICK_S)
-            self._do(self.core.tick(self.now_ms()))
+            try:
+                self._do(self.core.tick(self.now_ms()))
+                num_failures = 0
+            except Exception:
+                num_failures += 1
+                logger.exception("tick failed, %d in a row", num_failures)
+                self._metrics.task_failed("tick")
+        logger.error("no tick succeeds any more: the router ends")
+        self.broken.set()
