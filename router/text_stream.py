@@ -1,7 +1,7 @@
 """From tokens to text: whole characters, stop strings."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.messages.outputs import FinishReason
 from disagg.messages.sampling import TokenLogprobs
@@ -13,9 +13,9 @@ from disagg.router.tokenizer import Tokenizer
 class Piece:
     """Something new for the client; the last one has a finish reason."""
 
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
+    text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False)
+    logprobs: tuple[TokenLogprobs, ...] = field(repr=False)
     finish_reason: str
 
 

@@ -8,6 +8,7 @@ from disagg.router import app as router_app
 from disagg.router import dispatch
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
+from disagg.routing.core import RouterCore
 from tests.unit.router.scripted_worker import BOUND_S, stored
 from tests.unit.router.test_generation import BODY
 from tests.unit.router.test_grpc_service import PROMPT, chain
@@ -48,13 +49,11 @@ async def test_a_failed_tick_is_counted_and_the_next_one_comes(open_house, monke
 
 async def test_a_router_whose_ticks_never_succeed_ends(model_dir, monkeypatch):
     monkeypatch.setattr(dispatch, "TICK_S", 0.001)
+    tick = Failing(None, 10**9)
+    monkeypatch.setattr(RouterCore, "tick", tick)
     app = RouterApp(RouterOptions(str(model_dir), "tiny", http_port=0, grpc_port=0))
     serving = asyncio.create_task(router_app._serve(app))
     async with asyncio.timeout(BOUND_S):
-        while not hasattr(app, "dispatcher"):
-            await asyncio.sleep(0.001)
-        tick = Failing(app.dispatcher.core.tick, 10**9)
-        monkeypatch.setattr(app.dispatcher.core, "tick", tick)
         assert await serving == 1
     assert tick.num_raised == dispatch.TICK_FAILURES_MAX
 
