@@ -76,6 +76,7 @@ class Dispatcher:
         metrics.show_core(self.core.counters)
         self.stopping = False
         self.broken = asyncio.Event()
+        self._was_complete = False
         self._options = options
         self._metrics = metrics
         self._router_id = secrets.token_hex(8)
@@ -87,9 +88,25 @@ class Dispatcher:
         self._ticker = asyncio.create_task(self._tick(), name="router tick")
 
     @property
-    def ready(self) -> bool:
-        """A request could be served now."""
+    def can_serve(self) -> bool:
+        """A request could be served now, by one worker if need be."""
         return self.core.ready and not self.stopping
+
+    @property
+    def ready(self) -> bool:
+        """Requests should come here: they can be served, and every role wanted has been there.
+
+        A fleet that is half started is not ready: its first requests would not be handed over. A
+        role that is lost later does not change this while a worker is left, which still serves
+        every request; clients would get nothing if a load balancer took the router out.
+        """
+        return self.can_serve and self._was_complete
+
+    @property
+    def missing_roles(self) -> list[str]:
+        """Roles wanted for which no worker is ready now."""
+        roles = {view.info.role for view in self.core.fleet if view.ready}
+        return [r for r in self._options.roles_wanted if roles.isdisjoint((r, "both"))]
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch as of the start, never going backwards."""
@@ -219,6 +236,8 @@ class Dispatcher:
             return
         logger.info("worker %s (epoch %s) left", worker.worker_id, worker.epoch)
         self._metrics.worker_left(worker)
+        if not self.core.ready:
+            self._was_complete = False  # nobody is left: a new fleet starts
         session.close()
         closing = asyncio.create_task(session.wait_closed())
         self._closing.add(closing)
@@ -243,6 +262,8 @@ class Dispatcher:
         elif isinstance(message, TransferReport):
             self._metrics.transfer(message)
         self._do(self.core.from_worker(self.now_ms(), worker, message))
+        if not self._was_complete and isinstance(message, WorkerStats):
+            self._was_complete = not self.missing_roles
 
     def _lost(self, worker: Incarnation, reason: str) -> None:
         logger.warning("session to worker %s ended: %s", worker.worker_id, reason)

@@ -246,15 +246,16 @@ class HttpApp:
         await exchange.json(self._summary())
 
     async def _ready(self, exchange: Exchange) -> None:
-        ready = self._dispatcher.ready
-        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-        await exchange.json(self._summary(), status)
+        summary = self._summary()
+        status = HTTPStatus.OK if summary["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
+        await exchange.json(summary, status)
 
     def _summary(self) -> dict[str, Any]:
         fleet = self._dispatcher.core.fleet
         return {
             "status": "stopping" if self._dispatcher.stopping else "ok",
             "ready": self._dispatcher.ready,
+            "missing": self._dispatcher.missing_roles,
             "model": self._options.model_name,
             "num_workers": len(fleet),
             "num_workers_ready": sum(view.ready for view in fleet),

@@ -35,6 +35,8 @@ class RouterOptions:
     heartbeat_ms: int = 1_000
     worker_silent_ms: int = 10_000
     """A worker not heard of for so long is dropped."""
+    roles_wanted: tuple[str, ...] = ("prefill", "decode")
+    """Each must have had a ready worker before the router is ready; ``both`` counts as either."""
     pull_tokens_min: int = 256
     """So many more tokens of prefix another worker must have to be pulled from. A pull costs a
     question, a READ and a commit before the first chunk; fewer tokens are computed as fast."""

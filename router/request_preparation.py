@@ -72,7 +72,7 @@ class Preparation:
         ask.check()
         self.check_model(ask.model)
         limit = self._dispatcher.core.max_model_tokens
-        if not limit or not self._dispatcher.ready:
+        if not limit or not self._dispatcher.can_serve:
             raise RemoteFault("no worker is ready")
         token_ids, hashes = await self.tokens(
             ask.prompt, ask.prompt_field, limit, ask.cache_salt.encode()
