@@ -1,6 +1,7 @@
 """What strangers and proxies send: half requests, too many connections, odd ids, long names."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -149,7 +150,7 @@ async def test_long_names_are_not_echoed(house):
 async def test_a_cache_salt_is_bounded_in_grpc_as_in_http(house):
     status = grpc.StatusCode.INVALID_ARGUMENT
     async with grpc.aio.insecure_channel(f"127.0.0.1:{house.app.grpc_port}") as channel:
-        stub = RouterStub(channel)
+        stub: Any = RouterStub(channel)
         for length, fits in ((256, True), (257, False)):
             request = {"model": "tiny", "token_ids": [5, 6], "cache_salt": "s" * length}
             response = await house.http.post(
