@@ -13,8 +13,8 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.coordinator_cases import Case
-from benchmarks.coordinator_environment import Peer, set_up
+from benchmarks.coordinator.cases import Case
+from benchmarks.coordinator.environment import Peer, set_up
 
 TOKENS = 131_072
 FULL, WINDOW = 0, 1024
@@ -146,7 +146,7 @@ def main() -> int:
                 note=note,
             )
     blocks = 200_000 if chosen.quick else 1_000_000
-    command = [sys.executable, "-m", "benchmarks.coordinator_memory", str(blocks)]
+    command = [sys.executable, "-m", "benchmarks.coordinator.memory", str(blocks)]
     used = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     reached &= report(
         f"bookkeeping of a pool of {blocks} cached blocks",
