@@ -8,6 +8,7 @@ import pytest
 from benchmarks.transfer_bytes.figures import LENGTHS, document, figures, hand_overs
 from benchmarks.transfer_bytes.hand_over import HandOver, hand_over
 from benchmarks.transfer_bytes.shapes import SHAPES
+from tests.drawn_tables import check_drawn
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "benchmarks.md"
 
@@ -48,7 +49,4 @@ def test_one_block_too_many_misses_the_target(results: list[HandOver]) -> None:
 
 
 def test_the_documents_table_is_this_one(results: list[HandOver]) -> None:
-    assert document(results) in DOCUMENT.read_text(), (
-        "docs/benchmarks.md should contain the output of "
-        "python -m benchmarks.transfer_bytes --table"
-    )
+    check_drawn(DOCUMENT, "transfer_bytes", document(results))
