@@ -10,12 +10,12 @@ import time
 
 from benchmarks.coordinator.cases import BLOCK, coordinator
 from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import Role, Submit
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.messages import Role, Submit
-from disagg.scheduling.sampling import SampledToken, SamplingParams
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.identity import Incarnation, RequestKey
 
 WINDOWS = [0, 1024]
 """One group of full attention, one window."""
