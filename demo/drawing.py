@@ -77,8 +77,8 @@ def summary(console: Console, answers: list[Answer], num_right: int, num_same: i
         "pulled",
         "every block\nnot cached",
         "saved by\nwindows",
-        "every block",
-        "saved by the\nprefix cache",
+        "every\nblock",
+        "saved by\nprefix",
         title="KV moved, all requests",
     )
     kinds: dict[str, list[int]] = {}

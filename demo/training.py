@@ -55,10 +55,10 @@ class Recipe:
 # a bare copy; it then carries over to all words, delays, joining words and lengths.
 RECIPE = Recipe(
     stages=(
-        Stage("copy", Difficulty(6, 16, 24, 10, 0, asks_plainly=True), 6, 16, 500, 0.94),
+        Stage("copy", Difficulty(6, 16, 24, 10, 0, asks_plainly=True), 6, 16, 800, 0.94),
         Stage("join", Difficulty(6, 32, 48, 6, 3), 6, 12, 500, 0.95),
         Stage("widen", Difficulty(14, 128, 200, 8, 10), 7, 8, 500, 0.95, rate=0.8),
-        Stage("lengthen", Difficulty(36, 128, 200, 10, 12), 14, 6, 180, None, rate=0.6),
+        Stage("lengthen", Difficulty(36, 128, 200, 10, 12), 14, 6, 120, None, rate=0.6),
     )
 )
 
@@ -126,7 +126,7 @@ def train(
             adam.param_groups[0]["lr"] = recipe.other_lr * scale
             adam.step()
             muon.param_groups[0]["lr"] = recipe.matrix_lr * scale
-            muon.step()
+            muon.step()  # type: ignore[no-untyped-call]
             accuracy = 0.9 * accuracy + 0.1 * hits
             progress = Progress(stage, step, accuracy)
             report(progress)
