@@ -20,6 +20,7 @@ from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
+from disagg.workers.engine.engine import RunsSteps
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
 
@@ -45,13 +46,6 @@ def agent_name(incarnation: Incarnation) -> str:
 def now_ms() -> int:
     """Monotonic milliseconds; never compared between processes."""
     return time.monotonic_ns() // 1_000_000
-
-
-class RunsSteps(Protocol):
-    """What the control needs of an engine."""
-
-    def run(self, step: Step) -> StepResult:
-        """Compute a step; blocks."""
 
 
 class PeerLinks(Protocol):

@@ -16,6 +16,7 @@ import torch
 from disagg.errors import CapacityError, ConfigError, RemoteFault
 from disagg.workers.nixl_agent import NixlAgent, ReadHandle
 from disagg.workers.peer_reads import MEND_DELAY_MIN_S, Peer, Posted, Read, are_inside
+from disagg.workers.pool_region import PoolRegion
 from disagg.workers.transport import TransportInfo
 
 _log = logging.getLogger(__name__)
@@ -31,29 +32,26 @@ class NixlTransport:
 
     Args:
         agent_name: ``worker_id:epoch``.
-        pool: int8 ``[num_blocks, block_bytes]``, contiguous, host or CUDA; it stays registered
-            and alive as long as the process.
+        pool: the own KV memory; it stays registered and alive as long as the process.
         on_read_done: called on the transport's thread with (read id, error or "").
         handle_bytes_max: a read is cut into equal handles of at most this size, 1-16 MiB (of one
             block at least): fewer cost less, larger ones delay what comes after.
 
     Raises:
-        ConfigError: the pool's shape is wrong, or NIXL does not start.
+        ConfigError: NIXL does not start.
     """
 
     def __init__(
         self,
         agent_name: str,
-        pool: torch.Tensor,
+        pool: PoolRegion,
         *,
         on_read_done: Callable[[int, str], None],
         handle_bytes_max: int,
     ) -> None:
-        if pool.dtype != torch.int8 or pool.dim() != 2 or not pool.is_contiguous():
-            raise ConfigError("the pool is not a contiguous int8 [num_blocks, block_bytes] tensor")
         self._name = agent_name
         self._on_read_done = on_read_done
-        self._handle_blocks_max = max(1, handle_bytes_max // pool.shape[1])
+        self._handle_blocks_max = max(1, handle_bytes_max // pool.block_bytes)
         # Calls meet the thread here alone; what follows belongs to the thread.
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._peers: dict[str, Peer] = {}
@@ -180,10 +178,10 @@ class NixlTransport:
 
     # --- everything below runs on the transport's thread
 
-    def _main(self, pool: torch.Tensor, started: "Future[NixlAgent]") -> None:
+    def _main(self, pool: PoolRegion, started: "Future[NixlAgent]") -> None:
         try:
-            if pool.is_cuda:
-                torch.cuda.set_device(pool.device)
+            if pool.memory_kind == "VRAM":
+                torch.cuda.set_device(pool.device_id)
             self._agent = NixlAgent(self._name, pool)
         except Exception as error:
             self._failure = str(error)

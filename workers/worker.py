@@ -25,7 +25,8 @@ from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine.engine import Engine
+from disagg.workers.engine.engine import Engine, EngineFactory
+from disagg.workers.engine.torch_engine import TorchEngine
 from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
@@ -50,9 +51,21 @@ def nixl_transport(
     """The transport of every real worker."""
     return NixlTransport(
         agent,
-        engine.pool.tensor,
+        engine.region,
         on_read_done=on_read_done,
         handle_bytes_max=handle_bytes_max,
+    )
+
+
+def torch_engine(options: WorkerOptions) -> Engine:
+    """The engine of every real worker."""
+    return TorchEngine(
+        options.model_dir,
+        num_blocks=options.num_blocks,
+        block_tokens=options.block_tokens,
+        dtype=options.dtype,
+        device=options.device,
+        num_threads=options.num_threads,
     )
 
 
@@ -67,13 +80,18 @@ class Worker:
     """
 
     def __init__(
-        self, options: WorkerOptions, *, transport_factory: TransportFactory = nixl_transport
+        self,
+        options: WorkerOptions,
+        *,
+        engine_factory: EngineFactory = torch_engine,
+        transport_factory: TransportFactory = nixl_transport,
     ) -> None:
         self.options = options
         self.incarnation = Incarnation(options.worker_id, secrets.token_hex(8))
         self.address = ""
         self.failed = ""
         self.control: Control | None = None
+        self._engine_factory = engine_factory
         self._transport_factory = transport_factory
         self._failed_event = threading.Event()
         self._serving = threading.Event()
@@ -87,20 +105,12 @@ class Worker:
         Raises:
             ConfigError: the options, checkpoint or address cannot be used.
         """
-        options = self.options
         exporter = exporter_named_in(os.environ)
-        self._trace = TransferTrace(tracer_for(exporter, self.incarnation, options.role))
-        self._engine = Engine(
-            options.model_dir,
-            num_blocks=options.num_blocks,
-            block_tokens=options.block_tokens,
-            dtype=options.dtype,
-            device=options.device,
-            num_threads=options.num_threads,
-        )
+        self._trace = TransferTrace(tracer_for(exporter, self.incarnation, self.options.role))
+        self._engine = self._engine_factory(self.options)
         self._thread.start()
         if not self._serving.wait(START_TIMEOUT_S) or self.failed:
-            raise ConfigError(f"worker {options.worker_id} did not start: {self.failed}")
+            raise ConfigError(f"worker {self.options.worker_id} did not start: {self.failed}")
 
     def wait_failed(self, timeout_s: float | None = None) -> bool:
         """Block until the worker failed or stopped; False when the time is over first."""
@@ -213,7 +223,7 @@ class Worker:
         )
         coordinator = KVCacheCoordinator(
             engine.layout,
-            options.num_blocks,
+            engine.region.num_blocks,
             max_model_tokens=max_model_tokens,
             max_step_tokens=options.max_step_tokens,
             events_with_tokens=bool(options.kv_events_endpoint),

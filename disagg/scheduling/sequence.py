@@ -9,6 +9,7 @@ from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput
 from disagg.messages.sampling import SampledToken
 from disagg.messages.session import PrefillReport, PullPlan, Role, Submit
+from disagg.scheduling.block_tables import SentTables
 
 
 class Phase(StrEnum):
@@ -56,6 +57,8 @@ class Sequence:
     hit_before_pull: int | None = None
     """Own hit before a pull that brought something: what more is found later was pulled."""
     prefill_reported: bool = False
+    sent_tables: SentTables | None = None
+    """What the engine has of its block tables; None before its first step."""
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:

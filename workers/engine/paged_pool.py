@@ -10,6 +10,7 @@ from disagg.errors import ConfigError
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.layout import KVCacheLayout
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.workers.pool_region import PoolRegion
 
 _never_freed: list[torch.Tensor] = []
 # A peer's READ can land in the memory after its handle was released, and an owner that unmaps
@@ -58,6 +59,7 @@ class PagedPool:
         self.layout = layout
         self.num_blocks = num_blocks
         self.tensor = _allocate(num_blocks, layout.block_bytes, device)
+        self.region = region_of(self.tensor)
         _never_freed.append(self.tensor)
         self.layers = self._views(dtype)
         self.poison([NULL_BLOCK])
@@ -107,6 +109,24 @@ class PagedPool:
 def window_tokens(spec: Spec) -> int | None:
     """Return a spec's window, None where it has full attention."""
     return spec.window_tokens if isinstance(spec, SlidingWindowSpec) else None
+
+
+def region_of(tensor: torch.Tensor) -> PoolRegion:
+    """Describe an int8 tensor ``[num_blocks, block_bytes]`` to a transport.
+
+    Raises:
+        ConfigError: it is another kind of tensor.
+    """
+    if tensor.dtype != torch.int8 or tensor.dim() != 2 or not tensor.is_contiguous():
+        raise ConfigError("the pool is not a contiguous int8 [num_blocks, block_bytes] tensor")
+    return PoolRegion(
+        address=tensor.data_ptr(),
+        num_blocks=tensor.shape[0],
+        block_bytes=tensor.shape[1],
+        memory_kind="VRAM" if tensor.is_cuda else "DRAM",
+        device_id=tensor.get_device() if tensor.is_cuda else 0,
+        owner=tensor,
+    )
 
 
 def _allocate(num_blocks: int, block_bytes: int, device: torch.device) -> torch.Tensor:

@@ -4,7 +4,7 @@ Two workers never compute quite the same: what one samples another one need not.
 a function of its generation and position, and the KV of a position one of all tokens up to it.
 """
 
-from disagg.checking.explorer.pair_memory import HALF, Memory
+from disagg.checking.explorer.pair_memory import HALF, Memory, whole_tables
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import RequestKey
@@ -74,7 +74,7 @@ def launch(step: Step, memory: Memory, prompts: Prompts) -> tuple[Memory, str]:
         tokens = prompts.tokens(part.key, end)
         if tuple(part.token_ids) != tokens[part.start :]:
             return memory, f"a step computes {part.token_ids}, not {tokens[part.start :]}"
-        for table in part.block_tables:
+        for table in whole_tables(part):
             for position, block in enumerate(table[:end]):
                 known = right(tokens[: position + 1])
                 if position >= part.start:
@@ -90,7 +90,7 @@ def land(step: Step, memory: Memory, prompts: Prompts) -> tuple[Memory, str]:
     for part in step.slices:
         end = part.start + len(part.token_ids)
         tokens = prompts.tokens(part.key, end)
-        for table in part.block_tables:
+        for table in whole_tables(part):
             for position in range(part.start, end):
                 if content[table[position]] != HALF:
                     return memory, f"a step overwrites {content[table[position]]!r}"

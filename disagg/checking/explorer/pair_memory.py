@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from disagg.checking.explorer.pair_worker import Facts
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.messages.identity import RequestKey
-from disagg.scheduling.step import Step
+from disagg.scheduling.step import SequenceSlice, Step
 
 NOTHING = "nothing"
 OTHER = "bytes of another request"
@@ -27,6 +27,12 @@ def begun(position: int) -> str:
     return f"KV {position}, begun"
 
 
+def whole_tables(part: SequenceSlice) -> tuple[tuple[int, ...], ...]:
+    """Per group the block table; the steps of an explored worker carry it whole."""
+    assert part.is_new
+    return tuple(change.new_blocks for change in part.table_changes)
+
+
 def launch(
     step: Step,
     memory: Memory,
@@ -40,7 +46,7 @@ def launch(
         num_full, num_begun = divmod(part.start, block_tokens)
         end = -(-(part.start + len(part.token_ids)) // block_tokens)
         offset = first(part.key)
-        for table in part.block_tables:
+        for table in whole_tables(part):
             for position, block in enumerate(table[:end]):
                 wanted = [right(offset + position)]
                 if position == num_full:
@@ -64,7 +70,7 @@ def land(
     content = list(memory)
     for part in step.slices:
         offset, end = first(part.key), part.start + len(part.token_ids)
-        for table in part.block_tables:
+        for table in whole_tables(part):
             for position in range(part.start // block_tokens, -(-end // block_tokens)):
                 if content[table[position]] != HALF:
                     return memory, f"a step overwrites {content[table[position]]!r}"

@@ -216,6 +216,9 @@ def _make_canonical(core: WorkerCore) -> None:
     """Forget what no decision depends on: counters, clocks, the order of free blocks."""
     core.counters.counts.clear()
     core.outgoing.num_refusals = core.batcher.num_preemptions = 0
+    for seq in core.batcher.running:  # the engines here keep no tables: each step carries all
+        seq.sent_tables = None
+    core.batcher._ended.clear()
     if not core.batcher.step_in_flight:
         core.batcher._next_step_id = 0
     for seq in core.outgoing.backing_off:
@@ -248,9 +251,7 @@ def _preempt(core: WorkerCore) -> list[WorkerAction]:
     if not prefills:
         return []
     victim = max(prefills, key=lambda seq: seq.arrival)
-    core.batcher.running.remove(victim)
-    core.kv.free(victim.key)
-    victim.num_computed = 0
+    core.batcher.preempt(victim)
     actions: list[WorkerAction] = list(core.outgoing.give_back(victim, "preempted"))
     return actions + core.parts.queue(0, victim)
 

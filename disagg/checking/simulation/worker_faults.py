@@ -10,10 +10,7 @@ def preempt_youngest(core: WorkerCore, now_ms: int) -> list[WorkerAction]:
     if not core.batcher.running:
         return []
     victim = max(core.batcher.running, key=lambda seq: seq.arrival)
-    core.batcher.running.remove(victim)
-    core.kv.free(victim.key)
-    victim.num_computed = 0
-    core.batcher.num_preemptions += 1
+    core.batcher.preempt(victim)
     actions: list[WorkerAction] = []
     if victim.role is Role.PREFILL:
         actions += core.outgoing.give_back(victim, "preempted")

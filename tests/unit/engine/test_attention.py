@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from disagg.scheduling.step import Step
 from disagg.workers.engine.attention import AttentionArgumentError, paged_attention
-from disagg.workers.engine.engine import Engine
 from disagg.workers.engine.packed_batch import PackedBatch
+from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.sequences import Pool
 
@@ -23,9 +24,9 @@ class Layer(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> PackedBatch:
-    engine = Engine(make_checkpoint(tmp_path_factory.mktemp("m"), "gemma3"), num_blocks=32)
+    engine = TorchEngine(make_checkpoint(tmp_path_factory.mktemp("m"), "gemma3"), num_blocks=32)
     pool = Pool(engine, random.Random(1))
-    return engine.prepare([pool.slice(pool.start("a", range(10, 15)), 5)])
+    return engine.prepare(Step(1, (pool.slice(pool.start("a", range(10, 15)), 5),)))
 
 
 def call(batch: PackedBatch | None, layer: int = 0, **changes: Any) -> torch.Tensor:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from disagg.errors import ConfigError
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
 from disagg.workers.engine.checkpoint import model_fingerprint, open_checkpoint
-from disagg.workers.engine.engine import Engine
 from disagg.workers.engine.families import SUPPORTED
+from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import edit_config, make_checkpoint
 
 
@@ -149,7 +149,7 @@ def _split(directory: Path) -> None:
 def test_sharded_weights(directory: Path) -> None:
     _split(directory)
     first = open_checkpoint(directory).fingerprint
-    Engine(directory, num_blocks=2).close()
+    TorchEngine(directory, num_blocks=2).close()
     (directory / "two.safetensors").unlink()
     assert refusal(directory).param == "two.safetensors"
     _no_header(directory / "two.safetensors")
@@ -173,19 +173,19 @@ def test_a_missing_tensor_is_refused_not_drawn_at_random(directory: Path) -> Non
     del tensors["model.layers.3.self_attn.k_proj.weight"]
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"missing_keys.*layers.3.self_attn.k_proj"):
-        Engine(directory, num_blocks=2)
+        TorchEngine(directory, num_blocks=2)
 
 
 def test_a_tensor_of_another_shape_is_refused(directory: Path) -> None:
     edit_config(directory, intermediate_size=64)
     with pytest.raises(ConfigError, match="mismatched"):
-        Engine(directory, num_blocks=2)
+        TorchEngine(directory, num_blocks=2)
 
 
 def test_model_type_must_agree_with_the_architecture(directory: Path) -> None:
     edit_config(directory, architectures=["LlamaForCausalLM"])
     with pytest.raises(ConfigError) as caught:
-        Engine(directory, num_blocks=2)
+        TorchEngine(directory, num_blocks=2)
     assert caught.value.param in ("architectures", "layer_types")
 
 
@@ -201,5 +201,5 @@ def test_model_type_must_agree_with_the_architecture(directory: Path) -> None:
 )
 def test_bad_settings_are_refused(directory: Path, settings: dict[str, Any], param: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Engine(directory, **({"num_blocks": 4} | settings))
+        TorchEngine(directory, **({"num_blocks": 4} | settings))
     assert caught.value.param == param

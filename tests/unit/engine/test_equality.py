@@ -10,8 +10,8 @@ import torch
 
 from disagg.scheduling.step import Step
 from disagg.workers.engine.checkpoint import open_checkpoint
-from disagg.workers.engine.engine import Engine
 from disagg.workers.engine.families import SUPPORTED
+from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import FAMILIES, make_checkpoint, reference_generate, reference_logits
 from tests.unit.engine.sequences import (
     GREEDY,
@@ -20,6 +20,8 @@ from tests.unit.engine.sequences import (
     forward_all,
     generate,
     run_one,
+    tables_of,
+    with_tables,
 )
 
 WINDOW = 32
@@ -34,8 +36,8 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def engine(directory: Path) -> Iterator[Engine]:
-    engine = Engine(directory, num_blocks=600)
+def engine(directory: Path) -> Iterator[TorchEngine]:
+    engine = TorchEngine(directory, num_blocks=600)
     yield engine
     engine.close()
 
@@ -57,7 +59,9 @@ def test_every_supported_family_is_tested() -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 11])
-def test_packed_chunks_equal_the_plain_forward(directory: Path, engine: Engine, seed: int) -> None:
+def test_packed_chunks_equal_the_plain_forward(
+    directory: Path, engine: TorchEngine, seed: int
+) -> None:
     print(f"seed {seed}")
     for seq in generate(engine, prompts(seed), num_tokens=12, rng=random.Random(seed)):
         assert largest_difference(directory, seq) < TOLERANCE
@@ -69,14 +73,14 @@ def test_packed_chunks_equal_the_plain_forward(directory: Path, engine: Engine, 
 
 @pytest.mark.parametrize("block_tokens", [4, 8, 32])
 def test_block_size_does_not_matter(directory: Path, block_tokens: int) -> None:
-    engine = Engine(directory, num_blocks=800, block_tokens=block_tokens)
+    engine = TorchEngine(directory, num_blocks=800, block_tokens=block_tokens)
     for seq in generate(
         engine, prompts(3, (3, WINDOW + 1, 100)), num_tokens=6, rng=random.Random(3)
     ):
         assert largest_difference(directory, seq) < TOLERANCE
 
 
-def test_long_chunk_is_tiled(directory: Path, engine: Engine) -> None:
+def test_long_chunk_is_tiled(directory: Path, engine: TorchEngine) -> None:
     (prompt,) = prompts(4, (1300,))
     pool = Pool(engine, random.Random(4))
     seq = pool.start("long", prompt)
@@ -84,7 +88,7 @@ def test_long_chunk_is_tiled(directory: Path, engine: Engine) -> None:
     assert float((logits - reference_logits(directory, prompt)).abs().max()) < TOLERANCE
 
 
-def test_run_samples_the_reference_tokens(directory: Path, engine: Engine) -> None:
+def test_run_samples_the_reference_tokens(directory: Path, engine: TorchEngine) -> None:
     (prompt,) = prompts(5, (50,))
     tokens, logprobs, min_gap = reference_generate(directory, prompt, 8)
     assert min_gap > GAP_MIN
@@ -110,7 +114,7 @@ def test_run_samples_the_reference_tokens(directory: Path, engine: Engine) -> No
         seq.tokens.append(token)
 
 
-def test_read_through_a_null_entry_is_an_error(engine: Engine) -> None:
+def test_read_through_a_null_entry_is_an_error(engine: TorchEngine) -> None:
     (prompt,) = prompts(6, (40,))
     pool = Pool(engine, random.Random(6))
     seq = pool.start("null", prompt)
@@ -118,14 +122,13 @@ def test_read_through_a_null_entry_is_an_error(engine: Engine) -> None:
     seq.computed = 39
     part = pool.slice(seq, 1)
     assert run_one(engine, part) == ""
-    for group in range(len(part.block_tables)):
-        tables = [list(table) for table in part.block_tables]
+    for group in range(len(part.table_changes)):
+        tables = tables_of(part)
         tables[group][1] = 0  # positions 16..31, in every window of 32 that ends at 39
-        broken = replace(part, block_tables=tuple(tuple(table) for table in tables))
-        assert "null block" in run_one(engine, broken)
+        assert "null block" in run_one(engine, with_tables(part, tables))
 
 
-def test_an_unwritten_block_fails_the_step(engine: Engine) -> None:
+def test_an_unwritten_block_fails_the_step(engine: TorchEngine) -> None:
     """Control: the NaN that stands in free blocks is seen, even where nothing is sampled."""
     (prompt,) = prompts(7, (64,))
     pool = Pool(engine, random.Random(7))
@@ -138,7 +141,7 @@ def test_an_unwritten_block_fails_the_step(engine: Engine) -> None:
     assert "NonFiniteError" in run_one(engine, pool.slice(seq, 8, None))
 
 
-def test_a_corrupted_block_is_detected(directory: Path, engine: Engine) -> None:
+def test_a_corrupted_block_is_detected(directory: Path, engine: TorchEngine) -> None:
     """Control: the comparison sees one changed block of any one group."""
     (prompt,) = prompts(8, (48,))
     expected = reference_logits(directory, prompt)
@@ -162,7 +165,7 @@ def test_a_window_off_by_one_is_detected(directory: Path, tmp_path: Path) -> Non
         pytest.skip("a family without windows")
     family = "qwen3_window" if checkpoint.family.name == "qwen3" else checkpoint.family.name
     for window in (WINDOW - 1, WINDOW + 1):
-        other = Engine(
+        other = TorchEngine(
             make_checkpoint(tmp_path / str(window), family, window=window), num_blocks=100
         )
         (seq,) = generate(other, prompts(9, (100,)), num_tokens=2, rng=random.Random(9))

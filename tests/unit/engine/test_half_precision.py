@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from disagg.workers.engine.engine import Engine
+from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import FAMILIES, make_checkpoint, reference_logits
 from tests.unit.engine.sequences import Pool, forward_all, run_one
 
@@ -14,7 +14,7 @@ from tests.unit.engine.sequences import Pool, forward_all, run_one
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_bfloat16(family: str, tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, family)
-    engine = Engine(directory, num_blocks=100, dtype="bfloat16")
+    engine = TorchEngine(directory, num_blocks=100, dtype="bfloat16")
     prompt = [(37 * i + 11) % 313 + 7 for i in range(70)]
     pool = Pool(engine, random.Random(1))
     seq = pool.start("a", prompt)
@@ -29,5 +29,5 @@ def test_bfloat16(family: str, tmp_path: Path) -> None:
     seq.computed = 69
     part = pool.slice(seq, 1)
     assert run_one(engine, part) == ""
-    engine.pool.poison([part.block_tables[0][-2]])
+    engine.pool.poison([seq.tables[0][-2]])
     assert "NonFiniteError" in run_one(engine, part)
