@@ -9,7 +9,7 @@ import torch
 from disagg.workers.engine.checkpoint import open_checkpoint
 from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import FAMILIES, make_checkpoint, reference_logits
-from tests.unit.engine.sequences import Pool, forward_all, generate, run_one
+from tests.unit.workers.engine.sequences import Pool, forward_all, generate, run_one
 
 pytestmark = [
     pytest.mark.gpu,

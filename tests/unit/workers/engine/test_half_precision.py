@@ -8,7 +8,7 @@ import torch
 
 from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import FAMILIES, make_checkpoint, reference_logits
-from tests.unit.engine.sequences import Pool, forward_all, run_one
+from tests.unit.workers.engine.sequences import Pool, forward_all, run_one
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -13,7 +13,7 @@ from disagg.workers.engine.checkpoint import open_checkpoint
 from disagg.workers.engine.families import SUPPORTED
 from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import FAMILIES, make_checkpoint, reference_generate, reference_logits
-from tests.unit.engine.sequences import (
+from tests.unit.workers.engine.sequences import (
     GREEDY,
     Pool,
     TrackedSequence,

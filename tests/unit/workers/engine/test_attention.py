@@ -13,7 +13,7 @@ from disagg.workers.engine.attention import AttentionArgumentError, paged_attent
 from disagg.workers.engine.packed_batch import PackedBatch
 from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import make_checkpoint
-from tests.unit.engine.sequences import Pool
+from tests.unit.workers.engine.sequences import Pool
 
 
 class Layer(torch.nn.Module):

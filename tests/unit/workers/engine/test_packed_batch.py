@@ -11,7 +11,7 @@ import torch
 from disagg.scheduling.step import SequenceSlice, Step
 from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import make_checkpoint
-from tests.unit.engine.sequences import Pool, tables_of, with_tables
+from tests.unit.workers.engine.sequences import Pool, tables_of, with_tables
 
 
 @pytest.fixture(scope="module")
