@@ -208,8 +208,8 @@ def test_a_decode_step_copies_what_changed(num_tokens: int) -> None:
         assert step is not None
         core.on_step_done(0, result_of(step, rng, fails=False))
     for manager in core.kv.managers:
-        for table in manager.tables.values():
-            table.blocks = CountedBlocks(table.blocks)
+        for grown in manager.tables.values():
+            grown.blocks = CountedBlocks(grown.blocks)
     CountedBlocks.num_read = num_sent = num_changes = 0
     for _ in range(40):
         step, _ = core.next_step(0)
