@@ -25,7 +25,7 @@ from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine.engine import Engine, EngineFactory
+from disagg.workers.engine.protocol import Engine, EngineFactory
 from disagg.workers.engine.torch_engine import TorchEngine
 from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport

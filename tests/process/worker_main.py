@@ -32,7 +32,7 @@ from disagg.kv.sliding_window import SlidingWindowManager
 from disagg.kv.specs import SlidingWindowSpec
 from disagg.messages.session import ToWorkerMessage
 from disagg.scheduling.step import Step, StepResult
-from disagg.workers.engine.engine import Engine
+from disagg.workers.engine.protocol import Engine
 from disagg.workers.engine.torch_engine import TorchEngine
 from disagg.workers.nixl_agent import ReadHandle
 from disagg.workers.nixl_transport import NixlTransport

@@ -19,7 +19,7 @@ from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
 from disagg.scheduling.worker_core import WorkerCore
-from disagg.workers.engine.engine import Engine
+from disagg.workers.engine.protocol import Engine
 from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import make_checkpoint
 from tests.unit.workers.engine.digest_engine import DigestEngine
