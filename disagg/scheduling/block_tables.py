@@ -32,7 +32,9 @@ class SentTables:
             return ()
         before, self._sent = self._sent, now
         return tuple(
-            TableChange(table.num_skipped, tuple(table.blocks[num_sent:]))
+            TableChange(
+                table.num_skipped, tuple(table.blocks[num_sent:] if num_sent else table.blocks)
+            )
             for table, (_, num_sent) in zip(self._tables, before, strict=True)
         )
 
