@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout, plan_layout
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import KVRequest
-from disagg.kv.specs import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 
 BLOCK_TOKENS = 16
 DTYPE_BYTES = 2

@@ -18,7 +18,7 @@ from benchmarks.transfer_figures import MS, figure
 from benchmarks.transfer_node import Node, NodePlan
 from benchmarks.transfer_pair import Pair
 from benchmarks.transfer_raw import RawOwner, RawReader
-from disagg.kv.specs import FullAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.messages.session import Role
 
 MIB = 1 << 20

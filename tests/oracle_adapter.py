@@ -2,25 +2,29 @@
 
 from typing import Any
 
-from disagg.kv import specs
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import CacheHit, KVRequest
+from disagg.kv.shapes.layout import KVCacheLayout
 
 
-def spec_of(group: dict[str, Any]) -> specs.Spec:
+def spec_of(group: dict[str, Any]) -> Spec:
     """Spec of one trace group."""
     size = group["block_size"]
     match group["type"]:
         case "full":
-            return specs.FullAttentionSpec(size, group["kv_heads"], 64, 2)
+            return FullAttentionSpec(size, group["kv_heads"], 64, 2)
         case "swa":
-            return specs.SlidingWindowSpec(size, group["kv_heads"], 64, 2, group["window"])
+            return SlidingWindowSpec(size, group["kv_heads"], 64, 2, group["window"])
         case "chunked":
-            return specs.ChunkedLocalSpec(size, group["kv_heads"], 64, 2, group["chunk"])
+            return ChunkedLocalSpec(size, group["kv_heads"], 64, 2, group["chunk"])
         case "mamba":
-            return specs.LinearStateSpec(size, 4096)
+            return LinearStateSpec(size, 4096)
         case kind:
             raise ValueError(f"group type {kind!r} of a trace is unknown")
 

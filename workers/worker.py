@@ -15,7 +15,6 @@ from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.scheduling.admission import handover_tokens_max
@@ -274,9 +273,9 @@ class Worker:
             contract=contract,
             groups=tuple(
                 GroupInfo(
-                    kind=spec_kind(group.spec),
+                    kind=group.spec.kind,
                     block_tokens=group.spec.block_tokens,
-                    window_tokens=window_tokens_of(group.spec),
+                    window_tokens=group.spec.window_tokens,
                     num_layers=len(group.layers),
                     useful_bytes=layout.useful_bytes(group.group),
                 )

@@ -2,11 +2,11 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from disagg.kv.block_pool import BlockPool
-from disagg.kv.manager import GroupManager
-from disagg.kv.promises import PromiseBook
+from disagg.kv.blocks.block_pool import BlockPool
+from disagg.kv.blocks.promises import PromiseBook
+from disagg.kv.blocks.step_holds import StepHolds
+from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.request import CacheHit
-from disagg.kv.steps import StepHolds
 
 
 class Admission:
@@ -70,8 +70,7 @@ class Admission:
             remaining = max(0, manager.num_blocks(num_tokens) - len(blocks))
             fresh += max(0, min(remaining, manager.peak_blocks - len(kept)))
             held += kept
-            if manager.returns_blocks:
-                returning += kept
+            returning += manager.returning(kept)
         return self.promises.give(key, fresh, num_tokens, hit, held, returning)
 
     def update(self, key: Hashable) -> None:
@@ -85,7 +84,7 @@ class Admission:
 
     def _returning_blocks(self, key: Hashable) -> Iterable[int]:
         for manager in self._managers:
-            if manager.returns_blocks and key in manager.tables:
+            if key in manager.tables:
                 table = manager.tables[key]
-                yield from filter(None, table.blocks[table.num_skipped :])
+                yield from manager.returning(table.blocks[table.num_skipped :])
                 yield from self._steps.given_up(key, manager.group)

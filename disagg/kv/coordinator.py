@@ -10,15 +10,15 @@ from math import lcm
 
 from disagg.errors import ConfigError, InvariantViolation
 from disagg.kv.admission import Admission
-from disagg.kv.block_pool import NULL_BLOCK, BlockPool
-from disagg.kv.dispatch import create_manager
+from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.blocks.retention import Retention
+from disagg.kv.blocks.step_holds import StepHolds
 from disagg.kv.event_log import KVEventLog
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.kinds.manager import GroupSetting
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
-from disagg.kv.retention import Retention
 from disagg.kv.sequence import SequenceState
-from disagg.kv.steps import StepHolds
+from disagg.kv.shapes.layout import KVCacheLayout
 
 
 class KVCacheCoordinator:
@@ -65,19 +65,22 @@ class KVCacheCoordinator:
         self.events_with_tokens = events_with_tokens
         alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
         self.managers = tuple(
-            create_manager(
-                group,
+            group.spec.create_manager(
                 self.pool,
-                hash_block_tokens=layout.hash_block_tokens,
-                alignment_tokens=alignment_tokens,
-                max_model_tokens=max_model_tokens,
-                max_step_tokens=max_step_tokens,
-                drops_last=group.group in eagle_groups,
-                steps_max=steps_max,
+                GroupSetting(
+                    group.group,
+                    group.blocks_per_state,
+                    hash_block_tokens=layout.hash_block_tokens,
+                    alignment_tokens=alignment_tokens,
+                    max_model_tokens=max_model_tokens,
+                    max_step_tokens=max_step_tokens,
+                    drops_last=group.group in eagle_groups,
+                    steps_max=steps_max,
+                ),
             )
             for group in layout.groups
         )
-        self._moving = tuple(manager for manager in self.managers if manager.returns_blocks)
+        self._moving = tuple(m for m in self.managers if m.next_drop(0) is not None)
         self._matcher = PrefixMatcher(self.managers, alignment_tokens, frozenset(eagle_groups))
         self._steps = StepHolds(self.pool, steps_max)
         self._admission = Admission(self.managers, self.pool, self._steps)
@@ -220,11 +223,8 @@ class KVCacheCoordinator:
             tuple(pair for pair in wanted if pair[0] >= num_hit)
             for wanted, num_hit in zip(self.in_window_blocks(key, computed), hits, strict=True)
         )
-        hit_tokens = (
-            manager.spanned_tokens(num_hit)
-            for manager, num_hit in zip(self.managers, hits, strict=True)
-        )
-        return ExternalReservation(computed, tuple(hit_tokens), tuple(lacks))
+        spans = (m.spanned_tokens(n) for m, n in zip(self.managers, hits, strict=True))
+        return ExternalReservation(computed, tuple(spans), tuple(lacks))
 
     def commit_external(self, key: Hashable) -> None:
         """The external tokens are valid now: publish their full blocks."""
@@ -392,7 +392,8 @@ class KVCacheCoordinator:
             quiet_end = min(sequence.room_end, self.max_model_tokens)
             for manager in self._moving:
                 drop = manager.next_drop(manager.tables[key].num_skipped)
-                quiet_end = min(quiet_end, max(drop, num_computed))
+                if drop is not None:
+                    quiet_end = min(quiet_end, max(drop, num_computed))
             sequence.quiet_end = quiet_end
         if key in self._promises:
             self._promises.adopted(key)

@@ -2,11 +2,10 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.manager import GroupManager
+from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
 
@@ -107,11 +106,11 @@ class PrefixPulls:
         num_tokens = reservation.num_external_tokens
         shortest = min(own_tokens + self._alignment, num_tokens)
         first = tuple(
-            tokens // m.block_tokens * m.blocks_per_state
+            m.num_full_blocks(tokens)
             for m, tokens in zip(self._kv.managers, reservation.hit_tokens, strict=True)
         )
         start = min(
-            m.skipped_tokens(shortest) if m.returns_blocks else tokens
+            max(m.skipped_tokens(shortest), tokens)
             for m, tokens in zip(self._kv.managers, reservation.hit_tokens, strict=True)
         )
         size = self._kv.layout.hash_block_tokens
@@ -135,8 +134,8 @@ class PrefixPulls:
             tokens = request.token_ids if self._kv.events_with_tokens else ()
             if not bad:
                 manager.publish(request.key, request.hashes, tokens, num_tokens, True)
-            elif manager.blocks_per_state == 1:
-                _publish_around(manager, request, tokens, num_tokens, bad)
+            else:
+                manager.publish_around(request.key, request.hashes, tokens, num_tokens, bad)
 
     # -- the owner ----------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ class PrefixPulls:
         runs: list[list[int]] = [[] for _ in managers]
         firsts = list(wanted.first_lacked)
         for manager, first in zip(managers, firsts, strict=True):
-            if not manager.returns_blocks:
+            if manager.hits_nest:
                 start = manager.spanned_tokens(first)
                 chain = manager.chain(hashes)[first:]
                 size = manager.block_tokens
@@ -167,7 +166,7 @@ class PrefixPulls:
         while end and not stable:
             stable = True
             for manager in managers:
-                if manager.returns_blocks:
+                if not manager.hits_nest:
                     (run,) = manager.match(
                         [manager.group], manager.chain(hashes), end, self._alignment, False
                     )
@@ -196,32 +195,3 @@ def _seen(
         for position, block in enumerate(run, first)
         if start <= position < end and block != NULL_BLOCK
     )
-
-
-def _publish_around(
-    manager: GroupManager,
-    request: KVRequest,
-    token_ids: Sequence[int],
-    num_tokens: int,
-    bad: Collection[int],
-) -> None:
-    """Publish the runs of full blocks between those that did not arrive."""
-    table, hashes = manager.tables[request.key], request.hashes
-    size, ratio = manager.block_tokens, manager.hash_ratio
-    end = min(num_tokens // size, len(hashes) // ratio, len(table.blocks))
-    first = max(table.num_published, table.num_skipped)
-    stops = [first - 1, *sorted(p for p in bad if first <= p < end), end]
-    table.num_published = end
-    for before, stop in pairwise(stops):
-        start = before + 1
-        if start < stop:
-            manager.pool.publish(
-                manager.group,
-                table.blocks[start:stop],
-                hashes[(start + 1) * ratio - 1 : stop * ratio : ratio],
-                parent_hash=hashes[start * ratio - 1] if start else None,
-                first_position=start * size,
-                block_tokens=size,
-                token_ids=token_ids[start * size : stop * size] if token_ids else (),
-                deduplicate=True,
-            )

@@ -129,9 +129,7 @@ class Outgoing:
         assert seq.lease_id is not None
         tables = self._kv.block_table(seq.key)
         ends = tuple(
-            first
-            if manager.returns_blocks
-            else max(first, seq.num_computed // manager.block_tokens)
+            max(first, manager.num_settled(seq.num_computed))
             for manager, first in zip(self._kv.managers, seq.first_unoffered, strict=True)
         )
         blocks = tuple(

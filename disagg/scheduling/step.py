@@ -20,7 +20,7 @@ class SequenceSlice:
     start: int
     block_tables: tuple[Sequence[int], ...]
     """Per group: block id of each block position from token 0 to at least the slice's end;
-    ``disagg.kv.block_pool.NULL_BLOCK`` at positions out of the window. Never read through a
+    ``disagg.kv.blocks.block_pool.NULL_BLOCK`` at positions out of the window. Never read through a
     null entry."""
     sampling: SamplingParams | None = None
     """None: nothing is sampled (a chunk that is not the last of its prompt)."""

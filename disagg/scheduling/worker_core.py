@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
 from disagg.kv.prefix_pull import PrefixPulls
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.peer import (

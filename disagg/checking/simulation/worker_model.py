@@ -8,7 +8,6 @@ from disagg.checking.simulation.symbolic_engine import SymbolicEngine, SymbolicM
 from disagg.checking.simulation.worker_faults import expire_leases, preempt_youngest
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
@@ -115,9 +114,9 @@ class WorkerModel:
             Contract("symbolic", "none", (), 0, layout.hash_block_tokens, "simulation", 1, 1),
             tuple(
                 GroupInfo(
-                    spec_kind(group.spec),
+                    group.spec.kind,
                     group.spec.block_tokens,
-                    window_tokens_of(group.spec),
+                    group.spec.window_tokens,
                     len(group.layers),
                     layout.useful_bytes(group.group),
                 )

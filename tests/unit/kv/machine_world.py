@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, Phase, settings
 
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.blocks.retention import Retention
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import KVRequest
-from disagg.kv.retention import Retention
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    LinearStateSpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 
 Value = tuple[int, int]
 """(group, hash of the prefix): what one position of one group holds."""

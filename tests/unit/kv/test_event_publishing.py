@@ -17,9 +17,12 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_log import KVEventLog
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import KVRequest
-from disagg.kv.specs import FullAttentionSpec, LinearStateSpec, SlidingWindowSpec, Spec
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.workers.kv_event_publisher import END_OF_REPLAY, KVEventPublisher, pack_batch
 

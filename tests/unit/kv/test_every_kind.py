@@ -2,34 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from disagg.errors import ConfigError
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout, plan_layout
-from disagg.kv.memory_plan import all_layers_full, plan_memory
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.registry import KINDS
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import KVRequest
-from disagg.kv.spec_names import spec_kind, vllm_spec_kind, window_tokens_of
-from disagg.kv.specs import (
-    AttentionSpec,
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
+from disagg.kv.shapes.memory_plan import all_layers_full, plan_memory
 from disagg.messages.kv_events import BlocksStored
 from disagg.messages.registration import GroupInfo
 from disagg.routing.prefix_match import check_group
 
-KINDS: tuple[type[Any], ...] = get_args(Spec)
 HASHER = BlockHasher(b"kinds", 4)
 
 
@@ -68,7 +64,7 @@ EXPECTED: dict[type[Any], Kind] = {
 
 def coordinator(spec: Spec) -> KVCacheCoordinator:
     """A model of this one kind, and of no other."""
-    blocks = 2 if isinstance(spec, LinearStateSpec) else 1
+    blocks = 1 if spec.visible_tokens(64) else 2
     group = KVCacheGroup(0, spec, (0,), blocks)
     return KVCacheCoordinator(
         KVCacheLayout((group,), 128, 4),
@@ -209,7 +205,7 @@ def events(kind: Kind) -> None:
     tokens = [list(range(100 + first, 100 + end)) for first, end in kind.stored]
     assert [event["token_ids"] for event in wire] == tokens
     kinds = [event["kv_cache_spec_kind"] for event in wire]
-    assert kinds == [vllm_spec_kind(kind.spec)] * len(kind.stored)
+    assert kinds == [kind.spec.vllm_kind] * len(kind.stored)
 
 
 def free(kind: Kind) -> None:
@@ -225,13 +221,13 @@ def free(kind: Kind) -> None:
 
 def names(kind: Kind) -> None:
     spec = kind.spec
-    info = GroupInfo(spec_kind(spec), 4, window_tokens_of(spec), 1, 128)
+    info = GroupInfo(spec.kind, 4, spec.window_tokens, 1, 128)
     if kind.hit is None:  # routers know no model without hits
         with pytest.raises(ConfigError, match="cross_attention"):
             check_group(info, 4)
     else:
         check_group(info, 4)
-    assert vllm_spec_kind(spec)
+    assert spec.vllm_kind
 
 
 def layout(kind: Kind) -> None:
@@ -260,24 +256,12 @@ PATHS: list[Callable[[Kind], None]] = [
 
 
 def test_the_kinds_are_all_here() -> None:
-    assert set(KINDS) == EXPECTED.keys()
-    assert len({spec_kind(kind.spec) for kind in EXPECTED.values()}) == len(EXPECTED)
-    assert len({vllm_spec_kind(kind.spec) for kind in EXPECTED.values()}) == len(EXPECTED)
+    assert set(KINDS.values()) == EXPECTED.keys()
+    assert len({kind.spec.kind for kind in EXPECTED.values()}) == len(EXPECTED)
+    assert len({kind.spec.vllm_kind for kind in EXPECTED.values()}) == len(EXPECTED)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_kind_and_path(kind: type[Any], path: Callable[[Kind], None]) -> None:
     path(EXPECTED[kind])
-
-
-class UnheardSpec(AttentionSpec):
-    """A kind that somebody added to the specs alone."""
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
-def test_a_kind_without_the_path_fails(path: Callable[[Kind], None]) -> None:
-    unheard: Any = UnheardSpec(4, 2, 4, 2)
-    full = EXPECTED[FullAttentionSpec]
-    with pytest.raises(AssertionError, match="unreachable"):
-        path(Kind(unheard, full.held, full.seen, full.hit, full.stored))

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
-from disagg.kv.linear_state import LinearStateManager
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.linear_state import LinearStateManager, LinearStateSpec
 from disagg.kv.request import KVRequest
-from disagg.kv.specs import FullAttentionSpec, LinearStateSpec
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.kv_events import BlocksStored
 
 SIZE = 4

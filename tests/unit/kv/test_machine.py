@@ -15,17 +15,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from disagg.kv.blocks.retention import Retention
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import KVRequest
-from disagg.kv.retention import Retention
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
 from tests.unit.kv.machine_world import (
     STEPS_MAX,
     Live,

@@ -9,8 +9,8 @@ import pytest
 
 from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.memory_plan import all_layers_full, parse_memory, plan_memory
-from disagg.kv.model_shapes import FAMILIES, read_shape
+from disagg.kv.shapes.memory_plan import all_layers_full, parse_memory, plan_memory
+from disagg.kv.shapes.model_shapes import FAMILIES, read_shape
 
 CONFIGS = Path(__file__).parents[2] / "data" / "model_configs"
 GIB = 1 << 30

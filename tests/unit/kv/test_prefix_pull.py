@@ -6,16 +6,14 @@ import pytest
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.prefix_pull import PrefixPulls, SharedPrefix, WantedPrefix
 from disagg.kv.request import KVRequest
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.shapes.layout import plan_layout
 
 BLOCK = 4
 FULL = FullAttentionSpec(BLOCK, 1, 8, 4)

@@ -3,12 +3,15 @@
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.kv.blocks.retention import Retention
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import KVRequest
-from disagg.kv.retention import Retention
-from disagg.kv.specs import FullAttentionSpec, LinearStateSpec, SlidingWindowSpec, Spec
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 
 FULL = FullAttentionSpec(16, 1, 8, 2)

@@ -5,20 +5,18 @@ from collections.abc import Sequence
 import pytest
 
 from disagg.errors import ConfigError, InvariantViolation
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout, plan_layout
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import KVRequest
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 
 FULL = FullAttentionSpec(16, 1, 8, 2)
 

@@ -2,26 +2,23 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.request import CacheHit, KVRequest
-from disagg.kv.spec_names import spec_kind, window_tokens_of
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
-from disagg.routing import prefix_match
 from disagg.routing.index import PrefixIndex
 
 A, B = Incarnation("a", "1"), Incarnation("b", "1")
@@ -137,20 +134,20 @@ def test_equals_brute_force() -> None:
 
 
 def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    usable = {**prefix_match._USABLE, "sliding_window": prefix_match._all_before}
-    monkeypatch.setattr(prefix_match, "_USABLE", usable)
+    monkeypatch.setattr(SlidingWindowSpec, "usable_at", FullAttentionSpec.usable_at)
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
 
 
 def test_control_a_window_taken_one_block_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = SlidingWindowSpec.usable_at
+
     def short(info: GroupInfo, holders: Sequence[int]) -> list[int]:
-        narrower = max(1, info.window_tokens - info.block_tokens)
-        return prefix_match._window_before(
-            GroupInfo(info.kind, info.block_tokens, narrower, 1, 64), holders
+        return right(
+            replace(info, window_tokens=max(1, info.window_tokens - info.block_tokens)), holders
         )
 
-    monkeypatch.setattr(prefix_match, "_USABLE", {**prefix_match._USABLE, "sliding_window": short})
+    monkeypatch.setattr(SlidingWindowSpec, "usable_at", short)
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
 
@@ -267,9 +264,7 @@ def follow_a_coordinator(specs: list[Spec], seed: int) -> int:
     groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
     layout = KVCacheLayout(groups, 256, 4)
     pool = KVCacheCoordinator(layout, 40, max_model_tokens=64, max_step_tokens=8)
-    infos = [
-        GroupInfo(spec_kind(s), s.block_tokens, window_tokens_of(s), 1, s.page_bytes) for s in specs
-    ]
+    infos = [GroupInfo(s.kind, s.block_tokens, s.window_tokens, 1, s.page_bytes) for s in specs]
     index = PrefixIndex(infos, 4)
     index.add(A, 40)
     hasher = BlockHasher(b"k", 4)

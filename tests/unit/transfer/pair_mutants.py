@@ -2,9 +2,9 @@
 
 from collections.abc import Hashable
 
+from disagg.kv.blocks.step_holds import StepHolds
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.request import CacheHit, KVRequest
-from disagg.kv.steps import StepHolds
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Ended, PeerMessage, Release, Reserve, Reserved
 from disagg.messages.sampling import SampledToken

@@ -1,21 +1,13 @@
 """How much KV a memory budget holds: the layout, its padding, tokens and sequences that fit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from disagg.errors import ConfigError
-from disagg.kv.block_pool import BlockPool
-from disagg.kv.dispatch import create_manager
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout, plan_layout
-from disagg.kv.spec_names import spec_kind, window_tokens_of
-from disagg.kv.specs import (
-    AttentionSpec,
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.blocks.block_pool import BlockPool
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.manager import GroupSetting
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}
@@ -155,67 +147,42 @@ def plan_memory(
 
 def all_layers_full(layer_specs: Sequence[Spec | None]) -> tuple[Spec | None, ...]:
     """The same model as a cache without hybrid groups keeps it: windows and chunks grow whole."""
-    return tuple(
-        FullAttentionSpec(spec.block_tokens, spec.num_kv_heads, spec.head_size, spec.dtype_bytes)
-        if isinstance(spec, SlidingWindowSpec | ChunkedLocalSpec)
-        else spec
-        for spec in layer_specs
-    )
-
-
-def heads_per_rank(num_kv_heads: int, tensor_parallel: int) -> int:
-    """KV heads that one rank keeps: a share of them, or one that other ranks keep too.
-
-    Raises:
-        ConfigError: neither number divides the other.
-    """
-    if tensor_parallel < 1 or (num_kv_heads % tensor_parallel and tensor_parallel % num_kv_heads):
-        raise ConfigError(
-            f"tensor_parallel: {num_kv_heads} KV heads cannot be shared by {tensor_parallel} ranks",
-            param="tensor_parallel",
-        )
-    return max(1, num_kv_heads // tensor_parallel)
+    return tuple(spec.without_window() if spec else None for spec in layer_specs)
 
 
 def _rank_block_bytes(layout: KVCacheLayout, tensor_parallel: int) -> int:
-    """Bytes of a block on one rank; states are split as far as the block is."""
-
-    def share(group: KVCacheGroup) -> int:
-        spec = group.spec
-        if isinstance(spec, LinearStateSpec):
-            return -(-layout.useful_bytes(group.group) // tensor_parallel)
-        assert isinstance(spec, AttentionSpec)
-        heads = heads_per_rank(spec.num_kv_heads, tensor_parallel)
-        return len(group.layers) * replace(spec, num_kv_heads=heads).page_bytes
-
+    """Bytes of a block on one rank."""
     if tensor_parallel == 1:
         return layout.block_bytes
-    return max(map(share, layout.groups))
+    return max(
+        group.spec.rank_block_bytes(len(group.layers), group.blocks_per_state, tensor_parallel)
+        for group in layout.groups
+    )
 
 
 def _plan_group(layout: KVCacheLayout, group: KVCacheGroup, context_tokens: int) -> GroupPlan:
     spec = group.spec
-    # Asked of the manager that workers use: the plan and admission cannot disagree.
-    manager = create_manager(
-        group,
-        BlockPool(2, len(layout.groups) + 1),
+    setting = GroupSetting(
+        group.group,
+        group.blocks_per_state,
         hash_block_tokens=layout.hash_block_tokens,
         alignment_tokens=spec.block_tokens,
         max_model_tokens=context_tokens,
         max_step_tokens=1,
-        drops_last=False,
     )
-    taken = layout.block_bytes * group.blocks_per_state
-    is_state = isinstance(spec, LinearStateSpec)
+    # Asked of the manager that workers use: the plan and admission cannot disagree.
+    manager = spec.create_manager(BlockPool(2, len(layout.groups) + 1), setting)
+    taken_bytes = layout.block_bytes * group.blocks_per_state
+    token_bytes, state_bytes = spec.token_and_state_bytes(taken_bytes)
     return GroupPlan(
         group=group.group,
-        kind=spec_kind(spec),
+        kind=spec.kind,
         num_layers=len(group.layers),
         block_tokens=spec.block_tokens,
-        window_tokens=window_tokens_of(spec),
+        window_tokens=spec.window_tokens,
         blocks_per_state=group.blocks_per_state,
-        token_bytes=0 if is_state else -(-taken // spec.block_tokens),
-        state_bytes=taken if is_state else 0,
-        padding_bytes=taken - group.unit_bytes,
+        token_bytes=token_bytes,
+        state_bytes=state_bytes,
+        padding_bytes=taken_bytes - group.unit_bytes,
         blocks_per_sequence=min(manager.num_blocks(context_tokens), manager.peak_blocks),
     )

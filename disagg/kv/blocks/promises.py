@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from disagg.errors import InvariantViolation
-from disagg.kv.block_pool import BlockPool
+from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.request import CacheHit
 
 

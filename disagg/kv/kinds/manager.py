@@ -1,12 +1,13 @@
-"""Block tables of one KV cache group; what differs between kinds is in the sibling files."""
+"""Block tables of one KV cache group: what all kinds share."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
 
-from disagg.errors import InvariantViolation
-from disagg.kv.block_pool import NULL_BLOCK, BlockPool
-from disagg.kv.retention import Retention
-from disagg.kv.specs import Spec
+from disagg.errors import ConfigError, InvariantViolation
+from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.blocks.retention import Retention
 
 Drop = Callable[[Hashable, int, list[int]], None]
 """Ends a sequence's holds: (key, group, block ids in eviction order)."""
@@ -32,52 +33,104 @@ class GroupTable:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLimits:
-    """Numbers a group gets from its surroundings.
+class GroupSetting:
+    """What a group gets from its surroundings.
 
     Attributes:
+        group: index of the group in the layout.
+        blocks_per_state: table entries per ``block_tokens`` tokens; only states have more than 1.
         hash_block_tokens: tokens per link of the hash chain.
         alignment_tokens: hits of the whole model are multiples of it.
-        peak_blocks: most blocks one sequence holds at once.
+        max_model_tokens: longest sequence.
+        max_step_tokens: most tokens of one sequence between two moves of its window.
+        drops_last: EAGLE: hits must be proven one block further.
+        steps_max: steps of one sequence that are in flight at once.
     """
 
+    group: int
+    blocks_per_state: int
     hash_block_tokens: int
     alignment_tokens: int
-    peak_blocks: int
+    max_model_tokens: int
+    max_step_tokens: int
+    drops_last: bool = False
+    steps_max: int = 1
+
+    def num_blocks(self, num_tokens: int, block_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens fill, or the longest sequence if that is shorter."""
+        return -(-min(num_tokens, self.max_model_tokens) // block_tokens)
+
+    def refuse_eagle(self, name: str) -> None:
+        """For kinds whose hits cannot be proven further; raises ConfigError."""
+        if self.drops_last:
+            raise ConfigError(
+                f"group {self.group}: {name} cannot be an EAGLE group", param="eagle_groups"
+            )
+
+
+class Pages(Protocol):
+    """What every manager needs of its spec; equal ones are looked up jointly."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block."""
+
+    def first_seen(self, position: int) -> int | None:
+        """First position whose KV a query at ``position`` reads; None: a state."""
 
 
 class GroupManager:
-    """Common to all kinds: tables grow at the end and lose what attention can no longer see.
+    """Tables grow at the end and lose what attention can no longer see.
 
-    Kinds override ``skipped_tokens``, ``next_drop``, ``match`` and, where tables have holes, more.
+    Kinds override ``next_drop``, ``match`` and, where tables have holes, more.
+
+    Args:
+        spec: of the group's layers.
+        pool: the worker's pool.
+        setting: the group's surroundings.
+        peak_blocks: most blocks that one sequence holds at once.
     """
 
-    returns_blocks = True
-    """Whether blocks come back while a sequence grows."""
-    proves_further = True
-    """Whether an EAGLE group of this kind proves a block more than it returns."""
+    hits_nest = False
+    """Part of `match`: whether every shorter prefix of a hit is a hit of the same blocks."""
 
-    def __init__(self, group: int, spec: Spec, pool: BlockPool, limits: GroupLimits) -> None:
-        self.group = group
+    def __init__(
+        self, spec: Pages, pool: BlockPool, setting: GroupSetting, peak_blocks: int
+    ) -> None:
+        self.group = setting.group
         self.spec = spec
         self.pool = pool
-        self.blocks_per_state = 1
-        """Table entries per ``block_tokens`` tokens; only linear states have more."""
+        self.blocks_per_state = setting.blocks_per_state
         self.block_tokens = spec.block_tokens
-        self.hash_ratio = spec.block_tokens // limits.hash_block_tokens
-        self.alignment_tokens = limits.alignment_tokens
-        self.peak_blocks = limits.peak_blocks
+        self.hash_ratio = spec.block_tokens // setting.hash_block_tokens
+        self.alignment_tokens = setting.alignment_tokens
+        self.peak_blocks = peak_blocks
+        self.proof_tokens = spec.block_tokens
+        """Tokens beyond a hit that an EAGLE group of this kind looks at."""
         self.tables: dict[Hashable, GroupTable] = {}
 
     # -- what a kind defines ------------------------------------------------------------------
 
     def skipped_tokens(self, num_computed: int) -> int:
         """Leading tokens that a query at position ``num_computed`` does not see."""
+        first = self.spec.first_seen(num_computed)
+        assert first is not None, "kinds with states say it themselves"
+        return first
+
+    def next_drop(self, num_skipped: int) -> int | None:
+        """Computed tokens from which on the block after ``num_skipped`` ones is not seen.
+
+        None: blocks never leave a sequence of this kind.
+        """
         raise NotImplementedError
 
-    def next_drop(self, num_skipped: int) -> int:
-        """Computed tokens from which on the block after ``num_skipped`` ones is not seen."""
-        raise NotImplementedError
+    def returning(self, blocks: Iterable[int]) -> Iterable[int]:
+        """Those of a sequence's blocks that it will give up as it goes on."""
+        return filter(None, blocks)
+
+    def num_settled(self, num_computed: int) -> int:
+        """Leading table entries that are computed and stay in sight until the sequence ends."""
+        return 0
 
     def match(
         self,
@@ -107,6 +160,10 @@ class GroupManager:
     def spanned_tokens(self, num_blocks: int) -> int:
         """Tokens that the first ``num_blocks`` table entries span."""
         return num_blocks // self.blocks_per_state * self.block_tokens
+
+    def num_full_blocks(self, num_tokens: int) -> int:
+        """Table entries of the blocks that ``num_tokens`` tokens fill."""
+        return num_tokens // self.block_tokens * self.blocks_per_state
 
     def first_block(self, num_computed: int) -> int:
         """Index of the first block that a query at position ``num_computed`` sees."""
@@ -268,18 +325,49 @@ class GroupManager:
             return
         start = max(table.num_published, table.num_skipped)
         table.num_published = end
-        if start < end:
-            ratio, size = self.hash_ratio, self.block_tokens
-            self.pool.publish(
-                self.group,
-                table.blocks[start:end],
-                hashes[(start + 1) * ratio - 1 : end * ratio : ratio],
-                parent_hash=hashes[start * ratio - 1] if start else None,
-                first_position=start * size,
-                block_tokens=size,
-                token_ids=token_ids[start * size : end * size] if token_ids else (),
-                deduplicate=deduplicate,
-            )
+        self._publish_run(table, hashes, token_ids, start, end, deduplicate)
+
+    def publish_around(
+        self,
+        key: Hashable,
+        hashes: Sequence[bytes],
+        token_ids: Sequence[int],
+        num_computed: int,
+        failed: Collection[int],
+    ) -> None:
+        """Publish the runs of full blocks between those (by block index) that did not arrive."""
+        table = self.tables[key]
+        end = min(
+            num_computed // self.block_tokens, len(hashes) // self.hash_ratio, len(table.blocks)
+        )
+        first = max(table.num_published, table.num_skipped)
+        stops = [first - 1, *sorted(index for index in failed if first <= index < end), end]
+        table.num_published = end
+        for before, stop in pairwise(stops):
+            self._publish_run(table, hashes, token_ids, before + 1, stop, True)
+
+    def _publish_run(
+        self,
+        table: GroupTable,
+        hashes: Sequence[bytes],
+        token_ids: Sequence[int],
+        start: int,
+        end: int,
+        deduplicate: bool,
+    ) -> None:
+        if start >= end:
+            return
+        ratio, size = self.hash_ratio, self.block_tokens
+        self.pool.publish(
+            self.group,
+            table.blocks[start:end],
+            hashes[(start + 1) * ratio - 1 : end * ratio : ratio],
+            parent_hash=hashes[start * ratio - 1] if start else None,
+            first_position=start * size,
+            block_tokens=size,
+            token_ids=token_ids[start * size : end * size] if token_ids else (),
+            deduplicate=deduplicate,
+        )
 
 
 def without_null(blocks: Sequence[int]) -> list[int]:

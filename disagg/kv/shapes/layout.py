@@ -3,20 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
-from typing import assert_never
 
 from disagg.errors import ConfigError
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
-
-_PagedSpec = FullAttentionSpec | MLASpec | SlidingWindowSpec | ChunkedLocalSpec | CrossAttentionSpec
+from disagg.kv.kinds.kind import Spec
 
 REFERENCE_TOKENS = 32_768
 """Layouts are compared by what a request of this length holds."""
@@ -74,11 +63,7 @@ class KVCacheLayout:
                     f"of the hash block of {self.hash_block_tokens}",
                     param="hash_block_tokens",
                 )
-            if group.blocks_per_state != 1 and not isinstance(group.spec, LinearStateSpec):
-                raise ConfigError(
-                    f"group {index}: {type(group.spec).__name__} has no states",
-                    param="blocks_per_state",
-                )
+            group.spec.check_blocks_per_state(group.blocks_per_state)
             if group.blocks_per_state < 1 or group.unit_bytes > (
                 self.block_bytes * group.blocks_per_state
             ):
@@ -151,37 +136,32 @@ def plan_layout(layer_specs: Sequence[Spec | None]) -> KVCacheLayout:
                 f"{type(spec).__name__} has {spec.block_tokens}",
                 param="block_tokens",
             )
-    paged = {s: layers for s, layers in kinds.items() if not isinstance(s, LinearStateSpec)}
+    # A state is a list of blocks: it has no say in their size where there are pages.
+    paged = {s: layers for s, layers in kinds.items() if s.visible_tokens(REFERENCE_TOKENS)}
     # States alone: as large as the smallest of them, the others are lists.
     block_bytes = _block_bytes(paged) if paged else min(s.page_bytes * len(kinds[s]) for s in kinds)
     groups: list[KVCacheGroup] = []
     for spec, layers in kinds.items():
-        if not isinstance(spec, LinearStateSpec):
-            parts = _num_groups(spec, len(layers), block_bytes)
-            groups += [
-                KVCacheGroup(len(groups) + part, spec, tuple(layers[part::parts]))
-                for part in range(parts)
-            ]
-        else:
-            blocks = -(-len(layers) * spec.page_bytes // block_bytes)
-            groups.append(KVCacheGroup(len(groups), spec, tuple(layers), blocks))
+        parts, blocks = spec.split_layers(len(layers), block_bytes)
+        groups += [
+            KVCacheGroup(len(groups) + part, spec, tuple(layers[part::parts]), blocks)
+            for part in range(parts)
+        ]
     return KVCacheLayout(tuple(groups), block_bytes, base)
 
 
-def _num_groups(spec: _PagedSpec, num_layers: int, block_bytes: int) -> int:
-    return -(-num_layers // (block_bytes // spec.page_bytes))
-
-
-def _block_bytes(kinds: Mapping[_PagedSpec, Sequence[int]]) -> int:
+def _block_bytes(kinds: Mapping[Spec, Sequence[int]]) -> int:
     """Block size for the kinds that keep tokens."""
     counts = {spec: len(layers) for spec, layers in kinds.items()}
     widest = max(spec.page_bytes for spec in counts)
 
+    def parts(spec: Spec, size: int) -> int:
+        return spec.split_layers(counts[spec], size)[0]
+
     def used(size: int) -> int:
         """The size without what no group of it would use."""
         return max(
-            -(-number // _num_groups(spec, number, size)) * spec.page_bytes
-            for spec, number in counts.items()
+            -(-number // parts(spec, size)) * spec.page_bytes for spec, number in counts.items()
         )
 
     sizes = {
@@ -190,30 +170,14 @@ def _block_bytes(kinds: Mapping[_PagedSpec, Sequence[int]]) -> int:
         for pages in range(1, number + 1)
         if pages * spec.page_bytes >= widest
     }
+    kept = {spec: -(-spec.visible_tokens(REFERENCE_TOKENS) // spec.block_tokens) for spec in counts}
 
     def num_groups(size: int) -> int:
-        return sum(_num_groups(spec, number, size) for spec, number in counts.items())
+        return sum(parts(spec, size) for spec in counts)
 
     def held(size: int) -> int:
-        return size * sum(
-            _num_groups(spec, number, size) * -(-_visible(spec) // spec.block_tokens)
-            for spec, number in counts.items()
-        )
+        return size * sum(parts(spec, size) * kept[spec] for spec in counts)
 
     tightest = min(map(held, sizes))
     fair = [size for size in sizes if held(size) <= tightest + tightest // SPARE_SHARE]
     return min(fair, key=lambda size: (num_groups(size), held(size), size))
-
-
-def _visible(spec: _PagedSpec) -> int:
-    """Tokens of a long request that one layer keeps."""
-    match spec:
-        case SlidingWindowSpec():
-            return min(spec.window_tokens, REFERENCE_TOKENS)
-        case ChunkedLocalSpec():
-            return min(spec.chunk_tokens, REFERENCE_TOKENS)
-        case CrossAttentionSpec():
-            return spec.encoder_tokens
-        case FullAttentionSpec() | MLASpec():
-            return REFERENCE_TOKENS
-    assert_never(spec)

@@ -1,10 +1,92 @@
 """Linear state (Mamba and relatives): the state after a position, not the tokens before it."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from disagg.kv.block_pool import NULL_BLOCK, BlockPool
-from disagg.kv.layout import KVCacheGroup
-from disagg.kv.manager import Drop, GroupLimits, GroupManager, GroupTable
+from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.kinds.attention import require_positive
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.manager import Drop, GroupManager, GroupSetting, GroupTable
+from disagg.messages.registration import GroupInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStateSpec:
+    """A recurrent state of fixed size; a block is the state after its last token.
+
+    Attributes:
+        block_tokens: distance of the positions at which states can be kept.
+        state_bytes: bytes of one layer's state (all its tensors).
+    """
+
+    kind: ClassVar[str] = "linear_state"
+    vllm_kind: ClassVar[str] = "mamba"
+
+    block_tokens: int
+    state_bytes: int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "block_tokens", "state_bytes")
+
+    @property
+    def page_bytes(self) -> int:
+        """The state."""
+        return self.state_bytes
+
+    @property
+    def window_tokens(self) -> int:
+        """None."""
+        return 0
+
+    def first_seen(self, position: int) -> None:
+        """A state, no tokens."""
+
+    def windowed_pages(self) -> None:
+        """No K and V."""
+
+    def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
+        """Tables of the running state and those that steps in flight started from."""
+        # The state that the oldest step in flight started from, and the end of each.
+        peak = (1 + setting.steps_max) * setting.blocks_per_state
+        return LinearStateManager(self, pool, setting, peak)
+
+    @staticmethod
+    def check_group(group: GroupInfo) -> None:
+        """Nothing besides what holds for all kinds."""
+
+    @staticmethod
+    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
+        """Only the state at the boundary is needed."""
+        return list(holders)
+
+    def event_fields(self) -> dict[str, object]:
+        """Nothing besides."""
+        return {}
+
+    def visible_tokens(self, num_tokens: int) -> int:
+        """A state keeps no tokens."""
+        return 0
+
+    def split_layers(self, num_layers: int, block_bytes: int) -> tuple[int, int]:
+        """One group, whose state is a list of blocks: blocks need not grow to its size."""
+        return 1, -(-num_layers * self.page_bytes // block_bytes)
+
+    def check_blocks_per_state(self, num_blocks: int) -> None:
+        """Any number will do."""
+
+    def rank_block_bytes(self, num_layers: int, blocks_per_state: int, tensor_parallel: int) -> int:
+        """States are split as far as the block is."""
+        useful_bytes = -(-num_layers * self.page_bytes // blocks_per_state)
+        return -(-useful_bytes // tensor_parallel)
+
+    def token_and_state_bytes(self, taken_bytes: int) -> tuple[int, int]:
+        """All of it is the state's."""
+        return 0, taken_bytes
+
+    def without_window(self) -> Spec:
+        """The same."""
+        return self
 
 
 class LinearStateManager(GroupManager):
@@ -22,11 +104,11 @@ class LinearStateManager(GroupManager):
     As an EAGLE group it drops nothing (as in the peer): draft layers have no such states.
     """
 
-    proves_further = False
-
-    def __init__(self, group: KVCacheGroup, pool: BlockPool, limits: GroupLimits) -> None:
-        super().__init__(group.group, group.spec, pool, limits)
-        self.blocks_per_state = group.blocks_per_state
+    def __init__(
+        self, spec: LinearStateSpec, pool: BlockPool, setting: GroupSetting, peak_blocks: int
+    ) -> None:
+        super().__init__(spec, pool, setting, peak_blocks)
+        self.proof_tokens = 0
         self._followers_index = pool.num_groups - 1
 
     def num_blocks(self, num_tokens: int) -> int:
@@ -148,6 +230,16 @@ class LinearStateManager(GroupManager):
         table.boundaries = [end for end in table.boundaries if end > num_computed]
         for end in ready:
             self._publish_state(table, hashes, token_ids, end, deduplicate)
+
+    def publish_around(
+        self,
+        key: Hashable,
+        hashes: Sequence[bytes],
+        token_ids: Sequence[int],
+        num_computed: int,
+        failed: Collection[int],
+    ) -> None:
+        """Nothing: a state of which a block did not arrive is none."""
 
     def _publish_state(
         self,

@@ -7,8 +7,8 @@ from operator import itemgetter
 from types import MappingProxyType
 
 from disagg.errors import ConfigError, InvariantViolation
-from disagg.kv.free_blocks import CachedBlocks, UncachedBlocks
-from disagg.kv.prefix_cache import PrefixCache
+from disagg.kv.blocks.free_blocks import CachedBlocks, UncachedBlocks
+from disagg.kv.blocks.prefix_cache import PrefixCache
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 
 NULL_BLOCK = 0

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from disagg.errors import ConfigError
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 
 STATE_DTYPE_BYTES = 4
 """Recurrent states are fp32 even in bf16 models."""

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
-from disagg.kv.block_pool import BlockPool
+from disagg.kv.blocks.block_pool import BlockPool
 
 
 @dataclass(slots=True, eq=False)
