@@ -90,5 +90,5 @@ def test_a_layout_for_other_elements_is_refused() -> None:
 
 def test_a_kind_without_pages_is_refused() -> None:
     states = plan_layout([LinearStateSpec(16, 64)])
-    with pytest.raises(ConfigError, match="LinearStateSpec"):
+    with pytest.raises(ConfigError, match="linear_state"):
         PagedPool(states, num_blocks=5, dtype=torch.float32, device=torch.device("cpu"))
