@@ -17,7 +17,7 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 
 BLOCK = 16
@@ -76,7 +76,7 @@ def hit_rate(prompts: list[Prompt], num_blocks: int, retention: Retention) -> tu
     alive: deque[int] = deque()
     hits = 0
     for number, prompt in enumerate(prompts):
-        made = KVRequest(number, list(prompt))
+        made = KVSequence(number, list(prompt))
         hasher.extend(made.hashes, made.token_ids)
         if len(alive) == ALIVE:
             kv.free(alive.popleft())

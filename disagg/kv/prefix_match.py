@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import lcm
 
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.kinds.manager import GroupManager
-from disagg.kv.request import CacheHit
 
 
 class PrefixMatcher:

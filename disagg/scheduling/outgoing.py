@@ -6,7 +6,7 @@ A hand-over reserves before it computes, then leases, then seals.
 from collections.abc import Callable
 
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.prefix_pull import PrefixPulls, WantedPrefix
+from disagg.kv.prefix_sharing import PrefixSharing, WantedPrefix
 from disagg.messages.identity import Incarnation, Question, RequestKey
 from disagg.messages.peer import (
     AskLease,
@@ -47,7 +47,7 @@ class Outgoing:
     def __init__(
         self,
         coordinator: KVCacheCoordinator,
-        prefixes: PrefixPulls,
+        prefixes: PrefixSharing,
         leases: LeaseTable,
         share: HandoverShare,
         limits: WorkerLimits,

@@ -1,7 +1,7 @@
 """What a reader tells the router about a transfer."""
 
+from disagg.kv.blocks.hits import ExternalReservation
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.request import ExternalReservation
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.session import GroupTransfer, TransferKind, TransferReport
 from disagg.transfer.actions import InboundStats

@@ -15,7 +15,7 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.registry import KINDS
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import plan_layout
 from disagg.kv.shapes.memory_plan import all_layers_full, plan_memory
 from disagg.messages.identity import Incarnation
@@ -35,8 +35,8 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, LookBackSpec.kind, LookBackSpec)
 
 
-def request(key: str, num_tokens: int = 32) -> KVRequest:
-    made = KVRequest(key, list(range(num_tokens)))
+def request(key: str, num_tokens: int = 32) -> KVSequence:
+    made = KVSequence(key, list(range(num_tokens)))
     HASHER.extend(made.hashes, made.token_ids)
     return made
 
@@ -47,7 +47,7 @@ def coordinator() -> KVCacheCoordinator:
     )
 
 
-def compute(kv: KVCacheCoordinator, key: str) -> KVRequest:
+def compute(kv: KVCacheCoordinator, key: str) -> KVSequence:
     """Compute a prompt of 32 tokens in steps of 8."""
     made = request(key)
     assert kv.admit(key, 32)

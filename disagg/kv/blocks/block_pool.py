@@ -12,7 +12,7 @@ from disagg.kv.blocks.prefix_cache import PrefixCache
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 
 NULL_BLOCK = 0
-"""Placeholder at positions outside the window: in the tensor, never allocated."""
+"""Placeholder for blocks outside the window: in the tensor, never allocated."""
 
 
 class BlockPool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from disagg.errors import InvariantViolation
 from disagg.kv.blocks.block_pool import BlockPool
-from disagg.kv.request import CacheHit
+from disagg.kv.blocks.hits import CacheHit
 
 
 @dataclass(slots=True)

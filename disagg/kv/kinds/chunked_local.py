@@ -9,7 +9,8 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.kinds.attention import AttentionSpec, require_positive
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import EVERYBODY, Spec
-from disagg.kv.kinds.manager import GroupManager, GroupSetting
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
 
 

@@ -9,7 +9,8 @@ from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.attention import AttentionSpec, require_positive
 from disagg.kv.kinds.kind import Spec
-from disagg.kv.kinds.manager import GroupManager, GroupSetting
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
 
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.attention import AttentionSpec
 from disagg.kv.kinds.kind import EVERYBODY, Spec, WindowedPages
-from disagg.kv.kinds.manager import GroupManager, GroupSetting
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
 
 
@@ -68,7 +69,7 @@ class FullAttentionManager(GroupManager):
         """Every full block."""
         return self.num_full_blocks(num_computed)
 
-    def kept_hits(self, hit: Sequence[int], num_computed: int) -> list[int]:
+    def kept_hits(self, hit: Sequence[int], position: int) -> list[int]:
         """All of them."""
         return list(hit)
 

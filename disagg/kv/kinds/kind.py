@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from disagg.kv.blocks.block_pool import BlockPool
-from disagg.kv.kinds.manager import GroupManager, GroupSetting
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
 
 EVERYBODY = -1
-"""The bit set of all workers."""
+"""The bit set of all workers: an int with all bits set."""
 
 
 @dataclass(frozen=True, slots=True)

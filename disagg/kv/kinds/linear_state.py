@@ -7,7 +7,8 @@ from typing import ClassVar
 from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.kinds.attention import require_positive
 from disagg.kv.kinds.kind import Spec
-from disagg.kv.kinds.manager import Drop, GroupManager, GroupSetting, GroupTable
+from disagg.kv.kinds.manager import Drop, GroupManager, GroupTable
+from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
 
 
@@ -115,13 +116,13 @@ class LinearStateManager(GroupManager):
         """Table entries up to the state at ``num_tokens``."""
         return super().num_blocks(num_tokens) * self.blocks_per_state
 
-    def first_block(self, num_computed: int) -> int:
-        """Table index of the first block of the state at ``num_computed``."""
-        return super().first_block(num_computed) * self.blocks_per_state
+    def first_block(self, position: int) -> int:
+        """Table index of the first block of the state at ``position``."""
+        return super().first_block(position) * self.blocks_per_state
 
-    def skipped_tokens(self, num_computed: int) -> int:
-        """Only the state at ``num_computed`` matters."""
-        return max(0, num_computed - 1)
+    def skipped_tokens(self, position: int) -> int:
+        """Only the state at ``position`` matters."""
+        return max(0, position - 1)
 
     def next_drop(self, num_skipped: int) -> int:
         """When the state after it is the one that matters."""
@@ -168,21 +169,21 @@ class LinearStateManager(GroupManager):
         key: Hashable,
         num_tokens: int,
         hit: Sequence[int],
-        num_computed: int,
+        num_known: int,
         capped: bool = False,
     ) -> int:
         """One state per step that reaches a new range, one more for an external state."""
         table = self.tables.get(key)
         if table is not None:
             return self.blocks_per_state * int(self.num_blocks(num_tokens) > len(table.blocks))
-        external = int(self.num_blocks(num_computed) > len(hit))
-        new = int(self.num_blocks(num_tokens) > self.num_blocks(num_computed))
+        external = int(self.num_blocks(num_known) > len(hit))
+        new = int(self.num_blocks(num_tokens) > self.num_blocks(num_known))
         return self.blocks_per_state * (external + new)
 
-    def grow_external(self, key: Hashable, num_computed: int) -> None:
-        """Blocks for the external state at ``num_computed``."""
-        self.grow(key, num_computed)
-        self.tables[key].boundaries.append(num_computed)
+    def grow_external(self, key: Hashable, num_known: int) -> None:
+        """Blocks for the external state at ``num_known``."""
+        self.grow(key, num_known)
+        self.tables[key].boundaries.append(num_known)
 
     def grow(self, key: Hashable, num_tokens: int) -> None:
         """Blocks for the state at ``num_tokens``, null before it."""
@@ -193,10 +194,10 @@ class LinearStateManager(GroupManager):
             table.blocks += self.pool.allocate(self.blocks_per_state)
             table.held += self.blocks_per_state
 
-    def drop_skipped(self, key: Hashable, num_computed: int, drop: Drop) -> None:
+    def drop_skipped(self, key: Hashable, position: int, drop: Drop) -> None:
         """Give up all states before the running one."""
         table = self.tables[key]
-        end = min(self.first_block(num_computed), len(table.blocks) - self.blocks_per_state)
+        end = min(self.first_block(position), len(table.blocks) - self.blocks_per_state)
         start, table.num_skipped = table.num_skipped, max(table.num_skipped, end)
         leaving = self._last_state_first(table.blocks[start:end])
         if leaving:

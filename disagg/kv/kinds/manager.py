@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
-from disagg.errors import ConfigError, InvariantViolation
+from disagg.errors import InvariantViolation
 from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.blocks.retention import Retention
+from disagg.kv.kinds.setting import GroupSetting
 
 Drop = Callable[[Hashable, int, list[int]], None]
 """Ends a sequence's holds: (key, group, block ids in eviction order)."""
@@ -30,42 +31,6 @@ class GroupTable:
     num_skipped: int = 0
     num_published: int = 0
     boundaries: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSetting:
-    """What a group gets from its surroundings.
-
-    Attributes:
-        group: index of the group in the layout.
-        blocks_per_state: table entries per ``block_tokens`` tokens; only states have more than 1.
-        hash_block_tokens: tokens per link of the hash chain.
-        alignment_tokens: hits of the whole model are multiples of it.
-        max_model_tokens: longest sequence.
-        max_step_tokens: most tokens of one sequence between two moves of its window.
-        drops_last: EAGLE: hits must be proven one block further.
-        steps_max: steps of one sequence that are in flight at once.
-    """
-
-    group: int
-    blocks_per_state: int
-    hash_block_tokens: int
-    alignment_tokens: int
-    max_model_tokens: int
-    max_step_tokens: int
-    drops_last: bool = False
-    steps_max: int = 1
-
-    def num_blocks(self, num_tokens: int, block_tokens: int) -> int:
-        """Blocks that ``num_tokens`` tokens fill, or the longest sequence if that is shorter."""
-        return -(-min(num_tokens, self.max_model_tokens) // block_tokens)
-
-    def refuse_eagle(self, name: str) -> None:
-        """For kinds whose hits cannot be proven further; raises ConfigError."""
-        if self.drops_last:
-            raise ConfigError(
-                f"group {self.group}: {name} cannot be an EAGLE group", param="eagle_groups"
-            )
 
 
 class Pages(Protocol):
@@ -111,9 +76,9 @@ class GroupManager:
 
     # -- what a kind defines ------------------------------------------------------------------
 
-    def skipped_tokens(self, num_computed: int) -> int:
-        """Leading tokens that a query at position ``num_computed`` does not see."""
-        first = self.spec.first_seen(num_computed)
+    def skipped_tokens(self, position: int) -> int:
+        """Leading tokens that a query at position ``position`` does not see."""
+        first = self.spec.first_seen(position)
         assert first is not None, "kinds with states say it themselves"
         return first
 
@@ -165,13 +130,13 @@ class GroupManager:
         """Table entries of the blocks that ``num_tokens`` tokens fill."""
         return num_tokens // self.block_tokens * self.blocks_per_state
 
-    def first_block(self, num_computed: int) -> int:
-        """Index of the first block that a query at position ``num_computed`` sees."""
-        return self.skipped_tokens(num_computed) // self.block_tokens
+    def first_block(self, position: int) -> int:
+        """Index of the first block that a query at position ``position`` sees."""
+        return self.skipped_tokens(position) // self.block_tokens
 
-    def kept_hits(self, hit: Sequence[int], num_computed: int) -> list[int]:
-        """The hit's blocks that a sequence with ``num_computed`` tokens will still hold."""
-        first = self.first_block(num_computed)
+    def kept_hits(self, hit: Sequence[int], position: int) -> list[int]:
+        """The hit's blocks that a sequence with ``position`` tokens will still hold."""
+        first = self.first_block(position)
         return without_null(hit[first:])
 
     def num_to_allocate(
@@ -179,7 +144,7 @@ class GroupManager:
         key: Hashable,
         num_tokens: int,
         hit: Sequence[int],
-        num_computed: int,
+        num_known: int,
         capped: bool = False,
     ) -> int:
         """Free blocks that growing to ``num_tokens`` takes, without the hit's own.
@@ -188,7 +153,7 @@ class GroupManager:
             key: the sequence.
             num_tokens: tokens that need a slot.
             hit: cached blocks to adopt, for a sequence without a table.
-            num_computed: tokens known before this step, hit and external ones included.
+            num_known: tokens known before this step, hit and external ones included.
             capped: count a whole prompt, of which at most ``peak_blocks`` are held at once.
         """
         required = self.num_blocks(num_tokens)
@@ -197,7 +162,7 @@ class GroupManager:
         table = self.tables.get(key)
         if table is not None:
             return max(required - len(table.blocks), 0)
-        skipped = self.first_block(num_computed)
+        skipped = self.first_block(num_known)
         return max(required - max(skipped, len(hit)), 0)
 
     def num_promised(self, key: Hashable, num_tokens: int, num_deferred: int) -> int:
@@ -211,20 +176,20 @@ class GroupManager:
 
     # -- changing tables ----------------------------------------------------------------------
 
-    def adopt(self, key: Hashable, hit: Sequence[int], num_computed: int) -> None:
+    def adopt(self, key: Hashable, hit: Sequence[int], position: int) -> None:
         """Start a table: hold the hit's blocks that stay visible, null before them."""
-        first = self.first_block(num_computed)
+        first = self.first_block(position)
         blocks = [NULL_BLOCK] * first
         blocks += hit[first:]
-        kept = self.kept_hits(hit, num_computed)
+        kept = self.kept_hits(hit, position)
         self.pool.touch(kept)
         self.tables[key] = GroupTable(
             blocks, len(kept), num_skipped=first, num_published=len(blocks)
         )
 
-    def grow_external(self, key: Hashable, num_computed: int) -> None:
-        """Room for the external tokens up to ``num_computed``."""
-        self.grow(key, num_computed)
+    def grow_external(self, key: Hashable, num_known: int) -> None:
+        """Room for the external tokens up to ``num_known``."""
+        self.grow(key, num_known)
 
     def grow(self, key: Hashable, num_tokens: int) -> None:
         """Room for ``num_tokens`` tokens; the caller has counted."""
@@ -234,10 +199,10 @@ class GroupManager:
             table.blocks += self.pool.allocate(missing)
             table.held += missing
 
-    def drop_skipped(self, key: Hashable, num_computed: int, drop: Drop) -> None:
-        """Give up the blocks that no query from ``num_computed`` on sees, last one first."""
+    def drop_skipped(self, key: Hashable, position: int, drop: Drop) -> None:
+        """Give up the blocks that no query from ``position`` on sees, last one first."""
         table = self.tables[key]
-        end = min(self.first_block(num_computed), len(table.blocks))
+        end = min(self.first_block(position), len(table.blocks))
         start = table.num_skipped
         if end <= start:
             return
@@ -254,16 +219,16 @@ class GroupManager:
             drop(key, self.group, leaving)
 
     def forget_skipped(
-        self, key: Hashable, num_computed: int, kept: Iterable[int], retention: Retention
+        self, key: Hashable, position: int, kept: Iterable[int], retention: Retention
     ) -> None:
         """Take out of the cache what ``drop_skipped`` will give up and no kept position sees."""
         table = self.tables[key]
-        start, end = table.num_skipped, min(self.first_block(num_computed), len(table.blocks))
+        start, end = table.num_skipped, min(self.first_block(position), len(table.blocks))
         if end <= start:
             return
         lost = table.blocks[start:end]
         first = self.spanned_tokens(start)
-        for place in retention.positions(kept, first, num_computed, self.alignment_tokens):
+        for place in retention.positions(kept, first, position, self.alignment_tokens):
             seen = slice(
                 max(self.first_block(place) - start, 0), max(self.num_blocks(place) - start, 0)
             )

@@ -8,7 +8,8 @@ from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.attention import AttentionSpec
 from disagg.kv.kinds.full_attention import FullAttentionManager, all_before
 from disagg.kv.kinds.kind import Spec
-from disagg.kv.kinds.manager import GroupManager, GroupSetting
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
 
 

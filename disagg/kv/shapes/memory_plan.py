@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.kind import Spec
-from disagg.kv.kinds.manager import GroupSetting
+from disagg.kv.kinds.setting import GroupSetting
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 
 _UNITS = {"": 1, "B": 1}

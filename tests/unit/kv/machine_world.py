@@ -18,7 +18,7 @@ from disagg.kv.kinds.cross_attention import CrossAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 
 Value = tuple[int, int]
@@ -45,7 +45,7 @@ def needed_blocks(spec: Spec, position: int) -> list[int]:
     return sorted({place // spec.block_tokens for place in visible(spec, position)})
 
 
-def longest_hit(kv: KVCacheCoordinator, request: KVRequest, max_tokens: int) -> int:
+def longest_hit(kv: KVCacheCoordinator, request: KVSequence, max_tokens: int) -> int:
     """Brute force over all lengths: every group has all that the next query reads."""
     if any(isinstance(group.spec, CrossAttentionSpec) for group in kv.layout.groups):
         return 0  # tokens do not tell what the encoder was given
@@ -80,7 +80,7 @@ class Live:
     ``next_query`` is the earliest position that is not given up by its newest step.
     """
 
-    request: KVRequest
+    request: KVSequence
     prompt_tokens: int
     done: int = 0
     launched: int = 0

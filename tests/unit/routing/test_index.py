@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
@@ -14,7 +15,7 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.request import CacheHit, KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
@@ -272,7 +273,7 @@ def follow_a_coordinator(specs: list[Spec], seed: int) -> int:
     for number in range(40):
         tokens = [rng.randint(0, 1)] * 24 + [rng.randint(0, 1)] * 20 + [7] * 16
         tokens = tokens[: rng.randint(1, 60)]
-        request = KVRequest(("r", number), tokens)
+        request = KVSequence(("r", number), tokens)
         hasher.extend(request.hashes, tokens)
         hit = pool.find_longest_cache_hit(request, len(tokens) - 1)
         found = index.match(len(tokens), request.hashes)[A]
@@ -285,7 +286,7 @@ def follow_a_coordinator(specs: list[Spec], seed: int) -> int:
     return num_hits
 
 
-def compute(pool: KVCacheCoordinator, request: KVRequest, found: CacheHit) -> None:
+def compute(pool: KVCacheCoordinator, request: KVSequence, found: CacheHit) -> None:
     """Prefill in steps of 8 tokens; what falls out of windows or is freed may be evicted later."""
     hit: CacheHit | None = found
     computed = found.num_tokens

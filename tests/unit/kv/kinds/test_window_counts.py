@@ -15,7 +15,7 @@ from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 
 FULL = FullAttentionSpec(16, 1, 8, 2)
@@ -37,8 +37,8 @@ def coordinator(
     )
 
 
-def request(key: str, num_tokens: int, first: int = 0, block_tokens: int = 16) -> KVRequest:
-    made = KVRequest(key, list(range(first, first + num_tokens)))
+def request(key: str, num_tokens: int, first: int = 0, block_tokens: int = 16) -> KVSequence:
+    made = KVSequence(key, list(range(first, first + num_tokens)))
     BlockHasher(b"test", block_tokens).extend(made.hashes, made.token_ids)
     return made
 
@@ -96,7 +96,7 @@ def test_the_window_moves_while_a_prompt_is_computed() -> None:
 
 
 def kv_computed(kv: KVCacheCoordinator) -> int:
-    return kv.num_computed_tokens("r") if kv.managers[0].tables else 0
+    return kv.num_scheduled_tokens("r") if kv.managers[0].tables else 0
 
 
 def test_two_equal_windows_are_looked_up_jointly() -> None:
@@ -291,7 +291,7 @@ def test_states_prove_nothing_further_as_eagle_groups() -> None:
     made = request("a", 80)
     for new in (32, 16, 32):  # states at 32, 48 and 80
         assert kv.allocate(made, num_new_tokens=new)
-        kv.publish("a", kv.num_computed_tokens("a"))
+        kv.publish("a", kv.num_scheduled_tokens("a"))
     assert kv.find_longest_cache_hit(request("b", 65), 64).num_tokens == 48
     assert kv.find_longest_cache_hit(request("b", 70), 69).num_tokens == 48
     # 80 is cached in both groups, but nothing beyond it proves the tokens' group.

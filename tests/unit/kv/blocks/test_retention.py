@@ -10,7 +10,7 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 
@@ -29,7 +29,7 @@ def coordinator(retention: Retention, *specs: Spec) -> KVCacheCoordinator:
 
 def serve(kv: KVCacheCoordinator, key: str, tokens: list[int]) -> int:
     """One prompt from start to end in chunks of 64; returns the tokens that it hit."""
-    made = KVRequest(key, tokens)
+    made = KVSequence(key, tokens)
     BlockHasher(b"test", 16).extend(made.hashes, made.token_ids)
     hit = kv.find_longest_cache_hit(made, made.num_tokens - 1)
     done = hit.num_tokens
@@ -96,7 +96,7 @@ def test_what_is_forgotten_is_told_and_free_at_once() -> None:
 
 def test_a_block_that_somebody_else_holds_stays() -> None:
     kv = coordinator(Retention(0), FULL, WINDOW)
-    first = KVRequest("1", prompt(256, 0, 1))
+    first = KVSequence("1", prompt(256, 0, 1))
     BlockHasher(b"test", 16).extend(first.hashes, first.token_ids)
     assert kv.allocate(first, num_new_tokens=64)
     kv.publish("1", 64)

@@ -11,7 +11,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.linear_state import LinearStateManager, LinearStateSpec
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.kv_events import BlocksStored
 
@@ -35,15 +35,15 @@ def coordinator(
     )
 
 
-def request(key: str, tokens: list[int]) -> KVRequest:
-    made = KVRequest(key, tokens)
+def request(key: str, tokens: list[int]) -> KVSequence:
+    made = KVSequence(key, tokens)
     HASHER.extend(made.hashes, tokens)
     return made
 
 
-def run(kv: KVCacheCoordinator, made: KVRequest, num_tokens: int) -> None:
+def run(kv: KVCacheCoordinator, made: KVSequence, num_tokens: int) -> None:
     assert kv.allocate(made, num_new_tokens=num_tokens)
-    done = kv.num_computed_tokens(made.key)
+    done = kv.num_scheduled_tokens(made.key)
     kv.publish(made.key, done)
     kv.release_out_of_window(made.key, done)
     kv.check()
@@ -58,7 +58,7 @@ def test_a_step_takes_a_whole_state() -> None:
     assert table[:3] == [NULL_BLOCK] * 3  # the state at 4 was never computed
     assert NULL_BLOCK not in table[3:]
     assert kv.in_window_blocks("a", 8)[STATE] == list(enumerate(table[3:], 3))
-    assert kv.num_blocks_to_allocate("a", 9, None, 8, False) == 1 + 3
+    assert kv.admission.num_needed("a", 9, None, 8, False) == 1 + 3
     assert kv.allocate(first, num_new_tokens=4)
     assert kv.held("a") == (3, 6)  # the state it starts from is still there
     kv.free("a")
@@ -257,7 +257,7 @@ def test_more_blocks_per_state_change_no_hit() -> None:
             hit = kv.find_longest_cache_hit(made, len(tokens) - 1)
             needed, first = [], True
             for end in ends:
-                done = hit.num_tokens if first else kv.num_computed_tokens(made.key)
+                done = hit.num_tokens if first else kv.num_scheduled_tokens(made.key)
                 if end <= done:
                     continue
                 assert kv.allocate(made, num_new_tokens=end - done, hit=hit if first else None)
@@ -280,7 +280,7 @@ def test_random_lives_leak_nothing() -> None:
     print(f"DISAGG_TEST_SEED={seed}")
     rng = random.Random(seed)
     kv = coordinator(60)
-    live: dict[str, KVRequest] = {}
+    live: dict[str, KVSequence] = {}
     pulls: list[str] = []
     steps: list[tuple[int, str, int]] = []
     leases: list[int] = []
@@ -297,7 +297,7 @@ def test_random_lives_leak_nothing() -> None:
             assert kv.allocate(made, num_new_tokens=1)
             live[str(step)] = made
             kv.hold_step(step, [made.key])
-            steps.append((step, str(step), kv.num_computed_tokens(made.key)))
+            steps.append((step, str(step), kv.num_scheduled_tokens(made.key)))
         elif kind == "pull" and len(live) < 5:
             reserved = kv.reserve_external(made, made.num_tokens - 1)
             if reserved is None:
@@ -314,10 +314,10 @@ def test_random_lives_leak_nothing() -> None:
                 pulled += 1
             kv.pool.drop(("pull", done))
         elif kind == "step" and key and key not in pulls and key not in {k for _, k, _ in steps}:
-            left = live[key].num_tokens - kv.num_computed_tokens(key)
+            left = live[key].num_tokens - kv.num_scheduled_tokens(key)
             if left and kv.allocate(live[key], num_new_tokens=min(left, rng.randrange(1, 9))):
                 kv.hold_step(step, [key])
-                steps.append((step, key, kv.num_computed_tokens(key)))
+                steps.append((step, key, kv.num_scheduled_tokens(key)))
         elif kind == "end" and steps:
             number, name, end = steps.pop(0)
             kv.release_step(number)
@@ -327,7 +327,7 @@ def test_random_lives_leak_nothing() -> None:
         elif kind == "lease" and key and key not in pulls:
             if leases and rng.random() < 0.6:
                 kv.pool.drop(leases.pop(0))
-            (_, state) = kv.in_window_blocks(key, kv.num_computed_tokens(key))
+            (_, state) = kv.in_window_blocks(key, kv.num_scheduled_tokens(key))
             assert len(state) == 3
             kv.pool.hold(step, [block for _, block in state])
             leases.append(step)

@@ -19,7 +19,7 @@ from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.registry import KINDS
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.kv.shapes.memory_plan import all_layers_full, plan_memory
 from disagg.messages.kv_events import BlocksStored
@@ -75,8 +75,8 @@ def coordinator(spec: Spec) -> KVCacheCoordinator:
     )
 
 
-def request(key: str) -> KVRequest:
-    made = KVRequest(key, list(range(100, 112)))
+def request(key: str) -> KVSequence:
+    made = KVSequence(key, list(range(100, 112)))
     HASHER.extend(made.hashes, made.token_ids)
     return made
 
@@ -98,7 +98,7 @@ def computed(kv: KVCacheCoordinator, key: str) -> list[int]:
 
 def allocate(kind: Kind) -> None:
     kv = coordinator(kind.spec)
-    assert kv.num_blocks_to_allocate("r", 8, None, 0, False) == kind.held[0]
+    assert kv.admission.num_needed("r", 8, None, 0, False) == kind.held[0]
     assert tuple(computed(kv, "r")) == kind.held
 
 

@@ -12,7 +12,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.shapes.memory_plan import all_layers_full, parse_memory, plan_memory
 from disagg.kv.shapes.model_shapes import FAMILIES, read_shape
 
-CONFIGS = Path(__file__).parents[2] / "data" / "model_configs"
+CONFIGS = Path(__file__).parents[3] / "data" / "model_configs"
 GIB = 1 << 30
 
 

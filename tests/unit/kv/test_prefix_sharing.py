@@ -11,8 +11,8 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.prefix_pull import PrefixPulls, SharedPrefix, WantedPrefix
-from disagg.kv.request import KVRequest
+from disagg.kv.prefix_sharing import PrefixSharing, SharedPrefix, WantedPrefix
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import plan_layout
 
 BLOCK = 4
@@ -39,12 +39,12 @@ class Worker:
         plan = plan_layout(LAYOUTS[layout])
         self.hasher = BlockHasher(b"test", plan.hash_block_tokens)
         self.kv = KVCacheCoordinator(plan, NUM_BLOCKS, max_model_tokens=96, max_step_tokens=8)
-        self.pulls = PrefixPulls(self.kv)
+        self.pulls = PrefixSharing(self.kv)
         self.num_requests = 0
 
-    def request(self, num_tokens: int) -> KVRequest:
+    def request(self, num_tokens: int) -> KVSequence:
         self.num_requests += 1
-        request = KVRequest(f"r{self.num_requests}", list(range(num_tokens)))
+        request = KVSequence(f"r{self.num_requests}", list(range(num_tokens)))
         self.hasher.extend(request.hashes, request.token_ids)
         return request
 
@@ -66,7 +66,7 @@ class Worker:
                     self.kv.pool.forget([block])
                     self.kv.pool.release([block])
 
-    def has(self, request: KVRequest, group: int, position: int) -> bool:
+    def has(self, request: KVSequence, group: int, position: int) -> bool:
         """Whether the block at a table position is cached."""
         manager = self.kv.managers[group]
         per_state = manager.blocks_per_state
@@ -74,7 +74,7 @@ class Worker:
         return value in self.kv.pool.index(group)
 
 
-def ask(reader: Worker, num_tokens: int, own: int = 0) -> tuple[KVRequest, WantedPrefix]:
+def ask(reader: Worker, num_tokens: int, own: int = 0) -> tuple[KVSequence, WantedPrefix]:
     """Reserve for a boundary and say what is wanted."""
     request = reader.request(LENGTH)
     reservation = reader.pulls.reserve(request, num_tokens, LENGTH)
@@ -141,7 +141,7 @@ def test_matching_has_no_effects_and_reserving_gives_all_back(layout: str) -> No
     assert reader.kv.find_longest_cache_hit(reader.request(LENGTH), 40).num_tokens == 0
     reader.kv.commit_external(request.key)
     assert reader.kv.find_longest_cache_hit(reader.request(LENGTH), 40).num_tokens == 40
-    while (done := reader.kv.num_computed_tokens(request.key)) < LENGTH:
+    while (done := reader.kv.num_scheduled_tokens(request.key)) < LENGTH:
         assert reader.kv.allocate(request, num_new_tokens=min(8, LENGTH - done)), "it was promised"
     reader.kv.free(request.key)
     assert reader.kv.num_free_blocks == free

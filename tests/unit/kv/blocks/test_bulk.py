@@ -12,7 +12,7 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 
 FULL = FullAttentionSpec(4, 1, 8, 2)
@@ -24,8 +24,8 @@ def coordinator(*specs: Spec, num_blocks: int) -> KVCacheCoordinator:
     return KVCacheCoordinator(layout, num_blocks, max_model_tokens=4000, max_step_tokens=2000)
 
 
-def request(key: str, num_tokens: int, first: int = 0) -> KVRequest:
-    made = KVRequest(key, list(range(first, first + num_tokens)))
+def request(key: str, num_tokens: int, first: int = 0) -> KVSequence:
+    made = KVSequence(key, list(range(first, first + num_tokens)))
     BlockHasher(b"bulk", 4).extend(made.hashes, made.token_ids)
     return made
 
@@ -133,8 +133,8 @@ def test_decodes_at_once_are_decodes_one_by_one() -> None:
         assert many.allocate_decodes([twin for _, twin in pairs]) == len(pairs)
         assert all(served)
         for made, _ in pairs:
-            one.publish(made.key, one.num_computed_tokens(made.key))
-        many.publish_step([(twin.key, many.num_computed_tokens(twin.key)) for _, twin in pairs])
+            one.publish(made.key, one.num_scheduled_tokens(made.key))
+        many.publish_step([(twin.key, many.num_scheduled_tokens(twin.key)) for _, twin in pairs])
         for asked in (asked for pair in pairs for asked in pair):
             asked.token_ids.append(step)
             hasher.extend(asked.hashes, asked.token_ids)
@@ -151,7 +151,7 @@ def test_decodes_stop_at_the_first_that_lacks_a_block() -> None:
     for made in running:
         assert kv.allocate(made, num_new_tokens=4)
     assert kv.allocate_decodes(running) == 1
-    assert [kv.num_computed_tokens(made.key) for made in running] == [5, 4, 4]
+    assert [kv.num_scheduled_tokens(made.key) for made in running] == [5, 4, 4]
     kv.free("c")
     assert kv.allocate_decodes(running[1:2]) == 1
     kv.check()

@@ -4,10 +4,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.blocks.hits import CacheHit, ExternalReservation
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.prefix_match import PrefixMatcher
-from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
+from disagg.kv.sequence import KVSequence
 
 UNKNOWN = b""
 """Stands for chain values that were not sent; no block is cached under it."""
@@ -21,7 +22,7 @@ class WantedPrefix:
         num_tokens: the longest boundary that it has room for.
         first_hash: index of the first of ``hashes``.
         hashes: chain values from there to ``num_tokens``: all that some boundary may need.
-        first_lacked: per group, the first block position that the reader does not hold itself.
+        first_lacked: per group, the first block index that the reader does not hold itself.
     """
 
     num_tokens: int
@@ -43,8 +44,8 @@ class SharedPrefix:
     blocks: tuple[tuple[tuple[int, int], ...], ...]
 
 
-class PrefixPulls:
-    """Prefix pulls over one worker's coordinator.
+class PrefixSharing:
+    """Prefixes shared between workers: pulls over one worker's coordinator.
 
     Args:
         kv: the coordinator. EAGLE groups are not proven further here.
@@ -62,7 +63,7 @@ class PrefixPulls:
         return num_tokens - num_tokens % self._alignment
 
     def reserve(
-        self, request: KVRequest, num_tokens: int, num_tokens_total: int
+        self, request: KVSequence, num_tokens: int, num_tokens_total: int
     ) -> ExternalReservation | None:
         """Hold own hits, allocate the rest up to a boundary, promise the rest of the prompt.
 
@@ -100,7 +101,7 @@ class PrefixPulls:
         return ExternalReservation(num_tokens, tuple(spans), tuple(lacks))
 
     def wanted(
-        self, request: KVRequest, reservation: ExternalReservation, own_tokens: int
+        self, request: KVSequence, reservation: ExternalReservation, own_tokens: int
     ) -> WantedPrefix:
         """What to ask an owner for, if boundaries up to ``own_tokens`` are of no use."""
         num_tokens = reservation.num_external_tokens
@@ -123,14 +124,14 @@ class PrefixPulls:
         )
 
     def publish_intact(
-        self, request: KVRequest, num_tokens: int, failed: Collection[tuple[int, int]]
+        self, request: KVSequence, num_tokens: int, failed: Collection[tuple[int, int]]
     ) -> None:
         """Publish the pulled blocks that arrived; ``failed`` are (group, block index) pairs.
 
         The sequence itself stays unusable: free it.
         """
         for manager in self._kv.managers:
-            bad = {position for group, position in failed if group == manager.group}
+            bad = {block_index for group, block_index in failed if group == manager.group}
             tokens = request.token_ids if self._kv.events_with_tokens else ()
             if not bad:
                 manager.publish(request.key, request.hashes, tokens, num_tokens, True)
@@ -191,7 +192,7 @@ def _seen(
         return ()
     start, end = manager.first_block(num_tokens), manager.num_blocks(num_tokens)
     return tuple(
-        (position, block)
-        for position, block in enumerate(run, first)
-        if start <= position < end and block != NULL_BLOCK
+        (block_index, block)
+        for block_index, block in enumerate(run, first)
+        if start <= block_index < end and block != NULL_BLOCK
     )

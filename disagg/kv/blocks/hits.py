@@ -1,27 +1,6 @@
-"""Values that callers and the coordinator exchange."""
+"""Blocks that a sequence finds in the cache, or takes for what will be pulled."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-
-
-@dataclass(slots=True, eq=False)
-class KVRequest:
-    """A token sequence whose KV is kept; owned and grown by the caller.
-
-    Attributes:
-        key: name of the sequence, unique among those alive.
-        token_ids: all known tokens.
-        hashes: chain values of its full hash blocks (see ``BlockHasher.extend``).
-    """
-
-    key: Hashable
-    token_ids: list[int] = field(default_factory=list)
-    hashes: list[bytes] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of known tokens."""
-        return len(self.token_ids)
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
