@@ -62,13 +62,13 @@ class ChunkedLocalSpec(AttentionSpec):
     @staticmethod
     def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
         """Only the chunk that the next token stands in; at its start nothing is needed."""
-        usable = []
-        for i in range(len(holders)):
-            end = (i + 1) * group.block_tokens
-            start = chunk_start(end, group.window_tokens) // group.block_tokens
-            run = EVERYBODY
-            for mask in holders[start : i + 1]:
+        usable, run = [], EVERYBODY
+        for i, mask in enumerate(holders):
+            begin, end = i * group.block_tokens, (i + 1) * group.block_tokens
+            if chunk_start(begin, group.window_tokens) == chunk_start(end, group.window_tokens):
                 run &= mask
+            else:  # the next token's chunk begins inside this block, or after it
+                run = mask if end % group.window_tokens else EVERYBODY
             usable.append(run)
         return usable
 

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 
 import pytest
 
@@ -12,8 +14,9 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.kind import EVERYBODY, Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.registry import KINDS as REGISTERED
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
@@ -151,6 +154,55 @@ def test_control_a_window_taken_one_block_short_is_found(monkeypatch: pytest.Mon
     monkeypatch.setattr(SlidingWindowSpec, "usable_at", short)
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
+
+
+class CountedSet(int):
+    """A bit set that counts how often one is ANDed."""
+
+    num_ands = 0
+
+    def __and__(self, other: int) -> "CountedSet":
+        CountedSet.num_ands += 1
+        return CountedSet(int(self) & int(other))
+
+    __rand__ = __and__
+
+
+def num_ands(kind: type[Spec], window_tokens: int, num_blocks: int) -> int:
+    """Work of a kind's rule over a prompt that everybody holds."""
+    CountedSet.num_ands = 0
+    kind.usable_at(group(kind.kind, 4, window_tokens), [CountedSet(1)] * num_blocks)
+    return CountedSet.num_ands
+
+
+@pytest.mark.parametrize("kind", REGISTERED.values(), ids=REGISTERED)
+@pytest.mark.parametrize("window_tokens", [6, 64, 4096])
+def test_a_rule_is_linear_in_blocks_whatever_the_window(
+    kind: type[Spec], window_tokens: int
+) -> None:
+    assert num_ands(kind, window_tokens, 2048) <= 3 * 2048
+
+
+def test_control_a_rule_that_walks_each_chunk_anew_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def again(info: GroupInfo, holders: Sequence[int]) -> list[int]:
+        firsts = [first_needed(info, end) for end in range(4, 4 * len(holders) + 1, 4)]
+        return [
+            reduce(and_, holders[first // 4 : i + 1], EVERYBODY) for i, first in enumerate(firsts)
+        ]
+
+    monkeypatch.setattr(ChunkedLocalSpec, "usable_at", again)
+    assert num_ands(ChunkedLocalSpec, 4096, 2048) > 100 * 2048
+
+
+def test_a_chunk_that_begins_inside_a_block_needs_that_block() -> None:
+    for chunk in (2, 3, 5, 6, 10, 16):
+        info, holders = group("chunked_local", 4, chunk), [1 << i for i in range(16)]
+        usable = ChunkedLocalSpec.usable_at(info, [~mask for mask in holders])
+        for i, mask in enumerate(usable):
+            needed = range(first_needed(info, 4 * (i + 1)) // 4, i + 1)
+            assert ~mask == sum(holders[n] for n in needed)
 
 
 def test_an_evicted_window_block_shortens_the_usable_prefix_only() -> None:
