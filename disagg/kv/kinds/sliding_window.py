@@ -9,7 +9,7 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.kinds.attention import AttentionSpec, require_positive
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import EVERYBODY, Spec, WindowedPages
-from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.manager import GroupManager, GroupTable
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
 
@@ -112,6 +112,7 @@ class SlidingWindowManager(GroupManager):
         super().__init__(spec, pool, setting, peak_blocks)
         self.window_tokens = spec.window_tokens
         self.num_window_blocks = num_window_blocks(spec.window_tokens, spec.block_tokens)
+        self._num_proof_blocks = int(setting.drops_last)
 
     def next_drop(self, num_skipped: int) -> int:
         """When the block's last position leaves the window."""
@@ -156,3 +157,27 @@ class SlidingWindowManager(GroupManager):
                 limit -= need
         nulls: list[int | None] = [NULL_BLOCK] * first
         return tuple((nulls + run)[: end - extra] for run in runs)  # type: ignore[misc]
+
+    def _publish_run(
+        self,
+        table: GroupTable,
+        hashes: Sequence[bytes],
+        token_ids: Sequence[int],
+        start: int,
+        end: int,
+        deduplicate: bool,
+    ) -> None:
+        """Publish what the window of some aligned boundary covers.
+
+        Where other groups have larger blocks, the rest can be in no hit; cached, it would displace
+        blocks that can (as in vLLM).
+        """
+        per_alignment = self.alignment_tokens // self.block_tokens
+        before, after = self.num_window_blocks, self._num_proof_blocks
+        if before + after >= per_alignment:
+            super()._publish_run(table, hashes, token_ids, start, end, deduplicate)
+            return
+        first = max(start // per_alignment, 1) * per_alignment
+        for boundary in range(first, end + per_alignment, per_alignment):
+            begin, stop = max(start, boundary - before), min(end, boundary + after)
+            super()._publish_run(table, hashes, token_ids, begin, stop, deduplicate)
