@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.transfer_cost import Bench, measure_tables
-from benchmarks.transfer_figures import figure
+from benchmarks.transfer.cost import Bench, measure_tables
+from benchmarks.transfer.figures import figure
 
 KEYS = ["name", "ours", "peer", "unit", "ratio", "target", "ok", "peer_name", "note"]
 

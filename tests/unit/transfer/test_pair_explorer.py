@@ -25,6 +25,7 @@ from disagg.transfer.reservation_states import (
     ReservationState,
 )
 from disagg.transfer.transitions import TransitionTable
+from tests.drawn_tables import check_drawn
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "lease.md"
 QUICK = [world for world in WORLDS if not world.only_full and world.name.startswith("pair")]
@@ -52,8 +53,7 @@ def test_the_large_worlds_too(world: World) -> None:
 
 
 def test_the_documents_table_is_this_one() -> None:
-    table = f"<!-- drawn: worlds -->\n{document()}<!-- end -->"
-    assert table in DOCUMENT.read_text(), f"docs/lease.md should contain:\n{table}"
+    check_drawn(DOCUMENT, "worlds", document())
 
 
 @pytest.mark.parametrize(

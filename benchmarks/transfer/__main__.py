@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.transfer_cost import measure_nodes, measure_tables
-from benchmarks.transfer_figures import MS, figure
-from benchmarks.transfer_load import measure as measure_load
-from benchmarks.transfer_node import NodePlan
-from benchmarks.transfer_pair import Pair, Pull
-from benchmarks.transfer_raw import SHAPES, RawOwner, RawReader, SocketOwner, SocketReader
+from benchmarks.transfer.cost import measure_nodes, measure_tables
+from benchmarks.transfer.figures import MS, figure
+from benchmarks.transfer.load import measure as measure_load
+from benchmarks.transfer.node import NodePlan
+from benchmarks.transfer.pair import Pair, Pull
+from benchmarks.transfer.raw import SHAPES, RawOwner, RawReader, SocketOwner, SocketReader
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 
 MIB = 1 << 20

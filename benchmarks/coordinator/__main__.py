@@ -1,7 +1,8 @@
 """The KV coordinator beside vLLM's, in one run: ``python -m benchmarks.coordinator``.
 
 Both sides are sampled in turn; a line of JSON per figure has both medians and their ratio
-(peer / ours, higher is better). ``--setup`` first creates the peer's environment.
+(peer / ours, higher is better). ``--setup`` first creates the peer's environment. The bookkeeping
+of a whole decode step has no peer; ``--steps`` measures it alone, without that environment.
 """
 
 import argparse
@@ -13,8 +14,9 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.coordinator_cases import Case
-from benchmarks.coordinator_environment import Peer, set_up
+from benchmarks.coordinator.cases import Case
+from benchmarks.coordinator.environment import Peer, set_up
+from benchmarks.coordinator.step import CASES, QUICK_CASES, WINDOWS, measure_steps
 
 TOKENS = 131_072
 FULL, WINDOW = 0, 1024
@@ -56,7 +58,7 @@ def cases() -> list[tuple[str, float, Order]]:
         found.append((f"free 128k, {number} groups", 3, order("free", windows)))
     for number in (1, 2):
         decode = order("decode", GROUPS[number], 2048, running=256, blocks=200_000)
-        found.append((f"decode step of 256 sequences, {number} groups", 5, decode))
+        found.append((f"slots + publication of 256 decodes, {number} groups", 5, decode))
     return found
 
 
@@ -104,14 +106,39 @@ def report(name: str, ours: float, peer: float | None, **more: Any) -> bool:
     return more["ok"] is not False
 
 
+def measure_whole_steps(*, quick: bool) -> None:
+    """Print what the control thread spends on a step, by batch and context."""
+    num_samples = 5 if quick else 21
+    for num_sequences, num_tokens in QUICK_CASES if quick else CASES:
+        pairs = measure_steps(num_sequences, num_tokens, num_samples)
+        whole = [before + after for before, after in pairs]
+        until, after = (statistics.median(side) for side in zip(*pairs, strict=True))
+        report(
+            f"whole decode step, {num_sequences} sequences of {num_tokens:,} tokens",
+            statistics.median(whole),
+            None,
+            unit="ms CPU",
+            ratio=None,
+            target=None,
+            ok=None,
+            peer_name=None,
+            note=f"{len(WINDOWS)} groups; until the launch {until:.2f}, from the result on "
+            f"{after:.2f}; median of {num_samples}, {min(whole):.2f} to {max(whole):.2f}",
+        )
+
+
 def main() -> int:
     """Run all cases, the growth table and the memory figure; 1 if a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setup", action="store_true", help="create the peer's environment")
     parser.add_argument("--quick", action="store_true", help="five samples, no growth table")
+    parser.add_argument("--steps", action="store_true", help="whole decode steps only; no peer")
     chosen = parser.parse_args()
     if chosen.setup:
         set_up()
+        return 0
+    measure_whole_steps(quick=chosen.quick)
+    if chosen.steps:
         return 0
     num_samples = 5 if chosen.quick else 21
     reached = True
@@ -146,7 +173,7 @@ def main() -> int:
                 note=note,
             )
     blocks = 200_000 if chosen.quick else 1_000_000
-    command = [sys.executable, "-m", "benchmarks.coordinator_memory", str(blocks)]
+    command = [sys.executable, "-m", "benchmarks.coordinator.memory", str(blocks)]
     used = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     reached &= report(
         f"bookkeeping of a pool of {blocks} cached blocks",

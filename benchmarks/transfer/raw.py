@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.transfer_node import Node
+from benchmarks.transfer.node import Node
 from disagg.workers.nixl_agent import NixlAgent
 from disagg.workers.transport import TransportInfo
 

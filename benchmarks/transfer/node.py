@@ -18,8 +18,8 @@ import grpc
 import torch
 from opentelemetry.trace import NoOpTracer
 
-from benchmarks.transfer_engine import PacedEngine, number_of, words
-from benchmarks.transfer_marks import MarkedEngine, Marks
+from benchmarks.transfer.engine import PacedEngine, number_of, words
+from benchmarks.transfer.marks import MarkedEngine, Marks
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.kind import Spec

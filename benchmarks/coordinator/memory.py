@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks.coordinator_cases import BLOCK, coordinator
+from benchmarks.coordinator.cases import BLOCK, coordinator
 from disagg.kv.sequence import KVSequence
 
 PROMPT_BLOCKS = 8192

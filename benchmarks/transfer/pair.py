@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from benchmarks.transfer_marks import Marks
-from benchmarks.transfer_node import NodePlan, serve
+from benchmarks.transfer.marks import Marks
+from benchmarks.transfer.node import NodePlan, serve
 from disagg.messages.session import Role
 
 START_S = 120.0

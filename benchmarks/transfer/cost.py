@@ -9,9 +9,9 @@ import time
 from random import Random
 from types import TracebackType
 
-from benchmarks.transfer_figures import figure
-from benchmarks.transfer_node import NodePlan
-from benchmarks.transfer_pair import Pair
+from benchmarks.transfer.figures import figure
+from benchmarks.transfer.node import NodePlan
+from benchmarks.transfer.pair import Pair
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.messages.identity import Incarnation, RequestKey

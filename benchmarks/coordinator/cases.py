@@ -1,4 +1,4 @@
-"""Our side of benchmarks.coordinator: the same cases as coordinator_peer, on the same tokens.
+"""Our side of benchmarks.coordinator: the same cases as in ``peer.py``, on the same tokens.
 
 Times are CPU seconds of the thread, so that a busy machine disturbs neither side.
 """

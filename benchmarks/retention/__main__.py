@@ -30,6 +30,7 @@ POLICIES = {
     "every 1024": Retention(1024),
     "every 4096": Retention(4096),
 }
+POOLS = (4_000, 6_000, 8_000, 12_000, 16_000, 24_000, 48_000, 96_000)
 Prompt = list[int]
 
 
@@ -105,12 +106,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="30 requests, the smallest pool")
     chosen = parser.parse_args()
-    prompts = workload(chosen.requests, chosen.seed)
+    prompts = workload(30 if chosen.quick else chosen.requests, chosen.seed)
     everything = sum((len(prompt) + OUTPUT) // BLOCK for prompt in prompts) * 4
     unlimited = hit_rate(prompts, everything + 2, Retention())[0]
     print(json.dumps({"seed": chosen.seed, "requests": len(prompts), "no eviction": unlimited}))
-    for num_blocks in (4_000, 6_000, 8_000, 12_000, 16_000, 24_000, 48_000, 96_000):
+    for num_blocks in POOLS[:1] if chosen.quick else POOLS:
         rates = {
             name: round(hit_rate(prompts, num_blocks, policy)[0], 4)
             for name, policy in POLICIES.items()

@@ -35,7 +35,7 @@ NEEDED = [
 """What vLLM really uses on the way to its coordinator; the rest is stubbed."""
 
 FOLDER = Path(__file__).resolve().parent
-ENVIRONMENT = FOLDER.parent / ".cache" / "bench-vllm"
+ENVIRONMENT = FOLDER.parents[1] / ".cache" / "bench-vllm"
 PYTHON = ENVIRONMENT / "bin" / "python"
 
 
@@ -74,7 +74,7 @@ class Peer:
                 "  python -m benchmarks.coordinator --setup"
             )
         self._process = subprocess.Popen(
-            [PYTHON, FOLDER / "coordinator_peer.py"],
+            [PYTHON, FOLDER / "peer.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.transfer_figures import MS, figure
-from benchmarks.transfer_node import Node, NodePlan
-from benchmarks.transfer_pair import Pair
-from benchmarks.transfer_raw import RawOwner, RawReader
+from benchmarks.transfer.figures import MS, figure
+from benchmarks.transfer.node import Node, NodePlan
+from benchmarks.transfer.pair import Pair
+from benchmarks.transfer.raw import RawOwner, RawReader
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.messages.session import Role
 

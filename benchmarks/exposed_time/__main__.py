@@ -13,10 +13,10 @@ exit code is 1 if a target is missed.
 import argparse
 import sys
 
-from benchmarks.transfer_bytes import SHAPES
-from benchmarks.transfer_figures import MS, figure
-from benchmarks.transfer_node import NodePlan
-from benchmarks.transfer_pair import Pair, Pull
+from benchmarks.transfer.figures import MS, figure
+from benchmarks.transfer.node import NodePlan
+from benchmarks.transfer.pair import Pair, Pull
+from benchmarks.transfer_bytes.shapes import SHAPES
 
 SHAPE = next(shape for shape in SHAPES if shape.name == "gemma-3-4b")
 LENGTHS = (1_024, 4_096, 16_384, 65_536)
