@@ -30,6 +30,9 @@ class PrefixMatcher:
     ) -> None:
         self._num_groups = len(managers)
         self.alignment_tokens = alignment_tokens
+        self.nesting = tuple(manager for manager in managers if manager.hits_nest)
+        """Whose hits are looked up once and then trimmed."""
+        self.others = tuple(manager for manager in managers if not manager.hits_nest)
         joint: dict[tuple[object, bool], list[GroupManager]] = {}
         for manager in managers:
             joint.setdefault((manager.spec, manager.group in eagle_groups), []).append(manager)

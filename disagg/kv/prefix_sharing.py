@@ -155,26 +155,25 @@ class PrefixSharing:
         end = self.boundary(min(wanted.num_tokens, known_end))
         runs: list[list[int]] = [[] for _ in managers]
         firsts = list(wanted.first_lacked)
-        for manager, first in zip(managers, firsts, strict=True):
-            if manager.hits_nest:
-                start = manager.spanned_tokens(first)
-                chain = manager.chain(hashes)[first:]
-                size = manager.block_tokens
-                (run,) = manager.match([manager.group], chain, max(0, end - start), size, False)
-                runs[manager.group] = run
-                end = self.boundary(min(end, start + manager.spanned_tokens(len(run))))
+        for manager in self._matcher.nesting:
+            first = firsts[manager.group]
+            start = manager.spanned_tokens(first)
+            chain = manager.chain(hashes)[first:]
+            size = manager.block_tokens
+            (run,) = manager.match([manager.group], chain, max(0, end - start), size, False)
+            runs[manager.group] = run
+            end = self.boundary(min(end, start + manager.spanned_tokens(len(run))))
         stable = False
         while end and not stable:
             stable = True
-            for manager in managers:
-                if not manager.hits_nest:
-                    (run,) = manager.match(
-                        [manager.group], manager.chain(hashes), end, self._alignment, False
-                    )
-                    runs[manager.group], firsts[manager.group] = run, 0
-                    reached = manager.spanned_tokens(len(run))
-                    stable = stable and reached == end
-                    end = min(end, reached)
+            for manager in self._matcher.others:
+                (run,) = manager.match(
+                    [manager.group], manager.chain(hashes), end, self._alignment, False
+                )
+                runs[manager.group], firsts[manager.group] = run, 0
+                reached = manager.spanned_tokens(len(run))
+                stable = stable and reached == end
+                end = min(end, reached)
         blocks = tuple(map(_seen, managers, runs, firsts, [end] * len(managers)))
         return SharedPrefix(end, blocks) if end and any(blocks) else None
 
