@@ -23,27 +23,29 @@ class Exclusions:
     """Better no hand-over again: this worker alone."""
 
     def learn(
-        self, reason: EndReason, sender: Incarnation, prefill: Incarnation, decode: Incarnation
+        self, reason: EndReason, *, ended_by: Incarnation, prefill: Incarnation, decode: Incarnation
     ) -> None:
-        """``sender`` ended its part of a plan of ``prefill`` and ``decode``."""
+        """A worker ended its part of a plan of ``prefill`` and ``decode``."""
         self.local_on = None
         match reason:
             case EndReason.RESERVE_REFUSED:
                 self.decode.add(decode)
-            case EndReason.CAPACITY if sender == decode != prefill:
+            case EndReason.CAPACITY if ended_by == decode != prefill:
                 self.decode.add(decode)
             case EndReason.PEER_ENDED | EndReason.PEER_LOST:
                 self.pairs.add(frozenset((prefill, decode)))
-                self.local_on = sender  # the peer is the one at fault, or gone
+                self.local_on = ended_by  # the peer is the one at fault, or gone
             case (
                 EndReason.LEASE_DEAD
+                | EndReason.EXPIRED
                 | EndReason.COMMIT_REFUSED
                 | EndReason.READ_FAILED
                 | EndReason.READ_STUCK
             ):
+                # The hand-over stood still or failed, whoever's bound ended it.
                 self.pairs.add(frozenset((prefill, decode)))
                 self.local_on = decode
             case EndReason.TAKE_OVER_REFUSED:
                 pass  # nobody's fault: the lease was gone, or no room for it
             case _:
-                self.workers.add(sender)
+                self.workers.add(ended_by)
