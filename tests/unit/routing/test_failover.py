@@ -70,6 +70,7 @@ def test_a_worker_without_a_part_is_not_believed() -> None:
         (D, EndReason.READ_STUCK, [("d", Role.LOCAL)]),
         (D, EndReason.COMMIT_REFUSED, [("d", Role.LOCAL)]),
         (P, EndReason.LEASE_DEAD, [("d", Role.LOCAL)]),
+        (D, EndReason.EXPIRED, [("d", Role.LOCAL)]),  # its bound ended it, not its fault
         (D, EndReason.PEER_LOST, [("d", Role.LOCAL)]),
         (P, EndReason.PEER_LOST, [("p", Role.LOCAL)]),
         (P, EndReason.PEER_ENDED, [("p", Role.LOCAL)]),
@@ -128,13 +129,54 @@ def test_no_room_anywhere_is_said_as_capacity() -> None:
     assert isinstance(router.error, RemoteFault)
 
 
-def test_rejected_is_the_callers_error_and_not_tried_elsewhere() -> None:
+def test_rejected_by_the_largest_is_the_callers_error() -> None:
     router, submit = started(P, D)
     router.ended(D, submit, EndReason.REJECTED)
     assert isinstance(router.error, RequestError)
+    assert router.error.message == "no larger worker is ready: rejected: because"
     assert router.error.request_id == "r"
     assert sorted(router.cancels) == [("d", 1), ("p", 1)]
     assert router.submits == []
+
+
+def test_what_outgrew_a_worker_goes_on_at_a_larger_one() -> None:
+    large, larger = worker("e", max_model_tokens=1001), worker("f", max_model_tokens=1002)
+    everybody = {"b": B, "e": large, "f": larger}
+    router, submit = started(*everybody.values(), new=request(num_tokens=600))
+    router.tokens(B, submit, 600, 1)
+    router.ended(B, submit, EndReason.REJECTED)
+    for name in ("e", "f"):
+        ((who, submit),) = router.submits
+        assert (who, submit.token_ids[-1]) == (name, 1)
+        router.ended(everybody[who], submit, EndReason.REJECTED)
+    # It was accepted and tokens are out: no mistake of the client's any more.
+    assert isinstance(router.error, RemoteFault)
+    assert router.core.counters["replans", "rejected"] == 3
+
+
+def test_rejections_count_against_the_bound_of_plans() -> None:
+    router, submit = started(B, worker("e", max_model_tokens=1001), replans_max=0)
+    router.ended(B, submit, EndReason.REJECTED)
+    assert router.submits == []
+    assert isinstance(router.error, RequestError)
+
+
+def test_a_request_whose_only_large_worker_is_lost_is_no_mistake_of_the_clients() -> None:
+    router, submit = started(worker("e", max_model_tokens=1001), B, new=request(max_tokens=991))
+    assert submit.role is Role.DECODE
+    router.lost(worker("e"))
+    assert isinstance(router.error, RemoteFault)
+    assert "need 1001 tokens" in router.error.message
+
+
+def test_who_let_a_hand_over_expire_serves_the_next_request_like_any_other() -> None:
+    router, submit = started(P, D)
+    router.ended(D, submit, EndReason.EXPIRED)
+    router.generate(request("r2"))
+    assert [(who, again.role) for who, again in router.submits] == [
+        ("d", Role.DECODE),
+        ("p", Role.PREFILL),
+    ]
 
 
 def test_an_end_of_the_prefill_part_after_the_pull_changes_nothing() -> None:
@@ -255,6 +297,23 @@ def test_a_refused_take_over_is_planned_anew_and_both_keys_are_cancelled() -> No
     router.ended(worker("d2"), submit, EndReason.TAKE_OVER_REFUSED)
     old, new = to_decode.key.generation, submit.key.generation
     assert set(router.cancels) == {("d2", new), ("p", new), ("p", old)}
+    assert all(one.take_over is None for _, one in router.submits)
+
+
+def test_only_the_token_that_the_lease_carries_is_taken_over() -> None:
+    router = trio()  # the seal is known, its token is still on its way
+    router.generate()
+    _, (_, to_prefill) = router.submits
+    report = PrefillReport(to_prefill.key, 10, 0, 10)
+    router.core.from_worker(0, worker("p").incarnation, report)
+    router.lost(worker("d1"))
+    assert len(router.submits) == 2
+    assert all(one.take_over is None for _, one in router.submits)
+    router = trio()  # more than that token was accepted, and not from the decode worker
+    _, to_prefill = sealed(router)
+    router.tokens(worker("p"), to_prefill, 11, 8)
+    router.lost(worker("d1"))
+    assert len(router.submits) == 2
     assert all(one.take_over is None for _, one in router.submits)
 
 
