@@ -61,6 +61,8 @@ class WorkerInfo:
     contract: Contract
     groups: tuple[GroupInfo, ...]
     max_model_tokens: int
+    """Longest prompt plus output that can end there: the model's limit, or what one sequence may
+    hold of the empty pool where that is less."""
     handover_tokens_max: int
     """Longest prompt whose hand-over fits this worker's share of the pool."""
     num_blocks: int

@@ -89,7 +89,7 @@ class EndReason(StrEnum):
     CAPACITY = "capacity"
     STEP_FAILED = "step_failed"
     REJECTED = "rejected"
-    """The request itself cannot be served here; planning anew does not help."""
+    """It cannot end there, whatever else is going on: only a larger worker may serve it."""
 
 
 @dataclass(frozen=True, slots=True)
