@@ -100,6 +100,19 @@ class RouterCore:
         )
 
     @property
+    def default_model_tokens(self) -> int:
+        """Length to which a request grows that sets no bound itself; 0 without a ready worker.
+
+        What all decode workers of comparable size can end, those with at least half as much room
+        as the largest: otherwise that one alone, a block larger than the others, would get all
+        such requests.
+        """
+        ready = [view.info for view in self._fleet.views() if view.ready]
+        decodes = [info for info in ready if info.role != "prefill"] or ready
+        sizes = [info.max_model_tokens for info in decodes]
+        return min((size for size in sizes if 2 * size >= max(sizes)), default=0)
+
+    @property
     def num_live(self) -> int:
         """Requests that are neither finished nor failed."""
         return len(self._requests)

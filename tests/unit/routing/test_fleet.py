@@ -151,6 +151,28 @@ def test_layouts_that_differ_are_indexed_apart() -> None:
     assert (found["x"].usable_tokens, found["x"].group_tokens) == (40, (40,))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "longest", "usual"),
+    [
+        ({}, 0, 0),
+        ({"both": (100, 96, 90)}, 100, 90),
+        ({"both": (100, 50, 49)}, 100, 50),  # less than half: not for requests without a bound
+        ({"prefill": (200,), "decode": (100, 90)}, 200, 90),
+        ({"prefill": (200, 190)}, 200, 190),
+    ],
+)
+def test_the_length_that_can_be_served(
+    sizes: dict[str, tuple[int, ...]], longest: int, usual: int
+) -> None:
+    router = Router()
+    for role, limits in sizes.items():
+        for limit in limits:
+            router.join(worker(f"{role}-{limit}", role, max_model_tokens=limit))
+    router.core.register(0, worker("not ready", max_model_tokens=10_000))
+    assert router.core.max_model_tokens == longest
+    assert router.core.default_model_tokens == usual
+
+
 def test_the_view_counts_what_runs_and_what_is_planned() -> None:
     router = Router(P, D)
     router.generate(request(num_tokens=30))
