@@ -52,7 +52,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker's registration."""
+    """What a worker registers with: who and where it is, and how much fits there."""
 
     incarnation: Incarnation
     address: str

@@ -22,7 +22,7 @@ class Generation:
     reason: str
     expected_hit_tokens: int
     base: int
-    """Position of its first new token."""
+    """Number of tokens before it, and so the position of its first new one."""
     taken_over: RequestKey | None = None
     """The generation whose lease the decode worker takes over; nothing is prefilled then."""
     transferred: bool = False
@@ -48,11 +48,11 @@ class Generation:
         self.workers = (decode,) if self.local else (decode, prefill)
 
     def info_of(self, worker: Incarnation) -> WorkerInfo:
-        """The registration of a worker that has a part."""
+        """Registration of a worker that has a part in this generation."""
         return self.decode if worker == self.decode.incarnation else self.prefill
 
     def saw_output(self, worker: Incarnation, output: SequenceOutput) -> None:
-        """Learn from tokens who is done."""
+        """Note from a worker's tokens whose part is over: the sender's, or the prefill worker's."""
         if output.finish_reason:
             self.finished_at.add(worker)
         if (
@@ -74,7 +74,7 @@ class Generation:
     def accepts(
         self, now_ms: int, worker: Incarnation, report: PrefillReport | TransferReport
     ) -> bool:
-        """Keep a report; False when it is not that worker's to send, or came before."""
+        """Keep a report; False, and nothing changed, for a repeated one or another worker's."""
         prefill, decode = self.prefill.incarnation, self.decode.incarnation
         if isinstance(report, PrefillReport):
             if worker != prefill or self.prefill_report is not None:
@@ -91,7 +91,7 @@ class Generation:
         return True
 
     def over_at(self, worker: Incarnation) -> bool:
-        """Nothing can be held there for this generation any more."""
+        """Whether the worker's part is over, so that it holds nothing for this generation."""
         return worker in self.finished_at or (
             self.transferred and not self.local and worker == self.prefill.incarnation
         )
@@ -113,7 +113,7 @@ class Generation:
                     yield ToWorker(worker, Cancel(self.taken_over, reason))
 
     def record(self) -> GenerationRecord:
-        """What is known of this generation, for readers outside."""
+        """A copy of what is known of this generation, in plain types."""
         report = self.prefill_report
         return GenerationRecord(
             generation=self.key.generation,

@@ -21,7 +21,7 @@ class Planner:
         self._policy = policy
 
     def plan(self, now_ms: int, request: RoutedRequest) -> Plan:
-        """Workers for the request's next generation.
+        """Choose the workers of the request's next generation.
 
         Raises:
             RemoteFault: no worker is ready.

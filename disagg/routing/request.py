@@ -99,7 +99,7 @@ class RoutedRequest:
         ]
 
     def computed(self, now_ms: int, num_computed_tokens: int) -> None:
-        """Positions that a prefill has computed: progress only above the highest so far.
+        """A prefill has computed so many positions: progress only above the highest so far.
 
         Since the last token or plan, that is: who is preempted while it decodes computes again.
         Work that is done over and over, each time lost, does not renew for ever.
@@ -139,7 +139,7 @@ class RoutedRequest:
         self.stream.tokens = []
 
     def record(self) -> RequestRecord:
-        """What is known of the request, for readers outside."""
+        """A copy of what is known of the request and its generations, in plain types."""
         return RequestRecord(
             request_id=self.request_id,
             num_prompt_tokens=self.stream.num_prompt_tokens,

@@ -73,7 +73,7 @@ class RequestTable:
         return len(self._live)
 
     def num_live(self) -> Counter[Incarnation]:
-        """Live generations per worker."""
+        """Number of live generations in which each worker has a part."""
         return Counter(
             worker for request in self._live.values() for worker in request.current.workers
         )
@@ -111,7 +111,7 @@ class RequestTable:
     def output(
         self, now_ms: int, incarnation: Incarnation, output: SequenceOutput
     ) -> list[RouterAction]:
-        """Tokens from a worker."""
+        """Take tokens of a worker; deliver what is in order, plan anew or fail what cannot be."""
         request = self._concerned(incarnation, output.key)
         if request is None:
             self.counters["late_messages", ""] += 1
@@ -144,7 +144,7 @@ class RequestTable:
     def part_ended(
         self, now_ms: int, incarnation: Incarnation, ended: PartEnded
     ) -> list[RouterAction]:
-        """A worker gave its part up."""
+        """A worker ended its part early: plan the request anew where that matters, or fail it."""
         request = self._concerned(incarnation, ended.key)
         if request is None:
             self.counters["late_messages", ""] += 1
@@ -177,7 +177,7 @@ class RequestTable:
     def report(
         self, now_ms: int, incarnation: Incarnation, report: PrefillReport | TransferReport
     ) -> None:
-        """Keep it, also for a request that ended meanwhile: only its record changes then."""
+        """Keep a report; of a request that ended meanwhile only the record changes."""
         request_id = report.key.request_id
         request = self._live.get(request_id) or self._ended.get(request_id)
         if request is None or request.current.key != report.key:
@@ -224,7 +224,7 @@ class RequestTable:
         return actions
 
     def record(self, request_id: str) -> RequestRecord | None:
-        """Of a live or recently ended request."""
+        """See `RouterCore.record`."""
         request = self._live.get(request_id) or self._ended.get(request_id)
         return None if request is None else request.record()
 
@@ -315,7 +315,7 @@ class RequestTable:
         also_over: bool = True,
         keeps_lease: bool = False,
     ) -> list[RouterAction]:
-        """To every worker of the current generation that still can be told."""
+        """``Cancel`` for the current generation's workers that are still in the fleet."""
         current = request.current
         return [
             action

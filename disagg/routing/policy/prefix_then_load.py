@@ -37,7 +37,7 @@ class PrefixThenLoad:
 
 
 def _choose(demand: Demand, candidates: Sequence[Candidate]) -> Plan:
-    """Who prefills and who decodes."""
+    """Choose who prefills and who decodes, without a pull."""
     exclusions = demand.exclusions
     able = [c for c in candidates if c.can_prefill]
     fresh = [c for c in able if c.incarnation not in exclusions.workers]

@@ -73,9 +73,9 @@ class Demand:
     """What one request needs, and what its plan should not repeat."""
 
     num_tokens: int
-    """To be in the cache before it decodes: the prompt and the tokens accepted so far."""
+    """Tokens that must be in a cache before it decodes: the prompt and what was accepted so far."""
     num_tokens_max: int
-    """Its length at the end, ``max_tokens`` reached."""
+    """Tokens at its end, ``max_tokens`` reached."""
     exclusions: Exclusions
     bad_pairs: frozenset[frozenset[Incarnation]] = frozenset()
     """Pairs of workers that rest, for all requests, after a failed transfer."""

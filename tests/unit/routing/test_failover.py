@@ -1,6 +1,7 @@
 """What the router does when a part ends, a worker is lost, or all tries are used up."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ P, D, D2, B = (
 
 
 def started(
-    *workers: WorkerInfo, new: NewRequest | None = None, **limits: int
+    *workers: WorkerInfo, new: NewRequest | None = None, **limits: Any
 ) -> tuple[Router, Submit]:
     """A router with one request; its submit at the decode (or local) worker."""
     router = Router(*workers, **limits)

@@ -7,6 +7,8 @@ import pytest
 from disagg.errors import ConfigError, RemoteFault
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.messages.registration import Contract
+from disagg.messages.session import EndReason
+from disagg.routing import fleet
 from disagg.routing.actions import Connect
 from tests.unit.routing.builders import (
     CONTRACT,
@@ -60,6 +62,70 @@ def test_a_silent_worker_is_dropped_and_any_message_counts() -> None:
     router.did(router.core.tick(101))
     assert router.disconnected == [P.incarnation]
     assert router.core.counters["workers_lost", "silent"] == 1
+
+
+def test_an_opened_session_counts_as_heard() -> None:
+    router = Router()
+    router.core.register(0, P)
+    router.core.session_up(90, P.incarnation)
+    assert router.did(router.core.tick(190)) == []
+    router.did(router.core.tick(191))
+    assert router.disconnected == [P.incarnation]
+
+
+def test_a_heartbeat_with_new_limits_counts_as_heard() -> None:
+    router = Router(P)
+    assert router.core.register(90, replace(P, max_model_tokens=7)) == []
+    assert router.core.tick(190) == []
+    assert router.core.max_model_tokens == 7
+
+
+def test_the_number_of_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
+    router = Router(P, D)
+    with pytest.raises(ConfigError, match="more than 2 workers"):
+        router.core.register(0, worker("x"))
+    assert router.core.register(1, P) == []
+    assert router.core.register(1, worker("d", "decode", epoch="e2")) != []
+
+
+def test_old_lives_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "RETIRED_MAX", 1)
+    router = Router(P, D)
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        router.join(worker(name, role, epoch="e2"))
+    assert router.core.register(1, D) == []
+    assert router.core.register(1, P) != []  # forgotten, so it is taken for a new life
+    monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
+    router = Router()
+    for info in (P, D, worker("x")):  # the life of p is forgotten for that of x
+        router.join(info)
+        router.lost(info)
+    router.join(worker("p", "prefill", epoch="e2"))
+    assert router.core.register(1, P) != []
+    router.join(worker("x", epoch="e2"))
+    assert router.core.register(1, worker("x")) == []
+
+
+def test_pairs_that_rest_are_bounded_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "BAD_PAIRS_MAX", 1)
+    router = Router(P, D, worker("d2", "decode"), worker_silent_ms=100)
+
+    def fails_to(name: str, request_id: str) -> None:
+        """The next hand-over goes to that worker, and fails."""
+        for view in router.core.fleet:  # nobody is loaded
+            router.core.from_worker(router.now_ms, view.info.incarnation, STATS)
+        router.generate(request(request_id))
+        who, submit = router.submits[0]
+        assert (who, len(router.submits)) == (name, 2)
+        router.ended(worker(who, "decode"), submit, EndReason.READ_FAILED)
+
+    fails_to("d", "r1")
+    fails_to("d2", "r2")
+    fails_to("d2", "r3")  # there was no room to note it
+    router.now_ms = 101
+    fails_to("d", "r4")
+    fails_to("d2", "r5")
 
 
 @pytest.mark.parametrize("lost_between", [False, True])

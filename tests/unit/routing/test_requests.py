@@ -1,6 +1,7 @@
 """Every rule of a request's life, one example each, on the production core."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ P, D, D2, B = (
 
 
 def started(
-    *workers: WorkerInfo, new: NewRequest | None = None, **limits: int
+    *workers: WorkerInfo, new: NewRequest | None = None, **limits: Any
 ) -> tuple[Router, Submit]:
     """A router with one request; its submit at the decode (or local) worker."""
     router = Router(*workers, **limits)
