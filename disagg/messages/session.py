@@ -89,7 +89,7 @@ class EndReason(StrEnum):
     TAKE_OVER_REFUSED = "take_over_refused"
     """The lease was gone, or there was no room for its take-over."""
     EXPIRED = "expired"
-    """A reservation stood still up to its bound; sent by the decode worker, which is not at fault."""
+    """A reservation stood still up to its bound; sent by the decode worker, not at fault."""
     CAPACITY = "capacity"
     """Its queue is full."""
     STEP_FAILED = "step_failed"
