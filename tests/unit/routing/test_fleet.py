@@ -34,8 +34,11 @@ def test_a_heartbeat_connects_once() -> None:
 def test_ready_needs_session_and_stats() -> None:
     router = Router()
     router.core.register(0, P)
+    router.core.from_worker(0, P.incarnation, STATS)  # of a session that is not open yet
     with pytest.raises(RemoteFault):
         router.generate()
+    router = Router()
+    router.core.register(0, P)
     router.core.session_up(0, P.incarnation)
     assert not router.core.ready
     router.core.from_worker(0, P.incarnation, STATS)
@@ -105,6 +108,23 @@ def test_old_lives_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch)
     assert router.core.register(1, P) != []
     router.join(worker("x", epoch="e2"))
     assert router.core.register(1, worker("x")) == []
+
+
+def test_the_life_that_was_seen_last_is_remembered_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
+    router = Router()
+    second, third = (worker("p", "prefill", epoch=epoch) for epoch in ("e2", "e3"))
+    for info in (P, D, second, worker("x"), third):  # x takes the place of d, not of p
+        router.join(info)
+        router.lost(info)
+    assert router.core.register(1, second) == []
+
+
+def test_an_index_goes_with_its_last_worker() -> None:
+    other = worker("x", groups=(FULL,), contract=replace(CONTRACT, groups=("full",)))
+    router = Router(P, other)
+    router.lost(other)
+    assert list(router.core._fleet._indexes) == [P.groups]
 
 
 def test_pairs_that_rest_are_bounded_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
