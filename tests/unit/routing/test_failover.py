@@ -10,7 +10,7 @@ from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import EndReason, PrefillReport, Role, Submit
 from disagg.routing.actions import NewRequest
-from tests.unit.routing.builders import Router, hashes_of, request, worker
+from tests.unit.routing.builders import CONTRACT, STATS, Router, hashes_of, request, worker
 
 P, D, D2, B = (
     worker("p", "prefill"),
@@ -77,6 +77,7 @@ def test_a_worker_without_a_part_is_not_believed() -> None:
         (P, EndReason.PEER_ENDED, [("p", Role.LOCAL)]),
         (P, EndReason.RESERVE_REFUSED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
         (D, EndReason.CAPACITY, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+        (P, EndReason.CAPACITY, [("d2", Role.LOCAL)]),
         (D, EndReason.STEP_FAILED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
     ],
 )
@@ -153,6 +154,32 @@ def test_what_outgrew_a_worker_goes_on_at_a_larger_one() -> None:
     # It was accepted and tokens are out: no mistake of the client's any more.
     assert isinstance(router.error, RemoteFault)
     assert router.core.counters["replans", "rejected"] == 3
+
+
+def test_who_rejected_it_does_not_prefill_it_either() -> None:
+    router, submit = started(P, worker("d", "decode", max_model_tokens=1001))
+    router.ended(P, submit, EndReason.REJECTED)
+    assert [(who, again.role) for who, again in router.submits] == [("d", Role.LOCAL)]
+
+
+def test_a_hand_over_that_failed_is_not_tried_again_where_local_is_not_possible() -> None:
+    small = worker("p", "prefill", max_model_tokens=14)
+    router, submit = started(small, D, D2)
+    router.ended(small, submit, EndReason.PEER_ENDED)  # it cannot serve the request alone
+    assert [who for who, _ in router.submits] == ["d2", "p"]
+
+
+def test_who_failed_is_not_chosen_to_serve_alone() -> None:
+    router = Router(P, D)
+    router.holds(P, request().token_ids)
+    router.generate()
+    for sender, reason in (
+        (D, EndReason.STEP_FAILED),
+        (P, EndReason.STEP_FAILED),
+        (D, EndReason.READ_FAILED),
+    ):
+        router.ended(sender, router.submits[0][1], reason)
+    assert [(who, again.role) for who, again in router.submits] == [("p", Role.LOCAL)]
 
 
 def test_rejections_count_against_the_bound_of_plans() -> None:
@@ -316,6 +343,75 @@ def test_only_the_token_that_the_lease_carries_is_taken_over() -> None:
     router.lost(worker("d1"))
     assert len(router.submits) == 2
     assert all(one.take_over is None for _, one in router.submits)
+
+
+@pytest.mark.parametrize(
+    ("other", "takes"),
+    [
+        (worker("q", "decode", handover_tokens_max=11, max_model_tokens=15), True),
+        (worker("q", "decode", handover_tokens_max=10), False),
+        (worker("q", "decode", max_model_tokens=14), False),
+        (worker("q", "decode", contract=replace(CONTRACT, dtype="bfloat16")), False),
+        (worker("q", "prefill"), False),
+    ],
+)
+def test_who_takes_a_lease_over(other: WorkerInfo, takes: bool) -> None:
+    router = Router(worker("p"), worker("d1", "decode"), other)
+    router.core.from_worker(0, worker("p").incarnation, replace(STATS, num_running=1))
+    sealed(router)
+    router.lost(worker("d1"))
+    assert [who for who, one in router.submits if one.take_over is not None] == ["q"] * takes
+
+
+def test_who_had_no_room_does_not_take_over() -> None:
+    router = trio()
+    router.generate()
+    (_, (_, to_prefill)) = router.submits
+    router.ended(worker("p"), to_prefill, EndReason.RESERVE_REFUSED)  # at d1
+    (decoding, (_, to_prefill)) = router.submits
+    assert decoding[0] == "d2"
+    report = PrefillReport(to_prefill.key, 10, 0, 10)
+    router.core.from_worker(0, worker("p").incarnation, report)
+    router.tokens(worker("p"), to_prefill, 10, 7)
+    router.lost(worker("d2"))
+    assert all(one.take_over is None for _, one in router.submits)
+
+
+def test_the_least_loaded_takes_over() -> None:
+    router = Router(*(worker(n, r) for n, r in (("p", "prefill"), ("d1", "decode"))))
+    sealed(router)
+    for name, running in (("d2", 3), ("d3", 2)):
+        router.join(worker(name, "decode"), replace(STATS, num_running=running))
+    router.lost(worker("d1"))
+    assert [(who, one.take_over is None) for who, one in router.submits] == [("d3", False)]
+
+
+def test_other_ends_of_a_part_take_nothing_over() -> None:
+    for sender, reason in (("p", EndReason.PEER_LOST), ("d1", EndReason.READ_FAILED)):
+        router = trio()
+        submits = dict(zip(("d1", "p"), sealed(router), strict=True))
+        router.ended(worker(sender), submits[sender], reason)
+        assert [(who, one.role) for who, one in router.submits] == [(sender, Role.LOCAL)]
+
+
+def test_a_lease_is_taken_over_from_who_took_it_over() -> None:
+    router = trio()
+    router.join(worker("d3", "decode"))
+    to_decode, _ = sealed(router)
+    for name, heir in (("d1", "d2"), ("d2", "d3")):
+        router.ended(worker(name), to_decode, EndReason.PEER_LOST)
+        ((who, submit),) = router.submits
+        assert (who, submit.take_over) == (heir, to_decode.key)
+        to_decode = submit
+
+
+def test_the_last_plan_gives_the_lease_up_too() -> None:
+    router = Router(*(worker(n, r) for n, r in (("p", "prefill"), ("d1", "decode"))), replans_max=0)
+    router.join(worker("d2", "decode"))
+    sealed(router)
+    router.lost(worker("d1"))
+    assert isinstance(router.error, RemoteFault)
+    assert router.cancels == [("p", 1)]
 
 
 def test_what_is_not_taken_over() -> None:

@@ -168,6 +168,16 @@ def test_a_pair_that_failed_is_not_pulled_over() -> None:
     assert pull_of(router, "p") is None
 
 
+def test_who_failed_the_request_is_not_pulled_from() -> None:
+    router = three()
+    router.holds(worker("d2"), PROMPT)
+    assert planned(router, LONG)[:2] == ("p", "d2")
+    assert pull_of(router, "p") is not None
+    router.ended(worker("d2"), router.submits[0][1], EndReason.STEP_FAILED)
+    assert [who for who, _ in router.submits] == ["d1", "p"]
+    assert pull_of(router, "p") is None
+
+
 def test_another_contract_is_not_pulled_from() -> None:
     other = replace(CONTRACT, dtype="bfloat16")
     other_worker = worker("b", contract=other)
