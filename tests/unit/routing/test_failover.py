@@ -165,6 +165,7 @@ def test_who_rejected_it_does_not_prefill_it_either() -> None:
 def test_a_hand_over_that_failed_is_not_tried_again_where_local_is_not_possible() -> None:
     small = worker("p", "prefill", max_model_tokens=14)
     router, submit = started(small, D, D2)
+    router.core.from_worker(0, D2.incarnation, replace(STATS, num_running=9))
     router.ended(small, submit, EndReason.PEER_ENDED)  # it cannot serve the request alone
     assert [who for who, _ in router.submits] == ["d2", "p"]
 
