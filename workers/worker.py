@@ -17,7 +17,7 @@ from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
-from disagg.scheduling.admission import handover_tokens_max
+from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.wire.stream_hello import PeerHello
@@ -281,10 +281,22 @@ class Worker:
                 )
                 for group in layout.groups
             ),
-            max_model_tokens=core.limits.max_model_tokens,
+            max_model_tokens=self._served_tokens_max(core),
             handover_tokens_max=handover_tokens_max(core.limits, core.kv),
             num_blocks=core.kv.num_usable_blocks,
         )
+
+    def _served_tokens_max(self, core: WorkerCore) -> int:
+        longest = served_tokens_max(core.limits, core.kv)
+        if longest < core.limits.max_model_tokens:
+            log.warning(
+                "worker %s serves at most %d tokens of the model's %d: its pool has %d blocks",
+                self.options.worker_id,
+                longest,
+                core.limits.max_model_tokens,
+                core.kv.num_usable_blocks,
+            )
+        return longest
 
     def _hello(self, contract: Contract, info: TransportInfo) -> PeerHello:
         return PeerHello(

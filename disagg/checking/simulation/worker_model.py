@@ -14,7 +14,7 @@ from disagg.messages.peer import PeerMessage
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.messages.session import ToRouterMessage, ToWorkerMessage, WorkerStats
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
-from disagg.scheduling.admission import handover_tokens_max
+from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.stats import worker_stats
 from disagg.scheduling.step import Step
@@ -122,7 +122,7 @@ class WorkerModel:
                 )
                 for group in layout.groups
             ),
-            core.limits.max_model_tokens,
+            served_tokens_max(core.limits, core.kv),
             handover_tokens_max(core.limits, core.kv),
             core.kv.num_usable_blocks,
         )
