@@ -6,9 +6,11 @@ import pytest
 
 from disagg.errors import ContextLengthError
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.layout import plan_layout
-from disagg.kv.request import KVRequest
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
@@ -52,7 +54,7 @@ def pool(num_blocks: int, *specs: Spec) -> KVCacheCoordinator:
 
 def ends(kv: KVCacheCoordinator, num_prompt: int, num_tokens: int) -> bool:
     """Whether one sequence gets the slots of all its tokens, chunk by chunk, then one by one."""
-    sequence = KVRequest("r", list(range(num_tokens)))
+    sequence = KVSequence("r", list(range(num_tokens)))
     computed = 0
     while computed < num_tokens:
         left = num_prompt - computed
