@@ -15,10 +15,9 @@ from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
-from disagg.scheduling.admission import handover_tokens_max
+from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.worker_core import WorkerCore
 from disagg.wire.stream_hello import PeerHello
@@ -284,18 +283,30 @@ class Worker:
             contract=contract,
             groups=tuple(
                 GroupInfo(
-                    kind=spec_kind(group.spec),
+                    kind=group.spec.kind,
                     block_tokens=group.spec.block_tokens,
-                    window_tokens=window_tokens_of(group.spec),
+                    window_tokens=group.spec.window_tokens,
                     num_layers=len(group.layers),
                     useful_bytes=layout.useful_bytes(group.group),
                 )
                 for group in layout.groups
             ),
-            max_model_tokens=core.limits.max_model_tokens,
+            max_model_tokens=self._served_tokens_max(core),
             handover_tokens_max=handover_tokens_max(core.limits, core.kv),
             num_blocks=core.kv.num_usable_blocks,
         )
+
+    def _served_tokens_max(self, core: WorkerCore) -> int:
+        longest = served_tokens_max(core.limits, core.kv)
+        if longest < core.limits.max_model_tokens:
+            log.warning(
+                "worker %s serves at most %d tokens of the model's %d: its pool has %d blocks",
+                self.options.worker_id,
+                longest,
+                core.limits.max_model_tokens,
+                core.kv.num_usable_blocks,
+            )
+        return longest
 
     def _hello(self, contract: Contract, info: TransportInfo) -> PeerHello:
         return PeerHello(

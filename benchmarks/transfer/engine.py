@@ -5,9 +5,10 @@ from collections.abc import Hashable
 
 import torch
 
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.kv.layout import KVCacheLayout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables

@@ -22,8 +22,8 @@ from benchmarks.transfer.engine import PacedEngine, number_of, words
 from benchmarks.transfer.marks import MarkedEngine, Marks
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
-from disagg.kv.specs import Spec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers, PeerMessage
 from disagg.messages.registration import Contract

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from disagg.errors import ConfigError
-from disagg.kv.memory_plan import MemoryPlan, all_layers_full, parse_memory, plan_memory
-from disagg.kv.model_shapes import ModelShape, read_shape
+from disagg.kv.shapes.memory_plan import MemoryPlan, all_layers_full, parse_memory, plan_memory
+from disagg.kv.shapes.model_shapes import ModelShape, read_shape
 
 
 def plan_kv_memory(

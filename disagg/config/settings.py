@@ -4,6 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from disagg.routing.policy.registry import DEFAULT_POLICY, POLICIES
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -120,11 +122,14 @@ class RouterSettings(_Section):
     replans_max: int = Field(default=3, ge=0, le=100)
     """Tries after the first before a request fails."""
     request_timeout_ms: Milliseconds = 600_000
-    """Without any progress for so long a request fails with 504."""
+    """A request that stands still for so long fails with 504: no token, no report of a worker, no
+    further part of its prompt computed."""
     records_max: Positive = 1024
     """Finished requests whose record stays readable."""
     worker_silent_ms: Milliseconds = 10_000
     """A worker not heard of for so long is dropped."""
+    policy: str = DEFAULT_POLICY
+    """Who prefills and who decodes: ``prefix_then_load``, or ``local`` to hand nothing over."""
     pull_tokens_min: Positive = 256
     """So many more tokens of prefix another worker must have to be pulled from."""
 
@@ -132,6 +137,9 @@ class RouterSettings(_Section):
     def _check(self) -> Self:
         if self.http_port and self.http_port == self.grpc_port:
             raise ValueError("grpc_port: must differ from router.http_port")
+        if self.policy not in POLICIES:
+            known = ", ".join(sorted(POLICIES))
+            raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")
         return self
 
 

@@ -78,18 +78,23 @@ class EndReason(StrEnum):
 
     CANCELLED = "cancelled"
     PEER_ENDED = "peer_ended"
+    """The other worker of the hand-over ended its part first; its own report has the reason."""
     PEER_LOST = "peer_lost"
     LEASE_DEAD = "lease_dead"
     COMMIT_REFUSED = "commit_refused"
     READ_FAILED = "read_failed"
     READ_STUCK = "read_stuck"
     RESERVE_REFUSED = "reserve_refused"
+    """The decode worker had no room, again and again; sent by the prefill worker."""
     TAKE_OVER_REFUSED = "take_over_refused"
+    """The lease was gone, or there was no room for its take-over."""
     EXPIRED = "expired"
+    """A reservation stood still up to its bound; sent by the decode worker, not at fault."""
     CAPACITY = "capacity"
+    """Its queue is full."""
     STEP_FAILED = "step_failed"
     REJECTED = "rejected"
-    """The request itself cannot be served here; planning anew does not help."""
+    """It cannot end there, whatever else is going on: only a larger worker may serve it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,15 @@ class PartEnded:
     key: RequestKey
     reason: EndReason
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """A step of a prefill is done; renews the router's patience when the figure grew."""
+
+    key: RequestKey
+    num_computed_tokens: int
+    """Positions of ``Submit.token_ids`` whose KV is there, cached and pulled ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +150,7 @@ class GroupTransfer:
 
 
 class TransferKind(StrEnum):
-    """What moved."""
+    """What a committed transfer moved."""
 
     HANDOVER = "handover"
     """A prompt from its prefill worker to its decode worker."""
@@ -181,4 +195,6 @@ class WorkerStats:
     """Monotonic counts by name, e.g. ``commits_refused``."""
 
 
-ToRouterMessage = StepOutputs | PartEnded | PrefillReport | TransferReport | WorkerStats
+ToRouterMessage = (
+    StepOutputs | PartEnded | PrefillProgress | PrefillReport | TransferReport | WorkerStats
+)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, RequestError
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
@@ -19,6 +19,29 @@ class NewRequest:
     hashes: tuple[bytes, ...]
     cache_salt: bytes
     sampling: SamplingParams
+
+    def check(self, hash_block_tokens: int | None) -> None:
+        """Refuse what no worker can compute.
+
+        Args:
+            hash_block_tokens: of the fleet; None before a worker has registered.
+
+        Raises:
+            RequestError: naming the field.
+        """
+        for field, bad in (
+            ("prompt", not self.token_ids),
+            ("max_tokens", self.sampling.max_tokens < 1),
+        ):
+            if bad:
+                raise RequestError(f"{field} is empty", param=field, request_id=self.request_id)
+        if hash_block_tokens and len(self.hashes) * hash_block_tokens > len(self.token_ids):
+            # Surplus hashes would publish blocks under names that are not theirs.
+            raise RequestError(
+                f"{len(self.hashes)} hashes are more than {len(self.token_ids)} tokens fill",
+                param="hashes",
+                request_id=self.request_id,
+            )
 
 
 # --- actions

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from disagg.errors import InvariantViolation
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.request import CacheHit
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.limits import WorkerLimits

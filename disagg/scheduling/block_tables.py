@@ -8,7 +8,7 @@ that then fails: after that its tables equal those the coordinator had at the la
 
 from array import array
 
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.step import SequenceSlice, Step, TableChange

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from disagg.kv.blocks.hits import ExternalReservation
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.prefix_pull import PrefixPulls
-from disagg.kv.request import ExternalReservation
+from disagg.kv.prefix_sharing import PrefixSharing
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers, Release, Reserve, TakeOver
 from disagg.messages.session import TransferKind, TransferReport
@@ -33,7 +33,7 @@ class Incoming:
     def __init__(
         self,
         coordinator: KVCacheCoordinator,
-        prefixes: PrefixPulls,
+        prefixes: PrefixSharing,
         inbound: InboundTable,
         asker: LeaseAsker,
         share: HandoverShare,

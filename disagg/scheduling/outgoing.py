@@ -6,7 +6,7 @@ A hand-over reserves before it computes, then leases, then seals.
 from collections.abc import Callable
 
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.prefix_pull import PrefixPulls, WantedPrefix
+from disagg.kv.prefix_sharing import PrefixSharing, WantedPrefix
 from disagg.messages.identity import Incarnation, Question, RequestKey
 from disagg.messages.peer import (
     AskLease,
@@ -47,7 +47,7 @@ class Outgoing:
     def __init__(
         self,
         coordinator: KVCacheCoordinator,
-        prefixes: PrefixPulls,
+        prefixes: PrefixSharing,
         leases: LeaseTable,
         share: HandoverShare,
         limits: WorkerLimits,
@@ -129,9 +129,7 @@ class Outgoing:
         assert seq.lease_id is not None
         tables = self._kv.block_table(seq.key)
         ends = tuple(
-            first
-            if manager.returns_blocks
-            else max(first, seq.num_computed // manager.block_tokens)
+            max(first, manager.num_settled(seq.num_computed))
             for manager, first in zip(self._kv.managers, seq.first_unoffered, strict=True)
         )
         blocks = tuple(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.peer import Ended, Offers
@@ -76,7 +76,7 @@ class Parts:
             return []  # idempotent
         if complaint := complaint_about(submit, self._limits, self._kv):
             return [ToRouter(PartEnded(submit.key, EndReason.REJECTED, complaint))]
-        request = KVRequest(submit.key, list(submit.token_ids), list(submit.hashes))
+        request = KVSequence(submit.key, list(submit.token_ids), list(submit.hashes))
         self._hasher.extend(request.hashes, request.token_ids, submit.cache_salt)
         seq = Sequence(submit, request, self._arrivals)
         self._arrivals += 1

@@ -7,9 +7,9 @@ queue again, without a pull.
 
 from dataclasses import dataclass
 
+from disagg.kv.blocks.hits import CacheHit, ExternalReservation
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.prefix_pull import PrefixPulls
-from disagg.kv.request import CacheHit, ExternalReservation
+from disagg.kv.prefix_sharing import PrefixSharing
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Offers
 from disagg.messages.session import PullPlan, TransferKind, TransferReport
@@ -52,7 +52,7 @@ class PrefixReader:
     def __init__(
         self,
         kv: KVCacheCoordinator,
-        prefixes: PrefixPulls,
+        prefixes: PrefixSharing,
         inbound: InboundTable,
         asker: LeaseAsker,
         batcher: Batcher,

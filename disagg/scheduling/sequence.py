@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput
 from disagg.messages.sampling import SampledToken
@@ -36,7 +36,7 @@ class Sequence:
     """Mutable state of one generation; owned by the control thread."""
 
     submit: Submit
-    request: KVRequest
+    request: KVSequence
     arrival: int
     """Counts up per worker; the smaller, the older."""
     phase: Phase = Phase.WAITING

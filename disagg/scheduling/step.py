@@ -13,7 +13,8 @@ class TableChange:
 
     Attributes:
         num_skipped: leading entries that are null from now on; never fewer than before.
-        new_blocks: block ids to append. ``disagg.kv.block_pool.NULL_BLOCK`` where nothing is kept.
+        new_blocks: block ids to append; ``NULL_BLOCK`` (see `disagg.kv.blocks.block_pool`) where
+            nothing is kept.
     """
 
     num_skipped: int

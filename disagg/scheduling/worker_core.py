@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
-from disagg.kv.prefix_pull import PrefixPulls
+from disagg.kv.prefix_sharing import PrefixSharing
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.peer import (
@@ -87,7 +87,7 @@ class WorkerCore:
             read_stuck_ms=limits.read_stuck_ms,
             blocks_per_read_max=limits.blocks_per_read_max,
         )
-        prefixes = PrefixPulls(coordinator)
+        prefixes = PrefixSharing(coordinator)
         self.counters = Counters()
         self.outgoing = Outgoing(
             coordinator,

@@ -28,8 +28,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from disagg.errors import RemoteFault
-from disagg.kv.sliding_window import SlidingWindowManager
-from disagg.kv.specs import SlidingWindowSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowManager, SlidingWindowSpec
 from disagg.messages.session import ToWorkerMessage
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine.protocol import Engine

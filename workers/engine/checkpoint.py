@@ -9,7 +9,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from disagg.errors import ConfigError
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.workers.engine.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
 
 HEADER_BYTES_MAX = 100_000_000

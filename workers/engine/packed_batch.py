@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engine.paged_pool import LayerCache

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.options import WorkerOptions
 from disagg.workers.pool_region import PoolRegion

@@ -8,14 +8,14 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from disagg.errors import ConfigError
-from disagg.kv.layout import KVCacheLayout, plan_layout
+from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
 from disagg.workers.engine.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engine.packed_batch import BatchBuilder, GroupShape, PackedBatch
-from disagg.workers.engine.paged_pool import PagedPool, window_tokens
+from disagg.workers.engine.paged_pool import PagedPool, pages_of
 from disagg.workers.engine.sampler import NonFiniteError, sample
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,7 +74,7 @@ class TorchEngine:
                 GroupShape(
                     self.checkpoint.num_kv_heads,
                     group.spec.block_tokens,
-                    window_tokens(group.spec),
+                    pages_of(group.spec).window_tokens,
                 )
                 for group in self.layout.groups
             ],

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.checking.explorer.pair_setting import FULL, nothing_taken_away
-from disagg.kv.specs import Spec
+from disagg.kv.kinds.kind import Spec
 from disagg.scheduling.worker_core import WorkerCore
 
 CHAIN, TAKE_OVER = ("cache", "prefill", "decode"), ("prefill", "decode", "second")

@@ -25,7 +25,7 @@ from disagg.checking.explorer.pair_worker import (
 )
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.peer import AskLease, PeerMessage, TakeOver

@@ -5,7 +5,7 @@ a function of its generation and position, and the KV of a position one of all t
 """
 
 from disagg.checking.explorer.pair_memory import HALF, Memory, whole_tables
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.step import SequenceSlice, Step

@@ -34,7 +34,7 @@ from disagg.checking.explorer.pair_setting import FULL
 from disagg.checking.explorer.pair_worker import ASK_TIMEOUT_MS, TAKE_OVER_MS, Facts, Moved, Workers
 from disagg.errors import InvariantViolation, ProtocolError
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import Submit, ToRouterMessage, ToWorkerMessage

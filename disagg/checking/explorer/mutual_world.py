@@ -19,8 +19,8 @@ from disagg.checking.explorer.pair_setting import nothing_taken_away
 from disagg.checking.explorer.pair_worker import Facts, Moved
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
-from disagg.kv.specs import FullAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.peer import AskOffers, Commit, PeerMessage, Release, Reserve, Reserved

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from disagg.checking.explorer.pair_worker import Facts
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.step import SequenceSlice, Step
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer.snapshots import Snapshots
+from disagg.kv.blocks.free_blocks import UncachedBlocks
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.free_blocks import UncachedBlocks
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import PeerMessage
 from disagg.scheduling.actions import CheckTransport, WorkerAction

@@ -23,7 +23,7 @@ from disagg.checking.explorer.pair_worker import (
 )
 from disagg.errors import InvariantViolation
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import PeerMessage
 from disagg.messages.sampling import SampledToken, SamplingParams

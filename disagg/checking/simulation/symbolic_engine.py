@@ -10,10 +10,10 @@ violation at once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from disagg.checking.simulation.symbolic_kinds import GroupHistory, digest_of, first_seen
+from disagg.checking.simulation.symbolic_kinds import GroupHistory, digest_of
 from disagg.errors import InvariantViolation
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
@@ -78,12 +78,12 @@ class SymbolicEngine:
             digest = digest_of(token, tuple(one.seen(position) for one in histories))
             for group, history in enumerate(histories):
                 history.append(digest)
-                if first_seen(self._layout.groups[group].spec, position) is not None:
+                if self._layout.groups[group].spec.first_seen(position) is not None:
                     block, offset = self._place(part, group, position)
                     self._memory.blocks[block][offset] = Cell(group, position, digest)
         end = part.start + len(part.token_ids)
         for group, history in enumerate(histories):
-            if first_seen(self._layout.groups[group].spec, end) is None:
+            if self._layout.groups[group].spec.first_seen(end) is None:
                 for number, block in enumerate(self._state_blocks(part, group, end)):
                     self._memory.blocks[block][0] = Cell(group, end, history.state, number)
         return None if part.sampling is None else SampledToken(digest % VOCAB_SIZE)
@@ -91,7 +91,7 @@ class SymbolicEngine:
     def _history(self, part: SequenceSlice, group: int) -> GroupHistory:
         """What the slice's first token sees, read from the blocks."""
         spec, start = self._layout.groups[group].spec, part.start
-        first = first_seen(spec, start)
+        first = spec.first_seen(start)
         if first is not None:
             seen = tuple(self._read(part, group, at).digest for at in range(first, start))
             return GroupHistory(spec, start, seen)

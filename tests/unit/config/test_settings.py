@@ -91,6 +91,10 @@ def test_text_becomes_the_type_of_the_setting() -> None:
             "router:\n  http_port: 5\n  grpc_port: 5\n",
             "router.grpc_port: must differ from router.h",
         ),
+        (
+            "router:\n  policy: dice\n",
+            "router.policy: 'dice' is not known; known: local, prefix_th",
+        ),
         ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
         ("worker:\n  block_tokens: 24\n", "worker.block_tokens: 24 is not a power of two"),
         (

@@ -12,15 +12,13 @@ from disagg.checking.simulation.config import (
 from disagg.checking.simulation.failed_read import FailedRead
 from disagg.checking.simulation.simulation import Simulation
 from disagg.checking.simulation.symbolic_engine import expected_tokens
-from disagg.kv.layout import KVCacheLayout, plan_layout
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.routing.record import GenerationRecord
 
 FULL = FullAttentionSpec(4, 1, 8, 4)

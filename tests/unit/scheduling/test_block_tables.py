@@ -7,8 +7,8 @@ import pytest
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import Cancel, EndReason, Role, Submit
@@ -162,7 +162,7 @@ def test_two_steps_in_flight_carry_the_changes_of_each() -> None:
     layout = LAYOUTS["window_full"]
     kv = KVCacheCoordinator(layout, 64, max_model_tokens=100, max_step_tokens=20, steps_max=2)
     key = RequestKey("r", 1)
-    request = KVRequest(key, list(range(100)), [])
+    request = KVSequence(key, list(range(100)), [])
     sent: SentTables | None = None
     steps: list[Step] = []
     at_launch: list[list[list[int]]] = []

@@ -9,10 +9,11 @@ import pytest
 
 from disagg.checking.simulation.config import SimulationConfig
 from disagg.checking.simulation.simulation import Simulation
-from disagg.kv.block_pool import BlockPool
+from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.layout import plan_layout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, Question, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, Offers
 from disagg.scheduling.actions import ToRouter

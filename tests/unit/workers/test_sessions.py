@@ -11,7 +11,7 @@ from opentelemetry.trace import NoOpTracer
 from disagg.checking.explorer.pair_setting import FULL, nothing_taken_away
 from disagg.checking.explorer.pair_worker import Workers
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import PeerAddress, Role, Submit, ToWorkerMessage

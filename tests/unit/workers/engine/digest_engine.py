@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from disagg.checking.simulation.symbolic_kinds import digest_of, first_seen
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.kv.layout import plan_layout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.checking.simulation.symbolic_kinds import digest_of
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
@@ -58,7 +59,7 @@ class DigestEngine:
         return None if part.sampling is None else SampledToken(digest % VOCAB_SIZE)
 
     def _seen(self, part: SequenceSlice, group: int, position: int) -> Iterator[int]:
-        first = first_seen(self.layout.groups[group].spec, position)
+        first = self.layout.groups[group].spec.first_seen(position)
         assert first is not None
         for at in range(first, position):
             cell = int(self._cells[self._place(part, group, at)])

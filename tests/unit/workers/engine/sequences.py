@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
-from disagg.workers.engine.paged_pool import window_tokens
+from disagg.workers.engine.paged_pool import pages_of
 from disagg.workers.engine.torch_engine import TorchEngine
 
 GREEDY = SamplingParams(max_tokens=1)
@@ -70,7 +70,7 @@ class Pool:
             size = group.spec.block_tokens
             while len(table) * size < end:
                 table.append(self.free.pop())
-            window = window_tokens(group.spec)
+            window = pages_of(group.spec).window_tokens
             if window is not None:
                 for position in range(max(0, seq.computed - window + 1) // size):
                     self._release(table, position)

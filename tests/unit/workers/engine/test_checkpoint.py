@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from disagg.errors import ConfigError
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.workers.engine.checkpoint import model_fingerprint, open_checkpoint
 from disagg.workers.engine.families import SUPPORTED
 from disagg.workers.engine.torch_engine import TorchEngine

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from disagg.errors import ConfigError
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.kv.layout import KVCacheLayout, plan_layout
-from disagg.kv.specs import FullAttentionSpec, LinearStateSpec, SlidingWindowSpec
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.workers.engine.paged_pool import PagedPool
 
 HEADS, TOKENS, HEAD_SIZE = 2, 4, 8
@@ -88,5 +90,5 @@ def test_a_layout_for_other_elements_is_refused() -> None:
 
 def test_a_kind_without_pages_is_refused() -> None:
     states = plan_layout([LinearStateSpec(16, 64)])
-    with pytest.raises(ConfigError, match="LinearStateSpec"):
+    with pytest.raises(ConfigError, match="linear_state"):
         PagedPool(states, num_blocks=5, dtype=torch.float32, device=torch.device("cpu"))

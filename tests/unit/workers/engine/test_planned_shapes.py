@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from disagg.kv.layout import plan_layout
-from disagg.kv.model_shapes import read_shape
+from disagg.kv.shapes.layout import plan_layout
+from disagg.kv.shapes.model_shapes import read_shape
 from disagg.workers.engine.checkpoint import open_checkpoint
 from tests.checkpoints import FAMILIES, make_checkpoint
 
