@@ -8,7 +8,7 @@ from disagg.kv.request import KVRequest
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput
 from disagg.messages.sampling import SampledToken
-from disagg.messages.session import PrefillReport, PullPlan, Role, Submit
+from disagg.messages.session import PeerAddress, PrefillReport, PullPlan, Role, Submit
 
 
 class Phase(StrEnum):
@@ -48,7 +48,7 @@ class Sequence:
     retry_at_ms: int = 0
     lease_id: int | None = None
     first_unoffered: tuple[int, ...] = ()
-    """Hand-over: per group, the first block position that the reader lacks and was not offered."""
+    """Hand-over: per group, index of the first block that is lacked and was not offered."""
     hit_tokens: int = 0
     pulled_tokens: int = 0
     pull: PullPlan | None = field(init=False)
@@ -71,6 +71,12 @@ class Sequence:
     def role(self) -> Role:
         """This worker's part in the generation."""
         return self.submit.role
+
+    @property
+    def peer(self) -> PeerAddress:
+        """The other worker of the hand-over; checked to be there when it was submitted."""
+        assert self.submit.peer is not None
+        return self.submit.peer
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 PROMPT, LONG_PROMPT = (5, 6), (4, 5, 6)
 OUTPUT = 7

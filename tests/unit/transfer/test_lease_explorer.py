@@ -10,8 +10,8 @@ from disagg.checking.explorer.exploration import Exploration, Step, explore
 from disagg.checking.explorer.lease_world import LeaseWorld
 from disagg.checking.explorer.worlds import LEASE_SETTINGS, World
 from disagg.checking.explorer.worlds import WORLDS as NAMED
-from disagg.transfer.inbound_states import INBOUND_TABLE
-from disagg.transfer.lease_states import LEASE_TABLE, LeaseEvent
+from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent
+from disagg.transfer.reader.states import INBOUND_TABLE
 from disagg.transfer.transitions import TransitionTable
 from tests.unit.transfer.test_pair_explorer import exhaust
 

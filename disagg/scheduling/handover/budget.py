@@ -3,12 +3,11 @@
 from collections.abc import Hashable
 
 
-class HandoverShare:
-    """Blocks of reservations, outgoing leases and prefills that will be handed over.
+class HandoverBudget:
+    """Blocks of reservations, of leases and of prefills that will be handed over.
 
-    Counted per generation, or per question of a prefix pull.
-
-    Bounding them is what keeps two workers that prefill for each other out of a deadlock.
+    Counted per generation, or per request of a prefix pull. The bound keeps two workers that
+    prefill for each other out of a deadlock.
     """
 
     def __init__(self, blocks_max: int) -> None:
@@ -26,5 +25,5 @@ class HandoverShare:
         return True
 
     def give_back(self, key: Hashable) -> None:
-        """Nothing is counted for this holder any more; idempotent."""
+        """Count nothing for a holder any more; idempotent."""
         self.num_blocks -= self._taken.pop(key, 0)

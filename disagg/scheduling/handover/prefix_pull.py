@@ -7,23 +7,24 @@ queue again, without a pull.
 
 from dataclasses import dataclass
 
-from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.prefix_pull import PrefixPulls
 from disagg.kv.request import CacheHit, ExternalReservation
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Offers
-from disagg.messages.session import PullPlan, TransferKind, TransferReport
+from disagg.messages.session import PullPlan, TransferKind
 from disagg.scheduling.actions import ToRouter
-from disagg.scheduling.batcher import Batcher
-from disagg.scheduling.counters import Counters
+from disagg.scheduling.handover.prefill_side import PrefillSide
+from disagg.scheduling.handover.report import committed_report, failed_report, pulled_bytes
+from disagg.scheduling.handover.worker_state import WorkerState
 from disagg.scheduling.sequence import Phase, Sequence
-from disagg.scheduling.transfer_report import committed_report, failed_report
-from disagg.transfer.actions import InboundAction, InboundCommitted, InboundPartial, Send
-from disagg.transfer.inbound import InboundTable
-from disagg.transfer.lease_asker import LeaseAsker
+from disagg.transfer.actions import (
+    InboundCommitted,
+    InboundDrained,
+    InboundFailed,
+    InboundPartial,
+)
 
 HASHES_MAX = 1 << 20
-"""In one question; 32 MiB of them, half of what a gRPC message may have."""
+"""In one request; 32 MiB of them, half of what a gRPC message may have."""
 
 
 @dataclass(slots=True)
@@ -37,33 +38,18 @@ class PrefixPull:
     """What this worker's cache has by itself."""
 
 
-class PrefixReader:
+class PrefixPullSide:
     """Sequences whose prefix is being pulled.
 
-    Args:
-        kv: this worker's coordinator.
-        prefixes: what can be pulled, over it.
-        inbound: this worker's inbound transfers.
-        asker: this worker's questions for leases.
-        batcher: where sequences go when their pull is given up.
-        counters: what happened to pulls is counted there.
+    Attributes:
+        pulls: by generation.
     """
 
-    def __init__(
-        self,
-        kv: KVCacheCoordinator,
-        prefixes: PrefixPulls,
-        inbound: InboundTable,
-        asker: LeaseAsker,
-        batcher: Batcher,
-        counters: Counters,
-    ) -> None:
-        self._kv = kv
-        self._prefixes = prefixes
-        self._inbound = inbound
-        self._batcher = batcher
-        self._counters = counters
-        self._asker = asker
+    def __init__(self, worker: WorkerState, prefill_side: PrefillSide) -> None:
+        self._kv, self._prefixes = worker.kv, worker.prefixes
+        self._batcher, self._counters, self._out = worker.batcher, worker.counters, worker.out
+        self._inbound, self._requests = worker.inbound, worker.lease_requests
+        self._prefill_side = prefill_side
         self.pulls: dict[RequestKey, PrefixPull] = {}
 
     # -- beginning ----------------------------------------------------------------------------
@@ -91,43 +77,49 @@ class PrefixReader:
         seq.pull = None
         return True
 
-    def ask(self, now_ms: int, seq: Sequence) -> list[InboundAction | ToRouter]:
-        """Send the question of a sequence whose blocks were just reserved."""
+    def ask(self, now_ms: int, seq: Sequence) -> None:
+        """Request the lease of a sequence whose blocks were just reserved."""
         pull = self.pulls[seq.key]
         wanted = self._prefixes.wanted(seq.request, pull.reservation, pull.own_tokens)
         if len(wanted.hashes) > HASHES_MAX:
-            return self.failed(now_ms, seq.key, "too_long", "more hashes than a message takes")
+            self._give_up(seq.key, "too_long", "more hashes than a message takes")
+            return
         self._counters.add("prefix_pulls")
-        question = AskLease(
+        request = AskLease(
             seq.key, 0, wanted.num_tokens, wanted.first_hash, wanted.hashes, wanted.first_lacked
         )
-        return [self._asker.ask(now_ms, pull.plan.owner.incarnation, question)]
+        self._requests.ask(now_ms, pull.plan.owner.incarnation, request, self)
 
-    # -- what happens -------------------------------------------------------------------------
-
-    def answered(
-        self, now_ms: int, owner: Incarnation, offers: Offers
-    ) -> list[InboundAction | ToRouter]:
+    def lease_granted(self, now_ms: int, owner: Incarnation, offers: Offers) -> None:
         """Begin the transfer, up to the boundary of the answer; the surplus goes back first."""
         key = offers.key
         pull = self.pulls[key]
         asked = pull.reservation.num_external_tokens
         num_tokens = offers.seal.num_tokens if offers.seal else 0
         if num_tokens > asked or self._prefixes.boundary(num_tokens) < num_tokens:
-            return self.failed(now_ms, key, "answer", f"no boundary: {num_tokens} tokens")
+            self._give_up(key, "answer", f"no boundary: {num_tokens} tokens")
+            return
         if num_tokens <= pull.own_tokens:
-            return self.failed(now_ms, key, "none", "the owner has no more of it")
+            self._give_up(key, "none", "the owner has no more of it")
+            return
         if num_tokens < asked:
             self._kv.free(key)
             shorter = self._prefixes.reserve(pull.seq.request, num_tokens, pull.seq.num_tokens)
             if shorter is None:
-                return self.failed(now_ms, key, "memory", "no room for a shorter prefix")
+                self._give_up(key, "memory", "no room for a shorter prefix")
+                return
             pull.reservation = shorter
-        self._inbound.begin(now_ms, key, owner, pull.reservation.lacks, offers.lease_id)
-        return [*self._inbound.on_offers(now_ms, owner, offers)]
+        self._inbound.begin(now_ms, key, owner, pull.reservation.lacks, self, offers.lease_id)
+        self._inbound.on_offers(now_ms, owner, offers)
 
-    def committed(self, event: InboundCommitted) -> tuple[Sequence, TransferReport]:
-        """The owner confirmed: publish; the sequence may go on after the boundary."""
+    def lease_refused(self, now_ms: int, key: RequestKey, cause: str, message: str) -> None:
+        """There is no lease: compute the prefix."""
+        self._give_up(key, cause, message)
+
+    # -- news of the inbound transfer ---------------------------------------------------------
+
+    def committed(self, now_ms: int, event: InboundCommitted) -> None:
+        """Publish the prefix; the sequence goes on after the boundary."""
         key = event.key
         pull = self.pulls.pop(key)
         report = committed_report(
@@ -140,52 +132,59 @@ class PrefixReader:
         )
         self._kv.commit_external(key)
         self._inbound.finish(key)
-        self._asker.finished(key)
+        self._requests.finished(key)
         pull.seq.hit_before_pull = pull.own_tokens
         pull.seq.starts_from(report.num_tokens)
         self._counters.add("prefix_pulls_committed")
-        return pull.seq, report
+        self._counters.add("prefix_pulled_bytes", pulled_bytes(report))
+        self._out.add(ToRouter(report))
+        self._prefill_side.start(now_ms, pull.seq)
 
-    def partly_committed(self, event: InboundPartial) -> list[InboundAction | ToRouter]:
+    def partly_committed(self, now_ms: int, event: InboundPartial) -> None:
         """Some blocks did not arrive: keep the others, compute what is lacking."""
+        self._counters.add("transfers_recovered")
         key = event.key
         pull = self.pulls.pop(key)
         num_tokens = pull.reservation.num_external_tokens
         self._prefixes.publish_intact(pull.seq.request, num_tokens, event.failed)
         self._inbound.finish(key)
-        self._asker.finished(key)
+        self._requests.finished(key)
         self._kv.free(key)
         pull.seq.hit_before_pull = pull.own_tokens
-        self._counters.add("prefix_pulls_failed_read_failed")
-        self._batcher.requeue(pull.seq)
-        owner = pull.plan.owner.incarnation
-        return [ToRouter(failed_report(key, owner, f"read_failed: {event.message}"))]
+        self._requeue(pull, "read_failed", event.message)
 
-    def failed(
-        self, now_ms: int, key: RequestKey, cause: str, message: str
-    ) -> list[InboundAction | ToRouter]:
-        """Give a pull up: the sequence drops its blocks and goes back to its place in the queue.
+    def failed(self, now_ms: int, event: InboundFailed) -> None:
+        """The pull failed: compute the prefix."""
+        self._give_up(event.key, event.reason, event.message)
 
-        Destinations of READs in progress stay held by the inbound transfer.
-        """
-        pull = self.pulls.pop(key)
-        actions = self._drop(now_ms, key, cause)
-        self._counters.add("prefix_pulls_failed_" + cause)
-        self._batcher.requeue(pull.seq)
-        owner = pull.plan.owner.incarnation
-        return [*actions, ToRouter(failed_report(key, owner, f"{cause}: {message}"))]
+    def drained(self, event: InboundDrained) -> None:
+        """Count a transfer whose destinations are free again."""
+        self._counters.add("transfers_drained")
 
-    def end(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
+    # -- ending -------------------------------------------------------------------------------
+
+    def end(self, key: RequestKey, reason: str) -> None:
         """The generation ends here; nothing if its prefix is not being pulled."""
-        if self.pulls.pop(key, None) is None:
-            return []
-        return self._drop(now_ms, key, reason)
+        if self.pulls.pop(key, None) is not None:
+            self._drop(key, reason)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _drop(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
-        """Withdraw the question, abort what is being read, free the sequence's blocks."""
-        withdrawn: list[Send] = self._asker.give_up(key, reason)
-        aborted = self._inbound.abort(now_ms, key, reason)
+    def _give_up(self, key: RequestKey, cause: str, message: str) -> None:
+        """Give a pull up; destinations of READs in progress stay held by the transfer."""
+        pull = self.pulls.pop(key)
+        self._drop(key, cause)
+        self._requeue(pull, cause, message)
+
+    def _requeue(self, pull: PrefixPull, cause: str, message: str) -> None:
+        """Put a sequence that holds nothing back to its place in the queue; report why."""
+        self._counters.add("prefix_pulls_failed_" + cause)
+        self._batcher.requeue(pull.seq)
+        owner = pull.plan.owner.incarnation
+        self._out.add(ToRouter(failed_report(pull.seq.key, owner, f"{cause}: {message}")))
+
+    def _drop(self, key: RequestKey, reason: str) -> None:
+        """Withdraw the request, abort what is being read, free the sequence's blocks."""
+        self._requests.give_up(key, reason)
+        self._inbound.abort(key)
         self._kv.free(key)
-        return [*withdrawn, *aborted]
