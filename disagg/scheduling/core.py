@@ -76,6 +76,7 @@ class WorkerCore:
         worker = create_state(me, coordinator, hasher, limits)
         self.counters, self.budget, self._out = worker.counters, worker.budget, worker.out
         self.batcher, self.generations = worker.batcher, worker.generations
+        self.admission = worker.admission
         self.leases, self.lease_answers = worker.leases, worker.lease_answers
         self.inbound, self.lease_requests = worker.inbound, worker.lease_requests
         self.prefill_side = PrefillSide(worker, random_delay_ms)
@@ -140,8 +141,7 @@ class WorkerCore:
         """Handle another worker's message; unknown or ended generations change nothing."""
         match message:
             case Reserve():
-                refusal = self._refuses_reservations(sender)
-                self.decode_side.on_reserve(now_ms, sender, message, refusal)
+                self.decode_side.on_reserve(now_ms, sender, message)
             case Reserved():
                 self.prefill_side.on_reserved(now_ms, sender, message)
             case Release():
@@ -212,7 +212,7 @@ class WorkerCore:
         """The next batch, or None when there is nothing to compute or one is in flight."""
         if self.batcher.step_in_flight:
             return None, []
-        num_elsewhere = self._num_holding - len(self.batcher.running)
+        num_elsewhere = self.generations.num_holding - len(self.batcher.running)
         for seq in self.batcher.take_startable(num_elsewhere, self.prefix_pull.reserve):
             if seq.phase is Phase.PULLING_PREFIX:
                 self.prefix_pull.ask(now_ms, seq)
@@ -296,7 +296,8 @@ class WorkerCore:
 
     def queue(self, seq: Sequence) -> None:
         """Let a sequence that holds nothing wait for its turn."""
-        if len(self.batcher.waiting) >= self.limits.max_waiting and not seq.preempted:
+        num_queued = len(self.batcher.waiting) + len(self.prefill_side.backing_off)
+        if num_queued >= self.limits.max_waiting and not seq.preempted:
             self._end(seq, EndReason.CAPACITY, "the queue is full")
         elif num_blocks_for(self.kv, seq.num_tokens) > self.kv.num_usable_blocks:
             self._end(seq, EndReason.REJECTED, "it has outgrown the pool")
@@ -314,18 +315,3 @@ class WorkerCore:
             self.decode_side.end(seq, reason, message, tell_peer=tell_peer)
         else:
             self.generations.end(seq, reason, message)
-
-    @property
-    def _num_holding(self) -> int:
-        """Sequences that hold blocks, wherever they are."""
-        elsewhere = len(self.prefill_side.reserving) + len(self.decode_side.pulls)
-        return len(self.batcher.running) + elsewhere + len(self.prefix_pull.pulls)
-
-    def _refuses_reservations(self, sender: Incarnation) -> str:
-        if self.batcher.preempted_waiting:
-            return "an older request waits for memory"
-        if sender in self.inbound.peers_paused:
-            return "a READ from there is stuck"
-        if self._num_holding - len(self.prefill_side.reserving) >= self.limits.max_sequences:
-            return "too many sequences"
-        return ""

@@ -10,7 +10,7 @@ from disagg.messages.session import EndReason, PartEnded, Submit
 from disagg.scheduling.actions import Actions, ToRouter
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.limits import Counters, WorkerLimits
-from disagg.scheduling.sequence import Sequence
+from disagg.scheduling.sequence import HOLDING, Sequence
 
 
 class Generations:
@@ -37,6 +37,11 @@ class Generations:
         self._out = out
         self.sequences: dict[RequestKey, Sequence] = {}
         self._num_arrivals = 0
+
+    @property
+    def num_holding(self) -> int:
+        """Sequences that hold blocks, wherever they are: at most ``max_sequences``."""
+        return sum(seq.phase in HOLDING for seq in self.sequences.values())
 
     def add(self, submit: Submit) -> Sequence:
         """Register a generation that the router submitted."""

@@ -12,7 +12,7 @@ from disagg.messages.session import PeerAddress, PrefillReport, PullPlan, Role, 
 
 
 class Phase(StrEnum):
-    """Where a sequence stands. Only the last four hold blocks."""
+    """Where a sequence stands. Only those of `HOLDING` hold blocks."""
 
     WAITING = "waiting"
     """In the queue; holds nothing."""
@@ -28,6 +28,9 @@ class Phase(StrEnum):
     """Decode part: blocks reserved; waits for the prefill, the READs, the commit."""
     RUNNING = "running"
     """Computes in steps."""
+
+
+HOLDING = frozenset({Phase.PULLING_PREFIX, Phase.RESERVING, Phase.PULLING, Phase.RUNNING})
 
 
 @dataclass(slots=True)

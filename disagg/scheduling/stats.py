@@ -28,12 +28,13 @@ def worker_stats(core: WorkerCore) -> WorkerStats:
 
 
 def check_core(core: WorkerCore) -> None:
-    """Verify the coordinator's invariants and that every sequence is in exactly one place.
+    """Verify the coordinator's invariants, the bounds on load, and where every sequence is.
 
     Raises:
         InvariantViolation: a bug of ours.
     """
     core.kv.check()
+    check_load(core)
     placed = [
         *(seq.key for seq in core.batcher.waiting),
         *(seq.key for seq in core.batcher.running),
@@ -45,3 +46,24 @@ def check_core(core: WorkerCore) -> None:
     ]
     if sorted(placed) != sorted(core.sequences):
         raise InvariantViolation(f"placed {sorted(placed)}, known {sorted(core.sequences)}")
+
+
+def check_load(core: WorkerCore) -> None:
+    """Verify the bounds on sequences, queues and hand-overs.
+
+    Raises:
+        InvariantViolation: a bug of ours.
+    """
+    limits = core.limits
+    queued = (*core.batcher.waiting, *core.prefill_side.backing_off)
+    num_queued = sum(not seq.preempted for seq in queued)
+    loads = {
+        "sequences": (core.generations.num_holding, limits.max_sequences),
+        # Who steps back from a reservation or a pull was counted when it came.
+        "queued": (num_queued, limits.max_waiting + limits.max_sequences),
+        "awaited hand-overs": (len(core.decode_side.awaiting), limits.max_waiting),
+        "blocks of hand-overs": (core.budget.num_blocks, core.budget.blocks_max),
+    }
+    for what, (load, bound) in loads.items():
+        if load > bound:
+            raise InvariantViolation(f"{load} {what}, at most {bound}")

@@ -15,6 +15,7 @@ from disagg.messages.peer import PeerMessage
 from disagg.scheduling.actions import CheckTransport, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.stats import check_load
 from disagg.scheduling.step import Step
 from disagg.transfer.actions import Send
 from disagg.transfer.owner.states import LeaseState
@@ -141,6 +142,7 @@ class Workers:
                 actions = getattr(core, method)(*args)
             step, more = core.next_step(0)
             core.kv.check()
+            check_load(core)
             moved = self._moves[call] = Moved(self._freeze(core), (*actions, *more), step)
         return moved
 

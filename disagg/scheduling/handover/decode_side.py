@@ -44,6 +44,7 @@ class DecodeSide:
         self._kv, self._limits, self._budget = worker.kv, worker.limits, worker.budget
         self._batcher, self._generations = worker.batcher, worker.generations
         self._counters, self._out = worker.counters, worker.out
+        self._admission = worker.admission
         self._inbound, self._requests = worker.inbound, worker.lease_requests
         self._reservations = ReservationTable(ttl_ms=worker.limits.reservation_ttl_ms)
         self.awaiting: dict[RequestKey, Sequence] = {}
@@ -63,8 +64,8 @@ class DecodeSide:
             self.awaiting[seq.key] = seq
             self._reservations.submitted(now_ms, seq.key, seq.peer.incarnation)
 
-    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str) -> None:
-        """Grant or refuse at once. ``refusal``: why this worker refuses everybody, or ""."""
+    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
+        """Grant or refuse at once."""
         verdict = self._reservations.consider(sender, message)
         if isinstance(verdict, Ignore):
             return
@@ -73,13 +74,11 @@ class DecodeSide:
             return
         key = message.key
         self._drop_reservation(key)
-        reservation = None
         lacked: tuple[int, ...] = ()
-        if not refusal:
-            seq = self.awaiting[key]
-            reservation, refusal = self._try_reserve(seq, seq.num_prompt_tokens)
+        seq = self.awaiting[key]
+        reservation, refusal = self._try_reserve(seq, seq.num_prompt_tokens)
         if reservation is not None:
-            seq = self.awaiting.pop(key)
+            del self.awaiting[key]
             seq.phase = Phase.PULLING
             self.pulls[key] = Pull(seq, reservation)
             self._inbound.begin(now_ms, key, sender, reservation.lacks, self)
@@ -223,6 +222,9 @@ class DecodeSide:
     def _try_reserve(
         self, seq: Sequence, num_tokens: int
     ) -> tuple[ExternalReservation | None, str]:
+        refusal = self._admission.refusal(seq.peer.incarnation)
+        if refusal:
+            return None, refusal
         reservation = self._kv.reserve_external(seq.request, num_tokens)
         if reservation is None:
             return None, "no memory"

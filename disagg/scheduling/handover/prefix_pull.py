@@ -48,6 +48,7 @@ class PrefixPullSide:
     def __init__(self, worker: WorkerState, prefill_side: PrefillSide) -> None:
         self._kv, self._prefixes = worker.kv, worker.prefixes
         self._batcher, self._counters, self._out = worker.batcher, worker.counters, worker.out
+        self._admission = worker.admission
         self._inbound, self._requests = worker.inbound, worker.lease_requests
         self._prefill_side = prefill_side
         self.pulls: dict[RequestKey, PrefixPull] = {}
@@ -57,15 +58,15 @@ class PrefixPullSide:
     def reserve(self, seq: Sequence, hit: CacheHit) -> bool:
         """Take the blocks for a sequence whose prefix another worker has more of.
 
-        False, and nothing has changed, where no pull is planned, the own hit is as long, reads
-        from that worker are paused, or memory for it is lacking: a pull is never waited for.
+        False, and nothing has changed, where no pull is planned, the own hit is as long, nothing
+        may come from that worker now, or memory for it is lacking: a pull is never waited for.
         """
         plan = seq.pull
         if plan is None:
             return False
         num_tokens = self._prefixes.boundary(min(plan.num_tokens, seq.num_tokens - 1))
-        paused = plan.owner.incarnation in self._inbound.peers_paused
-        if num_tokens <= hit.num_tokens or paused:
+        refusal = self._admission.refusal(plan.owner.incarnation)
+        if num_tokens <= hit.num_tokens or refusal:
             seq.pull = None
             self._counters.add("prefix_pulls_skipped")
             return False

@@ -10,6 +10,7 @@ from disagg.scheduling.actions import Actions
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.generations import Generations
 from disagg.scheduling.handover.budget import HandoverBudget
+from disagg.scheduling.handover.inbound_admission import InboundAdmission
 from disagg.scheduling.limits import Counters, WorkerLimits
 from disagg.transfer.owner.requests import LeaseAnswers
 from disagg.transfer.owner.table import LeaseTable
@@ -30,6 +31,7 @@ class WorkerState:
         budget: how much of the memory hand-overs may take.
         batcher: its queue and batch.
         generations: what it has a part in.
+        admission: whether more may come from elsewhere.
         leases: what it holds for readers.
         lease_answers: requests of readers that it has answered.
         inbound: what it reads from owners.
@@ -44,6 +46,7 @@ class WorkerState:
     budget: HandoverBudget
     batcher: Batcher
     generations: Generations
+    admission: InboundAdmission
     leases: LeaseTable
     lease_answers: LeaseAnswers
     inbound: InboundTable
@@ -56,6 +59,7 @@ def create_state(
     """The state of a worker that has just started."""
     counters, out = Counters(), Actions()
     batcher = Batcher(kv, limits)
+    generations = Generations(kv, hasher, limits, batcher, counters, out)
     leases = LeaseTable(
         me,
         kv.pool,
@@ -81,7 +85,8 @@ def create_state(
         out=out,
         budget=HandoverBudget(int(limits.handover_share_max * kv.num_usable_blocks)),
         batcher=batcher,
-        generations=Generations(kv, hasher, limits, batcher, counters, out),
+        generations=generations,
+        admission=InboundAdmission(batcher, generations, inbound, limits),
         leases=leases,
         lease_answers=LeaseAnswers(leases, limits.committed_max),
         inbound=inbound,

@@ -8,6 +8,7 @@ from disagg.messages.session import Role
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.handover.inbound_admission import InboundAdmission
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import Step
@@ -101,10 +102,10 @@ class AsksAgain(Batcher):
         yield from super().take_startable(num_elsewhere, reserve_pull)
 
 
-class TakesReservationsAnyway(WorkerCore):
+class TakesReservationsAnyway(InboundAdmission):
     """Grants a Reserve while an older request waits for memory."""
 
-    def _refuses_reservations(self, sender: Incarnation) -> str:
+    def refusal(self, owner: Incarnation) -> str:
         return ""
 
 

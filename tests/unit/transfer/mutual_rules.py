@@ -47,7 +47,7 @@ MUTUAL_RULES = (
     cores_without(
         "nothing is reserved while an older request waits for memory",
         "mutual-older",
-        {"": mutants.TakesReservationsAnyway},
+        {"admission": mutants.TakesReservationsAnyway},
         20,
         "right: a step of t ends: overtaken by one who came later",
     ),

@@ -86,8 +86,8 @@ class ValidBeforeCommit(InboundTable):
 class PublishedBeforeCommit(DecodeSide):
     """Finds the prefix in its cache as soon as the memory is reserved."""
 
-    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str) -> None:
-        super().on_reserve(now_ms, sender, message, refusal)
+    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
+        super().on_reserve(now_ms, sender, message)
         if message.key in self.pulls and self._kv.num_free_blocks:
             self._kv._sequence(message.key).num_external = None
             self._kv.publish(message.key, 2)
@@ -181,21 +181,21 @@ class _GrantsAnyway(DecodeSide):
 class UnsubmittedReserved(_GrantsAnyway):
     """Grants although the router has not submitted the generation here."""
 
-    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str) -> None:
+    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
         if message.key not in self._ever:
             self._grant(sender, message)
             return
-        super().on_reserve(now_ms, sender, message, refusal)
+        super().on_reserve(now_ms, sender, message)
 
 
 class EndedReserved(_GrantsAnyway):
     """Grants although the generation has ended here."""
 
-    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str) -> None:
+    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
         if message.key in self._ever and message.key not in self._reservations._entries:
             self._grant(sender, message)
             return
-        super().on_reserve(now_ms, sender, message, refusal)
+        super().on_reserve(now_ms, sender, message)
 
 
 class PublishesNothing(KVCacheCoordinator):
