@@ -31,6 +31,7 @@ from disagg.messages.session import (
     EndReason,
     PartEnded,
     PeerAddress,
+    PrefillProgress,
     PullPlan,
     Role,
     Submit,
@@ -163,6 +164,11 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("Submit.pull", submit, lambda w: setattr(w.submit, "role", "decode")),
     ("Submit.take_over", submit, lambda w: w.submit.take_over.CopyFrom(w.submit.key)),
     ("PullPlan.owner", submit, lambda w: w.submit.pull.ClearField("owner")),
+    (
+        "PrefillProgress.key",
+        lambda: session_response_to_wire(PrefillProgress(KEY, 64)),
+        lambda w: w.progress.ClearField("key"),
+    ),
     (
         "TransferReport.kind",
         lambda: session_response_to_wire(TransferReport(KEY, ME, (), 0, 0, 0)),

@@ -140,6 +140,7 @@ counters = st.dictionaries(name, u64, max_size=3).map(lambda d: tuple(sorted(d.i
 WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
     outputs.StepOutputs: st.builds(outputs.StepOutputs, tuples(sequence_outputs())),
     session.PartEnded: st.builds(session.PartEnded, keys, st.sampled_from(session.EndReason), text),
+    session.PrefillProgress: st.builds(session.PrefillProgress, keys, u32),
     session.PrefillReport: st.builds(session.PrefillReport, keys, u32, u32, u32, u32),
     session.TransferReport: st.builds(
         session.TransferReport,
