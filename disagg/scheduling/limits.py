@@ -23,6 +23,11 @@ class WorkerLimits:
     quarantine_share_max: float
     take_over_ms: int = 0
 
+    @property
+    def progress_ms(self) -> int:
+        """How often those who wait are shown at most that something goes on."""
+        return max(1, min(1_000, self.lease_ttl_ms // 4, self.reservation_ttl_ms // 4))
+
 
 class Counters:
     """Monotonic counts by name.

@@ -184,6 +184,9 @@ class InboundDrained:
 class InboundListener(Protocol):
     """Whoever began an inbound transfer."""
 
+    def progressed(self, now_ms: int, key: RequestKey) -> None:
+        """Something new was offered or read: the transfer does not stand still."""
+
     def committed(self, now_ms: int, event: InboundCommitted) -> None:
         """The owner confirmed the whole transfer."""
 

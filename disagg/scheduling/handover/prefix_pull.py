@@ -119,6 +119,10 @@ class PrefixPullSide:
 
     # -- news of the inbound transfer ---------------------------------------------------------
 
+    def progressed(self, now_ms: int, key: RequestKey) -> None:
+        """Prolong the request of the pull."""
+        self._requests.renew(now_ms, key)
+
     def committed(self, now_ms: int, event: InboundCommitted) -> None:
         """Publish the prefix; the sequence goes on after the boundary."""
         key = event.key

@@ -6,7 +6,16 @@ table (never opened, dead, or forgotten after its commit) is answered NO or dead
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
-from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Ended, Offers, Seal
+from disagg.messages.peer import (
+    AskOffers,
+    Commit,
+    CommitAnswer,
+    CommitSeen,
+    Ended,
+    Offers,
+    ReadProgress,
+    Seal,
+)
 from disagg.transfer.actions import (
     BlockHolds,
     LeaseCommitted,
@@ -30,7 +39,7 @@ class LeaseTable:
         me: this worker; lease ids count up within its epoch.
         holds: the block pool; a lease holds under ``("lease", key, lease_id)``.
         out: takes the messages to readers.
-        ttl_ms: a lease dies this long after its owner last opened, offered or sealed.
+        ttl_ms: a lease dies when neither its owner nor its reader got on with it for so long.
         committed_max: committed leases remembered until the reader acknowledges.
         take_over_ms: a sealed hand-over whose reader is lost lives on so long; 0: not at all.
     """
@@ -104,6 +113,17 @@ class LeaseTable:
         if self._take(lease, blocks):
             self._refresh(now_ms, lease, state)
             self.out.add(Send(lease.reader, lease.offers(first)))
+
+    def renew(self, now_ms: int, lease_id: int, num_computed: int) -> None:
+        """The prefill goes on, and nothing is to be offered yet: prolong, and show the reader.
+
+        Nothing if the lease is dead; a figure that has not grown prolongs nothing.
+        """
+        lease = self._live.get(lease_id)
+        if lease is not None and num_computed > lease.num_computed:
+            lease.num_computed = num_computed
+            self._refresh(now_ms, lease, LEASE_TABLE.move(lease.state, LeaseEvent.COMPUTED))
+            self.out.add(Send(lease.reader, lease.offers(len(lease.ranges))))
 
     def seal(
         self,
@@ -184,6 +204,18 @@ class LeaseTable:
         elif state is not LeaseState.COMMITTED:
             first = max(0, min(ask.first, len(lease.ranges)))
             self.out.add(Send(sender, lease.offers(first)))
+
+    def on_read_progress(self, now_ms: int, sender: Incarnation, progress: ReadProgress) -> None:
+        """The reader has more blocks than before: prolong the lease."""
+        lease = self._live.get(progress.lease_id)
+        if (
+            lease is not None
+            and (lease.reader, lease.key) == (sender, progress.key)
+            and progress.num_blocks_read > lease.num_read
+            and LEASE_TABLE.allows(lease.state, LeaseEvent.READ_ON)
+        ):
+            lease.num_read = progress.num_blocks_read
+            self._refresh(now_ms, lease, LEASE_TABLE.move(lease.state, LeaseEvent.READ_ON))
 
     def on_commit(self, sender: Incarnation, commit: Commit) -> None:
         """Answer OK if everything offered was held until now, else NO; both idempotent.

@@ -20,6 +20,11 @@ class Read:
     posted_ms: int
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks that it writes."""
+        return sum(len(run.dst) for run in self.runs)
+
+    @property
     def first(self) -> Run:
         """Begins with the block that stands for the READ where one is named."""
         return self.runs[0]

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
-from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Ended, Offers
+from disagg.messages.peer import (
+    Commit,
+    CommitAnswer,
+    CommitSeen,
+    Ended,
+    Offers,
+    ReadProgress,
+)
 from disagg.transfer.actions import (
     BlockHolds,
     InboundCommitted,
@@ -40,6 +47,7 @@ class InboundTable:
         ask_repeat_ms: offers are asked for at this interval until the list is complete.
         read_stuck_ms: a READ in progress longer fails its transfer and quarantines its blocks.
         blocks_per_read_max: blocks in one READ.
+        progress_ms: an owner is shown at most so often that READs of its lease end.
     """
 
     def __init__(
@@ -52,6 +60,7 @@ class InboundTable:
         ask_repeat_ms: int,
         read_stuck_ms: int,
         blocks_per_read_max: int,
+        progress_ms: int = 1_000,
     ) -> None:
         self.me = me
         self.holds = holds
@@ -59,6 +68,7 @@ class InboundTable:
         self._commit_repeat_ms = commit_repeat_ms
         self._ask_repeat_ms = ask_repeat_ms
         self._read_stuck_ms = read_stuck_ms
+        self._progress_ms = progress_ms
         self._last_serial = 0
         self._last_attempt = 0
         self._entries: dict[int, InboundTransfer] = {}
@@ -105,6 +115,7 @@ class InboundTable:
             self._lease_seen.get(owner, 0),
             now_ms + self._ask_repeat_ms,
             lease_id=lease_id,
+            told_ms=now_ms,
         )
         self.holds.hold(entry.holder, [block for pairs in destinations for _, block in pairs])
         self._last_serial = entry.serial
@@ -160,12 +171,17 @@ class InboundTable:
             self._ask_gap(now_ms, entry)
             return
         sealed_before = entry.offers.seal is not None
+        goes_on = offers.num_computed_tokens > entry.num_computed
+        entry.num_computed = max(entry.num_computed, offers.num_computed_tokens)
         runs = entry.offers.take(offers)
         if isinstance(runs, ProtocolBreach):
             self._on_breach(now_ms, entry, runs)
             return
         if entry.offers.seal and not sealed_before:
             entry.sealed_ms = now_ms
+            goes_on = True
+        if goes_on or runs:
+            entry.listener.progressed(now_ms, entry.key)
         self._post(now_ms, entry, runs)
         if entry.offers.seal and not entry.offers.all_listed:
             self._ask_gap(now_ms, entry)
@@ -182,6 +198,7 @@ class InboundTable:
             entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.READ_DONE)
             entry.reads.discard(read_id)
             entry.done_ms = now_ms
+            entry.num_blocks_read += read.num_blocks
             if entry.state is InboundState.DRAINING:
                 if self._drained(entry):
                     entry.listener.drained(InboundDrained(entry.key, entry.num_blocks))
@@ -189,6 +206,8 @@ class InboundTable:
                 if error:  # the others go on: what arrives while the lease lives is of use
                     entry.failed += [place for run in read.runs for place in run.places]
                     entry.error = entry.error or error
+                entry.listener.progressed(now_ms, entry.key)
+                self._show_progress(now_ms, entry)
                 self._progress(now_ms, entry)
         if owner_free:
             self._resume(now_ms, read.owner)
@@ -318,6 +337,13 @@ class InboundTable:
         self._last_attempt += 1
         entry.attempt = Attempt(self.me.epoch, self._last_attempt)
         self._repeat(now_ms, entry)
+
+    def _show_progress(self, now_ms: int, entry: InboundTransfer) -> None:
+        """Let the owner prolong its lease, at most so often, while READs are left."""
+        if now_ms - entry.told_ms >= self._progress_ms and entry.lease_id is not None:
+            entry.told_ms = now_ms
+            progress = ReadProgress(entry.key, entry.lease_id, entry.num_blocks_read)
+            self.out.add(Send(entry.owner, progress))
 
     def _all_listed(self, entry: InboundTransfer) -> bool:
         return entry.offers.all_listed

@@ -47,6 +47,12 @@ class InboundTransfer:
     error: str = ""
     """Of the first such READ."""
     attempt: Attempt | None = None
+    num_computed: int = 0
+    """Tokens of the prefill, as far as it is known."""
+    num_blocks_read: int = 0
+    """Of READs that have ended."""
+    told_ms: int = 0
+    """When its owner was last shown that READs end."""
     num_reads: int = 0
     posted_ms: int = 0
     done_ms: int = 0
