@@ -40,7 +40,7 @@ class WorkerOptions:
     max_waiting: int = 1024
     # transfer
     handover_share_max: float = 0.5
-    """Share of the pool that reservations, outgoing leases and hand-over prefills may take."""
+    """Share of the pool that reservations, leases and hand-over prefills may take together."""
     reserve_timeout_ms: int = 2_000
     reserve_passes_max: int = 20
     reserve_retry_min_ms: int = 5

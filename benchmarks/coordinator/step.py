@@ -13,9 +13,9 @@ from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import Role, Submit
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import Step, StepResult
-from disagg.scheduling.worker_core import WorkerCore
 
 WINDOWS = [0, 1024]
 """One group of full attention, one window."""

@@ -12,13 +12,14 @@ from types import TracebackType
 from benchmarks.transfer.figures import figure
 from benchmarks.transfer.node import NodePlan
 from benchmarks.transfer.pair import Pair
+from disagg.checking.explorer.table_news import TableNews
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Offers, PeerMessage
-from disagg.transfer.actions import InboundAction, LeaseAction, PostRead, Send
-from disagg.transfer.inbound import InboundTable
-from disagg.transfer.leases import LeaseTable
+from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.owner.table import LeaseTable
+from disagg.transfer.reader.table import InboundTable
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import peer_pb2
@@ -62,10 +63,14 @@ class Bench:
     def __init__(self, pool_blocks: int, scattered: bool) -> None:
         self.owner = Side("owner", pool_blocks, scattered)
         self.reader = Side("reader", pool_blocks, scattered)
-        self.leases = LeaseTable(self.owner.me, self.owner.pool, ttl_ms=TTL_MS, committed_max=16)
+        self.said = TableNews()
+        self.leases = LeaseTable(
+            self.owner.me, self.owner.pool, self.said, ttl_ms=TTL_MS, committed_max=16
+        )
         self.inbound = InboundTable(
             self.reader.me,
             self.reader.pool,
+            self.said,
             commit_repeat_ms=TTL_MS,
             ask_repeat_ms=TTL_MS,
             read_stuck_ms=TTL_MS,
@@ -77,30 +82,30 @@ class Bench:
         key, owner, reader = RequestKey(str(number), 1), self.owner, self.reader
         owner.used_s = reader.used_s = 0.0
         with reader:
-            self.inbound.begin(0, key, owner.me, [reader.blocks])
+            self.inbound.begin(0, key, owner.me, [reader.blocks], self.said)
         with owner:
-            lease = self.leases.open(0, key, reader.me)
-            offers = self._sent(self.leases.seal(0, lease, [owner.blocks], NUM_BLOCKS * 16))
-            data = _pack(owner, reader, offers)
+            lease = self.leases.open(0, key, reader.me, self.said)
+            self.leases.seal(0, lease, [owner.blocks], NUM_BLOCKS * 16)
+            data = _pack(owner, reader, self._sent())
         with reader:
             message = _unpack(data)
             assert isinstance(message, Offers)
-            actions = self.inbound.on_offers(0, owner.me, message)
-            reads = [action.read_id for action in actions if isinstance(action, PostRead)]
+            self.inbound.on_offers(0, owner.me, message)
+            reads = [said.read_id for said in self.said.take() if isinstance(said, PostRead)]
             for read_id in reads:
-                actions = self.inbound.on_read_done(0, read_id)
-            data = _pack(reader, owner, self._sent(actions))
+                self.inbound.on_read_done(0, read_id)
+            data = _pack(reader, owner, self._sent())
         with owner:
             message = _unpack(data)
             assert isinstance(message, Commit)
-            data = _pack(owner, reader, self._sent(self.leases.on_commit(reader.me, message)))
+            self.leases.on_commit(reader.me, message)
+            data = _pack(owner, reader, self._sent())
         with reader:
             message = _unpack(data)
             assert isinstance(message, CommitAnswer)
             assert message.ok
-            data = _pack(
-                reader, owner, self._sent(self.inbound.on_commit_answer(0, owner.me, message))
-            )
+            self.inbound.on_commit_answer(0, owner.me, message)
+            data = _pack(reader, owner, self._sent())
             self.inbound.finish(key)
         with owner:
             message = _unpack(data)
@@ -109,8 +114,8 @@ class Bench:
         assert (self.leases.num_live, self.inbound.num_live) == (0, 0)
         return owner.used_s * US / NUM_BLOCKS, reader.used_s * US / NUM_BLOCKS
 
-    def _sent(self, actions: "list[LeaseAction] | list[InboundAction]") -> PeerMessage:
-        (message,) = (action.message for action in actions if isinstance(action, Send))
+    def _sent(self) -> PeerMessage:
+        (message,) = (said.message for said in self.said.take() if isinstance(said, Send))
         return message
 
 

@@ -37,8 +37,8 @@ from disagg.messages.session import (
     ToRouterMessage,
     TransferReport,
 )
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
@@ -206,7 +206,7 @@ class Node:
         begin = self.core.inbound.begin
 
         def noted(
-            now_ms: int, key: RequestKey, owner: Incarnation, destinations: Any, *more: int
+            now_ms: int, key: RequestKey, owner: Incarnation, destinations: Any, *more: Any
         ) -> None:
             self.destinations[key] = destinations
             begin(now_ms, key, owner, destinations, *more)
@@ -267,11 +267,11 @@ class Node:
 
     def set_pipelined(self, pipelined: bool) -> None:
         """Offer after every chunk, as production does, or at the seal alone."""
-        outgoing = self.core.outgoing
+        prefill_side = self.core.prefill_side
         if pipelined:
-            vars(outgoing).pop("offer", None)
+            vars(prefill_side).pop("offer", None)
         else:
-            outgoing.offer = lambda now_ms, seq: []  # type: ignore[method-assign]
+            vars(prefill_side)["offer"] = lambda *_, **__: None
 
     def submit(
         self, number: int, role: Role, num_tokens: int, max_tokens: int, peer: PeerAddress | None

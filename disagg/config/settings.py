@@ -76,7 +76,8 @@ class TransferSettings(_Section):
     """How KV blocks move between workers; time-outs cost time, never correctness."""
 
     handover_share_max: Share = 0.5
-    """Share of a pool that reservations, leases and hand-over prefills may take."""
+    """Share of a pool that reservations, leases and prefills to be handed over may take together.
+    One alone may take more; 0 allows none."""
     reserve_timeout_ms: Milliseconds = 2_000
     reserve_passes_max: Positive = 20
     """Refused reservations after which the router plans the request anew."""

@@ -19,6 +19,7 @@ from disagg.kv.kinds.setting import GroupSetting
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.sequence import KVSequence, SequenceState
 from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.kv.transfer_plan import moved_blocks
 
 
 class KVCacheCoordinator:
@@ -155,7 +156,7 @@ class KVCacheCoordinator:
             if hit is not None or num_external_tokens:
                 raise InvariantViolation(f"{key!r} has begun; hits and external tokens come first")
             if sequence.num_external is not None and num_new_tokens:
-                raise InvariantViolation(f"{key!r} computes on external tokens not yet committed")
+                sequence.require_committed("compute on")
             if 0 < num_new_tokens <= sequence.quiet_end - sequence.num_scheduled:
                 sequence.num_scheduled += num_new_tokens
                 return True
@@ -209,20 +210,13 @@ class KVCacheCoordinator:
         for manager in self.managers:
             manager.grow(key, total)
         hits = [len(blocks) for blocks in hit.block_ids]
-        lacks = (
-            tuple(pair for pair in wanted if pair[0] >= num_hit)
-            for wanted, num_hit in zip(self.in_window_blocks(key, computed), hits, strict=True)
-        )
+        lacks = moved_blocks(self.managers, key, computed, hits)
         spans = (m.spanned_tokens(n) for m, n in zip(self.managers, hits, strict=True))
-        return ExternalReservation(computed, tuple(spans), tuple(lacks))
+        return ExternalReservation(computed, tuple(spans), lacks)
 
     def commit_external(self, key: Hashable) -> None:
         """The external tokens are valid now: publish their full blocks."""
-        sequence = self._sequence(key)
-        if sequence.num_external is None:
-            raise InvariantViolation(f"{key!r} has no uncommitted external tokens")
-        computed, sequence.num_external = sequence.num_external, None
-        self.publish(key, computed)
+        self.publish(key, self._sequence(key).commit_external())
 
     # -- after a step -------------------------------------------------------------------------
 
@@ -246,8 +240,7 @@ class KVCacheCoordinator:
 
     def _publish(self, sequence: SequenceState, num_computed_tokens: int) -> None:
         request = sequence.request
-        if sequence.num_external is not None:
-            raise InvariantViolation(f"{request.key!r} would publish tokens not yet committed")
+        sequence.require_committed("publish")
         tokens = request.token_ids if self.events_with_tokens else ()
         hashes = request.hashes
         for manager in self.managers:

@@ -99,7 +99,7 @@ class RoutedRequest:
         ]
 
     def computed(self, now_ms: int, num_computed_tokens: int) -> None:
-        """A prefill has computed so many positions: progress only above the highest so far.
+        """Positions that a prefill has computed: progress only above the highest so far.
 
         Since the last token or plan, that is: who is preempted while it decodes computes again.
         Work that is done over and over, each time lost, does not renew for ever.

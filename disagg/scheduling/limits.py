@@ -1,4 +1,4 @@
-"""The numbers the worker's core decides by."""
+"""The numbers that a worker's core decides by, and those it counts."""
 
 from dataclasses import dataclass
 
@@ -22,3 +22,23 @@ class WorkerLimits:
     blocks_per_read_max: int
     quarantine_share_max: float
     take_over_ms: int = 0
+
+    @property
+    def progress_ms(self) -> int:
+        """How often those who wait are shown at most that something goes on."""
+        return max(1, min(1_000, self.lease_ttl_ms // 4, self.reservation_ttl_ms // 4))
+
+
+class Counters:
+    """Monotonic counts by name.
+
+    Attributes:
+        counts: so far.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, name: str, by: int = 1) -> None:
+        """Count ``by`` more under a name."""
+        self.counts[name] = self.counts.get(name, 0) + by

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from disagg.checking.explorer.pair_setting import FULL, nothing_taken_away
 from disagg.kv.kinds.kind import Spec
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 CHAIN, TAKE_OVER = ("cache", "prefill", "decode"), ("prefill", "decode", "second")
 

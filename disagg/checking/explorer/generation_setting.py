@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from disagg.checking.explorer.pair_setting import nothing_taken_away
 from disagg.routing.core import RouterCore
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 NAMES = ("prefill", "decode", "second")
 PREFILL, DECODE, SECOND = range(3)

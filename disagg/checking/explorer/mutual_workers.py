@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from disagg.checking.explorer.pair_worker import Workers
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.actions import WorkerAction
-from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.reservation_states import ReservationState
+from disagg.scheduling.core import WorkerCore
+from disagg.transfer.reservation.states import ReservationState
 
 
 class Answered(NamedTuple):
@@ -58,7 +58,7 @@ class MutualWorkers(Workers):
                 actions += getattr(core, method)(*args)
             actions += core.next_step(0)[1]
             core.kv.check()
-            after = self._freeze(core), tuple(actions), bool(core.outgoing.backing_off)
+            after = self._freeze(core), tuple(actions), bool(core.prefill_side.backing_off)
             done = self._rounds[call] = after
         return done
 
@@ -68,9 +68,9 @@ class MutualWorkers(Workers):
         renumbered = self._renumbered.get(call)
         if renumbered is None:
             core = self.thaw(number)
-            for question in core.outgoing._asker._entries.values():
+            for question in core.prefill_side._requests._entries.values():
                 question.number = order.index(question.number) + 1
-            core.outgoing._asker._last_number = len(order)
+            core.prefill_side._requests._last_number = len(order)
             renumbered = self._renumbered[call] = self._freeze(core)
         return renumbered
 
@@ -83,7 +83,7 @@ class MutualWorkers(Workers):
         if renumbered is None:
             places = {old: place for place, old in enumerate((0, *order))}
             core = self.thaw(number)
-            for key, entry in core.incoming._reservations._entries.items():
+            for key, entry in core.decode_side._reservations._entries.items():
                 if key in forgotten:
                     entry.state, entry.answer = ReservationState.SUBMITTED, None
                     entry.number = entry.released = 0
@@ -101,9 +101,9 @@ class MutualWorkers(Workers):
         if number == len(self.numbers):
             answered = tuple(
                 Answered(key, entry.state is ReservationState.GRANTED, entry.number, entry.released)
-                for key, entry in core.incoming._reservations._entries.items()
+                for key, entry in core.decode_side._reservations._entries.items()
                 if entry.number or entry.released
             )
-            asked = frozenset(one.number for one in core.outgoing._asker._entries.values())
+            asked = frozenset(one.number for one in core.prefill_side._requests._entries.values())
             self.numbers.append(Numbers(asked, answered, core.batcher.preempted_waiting))
         return number

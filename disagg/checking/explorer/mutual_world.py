@@ -27,8 +27,8 @@ from disagg.messages.peer import AskOffers, Commit, PeerMessage, Release, Reserv
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import Cancel, PartEnded, PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.step import StepResult
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
 
 OUTPUT = 7

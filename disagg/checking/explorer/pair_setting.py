@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 PROMPT, LONG_PROMPT = (5, 6), (4, 5, 6)
 OUTPUT = 7

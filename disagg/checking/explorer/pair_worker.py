@@ -13,11 +13,12 @@ from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import PeerMessage
 from disagg.scheduling.actions import CheckTransport, WorkerAction
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.stats import check_load
 from disagg.scheduling.step import Step
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import Send
-from disagg.transfer.lease_states import LeaseState
+from disagg.transfer.owner.states import LeaseState
 
 ASK_TIMEOUT_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 20, 30
 TAKE_OVER_MS = 15
@@ -141,6 +142,7 @@ class Workers:
                 actions = getattr(core, method)(*args)
             step, more = core.next_step(0)
             core.kv.check()
+            check_load(core)
             moved = self._moves[call] = Moved(self._freeze(core), (*actions, *more), step)
         return moved
 
@@ -150,9 +152,9 @@ class Workers:
         if call not in self._minds:
             moved = self.move(number, "on_peer_message", 0, stranger, message)
             after = self.thaw(moved.core)
-            # One number per owner ever heard, and questions withdrawn before they are asked.
+            # One number per owner ever heard, and requests withdrawn before they arrive.
             after.inbound._lease_seen.pop(stranger, None)
-            after.outgoing.asked.on_peer_lost(stranger)
+            after.lease_answers.on_peer_lost(stranger)
             answers = all(
                 isinstance(one, CheckTransport) or (isinstance(one, Send) and one.to == stranger)
                 for one in moved.actions
@@ -186,7 +188,7 @@ def _facts(core: WorkerCore, positions: dict[bytes, int]) -> Facts:
         if isinstance(holder, tuple) and holder[0] == "inbound"
         for block in blocks
     ]
-    num_granted, num_leases = core.incoming._reservations.num_granted, core.leases.num_live
+    num_granted, num_leases = core.decode_side._reservations.num_granted, core.leases.num_live
     all_free = kv.num_available_blocks == kv.num_usable_blocks
     return Facts(
         core.me,
@@ -203,11 +205,11 @@ def _facts(core: WorkerCore, positions: dict[bytes, int]) -> Facts:
         frozenset(inbound_held),
         not core.sequences and step is None and all_free,
         all_free and not num_granted and not num_leases,
-        bool(core.outgoing.reserving or core.parts._asker._entries),
+        bool(core.prefill_side.reserving or core.lease_requests._entries),
         any(entry.repeats for entry in core.inbound._entries.values()),
         num_granted > 0,
         any(entry.num_reads_in_progress for entry in inbound),
-        bool(core.outgoing.backing_off),
+        bool(core.prefill_side.backing_off),
         any(seq.lease_id is not None for seq in batcher.running),
     )
 
@@ -215,13 +217,13 @@ def _facts(core: WorkerCore, positions: dict[bytes, int]) -> Facts:
 def _make_canonical(core: WorkerCore) -> None:
     """Forget what no decision depends on: counters, clocks, the order of free blocks."""
     core.counters.counts.clear()
-    core.outgoing.num_refusals = core.batcher.num_preemptions = 0
+    core.prefill_side.num_refusals = core.batcher.num_preemptions = 0
     for seq in core.batcher.running:  # the engines here keep no tables: each step carries all
         seq.sent_tables = None
     core.batcher._ended.clear()
     if not core.batcher.step_in_flight:
         core.batcher._next_step_id = 0
-    for seq in core.outgoing.backing_off:
+    for seq in core.prefill_side.backing_off:
         seq.retry_at_ms = 0
     for entry in core.inbound._entries.values():
         entry.repeat_ms = entry.posted_ms = entry.done_ms = entry.sealed_ms = 0
@@ -252,8 +254,9 @@ def _preempt(core: WorkerCore) -> list[WorkerAction]:
         return []
     victim = max(prefills, key=lambda seq: seq.arrival)
     core.batcher.preempt(victim)
-    actions: list[WorkerAction] = list(core.outgoing.give_back(victim, "preempted"))
-    return actions + core.parts.queue(0, victim)
+    core.prefill_side.give_back(victim, "preempted")
+    core.queue(victim)
+    return core._out.take()
 
 
 def _evict(core: WorkerCore) -> list[WorkerAction]:

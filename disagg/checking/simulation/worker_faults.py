@@ -2,21 +2,21 @@
 
 from disagg.messages.session import Role
 from disagg.scheduling.actions import WorkerAction
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 
-def preempt_youngest(core: WorkerCore, now_ms: int) -> list[WorkerAction]:
+def preempt_youngest(core: WorkerCore) -> list[WorkerAction]:
     """Lack of memory took the youngest's blocks, as in `Batcher.build_step` and after it."""
     if not core.batcher.running:
         return []
     victim = max(core.batcher.running, key=lambda seq: seq.arrival)
     core.batcher.preempt(victim)
-    actions: list[WorkerAction] = []
     if victim.role is Role.PREFILL:
-        actions += core.outgoing.give_back(victim, "preempted")
+        core.prefill_side.give_back(victim, "preempted")
     else:
         victim.preempted = True
-    return actions + core.parts.queue(now_ms, victim)
+    core.queue(victim)
+    return core._out.take()
 
 
 def expire_leases(core: WorkerCore, now_ms: int) -> None:

@@ -13,9 +13,9 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import Cancel, EndReason, Role, Submit
 from disagg.scheduling.block_tables import BlockTables, SentTables
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import SequenceSlice, Step, StepResult, TableChange
-from disagg.scheduling.worker_core import WorkerCore
 from tests.unit.scheduling.failure_worlds import LAYOUTS
 
 MAX_SEQUENCES = 6

@@ -9,7 +9,7 @@ FLEET_RULES = (
     cores_without(
         "a prefix is matched and held in one call",
         "chain",
-        {"outgoing": fleet_mutants.MatchesThenHolds},
+        {"prefix_lender": fleet_mutants.MatchesThenHolds},
         9,
         "prefill: hears CommitAnswer: the cache offers 'bytes of another request' as position 0",
         repeats=True,
@@ -40,14 +40,14 @@ FLEET_RULES = (
     cores_without(
         "what is pulled is published after the commit only",
         "chain",
-        {"prefixes": fleet_mutants.PublishedBeforeCommit},
+        {"prefix_pull": fleet_mutants.PublishedBeforeCommit},
         3,
         "prefill: hears Offers: the cache offers 'nothing' as position 0",
     ),
     cores_without(
         "what is pulled is leased on after the commit only",
         "chain",
-        {"": fleet_mutants.LendsWhatItPulls, "parts": fleet_mutants.ReservesWhilePulling},
+        {"": fleet_mutants.LendsWhatItPulls, "prefill_side": fleet_mutants.ReservesWhilePulling},
         19,
         "decode: hears CommitAnswer: the cache offers 'nothing' as position 0",
         evictions=0,
@@ -62,14 +62,14 @@ FLEET_RULES = (
     cores_without(
         "a pull that is given up frees its blocks",
         "chain-lost",
-        {"prefixes": fleet_mutants.FailsTheGeneration},
+        {"prefix_pull": fleet_mutants.FailsTheGeneration},
         2,
         "prefill: loses the cache: InvariantViolation: RequestKey is admitted after it began",
     ),
     cores_without(
         "a question that is given up is withdrawn",
         "chain",
-        {"parts._asker": fleet_mutants.NeverWithdraws},
+        {"lease_requests": fleet_mutants.NeverWithdraws},
         4,
         "cache: hears AskLease: nothing leads to a good end any more",
         evictions=0,
@@ -78,7 +78,7 @@ FLEET_RULES = (
     cores_without(
         "a lease is transferred in one step",
         "take-over",
-        {"outgoing.asked": fleet_mutants.TransfersInTwoSteps},
+        {"lease_answers": fleet_mutants.TransfersInTwoSteps},
         18,
         "second: hears CommitAnswer: the cache offers 'bytes of another request' as position 0",
         repeats=True,
@@ -88,7 +88,7 @@ FLEET_RULES = (
         "take-over",
         {
             "leases": fleet_mutants.CommittedAreTransferred,
-            "outgoing.asked": fleet_mutants.TransfersCommitted,
+            "lease_answers": fleet_mutants.TransfersCommitted,
         },
         24,
         "second: hears CommitAnswer: the cache offers 'bytes of another request' as position 0",
@@ -103,7 +103,7 @@ FLEET_RULES = (
     cores_without(
         "the epoch of who answers AskLease is checked",
         "chain-strangers",
-        {"parts._asker": fleet_mutants.BelievesAnyAnswer},
+        {"lease_requests": fleet_mutants.BelievesAnyAnswer},
         3,
         "prefill: hears from a stranger Offers: a stranger's message did something",
     ),
@@ -117,7 +117,7 @@ FLEET_RULES = (
     cores_without(
         "the epoch of who answers TakeOver is checked",
         "take-over-strangers",
-        {"parts._asker": fleet_mutants.BelievesAnyAnswer},
+        {"lease_requests": fleet_mutants.BelievesAnyAnswer},
         10,
         "second: hears from a stranger Offers: a stranger's message did something",
     ),

@@ -53,7 +53,7 @@ def generation_without(
     )
 
 
-TOKEN_0_ONCE = ("parts", mutants.TellsToken0Once)
+TOKEN_0_ONCE = ("decode_side", mutants.TellsToken0Once)
 GENERATION_RULES = (
     generation_without(
         "the generation of tokens is checked",

@@ -25,14 +25,14 @@ MUTUAL_RULES = (
     cores_without(
         "who is refused gives back what it holds",
         "mutual",
-        {"outgoing": mutants.HoldsWhileItWaits, "batcher": mutants.AsksAgain},
+        {"prefill_side": mutants.HoldsWhileItWaits, "batcher": mutants.AsksAgain},
         2,
         "right: submit of s arrives: nothing leads to a good end any more",
     ),
     cores_without(
         "a preempted prefill gives back its lease and reservation",
         "mutual-queue",
-        {"outgoing": mutants.KeepsReservations, "parts": mutants.GoesOnUnderTheOldLease},
+        {"prefill_side": mutants.GoesOnUnderTheOldLease},
         6,
         "right: a step of s ends and a prefill is preempted: nothing leads to a good end any more",
     ),
@@ -47,7 +47,7 @@ MUTUAL_RULES = (
     cores_without(
         "nothing is reserved while an older request waits for memory",
         "mutual-older",
-        {"": mutants.TakesReservationsAnyway},
+        {"admission": mutants.TakesReservationsAnyway},
         20,
         "right: a step of t ends: overtaken by one who came later",
     ),

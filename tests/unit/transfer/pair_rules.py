@@ -34,7 +34,7 @@ PAIR_RULES = (
     cores_without(
         "only blocks that are full, or whose request has ended, are offered",
         "pair-growing",
-        {"outgoing": pair_mutants.OffersBegunBlocks},
+        {"prefill_side": pair_mutants.OffersBegunBlocks},
         15,
         "decode: hears CommitAnswer: the cache offers 'half-written' as position 0",
     ),
@@ -71,7 +71,7 @@ PAIR_RULES = (
     cores_without(
         "what is not committed is not published",
         "pair-cancel",
-        {"incoming": pair_mutants.PublishedBeforeCommit},
+        {"decode_side": pair_mutants.PublishedBeforeCommit},
         3,
         "decode: hears Reserve: the cache offers 'nothing' as position 0",
     ),
@@ -94,7 +94,7 @@ PAIR_RULES = (
     cores_without(
         "a preempted prefill's lease dies with it",
         "pair-preempt-cancel",
-        {"outgoing": pair_mutants.LeaseOutlivesPreemption},
+        {"prefill_side": pair_mutants.LeaseOutlivesPreemption},
         7,
         "prefill: hears Reserved: InvariantViolation: RequestKey has a live lease already",
         cancels=0,
@@ -102,7 +102,7 @@ PAIR_RULES = (
     cores_without(
         "Reserve is numbered",
         "pair-preempt-cancel",
-        {"outgoing._asker": pair_mutants.UnnumberedQuestions},
+        {"prefill_side._requests": pair_mutants.UnnumberedQuestions},
         7,
         "decode: hears Release: nothing leads to a good end any more",
         cancels=0,
@@ -110,7 +110,7 @@ PAIR_RULES = (
     cores_without(
         "memory is reserved for generations only that the router has submitted",
         "pair-cancel",
-        {"incoming": pair_mutants.UnsubmittedReserved},
+        {"decode_side": pair_mutants.UnsubmittedReserved},
         2,
         "decode: hears Reserve: nothing leads to a good end any more",
         cancels=0,
@@ -118,21 +118,21 @@ PAIR_RULES = (
     cores_without(
         "memory is reserved for generations only that have not ended",
         "pair-cancel",
-        {"incoming": pair_mutants.EndedReserved},
+        {"decode_side": pair_mutants.EndedReserved},
         5,
         "decode: hears Reserve: nothing leads to a good end any more",
     ),
     cores_without(
         "a Reserve that is not answered in time counts as refused",
         "pair-vanishes",
-        {"outgoing._asker": pair_mutants.AsksForEver},
+        {"prefill_side._requests": pair_mutants.AsksForEver},
         2,
         "decode vanishes: nothing leads to a good end any more",
     ),
     cores_without(
         "a reservation has a time to live",
         "pair-vanishes",
-        {"incoming._reservations": pair_mutants.ReservationsNeverExpire},
+        {"decode_side._reservations": pair_mutants.ReservationsNeverExpire},
         4,
         "decode: hears Reserve: nothing leads to a good end any more",
     ),
@@ -146,15 +146,15 @@ PAIR_RULES = (
     cores_without(
         "after the seal the reservation ends with the lease",
         "pair-time-outs",
-        {"outgoing": pair_mutants.ReleasesAfterTheSeal},
+        {"prefill_side": pair_mutants.ReleasesAfterTheSeal},
         8,
         "decode: hears Release: nothing leads to a good end any more",
         passes_max=0,
     ),
     cores_without(
-        "a repeated yes changes nothing",
+        "a repeated grant changes nothing",
         "pair",
-        {"outgoing": pair_mutants.ReleasesLateAnswers},
+        {"prefill_side": pair_mutants.ReleasesLateAnswers},
         7,
         "decode: hears Release: nothing leads to a good end any more",
         prompt=(5,),
@@ -162,7 +162,7 @@ PAIR_RULES = (
     cores_without(
         "only its reader ends a lease",
         "pair-strangers",
-        {"outgoing": pair_mutants.AnyoneEndsLeases},
+        {"leases": pair_mutants.AnyoneEndsLeases},
         9,
         "prefill: hears from a stranger Ended: a stranger's message did something",
     ),

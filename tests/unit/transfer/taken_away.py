@@ -16,7 +16,7 @@ from disagg.checking.explorer.worlds import (
     MUTUAL_SETTINGS,
     PAIR_SETTINGS,
 )
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 NO_WAY = "from here no way leads to a goal"
 

@@ -25,7 +25,7 @@ def test_starved_by_as_many_as_come() -> None:
     setting = replace(
         MUTUAL_SETTINGS["mutual-older-more"],
         starved_by=2,
-        mutate=at("", mutants.TakesReservationsAnyway),
+        mutate=at("admission", mutants.TakesReservationsAnyway),
     )
     seen = MutualWorld(setting).explore()
     print(seen)

@@ -18,8 +18,8 @@ from disagg.commands.explore import explore_worlds
 from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import AskLease, PeerMessage, TakeOver, WrongEpoch
-from disagg.transfer import reservations
-from disagg.transfer.reservation_states import (
+from disagg.transfer.reservation import table as reservations
+from disagg.transfer.reservation.states import (
     RESERVATION_TABLE,
     ReservationEvent,
     ReservationState,

@@ -9,7 +9,7 @@ from disagg.checking.explorer.exploration import Exploration
 from disagg.checking.explorer.lease_world import LeaseWorld, Setting
 from disagg.checking.explorer.mutual_world import MutualWorld
 from disagg.checking.explorer.worlds import LEASE_SETTINGS, MUTUAL_SETTINGS
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 from tests.drawn_tables import check_drawn
 from tests.unit.transfer import mutants, mutual_mutants
 from tests.unit.transfer.rules import RULES

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from disagg.errors import InvariantViolation
-from disagg.transfer.inbound_states import INBOUND_TABLE
-from disagg.transfer.lease_states import LEASE_TABLE
-from disagg.transfer.question_states import QUESTION_TABLE
-from disagg.transfer.reservation_states import ASK_TABLE, RESERVATION_TABLE
+from disagg.transfer.owner.states import LEASE_TABLE
+from disagg.transfer.reader.states import INBOUND_TABLE, LEASE_REQUEST_TABLE
+from disagg.transfer.reservation.states import RESERVATION_REQUEST_TABLE, RESERVATION_TABLE
 from disagg.transfer.transitions import TransitionTable
 from tests.drawn_tables import check_drawn
 
@@ -18,8 +17,8 @@ TABLES: tuple[TransitionTable[Any, Any], ...] = (
     LEASE_TABLE,
     INBOUND_TABLE,
     RESERVATION_TABLE,
-    ASK_TABLE,
-    QUESTION_TABLE,
+    RESERVATION_REQUEST_TABLE,
+    LEASE_REQUEST_TABLE,
 )
 DOCUMENT = Path(__file__).parents[3] / "docs" / "lease.md"
 

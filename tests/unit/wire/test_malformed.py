@@ -16,6 +16,7 @@ from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.peer import (
     AskLease,
     Commit,
+    LeaseRefused,
     OfferedRange,
     Offers,
     Reserve,
@@ -133,6 +134,16 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("AskLease.hashes", opening, lambda w: setattr(w.ask_lease, "hashes", b"x" * 33)),
     ("TakeOver.number", taking_over, lambda w: w.take_over.ClearField("number")),
     ("TakeOver.old", taking_over, lambda w: w.take_over.ClearField("old")),
+    (
+        "LeaseRefused.request_number",
+        lambda: peer(LeaseRefused(KEY, 1)),
+        lambda w: w.lease_refused.ClearField("request_number"),
+    ),
+    (
+        "Offers.request_number",
+        lambda: peer(Offers(KEY, 1, 0, request_number=1)),
+        lambda w: setattr(w.offers, "request_number", 0),
+    ),
     (
         "WithdrawLease.number",
         lambda: peer(WithdrawLease(KEY, 1)),

@@ -16,9 +16,9 @@ from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Role, Submit
 from disagg.scheduling.actions import ToRouter
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.workers.engine.protocol import Engine
 from disagg.workers.engine.torch_engine import TorchEngine
 from tests.checkpoints import make_checkpoint

@@ -1,4 +1,4 @@
-"""The prefill worker's side of a reservation: ask, wait a bounded time, give back."""
+"""Requests for reservations, at the prefill worker: ask, wait a bounded time, give back."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,11 @@ from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Release, Reserve, Reserved
 from disagg.transfer.actions import Send
-from disagg.transfer.reservation_states import ASK_TABLE, AskEvent, AskState
+from disagg.transfer.reservation.states import (
+    RESERVATION_REQUEST_TABLE,
+    RequestEvent,
+    RequestState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,37 +19,37 @@ class Granted:
 
     key: RequestKey
     first_lacked: tuple[int, ...]
-    """Per group: first block position that must be offered."""
+    """Per group: index of the first block that must be offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No, or no answer in time; give back what is held and try later."""
+    """Refused, or not answered in time; give back what is held and try later."""
 
     key: RequestKey
     reason: str
 
 
 @dataclass(slots=True)
-class _Question:
+class _Request:
     number: int
     peer: Incarnation
     expires_ms: int
-    state: AskState = AskState.WAITING
+    state: RequestState = RequestState.WAITING
 
 
-class ReserveAsker:
-    """Questions of this incarnation: one per generation whose turn it is.
+class ReservationRequests:
+    """Requests of this incarnation: one per generation whose turn it is.
 
     Args:
-        timeout_ms: no answer by then counts as no.
+        timeout_ms: a request that is not answered by then counts as refused.
     """
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._last_number = 0
         """Counts up over all generations, so that nothing is kept per generation."""
-        self._entries: dict[RequestKey, _Question] = {}
+        self._entries: dict[RequestKey, _Request] = {}
 
     def ask(self, now_ms: int, key: RequestKey, peer: Incarnation) -> Send:
         """Ask for memory, under a new number.
@@ -56,7 +60,7 @@ class ReserveAsker:
         if key in self._entries:
             raise InvariantViolation(f"{key} has asked already")
         self._last_number += 1
-        self._entries[key] = _Question(self._last_number, peer, now_ms + self._timeout_ms)
+        self._entries[key] = _Request(self._last_number, peer, now_ms + self._timeout_ms)
         return Send(peer, Reserve(key, self._last_number))
 
     def on_answer(
@@ -65,39 +69,42 @@ class ReserveAsker:
         """An answer arrived.
 
         Returns:
-            The decision, the first time it is heard; a `Send` that releases what a stale yes
-            granted; None for everything else.
+            The decision, the first time it arrives; a `Send` that releases what a stale grant
+            took; None for everything else.
         """
         entry = self._entries.get(answer.key)
         current = entry and (entry.peer, entry.number) == (sender, answer.number)
         if entry is None or not current:
-            # The yes of a question we gave up: its Release may have come before it, or be lost.
+            # The grant of a request given up: its Release may have come before it, or be lost.
             stale = answer.granted and 0 < answer.number <= self._last_number
             return Send(sender, Release(answer.key, answer.number)) if stale else None
-        event = AskEvent.YES if answer.granted else AskEvent.NO
-        if not ASK_TABLE.allows(entry.state, event):
+        event = RequestEvent.GRANTED if answer.granted else RequestEvent.REFUSED
+        if not RESERVATION_REQUEST_TABLE.allows(entry.state, event):
             return None
         if not answer.granted:
             self._leave(answer.key, event)
             return Refused(answer.key, answer.reason)
-        entry.state = ASK_TABLE.move(entry.state, event)
+        entry.state = RESERVATION_REQUEST_TABLE.move(entry.state, event)
         return Granted(answer.key, answer.first_lacked)
 
     def give_back(self, key: RequestKey) -> list[Send]:
-        """Release the reservation or withdraw the question; nothing if there is none."""
-        return [self._release(key, AskEvent.GIVE_BACK)] if key in self._entries else []
+        """Release the reservation or withdraw the request; nothing if there is none."""
+        return [self._release(key, RequestEvent.GIVE_BACK)] if key in self._entries else []
 
     def handed_over(self, key: RequestKey) -> None:
         """The lease is sealed: forget the reservation, whose end is the lease's from now on."""
         if key in self._entries:
-            self._leave(key, AskEvent.HANDED_OVER)
+            self._leave(key, RequestEvent.HANDED_OVER)
 
     def tick(self, now_ms: int) -> list[Refused | Send]:
         """Time-outs: each a `Refused`, followed by the Release that makes it true."""
         late = [k for k, one in self._waiting() if one.expires_ms <= now_ms]
         actions: list[Refused | Send] = []
         for key in late:
-            actions += [Refused(key, "timeout"), self._release(key, AskEvent.TIME_OUT)]
+            actions += [
+                Refused(key, "timeout"),
+                self._release(key, RequestEvent.TIME_OUT),
+            ]
         return actions
 
     def next_deadline_ms(self) -> int | None:
@@ -105,19 +112,19 @@ class ReserveAsker:
         return min((one.expires_ms for _, one in self._waiting()), default=None)
 
     def on_peer_lost(self, peer: Incarnation) -> list[Refused]:
-        """A decode worker is gone: forget what it granted; what it has not answered is a no."""
+        """A decode worker is gone: forget what it granted; what it has not answered is refused."""
         lost = [(key, one.state) for key, one in self._entries.items() if one.peer == peer]
         for key, _ in lost:
-            self._leave(key, AskEvent.PEER_LOST)
-        return [Refused(key, "peer_lost") for key, state in lost if state is AskState.WAITING]
+            self._leave(key, RequestEvent.PEER_LOST)
+        return [Refused(key, "peer_lost") for key, state in lost if state is RequestState.WAITING]
 
-    def _waiting(self) -> list[tuple[RequestKey, _Question]]:
-        return [(k, one) for k, one in self._entries.items() if one.state is AskState.WAITING]
+    def _waiting(self) -> list[tuple[RequestKey, _Request]]:
+        return [(k, one) for k, one in self._entries.items() if one.state is RequestState.WAITING]
 
-    def _release(self, key: RequestKey, event: AskEvent) -> Send:
+    def _release(self, key: RequestKey, event: RequestEvent) -> Send:
         entry = self._leave(key, event)
         return Send(entry.peer, Release(key, entry.number))
 
-    def _leave(self, key: RequestKey, event: AskEvent) -> _Question:
-        ASK_TABLE.leave(self._entries[key].state, event)
+    def _leave(self, key: RequestKey, event: RequestEvent) -> _Request:
+        RESERVATION_REQUEST_TABLE.leave(self._entries[key].state, event)
         return self._entries.pop(key)

@@ -1,11 +1,11 @@
-"""The decode worker's side of a reservation: answers at once, and each number only once."""
+"""Reservations, at the decode worker: each is answered at once, and each number only once."""
 
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Release, Reserve, Reserved
-from disagg.transfer.reservation_states import (
+from disagg.transfer.reservation.states import (
     RESERVATION_TABLE,
     ReservationEvent,
     ReservationState,
@@ -19,26 +19,26 @@ class Decide:
     key: RequestKey
     number: int
     free_first: bool
-    """An older reservation of the generation is still granted; its asker gave it up."""
+    """An older reservation of the generation is still granted; the prefill worker gave it up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A repeated question: send the old answer again."""
+class Repeat:
+    """A repeated request: send the old answer again."""
 
     message: Reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """No, whatever there is room for."""
+    """The request is refused, whatever there is room for."""
 
     message: Reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """An older question: its asker has moved on."""
+    """An older request: the prefill worker has moved on."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class ReservationTable:
     """At most one reservation per submitted, live generation; forgotten when it ends.
 
     Args:
-        ttl_ms: a granted reservation that is not committed by then is given up (last resort).
+        ttl_ms: a granted reservation is given up when its hand-over stands still for so long.
     """
 
     def __init__(self, ttl_ms: int) -> None:
@@ -69,7 +69,7 @@ class ReservationTable:
         self._entries.setdefault(key, _Reservation(owner))
 
     def ended(self, key: RequestKey) -> bool:
-        """The generation ended here, or its transfer is committed; later questions get no.
+        """The generation ended here, or its transfer is committed; later requests are refused.
 
         Returns:
             Whether a reservation was granted: the caller must free it, unless it is committed
@@ -81,8 +81,8 @@ class ReservationTable:
         RESERVATION_TABLE.leave(entry.state, ReservationEvent.ENDED)
         return entry.state is ReservationState.GRANTED
 
-    def consider(self, sender: Incarnation, reserve: Reserve) -> Decide | Answer | Refuse | Ignore:
-        """What to do with a question; after `Decide` the caller must call `decided`."""
+    def consider(self, sender: Incarnation, reserve: Reserve) -> Decide | Repeat | Refuse | Ignore:
+        """What to do with a request; after `Decide` the caller must call `decided`."""
         key, number = reserve.key, reserve.number
         entry = self._entries.get(key)
         if entry is None:
@@ -99,7 +99,7 @@ class ReservationTable:
         if number < entry.number or entry.answer is None:
             return Ignore()
         RESERVATION_TABLE.move(entry.state, ReservationEvent.RESERVE_SAME)
-        return Answer(entry.answer)
+        return Repeat(entry.answer)
 
     def decided(
         self,
@@ -117,8 +117,8 @@ class ReservationTable:
             key: as in `Decide`.
             number: as in `Decide`.
             granted: whether the memory is held.
-            reason: of a no.
-            first_lacked: of a yes, per group, the first position that must be offered.
+            reason: of a refusal.
+            first_lacked: of a grant, per group, index of the first block that must be offered.
 
         Raises:
             InvariantViolation: nothing was to be decided under this key and number.
@@ -126,11 +126,17 @@ class ReservationTable:
         entry = self._entries.get(key)
         if entry is None or entry.number != number:
             raise InvariantViolation(f"{key}: reservation {number} was not to be decided")
-        event = ReservationEvent.YES if granted else ReservationEvent.NO
+        event = ReservationEvent.GRANT if granted else ReservationEvent.REFUSE
         entry.state = RESERVATION_TABLE.move(entry.state, event)
         entry.answer = Reserved(key, number, granted, reason, first_lacked)
         entry.expires_ms = now_ms + self._ttl_ms
         return entry.answer
+
+    def renew(self, now_ms: int, key: RequestKey) -> None:
+        """The hand-over of a granted reservation goes on; nothing if there is none."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.state is ReservationState.GRANTED:
+            entry.expires_ms = now_ms + self._ttl_ms
 
     def on_release(self, sender: Incarnation, release: Release) -> bool:
         """Free reservations up to a number and refuse later arrivals up to it.

@@ -1,8 +1,88 @@
-"""States of an inbound transfer, at the reader."""
+"""States at the reader: of a request for a lease, and of an inbound transfer."""
 
 from enum import StrEnum
 
 from disagg.transfer.transitions import TransitionTable
+
+
+class LeaseRequestState(StrEnum):
+    """Where a request for a lease is: an `AskLease` or a `TakeOver`."""
+
+    ASKED = "ASKED"
+    ANSWERED = "ANSWERED"
+
+
+class LeaseRequestEvent(StrEnum):
+    """What can happen to a request for a lease."""
+
+    REPEAT = "interval"
+    LEASE = "Offers(this n)"
+    NONE = "dead Offers(this n)"
+    TIME_OUT = "time-out"
+    GIVE_UP = "give_up"
+    PEER_LOST = "peer lost"
+    FINISH = "committed"
+
+
+_Q, _V = LeaseRequestState, LeaseRequestEvent
+
+LEASE_REQUEST_TABLE: TransitionTable[LeaseRequestState, LeaseRequestEvent] = TransitionTable(
+    "request for a lease",
+    [
+        (
+            _Q.ASKED,
+            _V.REPEAT,
+            _Q.ASKED,
+            "send the same request again",
+        ),
+        (
+            _Q.ASKED,
+            _V.LEASE,
+            _Q.ANSWERED,
+            "begin the inbound transfer up to the answer's boundary",
+        ),
+        (_Q.ASKED, _V.NONE, None, "tell the caller"),
+        (
+            _Q.ASKED,
+            _V.TIME_OUT,
+            None,
+            "tell the caller; send WithdrawLease(n)",
+        ),
+        (_Q.ASKED, _V.GIVE_UP, None, "send WithdrawLease(n)"),
+        (_Q.ASKED, _V.PEER_LOST, None, "tell the caller"),
+        (
+            _Q.ANSWERED,
+            _V.LEASE,
+            _Q.ANSWERED,
+            "a repetition: pass it on to the inbound transfer",
+        ),
+        (
+            _Q.ANSWERED,
+            _V.NONE,
+            _Q.ANSWERED,
+            "pass it on to the inbound transfer, which fails",
+        ),
+        (
+            _Q.ANSWERED,
+            _V.TIME_OUT,
+            None,
+            "tell the caller; send WithdrawLease(n)",
+        ),
+        (_Q.ANSWERED, _V.GIVE_UP, None, "send WithdrawLease(n)"),
+        (
+            _Q.ANSWERED,
+            _V.PEER_LOST,
+            None,
+            "forget: the inbound transfer fails",
+        ),
+        (
+            _Q.ANSWERED,
+            _V.FINISH,
+            None,
+            "forget: the lease is committed",
+        ),
+    ],
+)
 
 
 class InboundState(StrEnum):

@@ -1,31 +1,36 @@
 """The reader's side of the lease protocol: pulls that are believed only after their commit.
 
-Sans-IO: time comes in, actions go out. The table is driven by one thread. Messages from another
+Sans-IO: time comes in, commands go out. The table is driven by one thread. Messages from another
 incarnation than the owner's, or about a generation without a live transfer, change nothing.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
-from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Ended, Offers
+from disagg.messages.peer import (
+    Commit,
+    CommitAnswer,
+    CommitSeen,
+    Ended,
+    Offers,
+    ReadProgress,
+)
 from disagg.transfer.actions import (
-    InboundAction,
+    BlockHolds,
     InboundCommitted,
     InboundDrained,
     InboundFailed,
     InboundFailure,
+    InboundListener,
     InboundPartial,
-    InboundStats,
-    PostRead,
+    Outbox,
     Send,
 )
-from disagg.transfer.holds import BlockHolds
-from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
-from disagg.transfer.inbound_transfer import InboundStatus, InboundTransfer
-from disagg.transfer.offer_list import OfferList, ProtocolBreach, Run, in_pieces
-from disagg.transfer.reads import Read, ReadsInProgress
+from disagg.transfer.reader.offers import OfferList, ProtocolBreach, Run
+from disagg.transfer.reader.reads import ReadsInProgress
+from disagg.transfer.reader.states import INBOUND_TABLE, InboundEvent, InboundState
+from disagg.transfer.reader.transfer import InboundStatus, InboundTransfer
 
 
 class InboundTable:
@@ -37,33 +42,38 @@ class InboundTable:
     Args:
         me: this worker; attempts count up within its epoch.
         holds: the block pool; a transfer holds under ``("inbound", key, n)``.
+        out: takes READs, and messages to owners.
         commit_repeat_ms: a Commit is repeated at this interval until it is answered.
         ask_repeat_ms: offers are asked for at this interval until the list is complete.
         read_stuck_ms: a READ in progress longer fails its transfer and quarantines its blocks.
         blocks_per_read_max: blocks in one READ.
+        progress_ms: an owner is shown at most so often that READs of its lease end.
     """
 
     def __init__(
         self,
         me: Incarnation,
         holds: BlockHolds,
+        out: Outbox,
         *,
         commit_repeat_ms: int,
         ask_repeat_ms: int,
         read_stuck_ms: int,
         blocks_per_read_max: int,
+        progress_ms: int = 1_000,
     ) -> None:
         self.me = me
         self.holds = holds
+        self.out = out
         self._commit_repeat_ms = commit_repeat_ms
         self._ask_repeat_ms = ask_repeat_ms
         self._read_stuck_ms = read_stuck_ms
-        self._blocks_per_read_max = blocks_per_read_max
+        self._progress_ms = progress_ms
         self._last_serial = 0
         self._last_attempt = 0
         self._entries: dict[int, InboundTransfer] = {}
         self._live: dict[RequestKey, int] = {}
-        self._reads = ReadsInProgress()
+        self._reads = ReadsInProgress(out, blocks_per_read_max)
         self._lease_seen: dict[Incarnation, int] = {}
         """Highest lease id seen of each owner, until it is lost."""
 
@@ -75,18 +85,20 @@ class InboundTable:
         key: RequestKey,
         owner: Incarnation,
         destinations: Sequence[Sequence[tuple[int, int]]],
-        lease_id: int = 0,
+        listener: InboundListener,
+        lease_id: int | None = None,
     ) -> None:
         """Hold all destinations and wait for the owner's lease.
 
-        Call it before the reservation's yes leaves: leases known by now count as older ones.
+        Call it before the reservation's grant leaves: leases known by now count as older ones.
 
         Args:
             now_ms: the time.
             key: the generation.
             owner: the incarnation that will offer; nobody else is listened to.
-            destinations: per group, (position, block id) of every block the lease must offer.
-            lease_id: of the lease, where it is known by its answer to a question.
+            destinations: per group, (block index, block id) of every block the lease must offer.
+            listener: gets the transfer's news.
+            lease_id: of the lease, where it was granted to a request of this worker.
 
         Raises:
             InvariantViolation: the generation has a live transfer, or a destination is named
@@ -99,9 +111,11 @@ class InboundTable:
             key,
             owner,
             OfferList(destinations),
+            listener,
             self._lease_seen.get(owner, 0),
             now_ms + self._ask_repeat_ms,
             lease_id=lease_id,
+            told_ms=now_ms,
         )
         self.holds.hold(entry.holder, [block for pairs in destinations for _, block in pairs])
         self._last_serial = entry.serial
@@ -114,77 +128,91 @@ class InboundTable:
         INBOUND_TABLE.leave(entry.state, InboundEvent.FINISH)
         self._gone(entry)
 
-    def abort(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
+    def abort(self, key: RequestKey) -> None:
         """Give a live transfer up; its destinations stay held until no READ is in progress.
 
-        No `InboundFailed` is returned, as the caller knows; nothing if there is no transfer.
-        The caller tells the owner (`Ended`).
+        The listener gets no `InboundFailed`. Nothing happens if there is no transfer. The owner
+        is the caller's business (`Ended`).
         """
         entry = self._of(key)
         if entry is None:
-            return []
+            return
         if INBOUND_TABLE.allows(entry.state, InboundEvent.FINISH):
             self.finish(key)
-            return [InboundDrained(key, entry.num_blocks)]
-        return self._fail(entry, InboundFailure.PEER_ENDED, reason)[1:]
+            entry.listener.drained(InboundDrained(key, entry.num_blocks))
+        else:
+            self._give_up(entry)
+            if self._drained(entry):
+                entry.listener.drained(InboundDrained(key, entry.num_blocks))
 
     # -- what happens -------------------------------------------------------------------------
 
-    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> list[InboundAction]:
-        """Post READs for what is new; ask at a gap; fail if the lease is dead or lies."""
+    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> None:
+        """Post READs for what is new; ask at a gap; fail if the lease is dead or breaks a rule."""
         self._lease_seen[sender] = max(self._lease_seen.get(sender, 0), offers.lease_id)
         entry = self._of(offers.key)
         if entry is None or entry.owner != sender or entry.is_over:
-            return []
-        oldest = entry.lease_id or entry.lease_floor + 1
+            return
+        known = entry.lease_id
+        oldest = entry.lease_floor + 1 if known is None else known
         if offers.lease_id < oldest:
-            return []
-        if offers.dead or (entry.lease_id and offers.lease_id > entry.lease_id):
-            # One generation has one live lease: a newer one says that ours is dead.
-            return self._fail(entry, InboundFailure.LEASE_DEAD, "the owner ended its lease")
+            return
+        if offers.dead or (known is not None and offers.lease_id > known):
+            # One generation has one live lease: a newer one shows that ours is dead.
+            self._fail(now_ms, entry, InboundFailure.LEASE_DEAD, "the owner ended its lease")
+            return
         fresh = entry.state is InboundState.RESERVED
         event = InboundEvent.LEASE_KNOWN if fresh else InboundEvent.OFFERS
         if not INBOUND_TABLE.allows(entry.state, event):
-            return []
+            return
         entry.state = INBOUND_TABLE.move(entry.state, event)
         entry.lease_id = offers.lease_id
         if entry.offers.has_gap(offers):
-            return self._ask_gap(now_ms, entry)
+            self._ask_gap(now_ms, entry)
+            return
         sealed_before = entry.offers.seal is not None
+        goes_on = offers.num_computed_tokens > entry.num_computed
+        entry.num_computed = max(entry.num_computed, offers.num_computed_tokens)
         runs = entry.offers.take(offers)
         if isinstance(runs, ProtocolBreach):
-            return self._on_lie(entry, runs)
+            self._on_breach(now_ms, entry, runs)
+            return
         if entry.offers.seal and not sealed_before:
             entry.sealed_ms = now_ms
-        actions = self._post(now_ms, entry, runs)
+            goes_on = True
+        if goes_on or runs:
+            entry.listener.progressed(now_ms, entry.key)
+        self._post(now_ms, entry, runs)
         if entry.offers.seal and not entry.offers.all_listed:
-            actions += self._ask_gap(now_ms, entry)
-        return actions + self._progress(now_ms, entry)
+            self._ask_gap(now_ms, entry)
+        self._progress(now_ms, entry)
 
-    def on_read_done(self, now_ms: int, read_id: int, error: str = "") -> list[InboundAction]:
+    def on_read_done(self, now_ms: int, read_id: int, error: str = "") -> None:
         """A READ is terminal; ``error`` is "" when it is DONE. Unknown ids are ignored."""
         ended = self._reads.end(read_id)
         if ended is None:
-            return []
+            return
         read, owner_free = ended
         entry = self._entries.get(read.inbound)
-        actions: list[InboundAction] = []
         if entry is not None and INBOUND_TABLE.allows(entry.state, InboundEvent.READ_DONE):
             entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.READ_DONE)
             entry.reads.discard(read_id)
             entry.done_ms = now_ms
+            entry.num_blocks_read += read.num_blocks
             if entry.state is InboundState.DRAINING:
-                actions += self._drained(entry)
+                if self._drained(entry):
+                    entry.listener.drained(InboundDrained(entry.key, entry.num_blocks))
             else:
                 if error:  # the others go on: what arrives while the lease lives is of use
                     entry.failed += [place for run in read.runs for place in run.places]
                     entry.error = entry.error or error
-                actions += self._progress(now_ms, entry)
-        return actions + (self._resume(now_ms, read.owner) if owner_free else [])
+                entry.listener.progressed(now_ms, entry.key)
+                self._show_progress(now_ms, entry)
+                self._progress(now_ms, entry)
+        if owner_free:
+            self._resume(now_ms, read.owner)
 
-    def on_commit_answer(
-        self, now_ms: int, sender: Incarnation, answer: CommitAnswer
-    ) -> list[InboundAction]:
+    def on_commit_answer(self, now_ms: int, sender: Incarnation, answer: CommitAnswer) -> None:
         """Only an OK for the current attempt makes the blocks valid; NO fails the transfer."""
         entry = self._of(answer.key)
         if (
@@ -192,57 +220,52 @@ class InboundTable:
             or not self._is_current(entry, sender, answer)
             or not INBOUND_TABLE.allows(entry.state, InboundEvent.OK)
         ):
-            return []
+            return
         if not answer.ok or entry.offers.seal is None:
-            return self._fail(entry, InboundFailure.COMMIT_REFUSED, answer.reason)
+            self._fail(now_ms, entry, InboundFailure.COMMIT_REFUSED, answer.reason)
+            return
         event = InboundEvent.OK_PARTLY if entry.failed else InboundEvent.OK
         entry.state = INBOUND_TABLE.move(entry.state, event)
-        stats = InboundStats(
-            entry.num_reads,
-            entry.offers.num_blocks,
-            max(0, entry.done_ms - entry.posted_ms),
-            max(0, now_ms - entry.sealed_ms),
-        )
-        seen = Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt))
+        stats = entry.stats(now_ms)
         if entry.failed:
             failed = tuple(sorted(entry.failed))
-            return [InboundPartial(entry.key, failed, entry.lost, stats), seen]
-        return [InboundCommitted(entry.key, entry.offers.seal, stats), seen]
+            partial = InboundPartial(entry.key, failed, entry.lost, stats)
+            entry.listener.partly_committed(now_ms, partial)
+        else:
+            committed = InboundCommitted(entry.key, entry.offers.seal, stats)
+            entry.listener.committed(now_ms, committed)
+        self.out.add(Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt)))
 
-    def on_ended(self, now_ms: int, sender: Incarnation, ended: Ended) -> list[InboundAction]:
+    def on_ended(self, now_ms: int, sender: Incarnation, ended: Ended) -> None:
         """The owner ended its part: fail, unless the commit got through before."""
         entry = self._of(ended.key)
-        if entry is None or entry.owner != sender or entry.is_over:
-            return []
-        return self._fail(entry, InboundFailure.PEER_ENDED, ended.reason)
+        if entry and entry.owner == sender and not entry.is_over:
+            self._fail(now_ms, entry, InboundFailure.PEER_ENDED, ended.reason)
 
-    def on_peer_lost(self, now_ms: int, owner: Incarnation) -> list[InboundAction]:
+    def on_peer_lost(self, now_ms: int, owner: Incarnation) -> None:
         """An owner's stream ended for good or its epoch is over; READs drain by themselves."""
         self._lease_seen.pop(owner, None)
-        actions: list[InboundAction] = []
         for entry in self._live_from(owner):
             if not entry.is_over:
-                actions += self._fail(entry, InboundFailure.PEER_LOST, f"{owner} is gone")
-        return actions
+                self._fail(now_ms, entry, InboundFailure.PEER_LOST, f"{owner} is gone")
 
-    def on_stream_opened(self, now_ms: int, owner: Incarnation) -> list[InboundAction]:
+    def on_stream_opened(self, now_ms: int, owner: Incarnation) -> None:
         """The stream to an owner was re-opened: ask or commit again at once."""
-        return [one for entry in self._live_from(owner) for one in self._repeat(now_ms, entry)]
+        for entry in self._live_from(owner):
+            self._repeat(now_ms, entry)
 
-    def tick(self, now_ms: int) -> list[InboundAction]:
+    def tick(self, now_ms: int) -> None:
         """Repeat what is due; fail transfers with stuck READs and quarantine their blocks."""
-        actions: list[InboundAction] = []
         for read in self._reads.take_stuck(now_ms - self._read_stuck_ms):
             entry = self._entries[read.inbound]
             if entry.state is not InboundState.DRAINING:
-                group, at = read.first.group, read.first.position
+                group, at = read.first.group, read.first.block_index
                 since = f"in progress since {read.posted_ms} ms"
-                message = f"the READ of block {group}:{at} (group:position) is {since}"
-                actions += self._fail(entry, InboundFailure.READ_STUCK, message, group, at)
+                message = f"the READ of block {group}:{at} (group:block) is {since}"
+                self._fail(now_ms, entry, InboundFailure.READ_STUCK, message, (group, at))
         for entry in [self._entries[serial] for serial in self._live.values()]:
             if entry.repeat_ms <= now_ms:
-                actions += self._repeat(now_ms, entry)
-        return actions
+                self._repeat(now_ms, entry)
 
     # -- what the caller sees -----------------------------------------------------------------
 
@@ -279,42 +302,48 @@ class InboundTable:
     # -- inside -------------------------------------------------------------------------------
 
     def _of(self, key: RequestKey) -> InboundTransfer | None:
-        return self._entries.get(self._live.get(key, 0))
+        serial = self._live.get(key)
+        return None if serial is None else self._entries[serial]
 
     def _live_from(self, owner: Incarnation) -> list[InboundTransfer]:
         entries = (self._entries[serial] for serial in self._live.values())
         return [entry for entry in entries if entry.owner == owner]
 
-    def _post(self, now_ms: int, entry: InboundTransfer, runs: list[Run]) -> list[InboundAction]:
+    def _post(self, now_ms: int, entry: InboundTransfer, runs: list[Run]) -> None:
         if entry.owner in self.peers_paused:
             entry.waiting += runs
-            return []
-        actions: list[InboundAction] = []
-        for piece in in_pieces(runs, self._blocks_per_read_max):
-            read_id = self._reads.add(Read(entry.serial, entry.owner, piece, now_ms))
-            entry.reads.add(read_id)
-            entry.posted_ms = entry.posted_ms if entry.num_reads else now_ms
-            entry.num_reads += 1
-            src = tuple(chain.from_iterable(run.sources for run in piece))
-            dst = tuple(chain.from_iterable(run.dst for run in piece))
-            actions.append(PostRead(read_id, entry.key, entry.owner, src, dst))
-        return actions
+            return
+        posted = self._reads.post(now_ms, entry.serial, entry.key, entry.owner, runs)
+        if posted and not entry.num_reads:
+            entry.posted_ms = now_ms
+        entry.num_reads += len(posted)
+        entry.reads.update(posted)
 
-    def _progress(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
+    def _progress(self, now_ms: int, entry: InboundTransfer) -> None:
         """Commit once everything the seal promises was offered, fits, and is read."""
         if entry.state is not InboundState.READING or not self._all_listed(entry):
-            return []
-        lie = self._incomplete(entry)
-        if lie:
-            return self._on_lie(entry, lie)
+            return
+        breach = self._incomplete(entry)
+        if breach:
+            self._on_breach(now_ms, entry, breach)
+            return
         if entry.waiting or not self._reads_done(entry):
-            return []
+            return
         if entry.failed and len(entry.failed) == entry.num_blocks:
-            return self._fail(entry, InboundFailure.READ_FAILED, entry.lost, *entry.failed[0])
+            reason = InboundFailure.READ_FAILED
+            self._fail(now_ms, entry, reason, entry.lost, entry.failed[0])
+            return
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.COMPLETE)
         self._last_attempt += 1
         entry.attempt = Attempt(self.me.epoch, self._last_attempt)
-        return self._repeat(now_ms, entry)
+        self._repeat(now_ms, entry)
+
+    def _show_progress(self, now_ms: int, entry: InboundTransfer) -> None:
+        """Let the owner prolong its lease, at most so often, while READs are left."""
+        if now_ms - entry.told_ms >= self._progress_ms and entry.lease_id is not None:
+            entry.told_ms = now_ms
+            progress = ReadProgress(entry.key, entry.lease_id, entry.num_blocks_read)
+            self.out.add(Send(entry.owner, progress))
 
     def _all_listed(self, entry: InboundTransfer) -> bool:
         return entry.offers.all_listed
@@ -335,56 +364,58 @@ class InboundTable:
             entry.attempt,
         )
 
-    def _repeat(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
+    def _repeat(self, now_ms: int, entry: InboundTransfer) -> None:
         if not entry.repeats:
-            return []
+            return
         INBOUND_TABLE.move(entry.state, InboundEvent.REPEAT)
         message = entry.repeated
         committing = isinstance(message, Commit)
         entry.repeat_ms = now_ms + (self._commit_repeat_ms if committing else self._ask_repeat_ms)
-        return [Send(entry.owner, message)]
+        self.out.add(Send(entry.owner, message))
 
-    def _ask_gap(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
+    def _ask_gap(self, now_ms: int, entry: InboundTransfer) -> None:
         """Ask for a gap once; every later Offers over the same gap would ask again."""
-        if entry.asked == len(entry.offers.ranges):
-            return []
-        entry.asked = len(entry.offers.ranges)
-        return self._repeat(now_ms, entry)
+        if entry.asked != len(entry.offers.ranges):
+            entry.asked = len(entry.offers.ranges)
+            self._repeat(now_ms, entry)
 
-    def _resume(self, now_ms: int, owner: Incarnation) -> list[InboundAction]:
-        actions: list[InboundAction] = []
+    def _resume(self, now_ms: int, owner: Incarnation) -> None:
         for entry in self._live_from(owner):
             runs, entry.waiting = entry.waiting, []
-            actions += self._post(now_ms, entry, runs)
-        return actions
+            self._post(now_ms, entry, runs)
 
-    def _on_lie(self, entry: InboundTransfer, lie: ProtocolBreach) -> list[InboundAction]:
-        message = f"{entry.owner} broke the protocol: {lie.problem}"
-        return self._fail(entry, InboundFailure.READ_FAILED, message, lie.group, lie.position)
+    def _on_breach(self, now_ms: int, entry: InboundTransfer, breach: ProtocolBreach) -> None:
+        message = f"{entry.owner} broke the protocol: {breach.problem}"
+        self._fail(now_ms, entry, InboundFailure.READ_FAILED, message, breach.block)
 
     def _fail(
         self,
+        now_ms: int,
         entry: InboundTransfer,
         reason: InboundFailure,
         message: str,
-        group: int = -1,
-        position: int = -1,
-    ) -> list[InboundAction]:
+        block: tuple[int, int] | None = None,
+    ) -> None:
+        self._give_up(entry)
+        drained = self._drained(entry)
+        entry.listener.failed(now_ms, InboundFailed(entry.key, reason, message, block))
+        if drained:
+            entry.listener.drained(InboundDrained(entry.key, entry.num_blocks))
+
+    def _give_up(self, entry: InboundTransfer) -> None:
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.FAIL)
         del self._live[entry.key]
         entry.waiting = []
-        failed = InboundFailed(entry.key, reason, message, group, position)
-        return [failed, *self._drained(entry)]
 
-    def _drained(self, entry: InboundTransfer) -> list[InboundAction]:
-        """Drop a failed transfer's hold if no READ can land any more."""
+    def _drained(self, entry: InboundTransfer) -> bool:
+        """Drop a failed transfer's hold if no READ can land any more; whether it was dropped."""
         if entry.reads:
             if entry.state is InboundState.FAILED:
                 entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.READS_LEFT)
-            return []
+            return False
         INBOUND_TABLE.leave(entry.state, InboundEvent.READS_TERMINAL)
         self._gone(entry)
-        return [InboundDrained(entry.key, entry.num_blocks)]
+        return True
 
     def _gone(self, entry: InboundTransfer) -> None:
         del self._entries[entry.serial]

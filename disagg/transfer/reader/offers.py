@@ -9,10 +9,11 @@ from disagg.messages.peer import OfferedRange, Offers, Seal
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Blocks to pull: consecutive positions of one group, adjacent in the owner's pool."""
+    """Blocks to pull: of one group, consecutive in the request and in the owner's pool."""
 
     group: int
-    position: int
+    block_index: int
+    """Of the first block, in its request."""
     src: int
     dst: tuple[int, ...]
     """A block of ours for each; they need not be adjacent."""
@@ -24,13 +25,13 @@ class Run:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """(group, position) of each block."""
-        return [(self.group, self.position + i) for i in range(len(self.dst))]
+        """(group, block index) of each block."""
+        return [(self.group, self.block_index + i) for i in range(len(self.dst))]
 
     def cut(self, num_blocks: int) -> tuple["Run", "Run"]:
         """The first so many blocks, and the others."""
-        head = Run(self.group, self.position, self.src, self.dst[:num_blocks])
-        after = (self.position + num_blocks, self.src + num_blocks, self.dst[num_blocks:])
+        head = Run(self.group, self.block_index, self.src, self.dst[:num_blocks])
+        after = (self.block_index + num_blocks, self.src + num_blocks, self.dst[num_blocks:])
         return head, Run(self.group, *after)
 
 
@@ -56,15 +57,15 @@ class ProtocolBreach:
     """What an owner did that the protocol forbids, and at which block, where known."""
 
     problem: str
-    group: int = -1
-    position: int = -1
+    block: tuple[int, int] | None = None
+    """(group, block index)."""
 
 
 class OfferList:
     """The offers of one lease as they arrive, in the owner's numbering.
 
     Args:
-        destinations: per group, (position, block id) of every block that must be offered.
+        destinations: per group, (block index, block id) of every block that must be offered.
 
     Raises:
         InvariantViolation: a destination is named twice.
@@ -77,7 +78,7 @@ class OfferList:
         self._missing = [dict(pairs) for pairs in destinations]
         self._num_ranges = [0] * len(destinations)
         if tuple(map(len, self._missing)) != self.num_blocks:
-            raise InvariantViolation(f"a position is named twice: {destinations}")
+            raise InvariantViolation(f"a block is named twice: {destinations}")
 
     def take(self, offers: Offers) -> list[Run] | ProtocolBreach:
         """Add what is new; returns the blocks to pull for it. Repetitions add nothing.
@@ -93,7 +94,7 @@ class OfferList:
         for offered in offers.ranges[repeated:]:
             problem = self._claim(offered, runs)
             if problem:
-                return ProtocolBreach(problem, offered.group, offered.position)
+                return ProtocolBreach(problem, (offered.group, offered.block_index))
         self.seal = self.seal or offers.seal
         return runs
 
@@ -117,18 +118,19 @@ class OfferList:
             return ProtocolBreach("the seal's counts are not those of the offers")
         for group, missing in enumerate(self._missing):
             if missing:
-                return ProtocolBreach("sealed without a destination's block", group, min(missing))
+                problem = "sealed without a destination's block"
+                return ProtocolBreach(problem, (group, min(missing)))
         return None
 
     def _claim(self, offered: OfferedRange, runs: list[Run]) -> str:
         if not 0 <= offered.group < len(self._missing) or offered.num_blocks < 1:
             return "an offer names no group or no blocks"
-        positions = range(offered.position, offered.position + offered.num_blocks)
+        indexes = range(offered.block_index, offered.block_index + offered.num_blocks)
         try:
-            dst = tuple(map(self._missing[offered.group].pop, positions))
+            dst = tuple(map(self._missing[offered.group].pop, indexes))
         except KeyError as unknown:
-            return f"position {unknown} is no destination, or was offered twice"
-        runs.append(Run(offered.group, offered.position, offered.block_id, dst))
+            return f"block {unknown} is no destination, or was offered twice"
+        runs.append(Run(offered.group, offered.block_index, offered.block_id, dst))
         self.ranges.append(offered)
         self._num_ranges[offered.group] += 1
         return ""

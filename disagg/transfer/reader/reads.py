@@ -1,9 +1,12 @@
 """The READs in progress of a worker, and which of them are stuck."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from disagg.messages.identity import Incarnation
-from disagg.transfer.offer_list import Run
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.transfer.actions import Outbox, PostRead
+from disagg.transfer.reader.offers import Run, in_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,25 +20,44 @@ class Read:
     posted_ms: int
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks that it writes."""
+        return sum(len(run.dst) for run in self.runs)
+
+    @property
     def first(self) -> Run:
         """Begins with the block that stands for the READ where one is named."""
         return self.runs[0]
 
 
 class ReadsInProgress:
-    """READs whose handles are not terminal; as many as the posted destinations allow."""
+    """READs whose handles are not terminal; as many as the posted destinations allow.
 
-    def __init__(self) -> None:
+    Args:
+        out: takes the READs.
+        blocks_max: blocks in one READ.
+    """
+
+    def __init__(self, out: Outbox, blocks_max: int) -> None:
+        self._out = out
+        self._blocks_max = blocks_max
         self._last_id = 0
         self._moving: dict[int, Read] = {}
         """In the order of their posting."""
         self._stuck: dict[int, Read] = {}
 
-    def add(self, read: Read) -> int:
-        """Note a READ as posted; returns its id."""
-        self._last_id += 1
-        self._moving[self._last_id] = read
-        return self._last_id
+    def post(
+        self, now_ms: int, inbound: int, key: RequestKey, owner: Incarnation, runs: Sequence[Run]
+    ) -> list[int]:
+        """Post READs of blocks for the transfer with serial ``inbound``; returns their ids."""
+        first = self._last_id + 1
+        for piece in in_pieces(runs, self._blocks_max):
+            self._last_id += 1
+            self._moving[self._last_id] = Read(inbound, owner, piece, now_ms)
+            src = tuple(chain.from_iterable(run.sources for run in piece))
+            dst = tuple(chain.from_iterable(run.dst for run in piece))
+            self._out.add(PostRead(self._last_id, key, owner, src, dst))
+        return list(range(first, self._last_id + 1))
 
     def end(self, read_id: int) -> tuple[Read, bool] | None:
         """A READ is terminal: returns it and whether its owner may be read from again now."""

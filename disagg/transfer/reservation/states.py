@@ -6,7 +6,7 @@ from disagg.transfer.transitions import TransitionTable
 
 
 class ReservationState(StrEnum):
-    """What the decode worker last said for one submitted generation."""
+    """What the decode worker last answered for one submitted generation."""
 
     SUBMITTED = "SUBMITTED"
     DECIDING = "DECIDING"
@@ -19,8 +19,8 @@ class ReservationEvent(StrEnum):
 
     RESERVE_NEWER = "Reserve(higher n)"
     RESERVE_SAME = "Reserve(same n)"
-    YES = "decided yes"
-    NO = "decided no"
+    GRANT = "granted"
+    REFUSE = "refused"
     RELEASE = "Release(n or higher)"
     EXPIRE = "time to live"
     ENDED = "ended or committed"
@@ -31,71 +31,96 @@ _S, _E = ReservationState, ReservationEvent
 RESERVATION_TABLE: TransitionTable[ReservationState, ReservationEvent] = TransitionTable(
     "reservation",
     [
-        (_S.SUBMITTED, _E.RESERVE_NEWER, _S.DECIDING, "ask the caller"),
+        (_S.SUBMITTED, _E.RESERVE_NEWER, _S.DECIDING, "the caller decides"),
         (_S.SUBMITTED, _E.RELEASE, _S.REFUSED, "refuse what comes later up to n"),
         (_S.SUBMITTED, _E.ENDED, None, "forget"),
-        (_S.DECIDING, _E.YES, _S.GRANTED, "answer yes with what is lacked"),
-        (_S.DECIDING, _E.NO, _S.REFUSED, "answer no"),
+        (_S.DECIDING, _E.GRANT, _S.GRANTED, "send the grant with what is lacked"),
+        (_S.DECIDING, _E.REFUSE, _S.REFUSED, "send the refusal"),
         (_S.DECIDING, _E.ENDED, None, "forget"),
         (_S.GRANTED, _E.RESERVE_SAME, _S.GRANTED, "give the old answer again"),
         (
             _S.GRANTED,
             _E.RESERVE_NEWER,
             _S.DECIDING,
-            "ask the caller, who frees the old one first",
+            "the caller frees the old one, then decides",
         ),
         (_S.GRANTED, _E.RELEASE, _S.REFUSED, "the caller frees it"),
         (_S.GRANTED, _E.EXPIRE, _S.REFUSED, "the caller frees it"),
         (_S.GRANTED, _E.ENDED, None, "forget; the caller frees it, or keeps it if committed"),
         (_S.REFUSED, _E.RESERVE_SAME, _S.REFUSED, "give the old answer again"),
-        (_S.REFUSED, _E.RESERVE_NEWER, _S.DECIDING, "ask the caller"),
+        (_S.REFUSED, _E.RESERVE_NEWER, _S.DECIDING, "the caller decides"),
         (_S.REFUSED, _E.RELEASE, _S.REFUSED, "refuse what comes later up to n"),
         (_S.REFUSED, _E.ENDED, None, "forget"),
     ],
 )
 
 
-class AskState(StrEnum):
-    """Where the prefill worker is in asking for memory."""
+class RequestState(StrEnum):
+    """Where the prefill worker's request for memory is."""
 
     WAITING = "WAITING"
     GRANTED = "GRANTED"
 
 
-class AskEvent(StrEnum):
-    """What can happen to a question."""
+class RequestEvent(StrEnum):
+    """What can happen to a request for a reservation."""
 
-    YES = "Reserved(yes, this n)"
-    NO = "Reserved(no, this n)"
+    GRANTED = "Reserved(granted, this n)"
+    REFUSED = "Reserved(refused, this n)"
     TIME_OUT = "time-out"
     GIVE_BACK = "give_back"
     PEER_LOST = "peer lost"
     HANDED_OVER = "handed over"
 
 
-ASK_TABLE: TransitionTable[AskState, AskEvent] = TransitionTable(
-    "ask",
+RESERVATION_REQUEST_TABLE: TransitionTable[RequestState, RequestEvent] = TransitionTable(
+    "request for a reservation",
     [
         (
-            AskState.WAITING,
-            AskEvent.YES,
-            AskState.GRANTED,
+            RequestState.WAITING,
+            RequestEvent.GRANTED,
+            RequestState.GRANTED,
             "tell the caller what is lacked",
         ),
-        (AskState.WAITING, AskEvent.NO, None, "tell the caller"),
-        (AskState.WAITING, AskEvent.TIME_OUT, None, "counts as no; send Release(n)"),
-        (AskState.WAITING, AskEvent.GIVE_BACK, None, "send Release(n)"),
-        (AskState.WAITING, AskEvent.PEER_LOST, None, "counts as no"),
-        (AskState.GRANTED, AskEvent.GIVE_BACK, None, "send Release(n)"),
         (
-            AskState.GRANTED,
-            AskEvent.PEER_LOST,
+            RequestState.WAITING,
+            RequestEvent.REFUSED,
+            None,
+            "tell the caller",
+        ),
+        (
+            RequestState.WAITING,
+            RequestEvent.TIME_OUT,
+            None,
+            "counts as refused; send Release(n)",
+        ),
+        (
+            RequestState.WAITING,
+            RequestEvent.GIVE_BACK,
+            None,
+            "send Release(n)",
+        ),
+        (
+            RequestState.WAITING,
+            RequestEvent.PEER_LOST,
+            None,
+            "counts as refused",
+        ),
+        (
+            RequestState.GRANTED,
+            RequestEvent.GIVE_BACK,
+            None,
+            "send Release(n)",
+        ),
+        (
+            RequestState.GRANTED,
+            RequestEvent.PEER_LOST,
             None,
             "forget: the lease ends by itself",
         ),
         (
-            AskState.GRANTED,
-            AskEvent.HANDED_OVER,
+            RequestState.GRANTED,
+            RequestEvent.HANDED_OVER,
             None,
             "forget: the lease is sealed, its end is the reservation's",
         ),

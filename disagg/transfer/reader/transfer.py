@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.peer import AskOffers, Commit
-from disagg.transfer.inbound_states import InboundState
-from disagg.transfer.offer_list import OfferList, Run
+from disagg.transfer.actions import InboundListener, InboundStats
+from disagg.transfer.reader.offers import OfferList, Run
+from disagg.transfer.reader.states import InboundState
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +28,31 @@ class InboundTransfer:
     key: RequestKey
     owner: Incarnation
     offers: OfferList
+    listener: InboundListener
     lease_floor: int
     """Leases up to this id are older than this transfer."""
     repeat_ms: int
     """When to ask or to send the Commit again."""
     state: InboundState = InboundState.RESERVED
-    lease_id: int = 0
-    """0 until the first Offers."""
-    asked: int = -1
+    lease_id: int | None = None
+    """None until the first Offers."""
+    asked: int | None = None
     """Offer number a gap was last asked for; asked once, then at the interval."""
     waiting: list[Run] = field(default_factory=list)
     """Offered, but reading from the owner is paused."""
     reads: set[int] = field(default_factory=set)
     """In progress."""
     failed: list[tuple[int, int]] = field(default_factory=list)
-    """(group, position) of the blocks of READs that ended with an error."""
+    """(group, block index) of the blocks of READs that ended with an error."""
     error: str = ""
     """Of the first such READ."""
     attempt: Attempt | None = None
+    num_computed: int = 0
+    """Tokens of the prefill, as far as it is known."""
+    num_blocks_read: int = 0
+    """Of READs that have ended."""
+    told_ms: int = 0
+    """When its owner was last shown that READs end."""
     num_reads: int = 0
     posted_ms: int = 0
     done_ms: int = 0
@@ -65,13 +73,22 @@ class InboundTransfer:
         """Whether the owner has confirmed and is needed no more."""
         return self.state in (InboundState.VALID, InboundState.PARTIAL)
 
+    def stats(self, now_ms: int) -> InboundStats:
+        """What it cost, if it is committed now."""
+        return InboundStats(
+            self.num_reads,
+            self.offers.num_blocks,
+            max(0, self.done_ms - self.posted_ms),
+            max(0, now_ms - self.sealed_ms),
+        )
+
     @property
     def lost(self) -> str:
         """Which blocks did not arrive, and why; a few of many."""
-        names = [f"{group}:{position}" for group, position in sorted(self.failed)]
+        names = [f"{group}:{block_index}" for group, block_index in sorted(self.failed)]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         shown = ", ".join(names[:8])
-        return f"blocks {shown}{more} (group:position) did not arrive: {self.error}"
+        return f"blocks {shown}{more} (group:block) did not arrive: {self.error}"
 
     @property
     def repeats(self) -> bool:
@@ -85,4 +102,5 @@ class InboundTransfer:
         """What is asked for at an interval: the missing offers, or the commit."""
         if self.attempt is None:
             return AskOffers(self.key, self.lease_id, len(self.offers.ranges))
+        assert self.lease_id is not None
         return Commit(self.key, self.lease_id, self.attempt, self.offers.num_ranges)

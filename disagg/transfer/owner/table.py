@@ -1,29 +1,45 @@
 """The owner's side of the lease protocol: promises to hold blocks for a reader.
 
-Sans-IO: time comes in, actions go out. The table is driven by one thread. What is not in the
+Sans-IO: time comes in, commands go out. The table is driven by one thread. What is not in the
 table (never opened, dead, or forgotten after its commit) is answered NO or dead, always safe.
 """
 
 from disagg.errors import InvariantViolation
-from disagg.messages.identity import Incarnation, Question, RequestKey
-from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Ended, Offers, Seal
-from disagg.transfer.actions import LeaseAction, LeaseCommitted, LeaseEnded, Send
-from disagg.transfer.holds import BlockHolds
-from disagg.transfer.lease import GroupBlocks, Lease, LeaseStatus, ranges_of
-from disagg.transfer.lease_states import LEASE_TABLE, LeaseEvent, LeaseState
+from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
+from disagg.messages.peer import (
+    AskOffers,
+    Commit,
+    CommitAnswer,
+    CommitSeen,
+    Ended,
+    Offers,
+    ReadProgress,
+    Seal,
+)
+from disagg.transfer.actions import (
+    BlockHolds,
+    LeaseCommitted,
+    LeaseEnded,
+    LeaseListener,
+    Outbox,
+    Send,
+)
+from disagg.transfer.owner.lease import GroupBlocks, Lease, LeaseStatus
+from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent, LeaseState
 
 
 class LeaseTable:
     """Leases of this incarnation.
 
     The live ones are as many as the caller opens (one hand-over per key, one prefix pull per
-    question); of the committed ones, whose hold is gone, at most ``committed_max`` are
+    request); of the committed ones, whose hold is gone, at most ``committed_max`` are
     remembered.
 
     Args:
         me: this worker; lease ids count up within its epoch.
         holds: the block pool; a lease holds under ``("lease", key, lease_id)``.
-        ttl_ms: a lease dies this long after its owner last opened, offered or sealed.
+        out: takes the messages to readers.
+        ttl_ms: a lease dies when neither its owner nor its reader got on with it for so long.
         committed_max: committed leases remembered until the reader acknowledges.
         take_over_ms: a sealed hand-over whose reader is lost lives on so long; 0: not at all.
     """
@@ -32,6 +48,7 @@ class LeaseTable:
         self,
         me: Incarnation,
         holds: BlockHolds,
+        out: Outbox,
         *,
         ttl_ms: int,
         committed_max: int,
@@ -39,6 +56,7 @@ class LeaseTable:
     ) -> None:
         self.me = me
         self.holds = holds
+        self.out = out
         self._ttl_ms = ttl_ms
         self._committed_max = committed_max
         self._last_id = 0
@@ -58,21 +76,24 @@ class LeaseTable:
         now_ms: int,
         key: RequestKey,
         reader: Incarnation,
+        listener: LeaseListener,
         first_lacked: tuple[int, ...] = (),
     ) -> int:
         """Create a lease, OPEN and empty; returns its id (from 1, never reused in an epoch).
+
+        ``listener`` gets the news of its commit or end.
 
         Raises:
             InvariantViolation: the generation has a live lease already.
         """
         if key in self._by_key:
             raise InvariantViolation(f"{key} has a live lease already")
-        lease = self.create(now_ms, key, reader, LeaseEvent.RESERVED, ())
+        lease = self.create(now_ms, key, reader, LeaseEvent.RESERVED, (), listener)
         lease.first_lacked = first_lacked
         self.is_hand_over(lease)
         return lease.lease_id
 
-    def offer(self, now_ms: int, lease_id: int, blocks: GroupBlocks) -> list[LeaseAction]:
+    def offer(self, now_ms: int, lease_id: int, blocks: GroupBlocks) -> None:
         """Hold finished blocks for the reader and offer them; nothing if the lease is dead.
 
         Args:
@@ -81,18 +102,28 @@ class LeaseTable:
             blocks: per group, blocks that nobody will write again; never null blocks.
 
         Raises:
-            InvariantViolation: the lease is sealed, or a (group, position) is offered twice;
+            InvariantViolation: the lease is sealed, or a (group, block index) is offered twice;
                 nothing has changed then.
         """
         lease = self._live.get(lease_id)
         if lease is None:
-            return []
+            return
         first = len(lease.ranges)
         state = LEASE_TABLE.move(lease.state, LeaseEvent.OFFER)
-        if not self._take(lease, blocks):
-            return []
-        self._refresh(now_ms, lease, state)
-        return [Send(lease.reader, lease.offers(first))]
+        if self._take(lease, blocks):
+            self._refresh(now_ms, lease, state)
+            self.out.add(Send(lease.reader, lease.offers(first)))
+
+    def renew(self, now_ms: int, lease_id: int, num_computed: int) -> None:
+        """The prefill goes on, and nothing is to be offered yet: prolong, and show the reader.
+
+        Nothing if the lease is dead; a figure that has not grown prolongs nothing.
+        """
+        lease = self._live.get(lease_id)
+        if lease is not None and num_computed > lease.num_computed:
+            lease.num_computed = num_computed
+            self._refresh(now_ms, lease, LEASE_TABLE.move(lease.state, LeaseEvent.COMPUTED))
+            self.out.add(Send(lease.reader, lease.offers(len(lease.ranges))))
 
     def seal(
         self,
@@ -100,10 +131,10 @@ class LeaseTable:
         lease_id: int,
         blocks: GroupBlocks,
         num_tokens: int,
-        first_token_id: int = -1,
+        first_token_id: int | None = None,
         first_logprob: float = 0.0,
         first_top_logprobs: tuple[tuple[int, float], ...] = (),
-    ) -> list[LeaseAction]:
+    ) -> None:
         """Offer the last blocks and close the list; nothing if the lease is dead.
 
         Args:
@@ -120,31 +151,32 @@ class LeaseTable:
         """
         lease = self._live.get(lease_id)
         if lease is None:
-            return []
+            return
         first = len(lease.ranges)
         state = LEASE_TABLE.move(lease.state, LeaseEvent.SEAL)
         self._take(lease, blocks)
         lease.close(len(blocks), num_tokens, first_token_id, first_logprob, first_top_logprobs)
         self._refresh(now_ms, lease, state)
-        return [Send(lease.reader, lease.offers(first))]
+        self.out.add(Send(lease.reader, lease.offers(first)))
 
-    def end(self, lease_id: int, reason: str) -> list[LeaseAction]:
+    def end(self, lease_id: int, reason: str) -> None:
         """End a live lease, for whatever reason; nothing if it is not live."""
         lease = self._live.get(lease_id)
-        return self.die(lease, LeaseEvent.END, reason) if lease else []
+        if lease is not None:
+            self.die(lease, LeaseEvent.END, reason)
 
-    def end_key(self, key: RequestKey, reason: str) -> list[LeaseAction]:
+    def end_key(self, key: RequestKey, reason: str) -> None:
         """End the live lease of a generation, if it has one."""
-        return self.end(self._by_key.get(key, 0), reason)
+        lease = self.hand_over_of(key)
+        if lease is not None:
+            self.die(lease, LeaseEvent.END, reason)
 
-    def expire(self, now_ms: int) -> list[LeaseAction]:
+    def expire(self, now_ms: int) -> None:
         """End the leases whose time to live is over, or whose reader nobody replaced in time."""
-        actions: list[LeaseAction] = []
         for lease_id in [one for one, until_ms in self._orphans.items() if until_ms <= now_ms]:
-            actions += self.die(self._live[lease_id], LeaseEvent.EXPIRE, "nobody took it over")
+            self.die(self._live[lease_id], LeaseEvent.EXPIRE, "nobody took it over")
         while self._live and (lease := next(iter(self._live.values()))).expires_ms <= now_ms:
-            actions += self.die(lease, LeaseEvent.EXPIRE, "expired")
-        return actions
+            self.die(lease, LeaseEvent.EXPIRE, "expired")
 
     def next_expiry_ms(self) -> int | None:
         """When `expire` has something to do; None if there is no live lease."""
@@ -154,41 +186,53 @@ class LeaseTable:
 
     # -- messages -----------------------------------------------------------------------------
 
-    def on_ask(self, sender: Incarnation, ask: AskOffers) -> list[LeaseAction]:
+    def on_ask(self, sender: Incarnation, ask: AskOffers) -> None:
         """Answer with the offers from a number on, the seal if there is one, or dead.
 
-        Lease id 0 stands for the generation's live lease, whose id the reader does not know
-        yet; it is not answered when there is none, as the lease may be about to be opened.
+        A reader that does not know the lease's id yet gets no answer when there is no lease, as
+        it may be about to be opened.
         """
-        lease_id = ask.lease_id or self._by_key.get(ask.key, 0)
-        lease = self._live.get(lease_id) or self._committed.get(lease_id)
+        asked = ask.lease_id
+        lease = self.hand_over_of(ask.key) if asked is None else self.find(asked)
         if lease is None or lease.key != ask.key or lease.reader != sender:
-            dead = Send(sender, Offers(ask.key, ask.lease_id, 0, dead=True))
-            return [dead] if ask.lease_id else []
+            if asked is not None:
+                self.out.add(Send(sender, Offers(ask.key, asked, 0, dead=True)))
+            return
         state = LEASE_TABLE.move(lease.state, LeaseEvent.ASK)
-        if state is LeaseState.COMMITTED:
-            return []
         if state is LeaseState.ORPHANED:
-            return [Send(sender, lease.dead())]
-        return [Send(sender, lease.offers(max(0, min(ask.first, len(lease.ranges)))))]
+            self.out.add(Send(sender, lease.dead()))
+        elif state is not LeaseState.COMMITTED:
+            first = max(0, min(ask.first, len(lease.ranges)))
+            self.out.add(Send(sender, lease.offers(first)))
 
-    def on_commit(self, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
+    def on_read_progress(self, now_ms: int, sender: Incarnation, progress: ReadProgress) -> None:
+        """The reader has more blocks than before: prolong the lease."""
+        lease = self._live.get(progress.lease_id)
+        if (
+            lease is not None
+            and (lease.reader, lease.key) == (sender, progress.key)
+            and progress.num_blocks_read > lease.num_read
+            and LEASE_TABLE.allows(lease.state, LeaseEvent.READ_ON)
+        ):
+            lease.num_read = progress.num_blocks_read
+            self._refresh(now_ms, lease, LEASE_TABLE.move(lease.state, LeaseEvent.READ_ON))
+
+    def on_commit(self, sender: Incarnation, commit: Commit) -> None:
         """Answer OK if everything offered was held until now, else NO; both idempotent.
 
         An OK drops the lease's hold. A NO changes nothing: the reader gives up by itself.
         """
-        lease = self._live.get(commit.lease_id) or self._committed.get(commit.lease_id)
+        lease = self.find(commit.lease_id)
         if lease is None:
-            return [self._unknown_lease(sender, commit)]
+            self.out.add(self._unknown_lease(sender, commit))
+            return
         event, reason = self._judge(lease, sender, commit)
         state = LEASE_TABLE.move(lease.state, event)
         ok = event is not LeaseEvent.COMMIT_OTHER
-        answer = Send(
-            sender,
-            CommitAnswer(commit.key, commit.lease_id, commit.attempt, ok, reason),
-        )
+        answer = CommitAnswer(commit.key, commit.lease_id, commit.attempt, ok, reason)
+        self.out.add(Send(sender, answer))
         if event is not LeaseEvent.COMMIT_EQUAL:
-            return [answer]
+            return
         lease.state = state
         lease.attempt = commit.attempt
         lease.ranges, lease.offered = [], {}
@@ -197,7 +241,7 @@ class LeaseTable:
         while len(self._committed) > self._committed_max:
             self._forget(next(iter(self._committed.values())), LeaseEvent.CROWDED_OUT)
         self.holds.drop(lease.holder)
-        return [answer, LeaseCommitted(lease.key, lease.lease_id, lease.pull)]
+        lease.listener.lease_committed(LeaseCommitted(lease.key, lease.lease_id, lease.pull))
 
     def on_seen(self, sender: Incarnation, seen: CommitSeen) -> None:
         """Forget a committed lease whose reader got its OK."""
@@ -209,29 +253,26 @@ class LeaseTable:
         ):
             self._forget(lease, LeaseEvent.SEEN)
 
-    def on_ended(self, sender: Incarnation, ended: Ended) -> list[LeaseAction]:
+    def on_ended(self, sender: Incarnation, ended: Ended) -> None:
         """The reader ended its part: so does its live lease."""
-        lease = self._live.get(self._by_key.get(ended.key, 0))
-        if lease is None or lease.reader != sender or lease.state is LeaseState.ORPHANED:
-            return []
-        return self.end(lease.lease_id, ended.reason)
+        lease = self.hand_over_of(ended.key)
+        if lease and lease.reader == sender and lease.state is not LeaseState.ORPHANED:
+            self.die(lease, LeaseEvent.END, ended.reason)
 
-    def on_peer_lost(self, now_ms: int, reader: Incarnation) -> list[LeaseAction]:
+    def on_peer_lost(self, now_ms: int, reader: Incarnation) -> None:
         """A reader's stream ended for good or its epoch is over: end and forget its leases.
 
         Sealed hand-overs wait for another reader for ``take_over_ms``.
         """
         for lease in [one for one in self._committed.values() if one.reader == reader]:
             self._forget(lease, LeaseEvent.READER_LOST)
-        actions: list[LeaseAction] = []
         for lease in [one for one in self._live.values() if one.reader == reader]:
             waits = lease.seal is not None and not lease.is_pull and self._take_over_ms > 0
             if not waits:
-                actions += self.die(lease, LeaseEvent.READER_LOST, "peer_lost")
+                self.die(lease, LeaseEvent.READER_LOST, "peer_lost")
             elif lease.state is not LeaseState.ORPHANED:
                 lease.state = LEASE_TABLE.move(lease.state, LeaseEvent.ORPHAN)
                 self._orphans[lease.lease_id] = now_ms + self._take_over_ms
-        return actions
 
     # -- what the caller sees -----------------------------------------------------------------
 
@@ -266,7 +307,8 @@ class LeaseTable:
         reader: Incarnation,
         event: LeaseEvent,
         blocks: GroupBlocks,
-        question: Question | None = None,
+        listener: LeaseListener,
+        request: LeaseRequest | None = None,
     ) -> Lease:
         """A new live lease, born by ``event``, which holds and lists ``blocks``."""
         self._last_id += 1
@@ -275,8 +317,9 @@ class LeaseTable:
             key,
             reader,
             now_ms + self._ttl_ms,
+            listener,
             LEASE_TABLE.born(event),
-            question,
+            request,
         )
         self.holds.hold(lease.holder, ())
         self._live[lease.lease_id] = lease
@@ -293,18 +336,18 @@ class LeaseTable:
 
     def hand_over_of(self, key: RequestKey) -> Lease | None:
         """The live lease of a generation's hand-over."""
-        return self._live.get(self._by_key.get(key, 0))
+        lease_id = self._by_key.get(key)
+        return None if lease_id is None else self._live[lease_id]
 
-    def die(self, lease: Lease, event: LeaseEvent, reason: str) -> list[LeaseAction]:
+    def die(self, lease: Lease, event: LeaseEvent, reason: str) -> None:
         """Dead first, reused after: nobody can commit it any more when its blocks go."""
         lease.state = LEASE_TABLE.move(lease.state, event)
         self._no_longer_live(lease)
         LEASE_TABLE.leave(lease.state, LeaseEvent.FORGET)
         self.holds.drop(lease.holder)
-        actions: list[LeaseAction] = [LeaseEnded(lease.key, lease.lease_id, reason, lease.pull)]
+        lease.listener.lease_ended(LeaseEnded(lease.key, lease.lease_id, reason, lease.pull))
         if event is not LeaseEvent.READER_LOST:
-            actions.append(Send(lease.reader, lease.dead()))
-        return actions
+            self.out.add(Send(lease.reader, lease.dead()))
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -313,15 +356,9 @@ class LeaseTable:
         taken = [block for pairs in blocks for _, block in pairs]
         if not taken:
             return False
-        positions = [{position for position, _ in pairs} for pairs in blocks]
-        for group, (fresh, pairs) in enumerate(zip(positions, blocks, strict=True)):
-            if len(fresh) < len(pairs) or not fresh.isdisjoint(lease.offered.get(group, ())):
-                raise InvariantViolation(f"{lease.key}: a position of group {group} offered twice")
+        lease.check_new(blocks)
         self.holds.add_to_hold(lease.holder, taken)
-        for group, (fresh, pairs) in enumerate(zip(positions, blocks, strict=True)):
-            if fresh:
-                lease.offered.setdefault(group, set()).update(fresh)
-                lease.ranges += ranges_of(group, pairs)
+        lease.add(blocks)
         return True
 
     def _refresh(self, now_ms: int, lease: Lease, state: LeaseState) -> None:
