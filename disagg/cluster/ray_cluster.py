@@ -106,6 +106,8 @@ def _set_environment() -> None:
     """What Ray and the workers it starts read from the environment; given values win."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Read by a raylet that is started here; 15, Ray's default, lets everything else go first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Ray would otherwise hide devices from actors that ask for none, and warn about it.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -80,6 +80,9 @@ def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> 
     """The one Ray cluster of a test run: hand-over, a killed actor, a new epoch, a clean end."""
     first_life = served.wait_for(SERVES.format(""))
     url = served.wait_for(r"^serving tiny on (http://[\d.]+:\d+)/v1 \(Ctrl-C stops\)$")[1]
+    # Ray's own default is 15 more: behind everything else on the machine.
+    niceness = os.getpriority(os.PRIO_PROCESS, served.process.pid)
+    assert os.getpriority(os.PRIO_PROCESS, int(first_life[1])) == niceness
     _, expected, min_gap = reference_generate(tmp_path / "tiny", PROMPT, NUM_TOKENS)
     assert min_gap > 1e-3
 

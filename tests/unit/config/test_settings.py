@@ -52,6 +52,12 @@ def test_the_environment_names_the_file(tmp_path: Path) -> None:
     assert read_settings(environ={"DISAGG_CONFIG": str(path)}).settings.cluster.num_decode == 3
 
 
+def test_variables_of_the_tests_are_no_settings() -> None:
+    assert set(read_settings(environ={"DISAGG_TEST_X": "1"}).sources.values()) == {"default"}
+    with pytest.raises(ConfigError, match="not a setting"):
+        read_settings(environ={"DISAGG_TESTX": "1"})
+
+
 def test_text_becomes_the_type_of_the_setting() -> None:
     environ = {
         "DISAGG_CLUSTER__ROUTER_ADDRESSES": "a:1, b:2",
