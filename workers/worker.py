@@ -162,7 +162,9 @@ class Worker:
         await server.start()
         info = self._info(contract, core)
         tasks = [
-            asyncio.create_task(keep_registered(address, info, options.heartbeat_ms))
+            asyncio.create_task(
+                keep_registered(address, info, options.heartbeat_ms), name=f"router {address}"
+            )
             for address in options.router_addresses
         ]
         log.info(
@@ -173,9 +175,10 @@ class Worker:
             self.incarnation.epoch,
         )
         if publisher is not None:
-            events = asyncio.create_task(publisher.run(lambda: control.changed))
-            events.add_done_callback(self._events_ended)
-            tasks.append(events)
+            events = publisher.run(lambda: control.changed)
+            tasks.append(asyncio.create_task(events, name="KV events"))
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
         self._serving.set()
         await self._stop.wait()
         for task in tasks:
@@ -201,9 +204,9 @@ class Worker:
         log.info("worker %s publishes KV events at %s", self.options.worker_id, publisher.endpoint)
         return publisher
 
-    def _events_ended(self, task: "asyncio.Task[None]") -> None:
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._fail(f"KV events: {task.exception()!r}")
+            self._fail(f"{task.get_name()}: {task.exception()!r}")
 
     def _build_core(self) -> WorkerCore:
         options, engine = self.options, self._engine

@@ -159,7 +159,9 @@ class ClusterSettings(_Section):
     num_gpus_per_worker: float = Field(default=1, ge=0, le=1024)
     """GPUs Ray counts for a worker on cuda; less than 1 lets workers share one."""
     router_addresses: tuple[HostPort, ...] = Field(default=(), strict=False)
-    """host:port of every router's gRPC service; empty derives it from router.host."""
+    """host:port of the router's gRPC service; empty derives it from router.host. Workers register
+    with each of several, but serve one at a time: the last that opened a session.
+    """
     heartbeat_ms: Milliseconds = 1_000
     """Workers register again that often."""
     max_restarts: int = Field(default=-1, ge=-1, le=1_000_000)
