@@ -129,7 +129,8 @@ class Batcher:
     def complete(self, step_id: int) -> tuple[Step, tuple[Sequence, ...]]:
         """The engine is done with the step; its holds are dropped."""
         if self._in_flight is None or self._in_flight[0].step_id != step_id:
-            raise InvariantViolation(f"step {step_id} completed, in flight: {self._in_flight}")
+            flying = None if self._in_flight is None else self._in_flight[0].step_id
+            raise InvariantViolation(f"step {step_id} completed, in flight is {flying}")
         step, sequences = self._in_flight
         self._in_flight = None
         self._kv.release_step(step_id)

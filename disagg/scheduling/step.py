@@ -1,7 +1,7 @@
 """One step of the engine: what the scheduler asks for and what comes back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
@@ -16,7 +16,7 @@ class SequenceSlice:
     """
 
     key: RequestKey
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] = field(repr=False)
     start: int
     block_tables: tuple[Sequence[int], ...]
     """Per group: block id of each block position from token 0 to at least the slice's end;
