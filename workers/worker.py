@@ -24,7 +24,9 @@ from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
+from disagg.workers.engine.checkpoint import open_checkpoint
 from disagg.workers.engine.engine import Engine
+from disagg.workers.engine_plan import plan_engine, planned_options
 from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
@@ -60,6 +62,8 @@ class Worker:
 
     Attributes:
         incarnation: who this is; the epoch is random and new.
+        options: what it runs with; after `start` nothing in them is ``auto``.
+        summary: what it took of its machine, in one line, valid after `start`.
         address: host:port of the gRPC service, valid after `start`.
         failed: why the worker cannot go on, "" while it can.
         control: the control, valid after `start`; to be touched on its loop only.
@@ -70,6 +74,7 @@ class Worker:
     ) -> None:
         self.options = options
         self.incarnation = Incarnation(options.worker_id, secrets.token_hex(8))
+        self.summary = ""
         self.address = ""
         self.failed = ""
         self.control: Control | None = None
@@ -87,15 +92,19 @@ class Worker:
             ConfigError: the options, checkpoint or address cannot be used.
         """
         options = self.options
+        plan = plan_engine(options, open_checkpoint(options.model_dir))
+        options = self.options = planned_options(options, plan)
+        self.summary = plan.summary
+        log.info("worker %s takes %s", options.worker_id, plan.summary)
         exporter = exporter_named_in(os.environ)
         self._trace = TransferTrace(tracer_for(exporter, self.incarnation, options.role))
         self._engine = Engine(
             options.model_dir,
-            num_blocks=options.num_blocks,
+            num_blocks=plan.num_blocks,
             block_tokens=options.block_tokens,
-            dtype=options.dtype,
-            device=options.device,
-            num_threads=options.num_threads,
+            dtype=plan.dtype,
+            device=plan.device,
+            num_threads=plan.num_threads,
         )
         self._thread.start()
         if not self._serving.wait(START_TIMEOUT_S) or self.failed:
@@ -210,18 +219,15 @@ class Worker:
 
     def _build_core(self) -> WorkerCore:
         options, engine = self.options, self._engine
-        max_model_tokens = min(
-            options.max_model_tokens or engine.max_model_tokens, engine.max_model_tokens
-        )
         coordinator = KVCacheCoordinator(
             engine.layout,
-            options.num_blocks,
-            max_model_tokens=max_model_tokens,
+            engine.pool.num_blocks,
+            max_model_tokens=options.max_model_tokens,
             max_step_tokens=options.max_step_tokens,
             events_with_tokens=bool(options.kv_events_endpoint),
         )
         limits = WorkerLimits(
-            max_model_tokens=max_model_tokens,
+            max_model_tokens=options.max_model_tokens,
             max_step_tokens=options.max_step_tokens,
             max_sequences=options.max_sequences,
             max_waiting=options.max_waiting,

@@ -177,14 +177,15 @@ def _validate(given: dict[str, Given]) -> Effective:
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
-        faults = []
-        first = ""
-        for detail in error.errors():
+        messages: dict[str, list[str]] = {}
+        for detail in error.errors():  # one for each type that a value could have had
             key, message = _locate(detail["loc"], detail["msg"])
-            source = f" [{given[key].source}]" if key in given else ""
-            faults.append(f"{key}: {message}{source}")
-            first = first or key
-        raise ConfigError("\n".join(faults), param=first) from None
+            messages.setdefault(key, []).append(message)
+        faults = [
+            f"{key}: {' or '.join(texts)}" + (f" [{given[key].source}]" if key in given else "")
+            for key, texts in messages.items()
+        ]
+        raise ConfigError("\n".join(faults), param=next(iter(messages))) from None
     sources = {key: given[key].source if key in given else "default" for key in types}
     return Effective(settings, sources)
 

@@ -107,7 +107,9 @@ async def serving(core: WorkerCore) -> AsyncIterator[tuple[Any, Control]]:
         await control.stop()
 
 
-async def sequences_after_a_late_submit(*, end_old: bool) -> set[RequestKey]:
+async def sequences_after_a_late_submit(
+    monkeypatch: pytest.MonkeyPatch, *, end_old: bool
+) -> set[RequestKey]:
     """An old session's submit comes when another session has been opened; then a new one's.
 
     Args:
@@ -117,7 +119,7 @@ async def sequences_after_a_late_submit(*, end_old: bool) -> set[RequestKey]:
     async with serving(core) as (stub, control):
         if not end_old:
             opened = control.open_session
-            control.open_session = lambda send, end: opened(send)  # type: ignore[method-assign]
+            monkeypatch.setattr(control, "open_session", lambda send, end: opened(send))
         old = Session(stub)
         assert await old.hears()
         old.tell(submit("before"))
@@ -142,8 +144,10 @@ async def sequences_after_a_late_submit(*, end_old: bool) -> set[RequestKey]:
 
 
 @pytest.mark.parametrize("end_old", [True, False])
-def test_a_replaced_session_starts_nothing_any_more(end_old: bool) -> None:
-    kept = asyncio.run(sequences_after_a_late_submit(end_old=end_old))
+def test_a_replaced_session_starts_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch, end_old: bool
+) -> None:
+    kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=end_old))
     assert kept == {RequestKey("after", 1)}
 
 
@@ -163,5 +167,5 @@ def test_a_replaced_session_ends_with_a_reason() -> None:
 
 def test_control_without_the_check_the_late_submit_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Control, "in_session", lambda self, send: True)
-    kept = asyncio.run(sequences_after_a_late_submit(end_old=False))
+    kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=False))
     assert kept == {RequestKey("late", 1), RequestKey("after", 1)}
