@@ -3,12 +3,15 @@
 Ray is imported inside the functions: it reads how to authenticate when it is imported.
 """
 
+import contextlib
 import logging
 import math
 import os
 import secrets
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from disagg.config import Settings
@@ -46,16 +49,17 @@ def start_ray(settings: Settings, folder: Path) -> None:
 
     num_cpus = max(1, math.ceil(num_workers(settings) * settings.cluster.num_cpus_per_worker))
     try:
-        ray.init(
-            num_cpus=num_cpus,
-            object_store_memory=settings.cluster.object_store_mib << 20,
-            include_dashboard=False,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            _temp_dir=str(folder),
-            _node_ip_address="127.0.0.1",
-        )
+        with _own_signals():
+            ray.init(
+                num_cpus=num_cpus,
+                object_store_memory=settings.cluster.object_store_mib << 20,
+                include_dashboard=False,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _temp_dir=str(folder),
+                _node_ip_address="127.0.0.1",
+            )
     except (RuntimeError, ValueError, OSError) as error:
         raise ConfigError(f"Ray did not start: {error} (logs in {folder})") from error
 
@@ -77,12 +81,13 @@ def join_ray(settings: Settings) -> None:
     deadline = time.monotonic() + settings.cluster.start_timeout_s
     while True:
         try:
-            ray.init(
-                address=address,
-                namespace=NAMESPACE,
-                log_to_driver=True,
-                logging_level=logging.WARNING,
-            )
+            with _own_signals():
+                ray.init(
+                    address=address,
+                    namespace=NAMESPACE,
+                    log_to_driver=True,
+                    logging_level=logging.WARNING,
+                )
             return
         except (ConnectionError, RuntimeError, ValueError) as error:
             if time.monotonic() > deadline:
@@ -100,6 +105,25 @@ def stop_ray() -> None:
         import ray
 
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, if there is one: Ray puts its own in its place.
+
+    Ray's raises SystemExit, before and after it is known who started it; that means the same as
+    KeyboardInterrupt, which ours raise.
+    """
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise KeyboardInterrupt from ended
+        raise
+    finally:
+        if callable(ours):
+            signal.signal(signal.SIGTERM, ours)
 
 
 def _set_environment() -> None:

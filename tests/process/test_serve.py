@@ -114,15 +114,31 @@ def test_a_cluster_that_is_terminated(served: Program) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_it_starts(served: Program) -> None:
-    served.wait_for("^starting workers ")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("while_ray_starts", [True, False])
+def test_a_signal_while_it_starts(
+    served: Program, number: signal.Signals, while_ray_starts: bool
+) -> None:
+    if while_ray_starts:  # Ray's own handler of SIGTERM once ended it with code 15
+        served.wait_for("^starting Ray ")
+        wait_until_it_runs(served, "gcs_server")
+    else:
+        served.wait_for("^starting workers ")
     tree = served.tree()
     folder = Path(router_arguments(served)[-2]).parent
-    served.process.send_signal(signal.SIGINT)
+    served.process.send_signal(number)
     served.wait_for("^interrupted, stopping$")
     assert served.process.wait(BOUND_S) == 0
     wait_until_gone(tree)
     assert not folder.exists()
+
+
+def wait_until_it_runs(served: Program, name: str) -> None:
+    """Until a process of that program has been started."""
+    deadline = time.monotonic() + BOUND_S
+    while not any(name in argument for p in served.tree() for argument in arguments_of(p.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 NOISE = re.compile(r"destroyed|never retrieved|Traceback|Exception|ERROR|shutdown")
