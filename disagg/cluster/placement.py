@@ -27,6 +27,20 @@ class Placement:
     workers_per_host: int
 
 
+def has_room(settings: Settings, resources: Mapping[str, float]) -> bool:
+    """Whether hosts for all workers have joined.
+
+    Args:
+        settings: how many workers, and what they ask for.
+        resources: of all hosts together, as ``ray.cluster_resources()`` lists them.
+    """
+    cluster = settings.cluster
+    asked = {"CPU": num_workers(settings) * cluster.num_cpus_per_worker}
+    if cluster.role_resources:
+        asked |= {"disagg_prefill": cluster.num_prefill, "disagg_decode": cluster.num_decode}
+    return all(resources.get(name, 0) >= amount for name, amount in asked.items())
+
+
 def place_workers(settings: Settings, nodes: Sequence[Mapping[str, Any]]) -> Placement:
     """Divide hosts and GPUs among the workers.
 

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
-from disagg.cluster.placement import Placement, place_workers
+from disagg.cluster.placement import Placement, has_room, place_workers
 from disagg.config import Settings, worker_options
 from disagg.errors import ConfigError, ExpiredError
 from disagg.workers.actor import WORKER_PATH, WorkerActor, WorkerState
@@ -18,6 +18,8 @@ from disagg.workers.options import WorkerOptions
 Report = Callable[[str], None]
 
 _POLL_S = 0.5
+_HOSTS_WAIT_S = 60.0
+"""Hosts join while this starts; where more are made on demand they come later."""
 _RECREATE_MIN_S = 1.0
 _RECREATE_MAX_S = 30.0
 
@@ -73,8 +75,7 @@ class Supervisor:
         self._settings = settings
         self._report = report
         self._worker_path = worker_path
-        nodes = ray.nodes()  # type: ignore[no-untyped-call]
-        self._placement = place_workers(settings, nodes)
+        self._placement = place_workers(settings, ())
         self._plans = plan_workers(settings, self._placement)
         self._workers: list[_Supervised] = []
 
@@ -91,6 +92,7 @@ class Supervisor:
             ExpiredError: not all serve after ``cluster.start_timeout_s``.
         """
         deadline = time.monotonic() + self._settings.cluster.start_timeout_s
+        self._place()
         for options in self._plans:
             actor = self._create(options)
             self._workers.append(_Supervised(options, actor, actor.describe.remote()))
@@ -119,6 +121,18 @@ class Supervisor:
         for worker in self._workers:
             ray.kill(worker.actor, no_restart=True)
         self._workers.clear()
+
+    def _place(self) -> None:
+        """Wait a while for the hosts: what workers get depends on how many there are."""
+        settings = self._settings
+        deadline = time.monotonic() + min(_HOSTS_WAIT_S, settings.cluster.start_timeout_s)
+        while time.monotonic() < deadline:
+            if has_room(settings, ray.cluster_resources()):  # type: ignore[no-untyped-call]
+                break
+            time.sleep(_POLL_S)
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+        self._placement = place_workers(settings, nodes)
+        self._plans = plan_workers(settings, self._placement)
 
     def _create(self, options: WorkerOptions) -> Any:
         cluster = self._settings.cluster

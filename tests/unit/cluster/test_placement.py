@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from disagg.cluster.placement import Placement, place_workers
+from disagg.cluster.placement import Placement, has_room, place_workers
 from disagg.config import Settings
 
 HEAD: dict[str, Any] = {"Alive": True, "Resources": {"memory": 1.0}}
@@ -36,6 +36,20 @@ def place(nodes: list[dict[str, Any]], num_workers: int = 2, **worker: str) -> P
 )
 def test_auto(nodes: list[dict[str, Any]], num_workers: int, placement: Placement) -> None:
     assert place(nodes, num_workers) == placement
+
+
+@pytest.mark.parametrize(
+    ("resources", "enough"),
+    [
+        ({}, False),
+        ({"CPU": 0.2}, False),
+        ({"CPU": 8.0, "disagg_prefill": 1.0}, False),
+        ({"CPU": 0.2, "disagg_prefill": 1.0, "disagg_decode": 1.0}, True),
+    ],
+)
+def test_hosts_that_have_joined(resources: dict[str, float], enough: bool) -> None:
+    settings = Settings.model_validate({"cluster": {"role_resources": True}})
+    assert has_room(settings, resources) is enough
 
 
 def test_what_is_given_is_kept() -> None:
