@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 5.0
-COMMANDS_MAX = 4096
 READS_MAX = 4096
+"""Reads taken and not reported yet; whoever has more asks again later."""
 
 
 class NixlTransport:
@@ -63,7 +63,7 @@ class NixlTransport:
         # Written by the thread, read by all.
         self._failure = ""
         self._ending = threading.Lock()  # no command slips in behind the last one
-        self._num_reads = 0
+        self._num_reads = 0  # under that lock
         self._num_bytes = 0
         self._oldest_s: float | None = None
         self._idle: Future[None] = Future()
@@ -85,7 +85,7 @@ class NixlTransport:
 
     @property
     def num_reads(self) -> int:
-        """Reads taken by the thread whose end was not reported yet."""
+        """Reads whose end was not reported yet."""
         return self._num_reads
 
     @property
@@ -124,7 +124,7 @@ class NixlTransport:
 
         Raises:
             ValueError: lists of unequal length, or a destination outside our pool.
-            CapacityError: too many commands wait; nothing was queued.
+            CapacityError: `READS_MAX` reads have not ended; nothing was queued.
             RemoteFault: the transport has failed or is closed; nothing was queued.
         """
         src = np.asarray(src_blocks, dtype=np.int32)
@@ -137,11 +137,11 @@ class NixlTransport:
         order = src.argsort()
         piece_blocks = -(-len(src) // max(1, -(-len(src) // self._handle_blocks_max)))
         made = Read(read_id, peer, src[order], dst[order], piece_blocks)
-        self._put(lambda: self._start(made))
+        self._put(lambda: self._start(made), num_reads=1)
 
     def check(self) -> None:
         """Have the agent READ from itself; an ended transport knows what is wrong already."""
-        with contextlib.suppress(RemoteFault, CapacityError):
+        with contextlib.suppress(RemoteFault):
             self._put(self._check)
 
     def close(self, timeout_s: float) -> bool:
@@ -163,17 +163,18 @@ class NixlTransport:
     def _leave(self) -> None:
         # Python ends a daemon thread wherever it is; inside NIXL that aborts the process.
         self._exiting = True
-        with contextlib.suppress(RemoteFault, CapacityError):
+        with contextlib.suppress(RemoteFault):
             self._put(lambda: None)  # wakes it
         with contextlib.suppress(TimeoutError):
             self._idle.result(EXIT_TIMEOUT_S)
 
-    def _put(self, command: Callable[[], None]) -> None:
+    def _put(self, command: Callable[[], None], num_reads: int = 0) -> None:
         with self._ending:
             if self._failure:
                 raise RemoteFault(f"the KV transport has ended: {self._failure}")
-            if self._commands.qsize() >= COMMANDS_MAX:
-                raise CapacityError(f"{COMMANDS_MAX} transport commands are waiting")
+            if num_reads and self._num_reads >= READS_MAX:
+                raise CapacityError(f"{READS_MAX} reads are waiting")
+            self._num_reads += num_reads
             self._commands.put(command)
 
     # --- everything below runs on the transport's thread
@@ -284,7 +285,6 @@ class NixlTransport:
                 self._fail_waiting(fresh, fresh.error)
 
     def _start(self, read: Read) -> None:
-        self._num_reads += 1
         peer = self._peers.get(name := read.peer)
         if peer is not None and peer.pool is None and peer.mend(time.monotonic()):
             self._forget_when_idle(peer)
@@ -297,8 +297,6 @@ class NixlTransport:
             read.error = peer.error
         elif not are_inside(read.src, (peer.again or peer.info).num_blocks):
             read.error = f"a source block lies outside the pool of {name}"
-        elif self._num_reads > READS_MAX:
-            read.error = f"{READS_MAX} reads are waiting"
         if read.error or not read.src.size or peer is None:
             self._report(read)
         else:
@@ -386,7 +384,8 @@ class NixlTransport:
     def _report_ended(self) -> None:
         while self._ended:
             read = self._ended.popleft()
-            self._num_reads -= 1
+            with self._ending:
+                self._num_reads -= 1
             try:
                 self._on_read_done(read.read_id, read.error)
             except Exception:

@@ -24,8 +24,10 @@ from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
+from disagg.workers.engine.checkpoint import open_checkpoint
 from disagg.workers.engine.protocol import Engine, EngineFactory
 from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engine_plan import plan_engine
 from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
@@ -57,14 +59,16 @@ def nixl_transport(
 
 
 def torch_engine(options: WorkerOptions) -> Engine:
-    """The engine of every real worker."""
+    """The engine of every real worker, as large as its machine and its options let it be."""
+    plan = plan_engine(options, open_checkpoint(options.model_dir))
     return TorchEngine(
         options.model_dir,
-        num_blocks=options.num_blocks,
+        num_blocks=plan.num_blocks,
         block_tokens=options.block_tokens,
-        dtype=options.dtype,
-        device=options.device,
-        num_threads=options.num_threads,
+        dtype=plan.dtype,
+        device=plan.device,
+        num_threads=plan.num_threads,
+        summary=plan.summary,
     )
 
 
@@ -73,6 +77,8 @@ class Worker:
 
     Attributes:
         incarnation: who this is; the epoch is random and new.
+        options: what it was started with.
+        summary: what it took of its machine, in one line, valid after `start`.
         address: host:port of the gRPC service, valid after `start`.
         failed: why the worker cannot go on, "" while it can.
         control: the control, valid after `start`; to be touched on its loop only.
@@ -87,6 +93,7 @@ class Worker:
     ) -> None:
         self.options = options
         self.incarnation = Incarnation(options.worker_id, secrets.token_hex(8))
+        self.summary = ""
         self.address = ""
         self.failed = ""
         self.control: Control | None = None
@@ -107,6 +114,8 @@ class Worker:
         exporter = exporter_named_in(os.environ)
         self._trace = TransferTrace(tracer_for(exporter, self.incarnation, self.options.role))
         self._engine = self._engine_factory(self.options)
+        self.summary = self._engine.summary
+        log.info("worker %s takes %s", self.options.worker_id, self.summary)
         self._thread.start()
         if not self._serving.wait(START_TIMEOUT_S) or self.failed:
             raise ConfigError(f"worker {self.options.worker_id} did not start: {self.failed}")
@@ -172,7 +181,9 @@ class Worker:
         await server.start()
         info = self._info(contract, core)
         tasks = [
-            asyncio.create_task(keep_registered(address, info, options.heartbeat_ms))
+            asyncio.create_task(
+                keep_registered(address, info, options.heartbeat_ms), name=f"router {address}"
+            )
             for address in options.router_addresses
         ]
         log.info(
@@ -183,9 +194,10 @@ class Worker:
             self.incarnation.epoch,
         )
         if publisher is not None:
-            events = asyncio.create_task(publisher.run(lambda: control.changed))
-            events.add_done_callback(self._events_ended)
-            tasks.append(events)
+            events = publisher.run(lambda: control.changed)
+            tasks.append(asyncio.create_task(events, name="KV events"))
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
         self._serving.set()
         await self._stop.wait()
         for task in tasks:
@@ -211,9 +223,9 @@ class Worker:
         log.info("worker %s publishes KV events at %s", self.options.worker_id, publisher.endpoint)
         return publisher
 
-    def _events_ended(self, task: "asyncio.Task[None]") -> None:
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._fail(f"KV events: {task.exception()!r}")
+            self._fail(f"{task.get_name()}: {task.exception()!r}")
 
     def _build_core(self) -> WorkerCore:
         options, engine = self.options, self._engine
@@ -263,7 +275,7 @@ class Worker:
         hasher = BlockHasher(self._hash_key(), layout.hash_block_tokens)
         return Contract(
             model_fingerprint=self._engine.fingerprint,
-            dtype=self.options.dtype,
+            dtype=self._engine.dtype,
             groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
             block_bytes=layout.block_bytes,
             hash_block_tokens=layout.hash_block_tokens,

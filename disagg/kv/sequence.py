@@ -17,8 +17,8 @@ class KVSequence:
     """
 
     key: Hashable
-    token_ids: list[int] = field(default_factory=list)
-    hashes: list[bytes] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list, repr=False)
+    hashes: list[bytes] = field(default_factory=list, repr=False)
 
     @property
     def num_tokens(self) -> int:

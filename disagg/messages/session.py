@@ -4,7 +4,7 @@ Downstream `Submit` and `Cancel` travel on one ordered stream, so a cancel never
 submit. Upstream, one `StepOutputs` per engine step carries the tokens of all its sequences.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from disagg.messages.identity import Incarnation, RequestKey
@@ -43,15 +43,19 @@ class PullPlan:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start one generation of a request on a worker."""
+    """Start one generation of a request on a worker.
+
+    What belongs to the client (tokens, salt) is in no repr, here and wherever else it is kept: a
+    repr ends in logs and errors.
+    """
 
     key: RequestKey
     role: Role
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = field(repr=False)
     """Prompt, plus the tokens already emitted when the router plans anew."""
-    hashes: tuple[bytes, ...]
+    hashes: tuple[bytes, ...] = field(repr=False)
     """Chain values of the full hash blocks of ``token_ids`` (hashed once, by the router)."""
-    cache_salt: bytes
+    cache_salt: bytes = field(repr=False)
     sampling: SamplingParams
     """``max_tokens`` counts from the end of ``token_ids``."""
     peer: PeerAddress | None = None

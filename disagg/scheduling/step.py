@@ -1,7 +1,7 @@
 """One step of the engine: what the scheduler asks for and what comes back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
@@ -30,7 +30,7 @@ class SequenceSlice:
     """
 
     key: RequestKey
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] = field(repr=False)
     start: int
     is_new: bool
     """The sequence starts anew: the engine has nothing of its block tables, or must forget it."""

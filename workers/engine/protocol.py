@@ -30,6 +30,16 @@ class Engine(RunsSteps, Protocol):
         ...
 
     @property
+    def dtype(self) -> str:
+        """Type of weights and KV, such as ``bfloat16``. Part of the contract between workers."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """What it took of its machine, and why, in one line for people."""
+        ...
+
+    @property
     def layout(self) -> KVCacheLayout:
         """KV cache groups, and how large a block is. Part of the contract between workers."""
         ...

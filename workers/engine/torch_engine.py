@@ -32,6 +32,8 @@ class TorchEngine:
         pool: the KV memory.
         region: the same as transports see it.
         fingerprint: hex digest of the model, part of the compatibility contract.
+        dtype: of weights and KV, part of it too.
+        summary: what it took of its machine, in one line.
         vocab_size: token ids are below it.
         max_model_tokens: bound on prompt plus generated tokens.
     """
@@ -45,6 +47,7 @@ class TorchEngine:
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         device: str = "cpu",
         num_threads: int = 1,
+        summary: str = "",
     ) -> None:
         """Load weights from disk and allocate the pool; nothing is downloaded.
 
@@ -56,6 +59,7 @@ class TorchEngine:
         if num_threads < 1:
             raise ConfigError(f"num_threads={num_threads} is not positive", param="num_threads")
         where, kind = _device(device), DTYPES[dtype]
+        self.dtype, self.summary = dtype, summary
         torch.set_num_threads(num_threads)
         self.checkpoint: Checkpoint = open_checkpoint(model_dir)
         self.fingerprint = self.checkpoint.fingerprint

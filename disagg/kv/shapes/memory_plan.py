@@ -105,6 +105,16 @@ def parse_memory(text: str) -> int:
     return size
 
 
+def format_memory(num_bytes: int) -> str:
+    """A size for people, such as ``1.5 GiB``."""
+    size, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.4g} {unit}"
+
+
 def plan_memory(
     layer_specs: Sequence[Spec | None],
     memory_bytes: int,

@@ -23,6 +23,8 @@ class DigestEngine:
     """A token's KV in a group is a digest of all that it was computed from; see `Engine`."""
 
     fingerprint = "digest"
+    dtype = "none"
+    summary = "nothing of this machine"
     max_model_tokens = 512
 
     def __init__(self, num_blocks: int) -> None:
