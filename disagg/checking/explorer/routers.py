@@ -1,12 +1,15 @@
-"""The router as the explorer sees it: the production core, thawed, moved and frozen again."""
+"""The router as a world sees it, the core or a scripted one: thawed, moved and frozen again."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from disagg.checking.explorer.snapshots import Snapshots
+from disagg.checking.explorer.scripted_router import ScriptedRouter
+from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.snapshots import Frozen, Snapshots
+from disagg.checking.explorer.tokens import Vocabulary
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import WorkerStats
 from disagg.routing.actions import NewRequest, RouterAction
 from disagg.routing.core import RouterCore
@@ -24,44 +27,52 @@ class RouterMoved(NamedTuple):
 
 
 class Routers:
-    """All states of the router that were ever seen, by number; each move is made only once.
+    """Every state of the router that was ever seen, by number; each move is made only once.
 
     Attributes:
-        known: per state, the workers that it believes alive.
+        known: per number, the workers that it believes alive.
+        served: per number, whether it has ended nothing before its time (the scripted one).
     """
 
-    def __init__(
-        self, hasher: BlockHasher, replans_max: int, mutate: Callable[[RouterCore], None]
-    ) -> None:
+    def __init__(self, setting: Setting, hasher: BlockHasher, vocabulary: Vocabulary) -> None:
+        self._setting = setting
         self._hasher = hasher
-        self._replans_max = replans_max
-        self._mutate = mutate
+        self._vocabulary = vocabulary
         self._infos: dict[Incarnation, WorkerInfo] = {}
-        self._constants: list[Any] = [hasher, _CONTRACT, _GROUPS, *_GROUPS, _READY]
-        self._snapshots = Snapshots(self._constants)
-        self._frozen: list[tuple[bytes, tuple[type, ...]]] = []
-        self._number: dict[tuple[bytes, tuple[type, ...]], int] = {}
+        constants: list[Any] = [hasher, _CONTRACT, _GROUPS, *_GROUPS, _READY]
+        constants += [vocabulary, setting, *setting.requests]
+        self._snapshots = Snapshots(constants)
+        self._frozen: list[Frozen] = []
+        self._numbers: dict[Frozen, int] = {}
         self._moves: dict[tuple[Any, ...], RouterMoved] = {}
         self.known: list[frozenset[Incarnation]] = []
+        self.served: list[bool] = []
 
-    def start(self, workers: list[tuple[Incarnation, str]], request: NewRequest) -> RouterMoved:
-        """A router to which these workers, with their roles, have come, and then a request."""
+    def start(self, lives: list[Incarnation]) -> RouterMoved:
+        """A router to which these workers have come, and then every request."""
+        setting, actions = self._setting, list[RouterAction]()
+        if not setting.roles:
+            scripted = ScriptedRouter(setting, self._vocabulary, lives)
+            actions += scripted.start()
+            return RouterMoved(self.freeze(scripted), tuple(actions))
         core = RouterCore(
             hash_extend=self._hasher.extend,
-            replans_max=self._replans_max,
-            requests_max=1,
+            replans_max=setting.generations_max - 1,
+            requests_max=len(setting.requests),
             request_timeout_ms=1,
             records_max=0,
             worker_silent_ms=1,
         )
-        self._mutate(core)
-        for life, role in workers:
+        setting.mutate_router(core)
+        for life, role in zip(lives, setting.roles, strict=True):
             self._join(core, life, role)
-        actions = core.generate(0, request)
-        return RouterMoved(self._freeze(core), tuple(actions))
+        for name, one in zip("rstuv", setting.requests, strict=False):
+            sampling = SamplingParams(max_tokens=one.max_tokens)
+            actions += core.generate(0, NewRequest(name, one.prompt, (), b"", sampling))
+        return RouterMoved(self.freeze(core), tuple(actions))
 
     def move(self, number: int, method: str, *args: Any) -> RouterMoved:
-        """Call a method of the core; ``join`` is a registration, a session and first stats."""
+        """Call a method; ``join`` is a registration, a session and first stats."""
         call = (number, method, *args)
         moved = self._moves.get(call)
         if moved is None:
@@ -70,31 +81,37 @@ class Routers:
                 actions = self._join(core, *args)
             else:
                 actions = getattr(core, method)(0, *args)
-            moved = self._moves[call] = RouterMoved(self._freeze(core), tuple(actions))
+            moved = self._moves[call] = RouterMoved(self.freeze(core), tuple(actions))
         return moved
 
-    def thaw(self, number: int) -> RouterCore:
+    def thaw(self, number: int) -> Any:
         """A copy to look at."""
-        core = self._snapshots.thaw(self._frozen[number])
-        assert isinstance(core, RouterCore)
-        return core
+        return self._snapshots.thaw(self._frozen[number])
 
-    def _join(self, core: RouterCore, life: Incarnation, role: str) -> list[RouterAction]:
+    def _join(self, core: Any, life: Incarnation, role: str) -> list[RouterAction]:
+        if isinstance(core, ScriptedRouter):
+            core.known.append(life)
+            return []
         if life not in self._infos:
             self._infos[life] = WorkerInfo(life, "", role, "m", _CONTRACT, _GROUPS, 8, 8, 8)
-        actions = core.register(0, self._infos[life])
+        actions: list[RouterAction] = core.register(0, self._infos[life])
         core.session_up(0, life)
         core.from_worker(0, life, _READY)
         return actions
 
-    def _freeze(self, core: RouterCore) -> int:
-        _make_canonical(core)
+    def freeze(self, core: Any) -> int:
+        """The number of a router; equal ones have equal ones."""
+        if isinstance(core, RouterCore):
+            _make_canonical(core)
         frozen = self._snapshots.freeze(core)
-        number = self._number.get(frozen)
+        number = self._numbers.get(frozen)
         if number is None:
-            number = self._number[frozen] = len(self._frozen)
+            number = self._numbers[frozen] = len(self._frozen)
             self._frozen.append(frozen)
-            self.known.append(frozenset(view.info.incarnation for view in core.fleet))
+            is_core = isinstance(core, RouterCore)
+            lives = (view.info.incarnation for view in core.fleet) if is_core else core.known
+            self.known.append(frozenset(lives))
+            self.served.append(not is_core and not core.over)
         return number
 
 
