@@ -230,8 +230,6 @@ LARGE_WORLDS = (
     NamedWorld(
         "generation-crash-cancel",
         "P crashes, and may come back; the client goes away; at any time",
-        replace(
-            PLANNED, crashes=(PREFILL,), returns=True, cancels=1, delivery="once"
-        ),
+        replace(PLANNED, crashes=(PREFILL,), returns=True, cancels=1, delivery="once"),
     ),
 )

@@ -1,12 +1,12 @@
 """A small world for the explorer: one generation, one owner, one reader, a hostile network.
 
-The lease and inbound tables are the production objects. The bytes of a block are modelled as
-what was last written into it; a free block of the owner is overwritten at once, which is the
-worst moment. A READ is as many handles as there are ranks: each rank's part of a block lands by
-itself, and its handle ends by itself; the tables hear of the READ's end when the last handle is
-terminal, which is what `PostRead` asks of the shell. Once sent, a message may arrive at any later time, any number of times or never
-(loss, duplication and reordering in one); with ``lossy`` it arrives at most once, which is what
-the repetitions are for.
+The lease and inbound tables are the production objects. The bytes of a block are modelled as what
+was last written into it; a free block of the owner is overwritten at once, which is the worst
+moment. A READ is as many handles as there are ranks: each rank's part of a block lands by itself,
+and its handle ends by itself; the tables hear of the READ's end when the last handle is terminal,
+which is what `PostRead` asks of the shell. Once sent, a message may arrive at any later time, any
+number of times or never (loss, duplication and reordering in one); with ``lossy`` it arrives at most
+once, which is what the repetitions are for.
 """
 
 import io
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer.exploration import Exploration, Goal, Step, explore
-from disagg.checking.explorer.state import Envelope, put
 from disagg.checking.explorer.memory import NOTHING, OTHER
+from disagg.checking.explorer.state import Envelope, put
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Offers
 from disagg.transfer.actions import InboundCommitted, InboundPartial, PostRead, Send
@@ -78,7 +78,7 @@ class LeaseSetting:
     committed_max: int = 2
     num_ranks: int = 1
     waits_for: int | None = None
-    """Handles that must be terminal before a READ counts as ended: all of them, but in a control."""
+    """Handles that must be terminal before a READ counts as ended: all, but in a control."""
 
 
 class Read(NamedTuple):
@@ -281,9 +281,7 @@ class LeaseWorld:
             after = now._replace(num_read_errors=now.num_read_errors + alive)
             yield self._handle_ends(after, name, read, rank, "error")
 
-    def _handle_ends(
-        self, now: State, name: str, read: Read, rank: int, error: str
-    ) -> Step[State]:
+    def _handle_ends(self, now: State, name: str, read: Read, rank: int, error: str) -> Step[State]:
         ended = read._replace(ended=put(read.ended, rank, True), error=read.error or error)
         waits_for = self.setting.waits_for or self.setting.num_ranks
         reports = not read.reported and sum(ended.ended) >= waits_for

@@ -33,9 +33,7 @@ def rounds(moves: Moves, now: State) -> Iterator[Step[State]]:
         yield Step("; ".join(said), state, broken)
 
 
-def _events(
-    moves: Moves, now: State, side: int, retries: bool
-) -> Iterator[tuple[object, ...]]:
+def _events(moves: Moves, now: State, side: int, retries: bool) -> Iterator[tuple[object, ...]]:
     """What happens to a worker in this round."""
     if retries:
         yield "tick", 0
@@ -53,9 +51,7 @@ def _events(
             yield "on_read_done", read
 
 
-def _does(
-    moves: Moves, now: State, side: int, method: object, *args: object
-) -> Step[State]:
+def _does(moves: Moves, now: State, side: int, method: object, *args: object) -> Step[State]:
     if method == "end_step":
         return moves.ends_step(now, side, "a step ends", "ends")
     if isinstance(args[0], Read):

@@ -34,9 +34,7 @@ class ScriptedRouter:
         over: generations that it has ended.
     """
 
-    def __init__(
-        self, setting: Setting, vocabulary: Vocabulary, lives: list[Incarnation]
-    ) -> None:
+    def __init__(self, setting: Setting, vocabulary: Vocabulary, lives: list[Incarnation]) -> None:
         self._setting = setting
         self._vocabulary = vocabulary
         self._lives = lives

@@ -101,8 +101,8 @@ SMALL_WORLDS = (
     NamedWorld("pair-cancel", "the client goes away", replace(PAIR, cancels=1)),
     NamedWorld(
         "pair-preempt-cancel",
-        "the prefill is preempted while its lease grows, the client goes away; Release and a second "
-        "reservation with READs in progress",
+        "the prefill is preempted while its lease grows, the client goes away; Release and a "
+        "second reservation with READs in progress",
         replace(PAIR, preemptions=1, cancels=1),
     ),
     NamedWorld(
@@ -131,9 +131,7 @@ SMALL_WORLDS = (
     NamedWorld(
         "pair-shared",
         "two hand-overs lease the same block, memory for both is lacking; no message is lost",
-        replace(
-            PAIR, requests=(Request(),) * 2, passes_max=0, delivery="in order", any_order=True
-        ),
+        replace(PAIR, requests=(Request(),) * 2, passes_max=0, delivery="in order", any_order=True),
     ),
     NamedWorld(
         "pair-growing",

@@ -1,9 +1,9 @@
 """Canonical snapshots of a live object graph: equal bytes mean equal behaviour.
 
 Mutable objects of our own become numbered parts, in the order in which they are met, and so do
-lists, dicts, sets and deques that are met more than once; messages and enumerations are numbered by
-their values; everything else is written out where it stands. So who shares an equal string with whom
-does not show, and what is shared and mutable stays shared when a snapshot is thawed.
+lists, dicts, sets and deques that are met more than once; messages and enumerations are numbered
+by their values; everything else is written out where it stands. So who shares an equal string with
+whom does not show, and what is shared and mutable stays shared when a snapshot is thawed.
 """
 
 import io

@@ -218,9 +218,7 @@ class Workers:
         return number
 
 
-def _watch(
-    overtaking: Overtaking, awaited: bool, actions: tuple[WorkerAction, ...]
-) -> Overtaking:
+def _watch(overtaking: Overtaking, awaited: bool, actions: tuple[WorkerAction, ...]) -> Overtaking:
     """Count who overtakes a request that has lost its memory."""
     if not awaited:
         return _NOBODY

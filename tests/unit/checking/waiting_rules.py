@@ -1,54 +1,60 @@
 """Rules against waiting in a circle, livelock and starvation taken away."""
 
-from disagg.checking.explorer.lockstep_world import LockstepWorld
-from disagg.checking.explorer.worlds import MUTUAL_SETTINGS
-from tests.unit.transfer import mutual_mutants as mutants
-from tests.unit.transfer.taken_away import TakenAway, cores_without
+from tests.unit.checking import waiting_mutants
+from tests.unit.checking.taken_away import without
 
-MUTUAL_RULES = (
-    cores_without(
+WAITING_RULES = (
+    without(
         "Reserve is answered at once, never queued",
         "mutual",
-        {"": mutants.QueuesReserves},
         4,
         "right: submit of s arrives: nothing leads to a good end any more",
+        mutants={"": waiting_mutants.QueuesReserves},
     ),
-    cores_without(
+    without(
         "a prefill has its own blocks for the whole prompt before it asks",
         "mutual",
-        {"kv": mutants.PromisesOneToken, "batcher": mutants.PrefillsWaitForBlocks},
         4,
         "right: submit of s arrives: nothing leads to a good end any more",
         "the share, which alone keeps two apart",
         share=2.0,
+        mutants={
+            "kv": waiting_mutants.PromisesOneToken,
+            "batcher": waiting_mutants.PrefillsWaitForBlocks,
+        },
     ),
-    cores_without(
+    without(
         "who is refused gives back what it holds",
         "mutual",
-        {"outgoing": mutants.HoldsWhileItWaits, "batcher": mutants.AsksAgain},
         2,
         "right: submit of s arrives: nothing leads to a good end any more",
+        mutants={
+            "outgoing": waiting_mutants.HoldsWhileItWaits,
+            "batcher": waiting_mutants.AsksAgain,
+        },
     ),
-    cores_without(
+    without(
         "a preempted prefill gives back its lease and reservation",
         "mutual-queue",
-        {"outgoing": mutants.KeepsReservations, "parts": mutants.GoesOnUnderTheOldLease},
         6,
         "right: a step of s ends and a prefill is preempted: nothing leads to a good end any more",
+        mutants={
+            "outgoing": waiting_mutants.KeepsReservations,
+            "parts": waiting_mutants.GoesOnUnderTheOldLease,
+        },
     ),
-    TakenAway(
+    without(
         "who is refused waits for a random time",
-        "`delays=(1,)`",
-        "`lockstep`",
-        LockstepWorld(MUTUAL_SETTINGS["mutual"], delays=(1,)).explore,
+        "lockstep",
         0,
         "at the start: nothing leads to a good end any more",
+        delays=(1,),
     ),
-    cores_without(
+    without(
         "nothing is reserved while an older request waits for memory",
         "mutual-older",
-        {"": mutants.TakesReservationsAnyway},
         20,
         "right: a step of t ends: overtaken by one who came later",
+        mutants={"": waiting_mutants.TakesReservationsAnyway},
     ),
 )

@@ -1,5 +1,6 @@
 """Rules taken away from two whole workers and the router that serves them."""
 
+from disagg.checking.explorer.setting import Request
 from disagg.messages.peer import (
     AskOffers,
     Commit,
@@ -11,184 +12,188 @@ from disagg.messages.peer import (
     Reserve,
     Reserved,
 )
-from tests.unit.transfer import mutants, pair_mutants
-from tests.unit.transfer.pair_mutants import any_epoch
-from tests.unit.transfer.taken_away import cores_without
+from tests.unit.checking import handover_mutants, lease_mutants
+from tests.unit.checking.handover_mutants import any_epoch
+from tests.unit.checking.taken_away import without
 
-PAIR_RULES = (
-    cores_without(
+HANDOVER_RULES = (
+    without(
         "an offer is made with a hold, also of a block that is leased already",
         "pair-shared-more",
-        {"leases": mutants.OfferWithoutHold},
         15,
         "decode: hears CommitAnswer: the cache offers 'bytes of another request' as position 0",
         evictions=1,
+        mutants={"leases": lease_mutants.OfferWithoutHold},
     ),
-    cores_without(
+    without(
         "an offer is made when the chunk is complete",
         "pair-cancel",
-        {"": pair_mutants.OffersAtLaunch},
         14,
         "decode: hears CommitAnswer: the cache offers 'half-written' as position 0",
+        mutants={"": handover_mutants.OffersAtLaunch},
     ),
-    cores_without(
+    without(
         "only blocks that are full, or whose request has ended, are offered",
         "pair-growing",
-        {"outgoing": pair_mutants.OffersBegunBlocks},
         15,
         "decode: hears CommitAnswer: the cache offers 'half-written' as position 0",
+        mutants={"outgoing": handover_mutants.OffersBegunBlocks},
     ),
-    cores_without(
+    without(
         "what was published is never written again",
         "pair-growing-shared",
-        {"batcher": pair_mutants.RecomputesInPlace, "kv": pair_mutants.HitsWholePrompts},
         19,
         "prefill: hears Commit: the cache offers 'half-written' as position 1",
-        prompt=(3, 4, 5, 6),
+        requests=(Request(prompt=(3, 4, 5, 6)),) * 2,
+        mutants={
+            "batcher": handover_mutants.RecomputesInPlace,
+            "kv": handover_mutants.HitsWholePrompts,
+        },
     ),
-    cores_without(
+    without(
         "a block is published when its step is complete",
         "pair-cancel",
-        {"": pair_mutants.PublishesAtLaunch},
         4,
         "prefill: hears Reserved: the cache offers 'nothing' as position 0",
+        mutants={"": handover_mutants.PublishesAtLaunch},
     ),
-    cores_without(
+    without(
         "a step holds its blocks",
         "pair-cancel",
-        {"kv._steps": pair_mutants.StepsHoldNothing},
         7,
         "prefill: a step ends: a step overwrites 'bytes of another request'",
+        mutants={"kv._steps": handover_mutants.StepsHoldNothing},
     ),
-    cores_without(
+    without(
         "what is not committed is not computed from",
         "pair-cancel",
-        {"inbound": pair_mutants.ValidBeforeCommit, "kv": pair_mutants.PublishesNothing},
         15,
         "decode: READ 2 is DONE: a step computes from 'bytes of another request' at 0",
         evictions=1,
+        mutants={
+            "inbound": handover_mutants.ValidBeforeCommit,
+            "kv": handover_mutants.PublishesNothing,
+        },
     ),
-    cores_without(
+    without(
         "what is not committed is not published",
         "pair-cancel",
-        {"incoming": pair_mutants.PublishedBeforeCommit},
         3,
         "decode: hears Reserve: the cache offers 'nothing' as position 0",
+        mutants={"incoming": handover_mutants.PublishedBeforeCommit},
     ),
-    cores_without(
+    without(
         "bytes are valid after the commit only",
         "pair-cancel",
-        {"inbound": pair_mutants.ValidBeforeCommit},
         15,
         "decode: READ 2 is DONE: the cache offers 'bytes of another request' as position 0",
         evictions=1,
+        mutants={"inbound": handover_mutants.ValidBeforeCommit},
     ),
-    cores_without(
+    without(
         "destinations are held until every READ is terminal, after a Release as well",
         "pair-preempt-cancel",
-        {"inbound": mutants.DestinationsDroppedAtAbort},
         8,
         "READ 1 lands: 'KV 0' in 3: a READ lands in block 3, held by no transfer",
         cancels=0,
+        mutants={"inbound": lease_mutants.DestinationsDroppedAtAbort},
     ),
-    cores_without(
+    without(
         "a preempted prefill's lease dies with it",
         "pair-preempt-cancel",
-        {"outgoing": pair_mutants.LeaseOutlivesPreemption},
         7,
         "prefill: hears Reserved: InvariantViolation: RequestKey has a live lease already",
         cancels=0,
+        mutants={"outgoing": handover_mutants.LeaseOutlivesPreemption},
     ),
-    cores_without(
+    without(
         "Reserve is numbered",
         "pair-preempt-cancel",
-        {"outgoing._asker": pair_mutants.UnnumberedQuestions},
         7,
         "decode: hears Release: nothing leads to a good end any more",
         cancels=0,
+        mutants={"outgoing._asker": handover_mutants.UnnumberedQuestions},
     ),
-    cores_without(
+    without(
         "memory is reserved for generations only that the router has submitted",
         "pair-cancel",
-        {"incoming": pair_mutants.UnsubmittedReserved},
         2,
         "decode: hears Reserve: nothing leads to a good end any more",
         cancels=0,
+        mutants={"incoming": handover_mutants.UnsubmittedReserved},
     ),
-    cores_without(
+    without(
         "memory is reserved for generations only that have not ended",
         "pair-cancel",
-        {"incoming": pair_mutants.EndedReserved},
         5,
         "decode: hears Reserve: nothing leads to a good end any more",
+        mutants={"incoming": handover_mutants.EndedReserved},
     ),
-    cores_without(
+    without(
         "a Reserve that is not answered in time counts as refused",
         "pair-vanishes",
-        {"outgoing._asker": pair_mutants.AsksForEver},
         2,
         "decode vanishes: nothing leads to a good end any more",
+        mutants={"outgoing._asker": handover_mutants.AsksForEver},
     ),
-    cores_without(
+    without(
         "a reservation has a time to live",
         "pair-vanishes",
-        {"incoming._reservations": pair_mutants.ReservationsNeverExpire},
         4,
         "decode: hears Reserve: nothing leads to a good end any more",
+        mutants={"incoming._reservations": handover_mutants.ReservationsNeverExpire},
     ),
-    cores_without(
+    without(
         "a lease has a time to live",
         "pair-vanishes",
-        {"leases": pair_mutants.LeasesNeverExpire},
         5,
         "prefill: hears Reserved: nothing leads to a good end any more",
+        mutants={"leases": handover_mutants.LeasesNeverExpire},
     ),
-    cores_without(
+    without(
         "after the seal the reservation ends with the lease",
         "pair-time-outs",
-        {"outgoing": pair_mutants.ReleasesAfterTheSeal},
         8,
         "decode: hears Release: nothing leads to a good end any more",
         passes_max=0,
+        mutants={"outgoing": handover_mutants.ReleasesAfterTheSeal},
     ),
-    cores_without(
+    without(
         "a repeated yes changes nothing",
         "pair",
-        {"outgoing": pair_mutants.ReleasesLateAnswers},
         7,
         "decode: hears Release: nothing leads to a good end any more",
-        prompt=(5,),
+        requests=(Request(prompt=(5,)),),
+        mutants={"outgoing": handover_mutants.ReleasesLateAnswers},
     ),
-    cores_without(
+    without(
         "only its reader ends a lease",
         "pair-strangers",
-        {"outgoing": pair_mutants.AnyoneEndsLeases},
         9,
         "prefill: hears from a stranger Ended: a stranger's message did something",
+        mutants={"outgoing": handover_mutants.AnyoneEndsLeases},
     ),
-    cores_without(
+    without(
         "a cancel never overtakes its submit",
         "pair-cancel",
-        {},
         7,
         "decode: submit arrives: nothing leads to a good end any more",
         cancel_overtakes=True,
     ),
-    cores_without(
+    without(
         "what one worker ended is cancelled at both",
         "pair-errors",
-        {},
         9,
         "decode: submit arrives: nothing leads to a good end any more",
         echoes=False,
     ),
     *(
-        cores_without(
+        without(
             f"the epoch of who sends {kind.__name__} is checked",
             "pair-strangers",
-            {"": any_epoch(kind)},
             num_steps,
             f"{hears}: hears from a stranger {kind.__name__}: a stranger's message did something",
+            mutants={"": any_epoch(kind)},
         )
         for kind, hears, num_steps in (
             (Reserve, "decode", 2),

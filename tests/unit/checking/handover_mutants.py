@@ -221,10 +221,7 @@ def any_epoch(kind: type[PeerMessage]) -> type[WorkerCore]:
         self: WorkerCore, now_ms: int, sender: Incarnation, message: PeerMessage
     ) -> list[WorkerAction]:
         if isinstance(message, kind):
-            known = {"prefill": "P0", "decode": "D0"} if self.me.epoch[1:] else {}
-            sender = Incarnation(
-                sender.worker_id, known.get(sender.worker_id, sender.worker_id[0].upper())
-            )
+            sender = Incarnation(sender.worker_id, sender.worker_id[0].upper() + "0")
         return WorkerCore.on_peer_message(self, now_ms, sender, message)
 
     body = {"__module__": __name__, "on_peer_message": on_peer_message}

@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disagg.checking.explorer.mutual_world import MutualWorld
+from tests.unit.transfer.rules import RULES
+from tests.unit.transfer.taken_away import TakenAway, at, document, ending, num_steps
 
 from disagg.checking.explorer.exploration import Exploration
 from disagg.checking.explorer.lease_world import LeaseWorld, Setting
-from disagg.checking.explorer.mutual_world import MutualWorld
 from disagg.checking.explorer.worlds import LEASE_SETTINGS, MUTUAL_SETTINGS
 from disagg.scheduling.worker_core import WorkerCore
 from tests.unit.transfer import mutants, mutual_mutants
-from tests.unit.transfer.rules import RULES
-from tests.unit.transfer.taken_away import TakenAway, at, document, ending, num_steps
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "lease.md"
 

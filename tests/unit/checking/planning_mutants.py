@@ -1,30 +1,16 @@
 """Routers, and workers, with one rule of planning anew taken away each."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.session import PartEnded, Submit
 from disagg.routing.actions import RouterAction, ToWorker
-from disagg.routing.core import RouterCore
 from disagg.routing.request_table import RequestTable
 from disagg.routing.token_stream import TokenStream
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.parts import Parts
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import InboundCommitted
-
-MutateRouter = Callable[[RouterCore], None]
-
-
-def router(cls: type[RequestTable]) -> MutateRouter:
-    """Let the router's requests be of the mutated class."""
-
-    def mutate(core: RouterCore) -> None:
-        core._requests.__class__ = cls
-
-    return mutate
 
 
 class OutputsOfAnyGeneration(RequestTable):
@@ -144,8 +130,3 @@ class TellsToken0Once(Parts):
             for action in super()._committed(event)
             if not (isinstance(action, ToRouter) and isinstance(action.message, StepOutputs))
         ]
-
-
-def token_0_once(core: WorkerCore) -> None:
-    """`TellsToken0Once` at every worker."""
-    core.parts.__class__ = TellsToken0Once
