@@ -43,7 +43,7 @@ class Marker:
 def recipe_digest(recipe: Recipe) -> str:
     """Digest of the recipe and of the modules whose change would change the checkpoint."""
     digest = hashlib.sha256(repr(recipe).encode())
-    for name in ("model.py", "muon.py", "task.py", "tokenizer.py", "training.py"):
+    for name in ("model.py", "task.py", "tokenizer.py", "training.py"):
         digest.update((Path(__file__).parent / name).read_bytes())
     return digest.hexdigest()
 

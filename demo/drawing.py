@@ -1,5 +1,6 @@
 """Draws what happened to a request: answer, workers, and a map of its KV blocks."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -71,23 +72,52 @@ def draw(answer: Answer, single_process: str) -> RenderableType:
 
 def summary(console: Console, answers: list[Answer], num_right: int, num_same: int) -> None:
     """The totals of all requests."""
-    table = Table("", "pulled", "moving every block", "saved", title="KV moved, all requests")
+    table = Table(
+        "",
+        "pulled",
+        "every block\nnot cached",
+        "saved by\nwindows",
+        "every\nblock",
+        "saved by\nprefix",
+        title="KV moved, all requests",
+    )
     kinds: dict[str, list[int]] = {}
     for answer in answers:
         transfer = answer.record["generations"][-1]["transfer"]
-        for group in transfer["groups"] if transfer else ():
-            total = kinds.setdefault(group["kind"], [0, 0])
-            total[0] += group["pulled_bytes"]
-            total[1] += group["full_bytes"]
-    kinds["all groups"] = [sum(column) for column in zip(*kinds.values(), strict=True)] or [0, 0]
-    for kind, (pulled, full) in kinds.items():
-        saved = f"{100 - 100 * pulled / full:.0f} %" if full else "-"
-        table.add_row(_NAMES.get(kind, kind), _size(pulled), _size(full), saved)
+        for group, uncached in uncached_bytes(transfer["groups"]) if transfer else ():
+            total = kinds.setdefault(group["kind"], [0, 0, 0])
+            for column, count in enumerate((group["pulled_bytes"], uncached, group["full_bytes"])):
+                total[column] += count
+    kinds["all groups"] = [sum(column) for column in zip(*kinds.values(), strict=True)] or [0] * 3
+    for kind, (pulled, uncached, full) in kinds.items():
+        table.add_row(
+            _NAMES.get(kind, kind),
+            _size(pulled),
+            _size(uncached),
+            _saved(pulled, uncached),
+            _size(full),
+            _saved(uncached, full),
+        )
     console.print(table)
     console.print(
         f"{num_right} of {len(answers)} answers right, {num_same} of {len(answers)} the same as "
         "one process with plain transformers."
     )
+
+
+def uncached_bytes(groups: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each group of a transfer with the bytes of all its blocks that are not cached at the reader.
+
+    This is what a system with the same prefix cached would move without windows. What is cached is
+    what the full-attention groups have; windows count as if they had it too.
+    """
+    full = [group for group in groups if group["kind"] == "full_attention"]
+    num_cached = min(
+        (group["block_map"].count("h") * group["block_tokens"] for group in full), default=0
+    )
+    for group in groups:
+        block_bytes = group["full_bytes"] // group["full_blocks"]
+        yield group, group["full_bytes"] - num_cached // group["block_tokens"] * block_bytes
 
 
 def _map(transfer: dict[str, Any]) -> Table:
@@ -119,12 +149,18 @@ def _cost(transfer: dict[str, Any]) -> Text:
         sum(group[key] for group in groups)
         for key in ("pulled_bytes", "useful_bytes", "full_bytes")
     )
+    uncached = sum(count for _, count in uncached_bytes(groups))
     padding = f" ({_size(pulled - useful)} of it padding)" if pulled > useful else ""
-    share = 100 * pulled / full if full else 0
+    cached = f" (cached: {_size(full - uncached)})" if uncached < full else ""
     return Text(
-        f"pulled {_size(pulled)}{padding}: {share:.0f} % of moving every block, "
+        f"pulled {_size(pulled)}{padding}; every block not cached: {_size(uncached)}{cached}; "
         f"in {transfer['read_ms']} ms; decodable {transfer['exposed_ms']} ms after the prefill"
     )
+
+
+def _saved(moved: int, without: int) -> str:
+    """Share of ``without`` that is not moved."""
+    return f"{100 - 100 * moved / without:.0f} %" if without else "-"
 
 
 def _size(num_bytes: int) -> str:

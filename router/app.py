@@ -1,20 +1,17 @@
 """The router process: its servers, its start and its end."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import socket
-from collections.abc import Iterator
 
 import grpc
-import uvicorn
 
 from disagg.errors import ConfigError
 from disagg.router.dispatch import Dispatcher
 from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
+from disagg.router.http_server import HttpServer, bind
 from disagg.router.metrics import Metrics
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation
@@ -24,7 +21,6 @@ from disagg.wire.v1.router_pb2_grpc import add_RouterServicer_to_server
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 5
 FORCED_EXIT_CODE = 130
 GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),  # two routers on one port must be an error, not a lottery
@@ -33,24 +29,6 @@ GRPC_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the process has one owner of signals."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say when connections are accepted."""
-        await super().startup(sockets)
-        self.is_up.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
 
 
 class RouterApp:
@@ -62,7 +40,7 @@ class RouterApp:
     """
 
     def __init__(self, options: RouterOptions) -> None:
-        """Load the tokenizer.
+        """Load the tokenizer; needs no event loop.
 
         Raises:
             ConfigError: the checkpoint directory has none.
@@ -79,7 +57,7 @@ class RouterApp:
             ConfigError: a port is taken or the host is not ours.
         """
         options = self._options
-        http_socket = _bind(options.host, options.http_port)
+        http_socket = bind(options.host, options.http_port)
         self.http_port = http_socket.getsockname()[1]
         self._metrics = Metrics()
         self._grpc_server = grpc.aio.server(options=GRPC_OPTIONS)
@@ -93,18 +71,9 @@ class RouterApp:
         self._preparation = Preparation(options, self._tokenizer, self.dispatcher)
         parts = (options, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
         add_RouterServicer_to_server(GrpcService(*parts), self._grpc_server)
-        config = uvicorn.Config(
-            HttpApp(*parts),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=STOP_TIMEOUT_S,
-        )
-        self._http_server = _Server(config)
+        self._http_server = HttpServer(HttpApp(*parts), options)
         self._http_task = asyncio.create_task(self._http_server.serve([http_socket]))
+        self._http_task.add_done_callback(self._http_ended)
         await self._grpc_server.start()
         await self._http_server.is_up.wait()
         logger.info(
@@ -116,6 +85,14 @@ class RouterApp:
             self.grpc_port,
         )
 
+    def _http_ended(self, task: asyncio.Task[None]) -> None:
+        if self._http_server.should_exit or task.cancelled():
+            return
+        # Without HTTP the process would look alive and serve nobody.
+        logger.error("the HTTP server ended", exc_info=task.exception())
+        self._metrics.task_failed("http")
+        self.dispatcher.broken.set()
+
     async def stop(self) -> None:
         """Accept nothing more, cancel what lives here and at the workers, close; idempotent."""
         if self._http_server.should_exit:
@@ -123,8 +100,7 @@ class RouterApp:
         self._http_server.should_exit = True
         await self.dispatcher.stop()
         await self._grpc_server.stop(grace=1)
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._http_task
+        await asyncio.gather(self._http_task, return_exceptions=True)
         self._preparation.close()
         logger.info("router stopped")
 
@@ -133,22 +109,21 @@ def run(options: RouterOptions) -> int:
     """Run a router until SIGINT or SIGTERM; a second signal ends the process at once.
 
     Returns:
-        The process's exit code: 0 after a clean stop, 2 when it could not start.
+        The process's exit code: 0 after a clean stop, 1 when it could not go on, 2 when it could
+        not start.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        app = RouterApp(options)
-        asyncio.run(_serve(app))
+        return asyncio.run(_serve(RouterApp(options)))
     except ConfigError as error:
         logger.error("%s: %s", error.param, error.message)
         return 2
-    return 0
 
 
-async def _serve(app: RouterApp) -> None:
+async def _serve(app: RouterApp) -> int:
     stop = asyncio.Event()
 
     def on_signal() -> None:
@@ -163,22 +138,13 @@ async def _serve(app: RouterApp) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     await app.start()
-    await stop.wait()
+    broken = app.dispatcher.broken
+    waits = [asyncio.create_task(event.wait()) for event in (stop, broken)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
     await app.stop()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only on sockets that say IPPROTO_TCP; without it every answer of
-    # two writes (headers, body) waits 40 ms for the client's delayed ACK.
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}", param="http_port") from error
-    return bound
+    return 1 if broken.is_set() else 0
 
 
 def _bracketed(host: str) -> str:

@@ -34,6 +34,8 @@ from disagg.routing.core import RouterCore
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
+TICK_FAILURES_MAX = 50
+"""Ticks in a row that may fail, 5 s: later the fleet's losses would go unseen for too long."""
 
 
 class DuplicateRequestError(RequestError):
@@ -58,6 +60,7 @@ class Dispatcher:
     Attributes:
         core: the decisions; read freely, change only through this class.
         stopping: no new requests.
+        broken: set when nothing here can be relied on any more; the process should end.
     """
 
     def __init__(self, options: RouterOptions, metrics: Metrics) -> None:
@@ -72,6 +75,8 @@ class Dispatcher:
         )
         metrics.show_core(self.core.counters)
         self.stopping = False
+        self.broken = asyncio.Event()
+        self._was_complete = False
         self._options = options
         self._metrics = metrics
         self._router_id = secrets.token_hex(8)
@@ -83,9 +88,25 @@ class Dispatcher:
         self._ticker = asyncio.create_task(self._tick(), name="router tick")
 
     @property
-    def ready(self) -> bool:
-        """A request could be served now."""
+    def can_serve(self) -> bool:
+        """A request could be served now, by one worker if need be."""
         return self.core.ready and not self.stopping
+
+    @property
+    def ready(self) -> bool:
+        """Requests should come here: they can be served, and every role wanted has been there.
+
+        A fleet that is half started is not ready: its first requests would not be handed over. A
+        role that is lost later does not change this while a worker is left, which still serves
+        every request; clients would get nothing if a load balancer took the router out.
+        """
+        return self.can_serve and self._was_complete
+
+    @property
+    def missing_roles(self) -> list[str]:
+        """Roles wanted for which no worker is ready now."""
+        roles = {view.info.role for view in self.core.fleet if view.ready}
+        return [r for r in self._options.roles_wanted if roles.isdisjoint((r, "both"))]
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch as of the start, never going backwards."""
@@ -202,6 +223,8 @@ class Dispatcher:
             lost=partial(self._lost, worker),
             kv_sequence=partial(self.core.kv_sequence, worker),
             kv_batch=partial(self._kv_batch, worker),
+            failed=self._metrics.task_failed,
+            broken=self.broken.set,
         )
         # Room for a submit and a cancel of every request at every re-plan.
         outgoing_max = 2 * self._options.requests_max * (1 + self._options.replans_max)
@@ -213,6 +236,8 @@ class Dispatcher:
             return
         logger.info("worker %s (epoch %s) left", worker.worker_id, worker.epoch)
         self._metrics.worker_left(worker)
+        if not self.core.ready:
+            self._was_complete = False  # nobody is left: a new fleet starts
         session.close()
         closing = asyncio.create_task(session.wait_closed())
         self._closing.add(closing)
@@ -237,6 +262,8 @@ class Dispatcher:
         elif isinstance(message, TransferReport):
             self._metrics.transfer(message)
         self._do(self.core.from_worker(self.now_ms(), worker, message))
+        if not self._was_complete and isinstance(message, WorkerStats):
+            self._was_complete = not self.missing_roles
 
     def _lost(self, worker: Incarnation, reason: str) -> None:
         logger.warning("session to worker %s ended: %s", worker.worker_id, reason)
@@ -260,6 +287,21 @@ class Dispatcher:
         self._hasher.extend(hashes, token_ids, cache_salt)
 
     async def _tick(self) -> None:
-        while True:
+        """Tick the core for ever.
+
+        One failure need not concern the other workers and requests, so the next tick is tried. A
+        router whose ticks keep failing notices no lost worker and no late request: it ends, and
+        whoever runs it starts another.
+        """
+        num_failures = 0
+        while num_failures < TICK_FAILURES_MAX:
             await asyncio.sleep(TICK_S)
-            self._do(self.core.tick(self.now_ms()))
+            try:
+                self._do(self.core.tick(self.now_ms()))
+                num_failures = 0
+            except Exception:
+                num_failures += 1
+                logger.exception("tick failed, %d in a row", num_failures)
+                self._metrics.task_failed("tick")
+        logger.error("no tick succeeds any more: the router ends")
+        self.broken.set()

@@ -1,7 +1,7 @@
 """What a front end wants generated, before the tokenizer has seen it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.errors import RequestError
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
@@ -9,6 +9,7 @@ from disagg.messages.sampling import TOP_LOGPROBS_MAX
 STOP_STRINGS_MAX = 4
 STOP_CHARS_MAX = 1000
 TEMPERATURE_MAX = 2.0
+CACHE_SALT_CHARS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class GenerationRequest:
     """One generation as asked for; HTTP and gRPC both end here. None means the default."""
 
     model: str
-    prompt: str | tuple[int, ...] | tuple[dict[str, str], ...]
+    prompt: str | tuple[int, ...] | tuple[dict[str, str], ...] = field(repr=False)
     """Text, token ids, or chat messages."""
     prompt_field: str
     """What errors about the prompt name: ``prompt``, ``messages`` or ``token_ids``."""
@@ -29,9 +30,9 @@ class GenerationRequest:
     top_k: int | None = None
     seed: int | None = None
     num_logprobs: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = field(default=(), repr=False)
     ignore_eos: bool = False
-    cache_salt: str = ""
+    cache_salt: str = field(default="", repr=False)
 
     def check(self) -> None:
         """Check every field that needs neither tokenizer nor fleet.
@@ -59,6 +60,17 @@ class GenerationRequest:
             raise RequestError("must not contain an empty string", param="stop")
         if any(len(text) > STOP_CHARS_MAX for text in self.stop):
             raise RequestError(f"at most {STOP_CHARS_MAX} characters each", param="stop")
+        check_cache_salt(self.cache_salt)
+
+
+def check_cache_salt(salt: str) -> None:
+    """Refuse a salt that is too long to be hashed with every prompt.
+
+    Raises:
+        RequestError: naming ``cache_salt``.
+    """
+    if len(salt) > CACHE_SALT_CHARS_MAX:
+        raise RequestError(f"at most {CACHE_SALT_CHARS_MAX} characters", param="cache_salt")
 
 
 def _range(param: str, value: float | None, low: float, high: float) -> None:

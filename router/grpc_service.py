@@ -9,11 +9,11 @@ import grpc
 
 from disagg.errors import DisaggError, RemoteFault, RequestError
 from disagg.router.dispatch import Dispatcher
-from disagg.router.generation_request import GenerationRequest
+from disagg.router.generation_request import GenerationRequest, check_cache_salt
 from disagg.router.metrics import Metrics
 from disagg.router.openai_schema import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
-from disagg.router.request_preparation import Preparation, check_request_id
+from disagg.router.request_preparation import Preparation, usable_as_request_id
 from disagg.router.text_stream import pieces
 from disagg.router.tokenizer import Tokenizer
 from disagg.wire.registration_codec import worker_info_from_wire
@@ -75,8 +75,11 @@ class GrpcService(RouterServicer):
         """Stream text and tokens; a cancelled call is cancelled at the workers."""
         try:
             try:
-                if request.request_id:
-                    check_request_id(request.request_id, "request_id")
+                if request.request_id and not usable_as_request_id(request.request_id):
+                    raise RequestError(
+                        "must be 1 to 128 letters, digits or any of . _ : / + = @ | ~ , ; -",
+                        param="request_id",
+                    )
                 new = await self._preparation.prepare(_ask(request), request.request_id)
                 stream = self._dispatcher.generate(new)
             except DisaggError as error:
@@ -109,6 +112,7 @@ class GrpcService(RouterServicer):
         try:
             self._preparation.check_model(request.model)
             prompt, field = _prompt(request)
+            check_cache_salt(request.cache_salt)
             limit = self._dispatcher.core.max_model_tokens
             if not limit:
                 raise RemoteFault("no worker is ready")

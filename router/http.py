@@ -25,7 +25,7 @@ from disagg.router.openai_format import (
 )
 from disagg.router.openai_schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from disagg.router.options import RouterOptions
-from disagg.router.request_preparation import Preparation, check_request_id
+from disagg.router.request_preparation import Preparation, clip, usable_as_request_id
 from disagg.router.text_stream import Piece, pieces
 from disagg.router.token_stream import TokenStream
 from disagg.router.tokenizer import Tokenizer
@@ -93,7 +93,9 @@ class HttpApp:
         """Serve one request (ASGI)."""
         if scope["type"] != "http":
             raise RuntimeError(f"ASGI scope {scope['type']} is not served")
-        exchange = Exchange(scope, receive, send, self._options.request_timeout_ms / 1000)
+        options = self._options
+        bounds_s = (options.request_timeout_ms / 1000, options.receive_timeout_ms / 1000)
+        exchange = Exchange(scope, receive, send, *bounds_s)
         try:
             await self._handler(exchange)(exchange)
         except CancelledError:
@@ -121,8 +123,8 @@ class HttpApp:
                     return found
                 allowed = ["GET"]
         if allowed:
-            raise MethodError(f"{exchange.path} takes {', '.join(allowed)}")
-        raise RouteError(f"there is no {exchange.path}")
+            raise MethodError(f"{clip(exchange.path)} takes {', '.join(allowed)}")
+        raise RouteError(f"there is no {clip(exchange.path)}")
 
     # --- generation
 
@@ -162,11 +164,9 @@ class HttpApp:
     async def _request_body(
         self, exchange: Exchange, parse: Callable[[bytes], RequestBody]
     ) -> RequestBody:
-        given = exchange.headers.get(b"x-request-id")
-        if given is not None:
-            request_id = given.decode("latin-1")
-            check_request_id(request_id, "x-request-id")
-            exchange.request_id = request_id
+        given = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
+        if usable_as_request_id(given):  # else an own one: a proxy's id must not break its client
+            exchange.request_id = given
         content_type = exchange.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise RequestError("must be application/json", param="content-type")
@@ -246,15 +246,16 @@ class HttpApp:
         await exchange.json(self._summary())
 
     async def _ready(self, exchange: Exchange) -> None:
-        ready = self._dispatcher.ready
-        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-        await exchange.json(self._summary(), status)
+        summary = self._summary()
+        status = HTTPStatus.OK if summary["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
+        await exchange.json(summary, status)
 
     def _summary(self) -> dict[str, Any]:
         fleet = self._dispatcher.core.fleet
         return {
             "status": "stopping" if self._dispatcher.stopping else "ok",
             "ready": self._dispatcher.ready,
+            "missing": self._dispatcher.missing_roles,
             "model": self._options.model_name,
             "num_workers": len(fleet),
             "num_workers_ready": sum(view.ready for view in fleet),
@@ -277,7 +278,7 @@ class HttpApp:
             if record is not None:
                 await exchange.json(record_body(record))
                 return
-        raise RouteError(f"no request {request_id[:128]!r} is known, or it was too long ago")
+        raise RouteError(f"no request {clip(request_id)!r} is known, or it was too long ago")
 
 
 def worker_body(view: WorkerView, now_ms: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from disagg.errors import (
     CancelledError,
     CapacityError,
     DisaggError,
-    ExpiredError,
     RequestError,
 )
 from disagg.router.openai_format import error_body, to_json
@@ -26,6 +25,13 @@ class BodyTooLargeError(RequestError):
 
     http_status = 413
     code = "request_too_large"
+
+
+class LateBodyError(RequestError):
+    """The body did not arrive in time."""
+
+    http_status = 408
+    code = "request_timeout"
 
 
 class BodyBudget:
@@ -58,7 +64,14 @@ class Exchange:
         started: the status line is on its way; errors can no longer change it.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        timeout_s: float,
+        receive_timeout_s: float,
+    ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -67,6 +80,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._timeout_s = timeout_s
+        self._receive_timeout_s = receive_timeout_s
 
     async def body(self, bytes_max: int, budget: BodyBudget) -> bytes:
         """Read the whole body.
@@ -74,7 +88,7 @@ class Exchange:
         Raises:
             BodyTooLargeError: it is larger than ``bytes_max``; at most that much was kept.
             CapacityError: all bodies together leave no room for it.
-            ExpiredError: it did not arrive in time.
+            LateBodyError: it did not go on, or took too long altogether.
             CancelledError: the client left before it was complete.
         """
         refusal = BodyTooLargeError(f"the body is larger than {bytes_max} bytes")
@@ -85,7 +99,8 @@ class Exchange:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
-                    message = await self._receive()
+                    async with asyncio.timeout(self._receive_timeout_s):
+                        message = await self._receive()
                     if message["type"] != "http.request":
                         raise CancelledError("the client left while it sent the request")
                     chunk: bytes = message.get("body", b"")
@@ -96,7 +111,7 @@ class Exchange:
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            raise ExpiredError("the request did not arrive in time") from None
+            raise LateBodyError("the request's body did not arrive in time") from None
         finally:
             budget.give_back(len(body))
 
@@ -142,6 +157,8 @@ class Exchange:
         extra: Headers = []
         if error.http_status == 429:
             extra.append((b"retry-after", RETRY_AFTER_S))
+        elif error.http_status == 408:
+            extra.append((b"connection", b"close"))  # the rest of the body is no next request
         data = to_json(error_body(error))
         await self.answer(error.http_status, data, extra=extra)
 

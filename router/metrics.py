@@ -105,6 +105,12 @@ class Metrics:
             buckets=TRANSFER_BUCKETS,
             registry=reg,
         )
+        self._task_failures = Counter(
+            "disagg_router_task_failures",
+            "Exceptions in the router's own tasks: tick, kv_events, session, http; each is a bug.",
+            ["task"],
+            registry=reg,
+        )
         self._worker = Gauge(
             "disagg_worker", "A worker's last report.", ["worker", "name"], registry=reg
         )
@@ -142,6 +148,10 @@ class Metrics:
         if not report.failed:
             self._transfer_read.labels(report.kind).observe(report.read_ms / 1000)
             self._transfer_exposed.labels(report.kind).observe(report.exposed_ms / 1000)
+
+    def task_failed(self, task: str) -> None:
+        """Count an exception in one of the router's own tasks."""
+        self._task_failures.labels(task).inc()
 
     def worker_stats(self, worker: Incarnation, stats: WorkerStats) -> None:
         """A worker's load and counters."""

@@ -62,7 +62,7 @@ class Answer:
     tokenizer: Tokenizer
     with_usage_field: bool = False
     """Streams that end with a usage chunk carry ``usage: null`` until then."""
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list, repr=False)
     num_tokens: int = 0
     finish_reason: str = ""
     num_chars: int = 0

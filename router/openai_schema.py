@@ -8,7 +8,11 @@ from pydantic_core import from_json
 
 from disagg.errors import RequestError
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
-from disagg.router.generation_request import TEMPERATURE_MAX, GenerationRequest
+from disagg.router.generation_request import (
+    CACHE_SALT_CHARS_MAX,
+    TEMPERATURE_MAX,
+    GenerationRequest,
+)
 
 COMPLETION_LOGPROBS_MAX = 5
 COMPLETION_MAX_TOKENS = 16
@@ -95,7 +99,14 @@ def _content(value: object) -> str:
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    # What users write stays out of every repr and of pydantic's errors: both may reach a log.
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
 
 
 class StreamOptions(_Strict):
@@ -115,11 +126,13 @@ class _Generation(_Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = Field(default=(), repr=False)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(max_length=CACHE_SALT_CHARS_MAX)] | None = Field(
+        default=None, repr=False
+    )
 
     @property
     def include_usage(self) -> bool:
@@ -133,7 +146,7 @@ _Request = TypeVar("_Request", bound=_Generation)
 class CompletionRequest(_Generation):
     """Body of ``POST /v1/completions``."""
 
-    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
+    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt), Field(repr=False)]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_LOGPROBS_MAX)] | None = None
 
     def ask(self) -> GenerationRequest:
@@ -159,7 +172,7 @@ class Message(_Strict):
     """One chat message."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content), Field(repr=False)]
     name: str | None = None
 
 

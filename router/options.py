@@ -1,6 +1,6 @@
 """Plain numbers and names the router is built from; settings are read elsewhere."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +16,14 @@ class RouterOptions:
     """0: any free one (printed at start)."""
     grpc_port: int = 50051
     """0: any free one."""
-    hash_key: str = ""
+    hash_key: str = field(default="", repr=False)
     """Must equal the workers'; "" derives it from the model's fingerprint."""
     body_bytes_max: int = 32 << 20
+    receive_timeout_ms: int = 20_000
+    """An HTTP connection that is idle or sends half a head for so long is closed; so is one whose
+    request body does not go on."""
+    connections_max: int = 4096
+    """HTTP connections; one more is answered 503 and closed."""
     requests_max: int = 1024
     """Live requests; more are refused with 429."""
     replans_max: int = 3
@@ -30,6 +35,8 @@ class RouterOptions:
     heartbeat_ms: int = 1_000
     worker_silent_ms: int = 10_000
     """A worker not heard of for so long is dropped."""
+    roles_wanted: tuple[str, ...] = ("prefill", "decode")
+    """Each must have had a ready worker before the router is ready; ``both`` counts as either."""
     pull_tokens_min: int = 256
     """So many more tokens of prefix another worker must have to be pulled from. A pull costs a
     question, a READ and a commit before the first chunk; fewer tokens are computed as fast."""

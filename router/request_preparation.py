@@ -22,17 +22,20 @@ from disagg.routing.actions import NewRequest
 INLINE_CHARS_MAX = 2_000
 """Shorter prompts are tokenised on the event loop; a thread costs more."""
 THREADS = 2
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@|~,;\-]{1,128}")
+"""What may be logged, echoed in a header and written into a path. UUIDs, hex, base64, trace ids of
+proxies such as ``Root=1-67891233-abcdef`` and ``a/b`` fit."""
+SHOWN_CHARS_MAX = 128
 
 
-def check_request_id(request_id: str, param: str) -> None:
-    """Refuse ids that could not be logged or echoed safely.
+def usable_as_request_id(given: str) -> bool:
+    """Whether a client's id can be logged and echoed safely."""
+    return REQUEST_ID.fullmatch(given) is not None
 
-    Raises:
-        RequestError: naming ``param``.
-    """
-    if not REQUEST_ID.fullmatch(request_id):
-        raise RequestError("must be 1 to 128 letters, digits or any of . _ : -", param=param)
+
+def clip(text: str) -> str:
+    """Text of a client for an error, at most ``SHOWN_CHARS_MAX`` characters of it."""
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
 
 
 class Preparation:
@@ -53,7 +56,8 @@ class Preparation:
         """Raise ModelNotFoundError unless ``model`` is served here."""
         if model != self._options.model_name:
             raise ModelNotFoundError(
-                f"the model {model!r} does not exist; {self._options.model_name!r} is served here",
+                f"the model {clip(model)!r} does not exist; "
+                f"{self._options.model_name!r} is served here",
                 param="model",
             )
 
@@ -68,7 +72,7 @@ class Preparation:
         ask.check()
         self.check_model(ask.model)
         limit = self._dispatcher.core.max_model_tokens
-        if not limit or not self._dispatcher.ready:
+        if not limit or not self._dispatcher.can_serve:
             raise RemoteFault("no worker is ready")
         token_ids, hashes = await self.tokens(
             ask.prompt, ask.prompt_field, limit, ask.cache_salt.encode()

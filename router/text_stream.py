@@ -1,7 +1,7 @@
 """From tokens to text: whole characters, stop strings."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.messages.outputs import FinishReason
 from disagg.messages.sampling import TokenLogprobs
@@ -13,14 +13,18 @@ from disagg.router.tokenizer import Tokenizer
 class Piece:
     """Something new for the client; the last one has a finish reason."""
 
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
+    text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False)
+    logprobs: tuple[TokenLogprobs, ...] = field(repr=False)
     finish_reason: str
 
 
 class StopMatcher:
-    """Cuts text before the first stop string, however it falls between pieces."""
+    """Cuts text before the stop string that ends first, however it falls between pieces.
+
+    Of those that end together the longest counts. (Which string *begins* first would depend on the
+    pieces: a longer one may not be there yet.)
+    """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
@@ -31,10 +35,10 @@ class StopMatcher:
         if not self._stop:
             return text, False
         text = self._held + text
-        found = [at for at in map(text.find, self._stop) if at >= 0]
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            return text[: min(found)[1]], True
         self._held = ""
         for size in range(min(len(text), max(map(len, self._stop)) - 1), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stop):
@@ -80,5 +84,8 @@ async def pieces(
                 break
         else:
             if finish:
-                text += matcher.flush()
+                new, stopped = matcher.push(detokenizer.finish())
+                text += new + matcher.flush()
+                if stopped:
+                    finish = FinishReason.STOP.value
         yield Piece(text, delta.token_ids[:used], delta.logprobs[:used], finish)

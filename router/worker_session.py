@@ -54,6 +54,10 @@ class SessionEvents:
     kv_sequence: Callable[[], int]
     kv_batch: Callable[[str, KVEventBatch | KVSnapshot], bool]
     """False: a gap; the stream is opened anew."""
+    failed: Callable[[str], None]
+    """An exception in ``session`` or ``kv_events``, already logged."""
+    broken: Callable[[], None]
+    """Not even the loss could be reported: the router cannot go on."""
 
 
 class WorkerSession:
@@ -104,11 +108,22 @@ class WorkerSession:
                 self.info.address, options=CHANNEL_OPTIONS
             ) as channel:
                 reason = await self._session(channel)
-        except Exception as error:  # the owner must learn of the loss, whatever it was
-            logger.exception("session to %s failed", self.info.incarnation.worker_id)
-            reason = repr(error)
-        if not self._closed:
+        except Exception as error:
+            # Ended, not restarted: the worker's next registration opens a session in a known state.
+            self._failed("session")
+            reason = f"a bug of ours: {type(error).__name__}"  # its text may hold token ids
+        if self._closed:
+            return
+        try:
             self._events.lost(reason)
+        except Exception:
+            # The core would go on sending requests to a session that is no more.
+            self._failed("session")
+            self._events.broken()
+
+    def _failed(self, task: str) -> None:
+        logger.exception("%s of %s failed", task, self.info.incarnation.worker_id)
+        self._events.failed(task)
 
     async def _session(self, channel: grpc.aio.Channel) -> str:
         stub = cast("WorkerAsyncStub", WorkerStub(channel))
@@ -124,18 +139,16 @@ class WorkerSession:
             return "closed"
         self._events.up()
         # A generator given to gRPC would stay behind, pending, when the worker ends.
-        writing = asyncio.create_task(self._write(call))
-        reading = asyncio.create_task(self._read(call))
-        overflow = asyncio.create_task(self._watch_overflow())
-        kv_events = asyncio.create_task(self._kv_events(stub))
+        parts = (self._read(call), self._watch_overflow(), self._write(call), self._kv_events(stub))
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            ends = (reading, overflow, writing)
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return next(one for one in ends if one in done).result()
+            # Whichever ends first ends the session: with one part missing it would only look alive.
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(task for task in tasks if task.done()).result()
         finally:
-            for task in (writing, reading, overflow, kv_events):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(writing, reading, overflow, kv_events, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
 
     async def _write(self, call: SessionCall) -> str:
@@ -168,7 +181,7 @@ class WorkerSession:
         await self._overflow.wait()
         return f"{self._outgoing.maxsize} messages wait for it"
 
-    async def _kv_events(self, stub: "WorkerAsyncStub") -> None:
+    async def _kv_events(self, stub: "WorkerAsyncStub") -> str:
         """Follow the events for as long as the session lives; a gap or an end opens anew."""
         retry_s = KV_RETRY_MIN_S
         while True:
@@ -184,6 +197,9 @@ class WorkerSession:
                 logger.debug("KV events of %s: %s", self.info.address, _describe(error))
             except ProtocolError as error:
                 logger.warning("KV events of %s: %s", self.info.address, error.message)
+            except Exception:
+                # Restarted: an index that misses events costs time only, never the session.
+                self._failed("kv_events")
             finally:
                 call.cancel()
             await asyncio.sleep(retry_s)

@@ -16,9 +16,9 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.peer import Offers, PeerMessage, Release
 from disagg.messages.session import Cancel, ToRouterMessage, ToWorkerMessage
 from disagg.scheduling.actions import CheckTransport, ConnectPeer, Exit, ToRouter, WorkerAction
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport

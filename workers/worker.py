@@ -19,8 +19,8 @@ from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.scheduling.admission import handover_tokens_max
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.channel import CHANNEL_OPTIONS

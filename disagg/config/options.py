@@ -49,11 +49,15 @@ def router_options(settings: Settings) -> RouterOptions:
         ConfigError: no usable checkpoint directory.
     """
     name = model_name(settings)
+    cluster = settings.cluster
+    counts = {"prefill": cluster.num_prefill, "decode": cluster.num_decode}
     return RouterOptions(
         model_dir=str(Path(settings.model.dir).resolve()),
         model_name=name,
         hash_key=settings.model.hash_key,
         heartbeat_ms=settings.cluster.heartbeat_ms,
+        # Workers without a preferred role are there to do both.
+        roles_wanted=tuple(role for role, num in counts.items() if num or cluster.num_both),
         **settings.router.model_dump(),
     )
 

@@ -111,6 +111,10 @@ class RouterSettings(_Section):
     grpc_port: Port = 50051
     """Registration of workers, and generation for gRPC clients; 0 takes any free port."""
     body_bytes_max: int = Field(default=32 << 20, ge=1024)
+    receive_timeout_ms: Milliseconds = 20_000
+    """HTTP connections that are idle, or whose request does not go on, are closed after it."""
+    connections_max: Positive = 4096
+    """HTTP connections; one more is answered 503 and closed."""
     requests_max: Positive = 1024
     """Live requests; more are refused with 429."""
     replans_max: int = Field(default=3, ge=0, le=100)

@@ -19,6 +19,7 @@ from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
 from disagg.kv.retention import Retention
 from disagg.kv.sequence import SequenceState
 from disagg.kv.steps import StepHolds
+from disagg.kv.transfer_plan import moved_blocks
 
 
 class KVCacheCoordinator:
@@ -162,7 +163,7 @@ class KVCacheCoordinator:
             if hit is not None or num_external_tokens:
                 raise InvariantViolation(f"{key!r} has begun; hits and external tokens come first")
             if sequence.num_external is not None and num_new_tokens:
-                raise InvariantViolation(f"{key!r} computes on external tokens not yet committed")
+                sequence.require_committed("compute on")
             if 0 < num_new_tokens <= sequence.quiet_end - sequence.num_computed:
                 sequence.num_computed += num_new_tokens
                 return True
@@ -216,23 +217,16 @@ class KVCacheCoordinator:
         for manager in self.managers:
             manager.grow(key, total)
         hits = [len(blocks) for blocks in hit.block_ids]
-        lacks = (
-            tuple(pair for pair in wanted if pair[0] >= num_hit)
-            for wanted, num_hit in zip(self.in_window_blocks(key, computed), hits, strict=True)
-        )
+        lacks = moved_blocks(self.managers, key, computed, hits)
         hit_tokens = (
             manager.spanned_tokens(num_hit)
             for manager, num_hit in zip(self.managers, hits, strict=True)
         )
-        return ExternalReservation(computed, tuple(hit_tokens), tuple(lacks))
+        return ExternalReservation(computed, tuple(hit_tokens), lacks)
 
     def commit_external(self, key: Hashable) -> None:
         """The external tokens are valid now: publish their full blocks."""
-        sequence = self._sequence(key)
-        if sequence.num_external is None:
-            raise InvariantViolation(f"{key!r} has no uncommitted external tokens")
-        computed, sequence.num_external = sequence.num_external, None
-        self.publish(key, computed)
+        self.publish(key, self._sequence(key).commit_external())
 
     # -- after a step -------------------------------------------------------------------------
 
@@ -256,8 +250,7 @@ class KVCacheCoordinator:
 
     def _publish(self, sequence: SequenceState, num_computed_tokens: int) -> None:
         request = sequence.request
-        if sequence.num_external is not None:
-            raise InvariantViolation(f"{request.key!r} would publish tokens not yet committed")
+        sequence.require_committed("publish")
         tokens = request.token_ids if self.events_with_tokens else ()
         hashes = request.hashes
         for manager in self.managers:

@@ -9,6 +9,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.manager import GroupManager
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
+from disagg.kv.transfer_plan import moved_blocks
 
 UNKNOWN = b""
 """Stands for chain values that were not sent; no block is cached under it."""
@@ -93,12 +94,9 @@ class PrefixPulls:
             for manager in kv.managers:
                 manager.grow_external(key, num_tokens)
         first = self._first_lacked(hit)
-        lacks = (
-            tuple(pair for pair in wanted if pair[0] >= lacked)
-            for wanted, lacked in zip(kv.in_window_blocks(key, num_tokens), first, strict=True)
-        )
+        lacks = moved_blocks(kv.managers, key, num_tokens, first)
         spans = (m.spanned_tokens(n) for m, n in zip(kv.managers, first, strict=True))
-        return ExternalReservation(num_tokens, tuple(spans), tuple(lacks))
+        return ExternalReservation(num_tokens, tuple(spans), lacks)
 
     def wanted(
         self, request: KVRequest, reservation: ExternalReservation, own_tokens: int

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from disagg.errors import InvariantViolation
 from disagg.kv.request import KVRequest
 
 
@@ -27,3 +28,27 @@ class SequenceState:
     quiet_end: int = 0
     publish_from: int = 0
     kept: tuple[int, ...] = ()
+
+    def require_committed(self, act: str) -> None:
+        """Check that what comes from elsewhere is valid: nothing else may read a pulled block.
+
+        Every step, publication and lease of the sequence passes here. `commit_external` is called
+        when the owner has confirmed, for the current attempt, that it held every block until all
+        READs were done (``InboundTable.on_commit_answer``).
+
+        Raises:
+            InvariantViolation: the transfer is not committed; ``act`` names what was to be done.
+        """
+        if self.num_external is not None:
+            raise InvariantViolation(f"{self.request.key!r} would {act} tokens not yet committed")
+
+    def commit_external(self) -> int:
+        """Tokens from elsewhere are valid now; returns how many.
+
+        Raises:
+            InvariantViolation: no transfer was awaited.
+        """
+        if self.num_external is None:
+            raise InvariantViolation(f"{self.request.key!r} has no uncommitted external tokens")
+        num_external, self.num_external = self.num_external, None
+        return num_external

@@ -24,7 +24,7 @@ class Attempt(NamedTuple):
     number: int
 
 
-class Question(NamedTuple):
+class LeaseRequest(NamedTuple):
     """One ``AskLease`` or ``TakeOver`` of a reader; its ``number`` counts up within its epoch."""
 
     reader: Incarnation

@@ -11,14 +11,13 @@ from disagg.messages.identity import Attempt, RequestKey
 
 @dataclass(frozen=True, slots=True)
 class OfferedRange:
-    """Blocks of one group at consecutive positions, adjacent in the owner's pool.
-
-    Position is the block's index in its request; block ids are the owner's.
-    """
+    """Blocks of one group that follow each other in the request and in the owner's pool."""
 
     group: int
-    position: int
+    block_index: int
+    """Of the first block, in its request."""
     block_id: int
+    """Of the first block, in the owner's pool."""
     num_blocks: int
 
 
@@ -30,8 +29,8 @@ class Seal:
     """Tokens whose KV the lease covers: the prompt's length at a hand-over."""
     num_ranges: tuple[int, ...]
     """Per group."""
-    first_token_id: int = -1
-    """Token 0 of a hand-over; -1 for a prefix pull."""
+    first_token_id: int | None = None
+    """Token 0 of a hand-over; None for a prefix pull."""
     first_logprob: float = 0.0
     first_top_logprobs: tuple[tuple[int, float], ...] = ()
 
@@ -41,7 +40,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Ask for memory for a hand-over; ``number`` counts up at the asker."""
+    """Asks for memory for a hand-over; ``number`` counts up at the prefill worker."""
 
     key: RequestKey
     number: int
@@ -49,14 +48,14 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Answer to `Reserve`, at once: yes with what is lacked, or no with the reason."""
+    """Answer to `Reserve`, at once: a grant with what is lacked, or a refusal with its reason."""
 
     key: RequestKey
     number: int
     granted: bool
     reason: str = ""
     first_lacked: tuple[int, ...] = ()
-    """Per group: first block position that must be offered."""
+    """Per group: index of the first block that must be offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,8 @@ class Release:
 class Offers:
     """Owner -> reader: ranges numbered from ``first``, the seal if there is one, or the end.
 
-    Pushed when something is new and sent as the answer to `AskOffers`.
+    Pushed when something is new, and sent as the answer to `AskOffers` and as the grant of an
+    `AskLease` or `TakeOver`.
     """
 
     key: RequestKey
@@ -83,22 +83,24 @@ class Offers:
     ranges: tuple[OfferedRange, ...] = ()
     seal: Seal | None = None
     dead: bool = False
-    number: int = 0
-    """Of the `AskLease` or `TakeOver` that is answered; 0 where there was none."""
+    request_number: int | None = None
+    """Of the `AskLease` or `TakeOver` that the lease answers; None for a lease that its owner
+    opened on a reservation."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskOffers:
-    """Reader -> owner: all offers from a number on."""
+    """Reader -> owner: asks for all offers from a number on."""
 
     key: RequestKey
-    lease_id: int
+    lease_id: int | None
+    """None: of the generation's live lease, before the reader knows its id."""
     first: int
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Reader -> owner, after every READ is done: did you hold all of it until now?"""
+    """Reader -> owner, after every READ is done: asks whether all of it was held until now."""
 
     key: RequestKey
     lease_id: int
@@ -126,14 +128,14 @@ class CommitSeen:
     attempt: Attempt
 
 
-# --- asking for a lease: reader -> owner; the answer is an `Offers` of that number
+# --- requests for a lease: reader -> owner; answered by `Offers` with that number, or a refusal
 
 
 @dataclass(frozen=True, slots=True)
 class AskLease:
-    """Ask for a cached prefix; the lease is born sealed, with all ranges in the answer.
+    """Asks for a cached prefix; the lease is born sealed, with all ranges in the answer.
 
-    The answer is dead where reader and owner together have no boundary in all groups.
+    Refused where reader and owner together have no boundary in all groups.
     """
 
     key: RequestKey
@@ -146,12 +148,12 @@ class AskLease:
     hashes: tuple[bytes, ...]
     """Chain values from there to ``num_tokens``."""
     first_lacked: tuple[int, ...]
-    """Per group: first block position that the reader does not hold itself."""
+    """Per group: index of the first block that the reader does not hold itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Ask for the lease of an earlier generation, whose reader is gone; for this reader now."""
+    """Asks for the lease of an earlier generation, whose reader is gone; for this reader now."""
 
     key: RequestKey
     number: int
@@ -160,8 +162,16 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseRefused:
+    """Owner -> reader: there is no lease for the `AskLease` or `TakeOver` of that number."""
+
+    key: RequestKey
+    request_number: int
+
+
+@dataclass(frozen=True, slots=True)
 class WithdrawLease:
-    """The reader gives the answer to a question up: its lease ends, later arrivals get none."""
+    """The reader gives a request up: its lease ends, later arrivals of the request are refused."""
 
     key: RequestKey
     number: int
@@ -174,7 +184,7 @@ class WithdrawLease:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Whoever ends its part of a generation tells the peer worker directly."""
+    """Sent to the peer worker by the one that ends its part of a generation."""
 
     key: RequestKey
     reason: str
@@ -198,6 +208,7 @@ PeerMessage = (
     | CommitSeen
     | AskLease
     | TakeOver
+    | LeaseRefused
     | WithdrawLease
     | Ended
     | WrongEpoch

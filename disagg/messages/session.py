@@ -102,6 +102,15 @@ class PartEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """A step of a prefill is done; renews the router's patience when the figure grew."""
+
+    key: RequestKey
+    num_computed_tokens: int
+    """Positions of ``Submit.token_ids`` whose KV is there, cached and pulled ones included."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillReport:
     """What the prefill (or local) part found in its cache; sent when its prefill completes."""
 
@@ -181,4 +190,6 @@ class WorkerStats:
     """Monotonic counts by name, e.g. ``commits_refused``."""
 
 
-ToRouterMessage = StepOutputs | PartEnded | PrefillReport | TransferReport | WorkerStats
+ToRouterMessage = (
+    StepOutputs | PartEnded | PrefillProgress | PrefillReport | TransferReport | WorkerStats
+)

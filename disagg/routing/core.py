@@ -10,6 +10,7 @@ from disagg.messages.registration import Contract, WorkerInfo
 from disagg.messages.router import WorkerMatch
 from disagg.messages.session import (
     PartEnded,
+    PrefillProgress,
     PrefillReport,
     ToRouterMessage,
     TransferReport,
@@ -159,6 +160,9 @@ class RouterCore:
                 return actions
             case PartEnded():
                 return self._requests.part_ended(now_ms, incarnation, message)
+            case PrefillProgress():
+                self._requests.progress(now_ms, incarnation, message)
+                return []
             case PrefillReport() | TransferReport():
                 self._requests.report(now_ms, incarnation, message)
                 return []

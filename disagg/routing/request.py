@@ -149,6 +149,7 @@ class RoutedRequest:
         self.killers: set[Incarnation] = set()
         self.generations: list[Generation] = []
         self.progress_ms = now_ms
+        self._num_computed_tokens = 0
         self.submitted_ms = now_ms
         self.first_token_ms: int | None = None
         self.finished_ms: int | None = None
@@ -160,6 +161,7 @@ class RoutedRequest:
         """Begin a generation after the accepted tokens; returns its submits."""
         self.stream.restart()
         self.progress_ms = now_ms
+        self._num_computed_tokens = 0
         old = self.current.key if plan.takes_over else None
         current = Generation(
             key=RequestKey(self.request_id, generation),
@@ -199,9 +201,20 @@ class RoutedRequest:
             )
         ]
 
+    def computed(self, now_ms: int, num_computed_tokens: int) -> None:
+        """Positions that a prefill has computed: progress only above the highest so far.
+
+        Since the last token or plan, that is: who is preempted while it decodes computes again.
+        Work that is done over and over, each time lost, does not renew for ever.
+        """
+        if self._num_computed_tokens < num_computed_tokens <= len(self.stream.tokens):
+            self._num_computed_tokens = num_computed_tokens
+            self.progress_ms = now_ms
+
     def delivered(self, now_ms: int, num_tokens: int) -> None:
         """Count tokens handed to the client."""
         self.progress_ms = now_ms
+        self._num_computed_tokens = 0
         self.num_tokens += num_tokens
         self.current.num_tokens += num_tokens
         if self.first_token_ms is None and num_tokens:

@@ -16,6 +16,7 @@ from disagg.messages.outputs import SequenceOutput
 from disagg.messages.session import (
     EndReason,
     PartEnded,
+    PrefillProgress,
     PrefillReport,
     TransferKind,
     TransferReport,
@@ -168,6 +169,14 @@ class RequestTable:
         return self._replan(
             now_ms, request, ended.reason.value, ended.message, decode_lost=linkless
         )
+
+    def progress(self, now_ms: int, incarnation: Incarnation, progress: PrefillProgress) -> None:
+        """A prefill went on: the request's patience begins again when the figure grew."""
+        request = self._concerned(incarnation, progress.key)
+        if request is None:
+            self.counters["late_messages", ""] += 1
+            return
+        request.computed(now_ms, progress.num_computed_tokens)
 
     def report(
         self, now_ms: int, incarnation: Incarnation, report: PrefillReport | TransferReport

@@ -38,3 +38,19 @@ class CheckTransport:
 
 
 WorkerAction = ToRouter | ConnectPeer | Exit | CheckTransport | Send | PostRead
+
+
+class Actions:
+    """What the worker wants done since the last `take`, in order."""
+
+    def __init__(self) -> None:
+        self._actions: list[WorkerAction] = []
+
+    def add(self, action: WorkerAction, /) -> None:
+        """Append an action."""
+        self._actions.append(action)
+
+    def take(self) -> list[WorkerAction]:
+        """Return all actions and forget them."""
+        actions, self._actions = self._actions, []
+        return actions

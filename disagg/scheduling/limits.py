@@ -1,4 +1,4 @@
-"""The numbers the worker's core decides by."""
+"""The numbers that a worker's core decides by, and those it counts."""
 
 from dataclasses import dataclass
 
@@ -22,3 +22,18 @@ class WorkerLimits:
     blocks_per_read_max: int
     quarantine_share_max: float
     take_over_ms: int = 0
+
+
+class Counters:
+    """Monotonic counts by name.
+
+    Attributes:
+        counts: so far.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, name: str, by: int = 1) -> None:
+        """Count ``by`` more under a name."""
+        self.counts[name] = self.counts.get(name, 0) + by

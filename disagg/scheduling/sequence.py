@@ -8,11 +8,11 @@ from disagg.kv.request import KVRequest
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput
 from disagg.messages.sampling import SampledToken
-from disagg.messages.session import PrefillReport, PullPlan, Role, Submit
+from disagg.messages.session import PeerAddress, PrefillReport, PullPlan, Role, Submit
 
 
 class Phase(StrEnum):
-    """Where a sequence stands. Only the last four hold blocks."""
+    """Where a sequence stands. Only those of `HOLDING` hold blocks."""
 
     WAITING = "waiting"
     """In the queue; holds nothing."""
@@ -28,6 +28,9 @@ class Phase(StrEnum):
     """Decode part: blocks reserved; waits for the prefill, the READs, the commit."""
     RUNNING = "running"
     """Computes in steps."""
+
+
+HOLDING = frozenset({Phase.PULLING_PREFIX, Phase.RESERVING, Phase.PULLING, Phase.RUNNING})
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class Sequence:
     retry_at_ms: int = 0
     lease_id: int | None = None
     first_unoffered: tuple[int, ...] = ()
-    """Hand-over: per group, the first block position that the reader lacks and was not offered."""
+    """Hand-over: per group, index of the first block that is lacked and was not offered."""
     hit_tokens: int = 0
     pulled_tokens: int = 0
     pull: PullPlan | None = field(init=False)
@@ -71,6 +74,12 @@ class Sequence:
     def role(self) -> Role:
         """This worker's part in the generation."""
         return self.submit.role
+
+    @property
+    def peer(self) -> PeerAddress:
+        """The other worker of the hand-over; checked to be there when it was submitted."""
+        assert self.submit.peer is not None
+        return self.submit.peer
 
     @property
     def num_tokens(self) -> int:

@@ -1,8 +1,8 @@
-"""What a worker's core tells about itself: load, counters, self-check."""
+"""A worker's core from outside: load, counters, self-check."""
 
 from disagg.errors import InvariantViolation
 from disagg.messages.session import WorkerStats
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 
 def worker_stats(core: WorkerCore) -> WorkerStats:
@@ -10,16 +10,16 @@ def worker_stats(core: WorkerCore) -> WorkerStats:
     batcher, inbound = core.batcher, core.inbound
     counters = core.counters.counts | {
         "preemptions": batcher.num_preemptions,
-        "reservations_refused": core.outgoing.num_refusals,
+        "reservations_refused": core.prefill_side.num_refusals,
     }
     return WorkerStats(
-        num_waiting=len(batcher.waiting) + len(core.outgoing.backing_off),
+        num_waiting=len(batcher.waiting) + len(core.prefill_side.backing_off),
         num_running=len(batcher.running),
         num_prefill_tokens_queued=batcher.num_prefill_tokens_queued,
         num_blocks_usable=core.kv.num_usable_blocks,
         num_blocks_free=core.kv.num_free_blocks,
         num_leases=core.leases.num_live,
-        num_reservations=len(core.incoming.pulls),
+        num_reservations=len(core.decode_side.pulls),
         num_inbound=len(inbound.statuses()),
         num_blocks_quarantined=inbound.num_blocks_quarantined,
         ready=core.ready,
@@ -28,20 +28,42 @@ def worker_stats(core: WorkerCore) -> WorkerStats:
 
 
 def check_core(core: WorkerCore) -> None:
-    """Verify the coordinator's invariants and that every sequence is in exactly one place.
+    """Verify the coordinator's invariants, the bounds on load, and where every sequence is.
 
     Raises:
         InvariantViolation: a bug of ours.
     """
     core.kv.check()
+    check_load(core)
     placed = [
         *(seq.key for seq in core.batcher.waiting),
         *(seq.key for seq in core.batcher.running),
-        *(seq.key for seq in core.outgoing.backing_off),
-        *core.outgoing.reserving,
-        *core.incoming.awaiting,
-        *core.incoming.pulls,
-        *core.prefixes.pulls,
+        *(seq.key for seq in core.prefill_side.backing_off),
+        *core.prefill_side.reserving,
+        *core.decode_side.awaiting,
+        *core.decode_side.pulls,
+        *core.prefix_pull.pulls,
     ]
     if sorted(placed) != sorted(core.sequences):
         raise InvariantViolation(f"placed {sorted(placed)}, known {sorted(core.sequences)}")
+
+
+def check_load(core: WorkerCore) -> None:
+    """Verify the bounds on sequences, queues and hand-overs.
+
+    Raises:
+        InvariantViolation: a bug of ours.
+    """
+    limits = core.limits
+    queued = (*core.batcher.waiting, *core.prefill_side.backing_off)
+    num_queued = sum(not seq.preempted for seq in queued)
+    loads = {
+        "sequences": (core.generations.num_holding, limits.max_sequences),
+        # Who steps back from a reservation or a pull was counted when it came.
+        "queued": (num_queued, limits.max_waiting + limits.max_sequences),
+        "awaited hand-overs": (len(core.decode_side.awaiting), limits.max_waiting),
+        "blocks of hand-overs": (core.budget.num_blocks, core.budget.blocks_max),
+    }
+    for what, (load, bound) in loads.items():
+        if load > bound:
+            raise InvariantViolation(f"{load} {what}, at most {bound}")

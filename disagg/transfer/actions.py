@@ -1,10 +1,18 @@
-"""What the transfer tables want done: the caller sends, posts and tells."""
+"""What the transfer tables exchange with those who use them.
 
+A table puts the commands it wants carried out into an `Outbox`, and gives news to the listener of
+the entry it is about.
+"""
+
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
-from disagg.messages.identity import Incarnation, Question, RequestKey
-from disagg.messages.peer import PeerMessage, Seal
+from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
+from disagg.messages.peer import Offers, PeerMessage, Seal
+
+# -- commands ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +40,36 @@ class PostRead:
     """Block ids in our pool, parallel to ``src_blocks``."""
 
 
+class Outbox(Protocol):
+    """Takes commands, to be carried out in their order."""
+
+    def add(self, command: Send | PostRead, /) -> None:
+        """Append a command."""
+
+
+class BlockHolds(Protocol):
+    """A block pool's named holders; a block is free only when nobody holds it."""
+
+    def hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
+        """Add one hold per block for a new holder."""
+
+    def add_to_hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
+        """Add one hold per block for an existing holder."""
+
+    def drop(self, holder: Hashable) -> int:
+        """End all holds of a holder; returns how many blocks became free."""
+
+
+# -- news of a lease, at its owner ------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseCommitted:
     """The reader has all bytes and the lease's hold was dropped."""
 
     key: RequestKey
     lease_id: int
-    pull: Question | None = None
+    pull: LeaseRequest | None = None
     """Of a prefix pull; None for a hand-over."""
 
 
@@ -49,7 +80,33 @@ class LeaseEnded:
     key: RequestKey
     lease_id: int
     reason: str
-    pull: Question | None = None
+    pull: LeaseRequest | None = None
+
+
+class LeaseListener(Protocol):
+    """Whoever opened a lease."""
+
+    def lease_committed(self, event: LeaseCommitted) -> None:
+        """The reader needs the lease no more."""
+
+    def lease_ended(self, event: LeaseEnded) -> None:
+        """The lease is dead; the message to its reader follows."""
+
+
+# -- news of a request for a lease, at the reader ---------------------------------------------
+
+
+class LeaseRequester(Protocol):
+    """Whoever requested a lease."""
+
+    def lease_granted(self, now_ms: int, owner: Incarnation, offers: Offers) -> None:
+        """The lease is there: begin the inbound transfer, or give the request up."""
+
+    def lease_refused(self, now_ms: int, key: RequestKey, cause: str, message: str) -> None:
+        """There is no lease, or none in time; the request is forgotten."""
+
+
+# -- news of an inbound transfer --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +140,7 @@ class InboundPartial:
 
     key: RequestKey
     failed: tuple[tuple[int, int], ...]
-    """(group, position) of every block that did not arrive."""
+    """(group, block index) of every block that did not arrive."""
     message: str
     """Names them as well."""
     stats: InboundStats
@@ -112,9 +169,8 @@ class InboundFailed:
     key: RequestKey
     reason: InboundFailure
     message: str
-    group: int = -1
-    """Group and position of the block at fault, -1 where it is not one block's fault."""
-    position: int = -1
+    block: tuple[int, int] | None = None
+    """(group, block index) of the block at fault; None where it is not one block's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +181,17 @@ class InboundDrained:
     num_blocks: int
 
 
-LeaseAction = Send | LeaseCommitted | LeaseEnded
-InboundAction = Send | PostRead | InboundCommitted | InboundPartial | InboundFailed | InboundDrained
+class InboundListener(Protocol):
+    """Whoever began an inbound transfer."""
+
+    def committed(self, now_ms: int, event: InboundCommitted) -> None:
+        """The owner confirmed the whole transfer."""
+
+    def partly_committed(self, now_ms: int, event: InboundPartial) -> None:
+        """The owner confirmed all blocks but those whose READs had errors."""
+
+    def failed(self, now_ms: int, event: InboundFailed) -> None:
+        """The transfer is over without a commit."""
+
+    def drained(self, event: InboundDrained) -> None:
+        """The destinations of a transfer that failed or was aborted are no longer held."""

@@ -2,6 +2,8 @@
 
 from typing import assert_never
 
+from google.protobuf.message import Message
+
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import (
     AskLease,
@@ -10,6 +12,7 @@ from disagg.messages.peer import (
     CommitAnswer,
     CommitSeen,
     Ended,
+    LeaseRefused,
     OfferedRange,
     Offers,
     PeerMessage,
@@ -46,7 +49,7 @@ def peer_to_wire(
     Args:
         sender: this worker.
         addressee_epoch: of the worker it is meant for; "" only in a hello that cannot know it.
-        message: what to say.
+        message: a message of the protocol, or the hello of a new stream.
     """
     envelope = peer_pb2.PeerEnvelope(
         sender=incarnation_to_wire(sender), addressee_epoch=addressee_epoch
@@ -119,6 +122,10 @@ def peer_to_wire(
                     first_lacked=first_lacked,
                 )
             )
+        case LeaseRefused(key, request_number):
+            envelope.lease_refused.CopyFrom(
+                peer_pb2.LeaseRefused(key=key_to_wire(key), request_number=request_number)
+            )
         case WithdrawLease(key, number, reason):
             envelope.withdraw_lease.CopyFrom(
                 peer_pb2.WithdrawLease(key=key_to_wire(key), number=number, reason=reason)
@@ -172,7 +179,8 @@ def _body_from_wire(envelope: peer_pb2.PeerEnvelope) -> PeerMessage | PeerHello:
             return _offers_from_wire(envelope.offers)
         case "ask_offers":
             ask = envelope.ask_offers
-            return AskOffers(key_from_wire(ask), ask.lease_id, ask.first)
+            lease_id = ask.lease_id if ask.HasField("lease_id") else None
+            return AskOffers(key_from_wire(ask), lease_id, ask.first)
         case "commit":
             commit = envelope.commit
             return Commit(
@@ -203,6 +211,9 @@ def _body_from_wire(envelope: peer_pb2.PeerEnvelope) -> PeerMessage | PeerHello:
                 key_from_wire(transfer, "old"),
                 tuple(transfer.first_lacked),
             )
+        case "lease_refused":
+            refused = envelope.lease_refused
+            return LeaseRefused(key_from_wire(refused), _number(refused, "request_number"))
         case "withdraw_lease":
             withdraw = envelope.withdraw_lease
             return WithdrawLease(key_from_wire(withdraw), _number(withdraw), withdraw.reason)
@@ -254,13 +265,16 @@ def _offers_to_wire(offers: Offers) -> peer_pb2.Offers:
         first=offers.first,
         ranges=[
             peer_pb2.OfferedRange(
-                group=r.group, position=r.position, block_id=r.block_id, num_blocks=r.num_blocks
+                group=r.group,
+                block_index=r.block_index,
+                block_id=r.block_id,
+                num_blocks=r.num_blocks,
             )
             for r in offers.ranges
         ],
         seal=None if offers.seal is None else _seal_to_wire(offers.seal),
         dead=offers.dead,
-        number=offers.number,
+        request_number=offers.request_number,
     )
 
 
@@ -273,11 +287,13 @@ def _offers_from_wire(wire: peer_pb2.Offers) -> Offers:
         lease_id=wire.lease_id,
         first=wire.first,
         ranges=tuple(
-            OfferedRange(r.group, r.position, r.block_id, r.num_blocks) for r in wire.ranges
+            OfferedRange(r.group, r.block_index, r.block_id, r.num_blocks) for r in wire.ranges
         ),
         seal=_seal_from_wire(wire.seal) if wire.HasField("seal") else None,
         dead=wire.dead,
-        number=wire.number,
+        request_number=(
+            _number(wire, "request_number") if wire.HasField("request_number") else None
+        ),
     )
 
 
@@ -295,11 +311,12 @@ def _ask_lease_from_wire(wire: peer_pb2.AskLease) -> AskLease:
     )
 
 
-def _number(wire: peer_pb2.AskLease | peer_pb2.TakeOver | peer_pb2.WithdrawLease) -> int:
-    """Questions are numbered from 1: 0 stands for none."""
-    if not wire.number:
-        raise malformed(wire, "number", "is 0")
-    return wire.number
+def _number(wire: Message, field: str = "number") -> int:
+    """The number of a request for a lease; they count from 1."""
+    number: int = getattr(wire, field)
+    if not number:
+        raise malformed(wire, field, "is 0")
+    return number
 
 
 def _seal_to_wire(seal: Seal) -> peer_pb2.Seal:
@@ -316,7 +333,7 @@ def _seal_from_wire(wire: peer_pb2.Seal) -> Seal:
     return Seal(
         num_tokens=wire.num_tokens,
         num_ranges=tuple(wire.num_ranges),
-        first_token_id=wire.first_token_id,
+        first_token_id=wire.first_token_id if wire.HasField("first_token_id") else None,
         first_logprob=wire.first_logprob,
         first_top_logprobs=top_from_wire(wire.first_top),
     )

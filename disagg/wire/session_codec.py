@@ -9,6 +9,7 @@ from disagg.messages.session import (
     GroupTransfer,
     PartEnded,
     PeerAddress,
+    PrefillProgress,
     PrefillReport,
     PullPlan,
     Role,
@@ -84,6 +85,11 @@ def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionRes
         case PartEnded(key, reason, text):
             ended = session_pb2.PartEnded(key=key_to_wire(key), reason=reason.value, message=text)
             return session_pb2.SessionResponse(part_ended=ended)
+        case PrefillProgress(key, num_computed_tokens):
+            progress = session_pb2.PrefillProgress(
+                key=key_to_wire(key), num_computed_tokens=num_computed_tokens
+            )
+            return session_pb2.SessionResponse(progress=progress)
         case PrefillReport():
             prefill = session_pb2.PrefillReport(
                 key=key_to_wire(message.key),
@@ -114,6 +120,9 @@ def session_response_from_wire(response: session_pb2.SessionResponse) -> ToRoute
             ended = response.part_ended
             reason = enum_value(EndReason, ended, "reason")
             return PartEnded(key_from_wire(ended), reason, ended.message)
+        case "progress":
+            progress = response.progress
+            return PrefillProgress(key_from_wire(progress), progress.num_computed_tokens)
         case "prefill":
             prefill = response.prefill
             return PrefillReport(

@@ -88,7 +88,7 @@ def test_a_prefix_pull_that_lost_a_block_of_any_group(hybrid: Workers, group: in
     assert asked.wait() == answer
     hybrid.processes["p0"].wait_line(f"failed ({group}, {LAST})", after=told)
     failed = asked.pull_report().failed
-    assert failed.startswith(f"read_failed: blocks {group}:{LAST} (group:position)"), failed
+    assert failed.startswith(f"read_failed: blocks {group}:{LAST} (group:block)"), failed
     assert hybrid.counters("p0")["transfers_recovered"] == before + 1
 
 
@@ -100,7 +100,7 @@ def test_a_hand_over_that_lost_a_block_of_any_group(hybrid: Workers, group: int)
     (ended,) = wait_until(asked.ended, "the decode part to end")
     hybrid.processes["d0"].wait_line(f"failed ({group}, {LAST})", after=told)
     assert ended.reason is EndReason.READ_FAILED
-    assert f"blocks {group}:{LAST} (group:position)" in ended.message
+    assert f"blocks {group}:{LAST} (group:block)" in ended.message
     assert asked.tokens() == answer[:1]
     # As the router does: the same worker, after the tokens that were accepted.
     again = hybrid.submit((*prompt, answer[0]), NUM_TOKENS - 1, "d0", "d0")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.transfer import LAYERS
-from benchmarks.transfer_node import Node, NodePlan
-from benchmarks.transfer_pair import Pair
+from benchmarks.transfer.__main__ import LAYERS
+from benchmarks.transfer.node import Node, NodePlan
+from benchmarks.transfer.pair import Pair
 from disagg.messages.identity import RequestKey
 
 

@@ -188,8 +188,8 @@ class WorkerUnderTest:
         self.reads[read_id] = dst_blocks
         assert self.worker.control is not None
         core = self.worker.control.core
-        reservations = [pull.reservation for pull in core.incoming.pulls.values()]
-        reservations += [pull.reservation for pull in core.prefixes.pulls.values()]
+        reservations = [pull.reservation for pull in core.decode_side.pulls.values()]
+        reservations += [pull.reservation for pull in core.prefix_pull.pulls.values()]
         for reservation in reservations:
             for group, lacks in enumerate(reservation.lacks):
                 self.group_of.update({block: group for _, block in lacks})
@@ -329,8 +329,9 @@ class WorkerUnderTest:
         assert self.worker.control is not None
         core = self.worker.control.core
         for lease in core.leases.statuses():  # what it would send is lost
-            core.outgoing._take_events(core.leases.end(lease.lease_id, "test"))
-            core.outgoing.end_lease(lease.key, "test")
+            core.leases.end(lease.lease_id, "test")
+            core.prefill_side.end_lease(lease.key, "test")
+        core._out.take()
 
     def on_loop(self, call: Callable[[], None]) -> None:
         done = threading.Event()

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 from disagg.checking.explorer.exploration import Exploration, Goal, Step, explore
 from disagg.checking.explorer.memory import NOTHING, OTHER
 from disagg.checking.explorer.state import Envelope, put
+from disagg.checking.explorer.table_news import NEWS
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Offers
 from disagg.transfer.actions import InboundCommitted, InboundPartial, PostRead, Send
-from disagg.transfer.inbound import InboundTable
-from disagg.transfer.leases import LeaseTable
+from disagg.transfer.owner.table import LeaseTable
+from disagg.transfer.reader.table import InboundTable
 
 KEY = RequestKey("r", 0)
 NUM_BLOCKS = 2
@@ -196,7 +197,7 @@ class LeaseWorld:
     def _open(self, now: State, reader: View) -> State:
         # Every second prefill gets its blocks in the other order: old block ids, other bytes.
         placed = tuple(range(NUM_BLOCKS))[:: -1 if now.num_leases % 2 else 1]
-        leases, _, lease_id = self._move(now.leases, "open", 0, KEY, reader.me)
+        leases, _, lease_id = self._move(now.leases, "open", 0, KEY, reader.me, NEWS)
         assert isinstance(lease_id, int)
         return now._replace(
             leases=leases,
@@ -240,11 +241,11 @@ class LeaseWorld:
             )
             label = f"reader begins inbound transfer {after.num_inbound}"
             destinations = (tuple((block, block) for block in range(NUM_BLOCKS)),)
-            yield self._reader_does(after, label, "begin", 0, KEY, owner.me, destinations)
+            yield self._reader_does(after, label, "begin", 0, KEY, owner.me, destinations, NEWS)
         if reader.num_live and self.setting.repeats:
             yield self._reader_does(now, "reader repeats", "tick", 0)
         if reader.num_live and self.setting.ends:
-            yield self._reader_does(now, "reader aborts", "abort", 0, KEY, "abort")
+            yield self._reader_does(now, "reader aborts", "abort", KEY)
         if reader.num_live and now.num_owner_restarts:
             old = Incarnation("owner", "O0")
             yield self._reader_does(now, "reader notices the restart", "on_peer_lost", 0, old)
@@ -368,7 +369,7 @@ class LeaseWorld:
         if call not in self._moves:
             thawed: Any = pickle.loads(table)
             result = getattr(thawed, method)(*args)
-            actions = result if isinstance(result, list) else ()
+            actions = NEWS.take()
             self._moves[call] = (self._freeze(thawed), actions, result)
         return self._moves[call]
 
@@ -387,13 +388,14 @@ class LeaseWorld:
 
     def _new_leases(self, life: int) -> bytes:
         me, kept = Incarnation("owner", f"O{life}"), self.setting.committed_max
-        return self._freeze(self.setting.leases(me, Holds(), ttl_ms=1, committed_max=kept))
+        return self._freeze(self.setting.leases(me, Holds(), NEWS, ttl_ms=1, committed_max=kept))
 
     def _new_inbound(self, life: int) -> bytes:
         return self._freeze(
             self.setting.inbound(
                 Incarnation("reader", f"R{life}"),
                 Holds(),
+                NEWS,
                 commit_repeat_ms=0,
                 ask_repeat_ms=0,
                 read_stuck_ms=1,

@@ -15,9 +15,10 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.scheduling.actions import WorkerAction
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.lease_states import LeaseState
+from disagg.scheduling.stats import check_load
+from disagg.transfer.owner.states import LeaseState
 
 ASK_TIMEOUT_MS, TAKE_OVER_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 15, 20, 30
 """Everything else happens at 0 ms, so that each of them can come first."""
@@ -54,8 +55,6 @@ class Facts(NamedTuple):
     """Somebody who lost its memory waits for it."""
     has_passes: bool
     """Nobody has used up more than half of its refusals."""
-    overload: str
-    """Which limit of load is exceeded, if any."""
 
 
 def limits_of(setting: Setting) -> WorkerLimits:
@@ -104,7 +103,7 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
     """As it is now."""
     batcher, kv = core.batcher, core.kv
     inbound = core.inbound.statuses()
-    num_granted, num_leases = core.incoming._reservations.num_granted, core.leases.num_live
+    num_granted, num_leases = core.decode_side._reservations.num_granted, core.leases.num_live
     all_free = kv.num_available_blocks == kv.num_usable_blocks
     return Facts(
         me=core.me,
@@ -126,17 +125,16 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
         ),
         at_rest=not core.sequences and not batcher.step_in_flight and all_free,
         holds_nothing=all_free and not num_granted and not num_leases,
-        asking=bool(core.outgoing.reserving or core.parts._asker._entries),
+        asking=bool(core.prefill_side.reserving or core.lease_requests._entries),
         repeats=any(entry.repeats for entry in core.inbound._entries.values()),
         granted=num_granted > 0,
         reading=any(entry.num_reads_in_progress for entry in inbound),
-        backing_off=bool(core.outgoing.backing_off),
+        backing_off=bool(core.prefill_side.backing_off),
         preemptible=any(seq.lease_id is not None for seq in batcher.running),
         memory_awaited=batcher.preempted_waiting,
         has_passes=all(
             2 * seq.passes <= core.limits.reserve_passes_max for seq in core.sequences.values()
         ),
-        overload=_overload(core),
     )
 
 
@@ -158,27 +156,13 @@ def _running(core: WorkerCore, vocabulary: Vocabulary) -> Running | None:
     )
 
 
-def _overload(core: WorkerCore) -> str:
-    """Limits that hold whatever happens; who lost its memory waits beyond the queue's bound."""
-    limits, share = core.limits, core.share
-    num_waiting = sum(not seq.preempted for seq in core.batcher.waiting)
-    counted = (
-        ("sequences hold blocks", core._num_holding, limits.max_sequences),
-        ("sequences wait", num_waiting, limits.max_waiting),
-        ("hand-overs are awaited", len(core.incoming.awaiting), limits.max_waiting),
-        ("blocks are handed over", share.num_blocks, share.blocks_max),
-    )
-    found = (f"{count} {what}, at most {most}" for what, count, most in counted if count > most)
-    return next(found, "")
-
-
 def make_canonical(core: WorkerCore) -> None:
     """Forget what no decision depends on: counters, clocks, the order of free blocks."""
     core.counters.counts.clear()
-    core.outgoing.num_refusals = core.batcher.num_preemptions = 0
+    core.prefill_side.num_refusals = core.batcher.num_preemptions = 0
     if not core.batcher.step_in_flight:
         core.batcher._next_step_id = 0
-    for seq in core.outgoing.backing_off:
+    for seq in core.prefill_side.backing_off:
         seq.retry_at_ms = 0
     for entry in core.inbound._entries.values():
         entry.posted_ms = entry.done_ms = entry.sealed_ms = 0
@@ -204,9 +188,9 @@ def make_canonical(core: WorkerCore) -> None:
 
 
 def forget_stranger(core: WorkerCore, stranger: Incarnation) -> None:
-    """One number per owner ever heard, and questions withdrawn before they are asked."""
+    """One number per owner ever heard, and requests withdrawn before they arrive."""
     core.inbound._lease_seen.pop(stranger, None)
-    core.outgoing.asked.on_peer_lost(stranger)
+    core.lease_answers.on_peer_lost(stranger)
 
 
 def preempt(core: WorkerCore) -> list[WorkerAction]:
@@ -218,8 +202,15 @@ def preempt(core: WorkerCore) -> list[WorkerAction]:
     core.batcher.running.remove(victim)
     core.kv.free(victim.key)
     victim.num_computed = 0
-    actions: list[WorkerAction] = list(core.outgoing.give_back(victim, "preempted"))
-    return actions + core.parts.queue(0, victim)
+    core.prefill_side.give_back(victim, "preempted")
+    core.queue(victim)
+    return core._out.take()
+
+
+def check(core: WorkerCore) -> None:
+    """Counts that must add up, and bounds on load, whatever happens."""
+    core.kv.check()
+    check_load(core)
 
 
 def evict(core: WorkerCore) -> list[WorkerAction]:

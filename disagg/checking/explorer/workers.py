@@ -9,6 +9,7 @@ from disagg.checking.explorer.snapshots import Frozen, Snapshots
 from disagg.checking.explorer.tokens import Vocabulary
 from disagg.checking.explorer.worker_state import (
     Facts,
+    check,
     evict,
     facts_of,
     forget_stranger,
@@ -24,8 +25,8 @@ from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.peer import PeerMessage, Reserved
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.actions import CheckTransport, ToRouter, WorkerAction
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.step import StepResult
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import Send
 
 
@@ -171,7 +172,6 @@ class Workers:
             overtaking = _watch(overtaking, after.memory_awaited, moved.actions)
             if overtaking[1] >= self._setting.starved_by:
                 broken = broken or "overtaken by one who came later"
-        broken = broken or after.overload
         return Moved(self._number(moved.core, memory, overtaking), moved.actions, broken)
 
     def _core_move(self, number: int, method: str, args: tuple[object, ...]) -> _CoreMoved:
@@ -186,7 +186,7 @@ class Workers:
             else:
                 actions = getattr(core, method)(*args)
             step, more = core.next_step(0)
-            core.kv.check()
+            check(core)
             moved = _CoreMoved(self.freeze(core), (*actions, *more), step is not None)
             self._core_moves[call] = moved
         return moved

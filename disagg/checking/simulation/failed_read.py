@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.session import TransferKind
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 from disagg.transfer.actions import PostRead
 
 
@@ -18,9 +18,9 @@ class FailedRead:
     num_tokens: int
     """The boundary of the transfer."""
     failed: tuple[tuple[int, int], ...]
-    """(group, block position) of its blocks."""
+    """(group, block index) of its blocks."""
     pulled: tuple[frozenset[int], ...]
-    """Per group the positions that the transfer brings, the failed ones included."""
+    """Per group the block indexes that the transfer brings, the failed ones included."""
     cached: tuple[frozenset[int], ...]
     """Per group the full blocks of the prompt (of states: the ends, counted in blocks of tokens)
     that the reader's cache had already."""
@@ -28,19 +28,17 @@ class FailedRead:
 
 def failed_read(core: WorkerCore, read: PostRead) -> FailedRead:
     """Of a READ that is about to fail; to be taken when it is posted."""
-    pull = core.prefixes.pulls.get(read.key) or core.incoming.pulls[read.key]
-    kind = TransferKind.PREFIX if read.key in core.prefixes.pulls else TransferKind.HANDOVER
+    pull = core.prefix_pull.pulls.get(read.key) or core.decode_side.pulls[read.key]
+    kind = TransferKind.PREFIX if read.key in core.prefix_pull.pulls else TransferKind.HANDOVER
     lacks, hashes = pull.reservation.lacks, pull.seq.request.hashes
-    places = {
-        block: (group, position) for group, pairs in enumerate(lacks) for position, block in pairs
-    }
+    places = {block: (group, index) for group, pairs in enumerate(lacks) for index, block in pairs}
     return FailedRead(
         core.me,
         read.key,
         kind,
         pull.reservation.num_external_tokens,
         tuple(places[block] for block in read.dst_blocks),
-        tuple(frozenset(position for position, _ in pairs) for pairs in lacks),
+        tuple(frozenset(index for index, _ in pairs) for pairs in lacks),
         tuple(
             frozenset(
                 position

@@ -2,10 +2,10 @@
 
 from disagg.messages.session import Role
 from disagg.scheduling.actions import WorkerAction
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 
-def preempt_youngest(core: WorkerCore, now_ms: int) -> list[WorkerAction]:
+def preempt_youngest(core: WorkerCore) -> list[WorkerAction]:
     """Lack of memory took the youngest's blocks, as in `Batcher.build_step` and after it."""
     if not core.batcher.running:
         return []
@@ -14,12 +14,12 @@ def preempt_youngest(core: WorkerCore, now_ms: int) -> list[WorkerAction]:
     core.kv.free(victim.key)
     victim.num_computed = 0
     core.batcher.num_preemptions += 1
-    actions: list[WorkerAction] = []
     if victim.role is Role.PREFILL:
-        actions += core.outgoing.give_back(victim, "preempted")
+        core.prefill_side.give_back(victim, "preempted")
     else:
         victim.preempted = True
-    return actions + core.parts.queue(now_ms, victim)
+    core.queue(victim)
+    return core._out.take()
 
 
 def expire_leases(core: WorkerCore, now_ms: int) -> None:

@@ -16,10 +16,10 @@ from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.messages.session import ToRouterMessage, ToWorkerMessage, WorkerStats
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
 from disagg.scheduling.admission import handover_tokens_max
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.stats import worker_stats
 from disagg.scheduling.step import Step
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import PostRead, Send
 
 
@@ -139,7 +139,7 @@ class WorkerModel:
             not self.core.sequences
             and not self.core.batcher.step_in_flight
             and kv.num_free_blocks == kv.num_available_blocks == kv.num_usable_blocks
-            and self.core.share.num_blocks == 0
+            and self.core.budget.num_blocks == 0
         )
 
     def kv_events(self) -> tuple[int, Sequence[KVEvent]]:
@@ -181,7 +181,7 @@ class WorkerModel:
         if self.core.batcher.step_in_flight:
             self._preemption_due = True
         else:
-            self._perform(preempt_youngest(self.core, self._world.now_ms))
+            self._perform(preempt_youngest(self.core))
 
     # --- carrying out
 
@@ -211,7 +211,7 @@ class WorkerModel:
             actions = self.core.on_step_done(self._world.now_ms, self._engine.run(step))
             if self._preemption_due:
                 self._preemption_due = False
-                actions += preempt_youngest(self.core, self._world.now_ms)
+                actions += preempt_youngest(self.core)
             self._perform(actions)
 
     def _read(self, read: PostRead) -> None:

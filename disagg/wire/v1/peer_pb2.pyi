@@ -63,22 +63,23 @@ class OfferedRange(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: builtins.int
-    POSITION_FIELD_NUMBER: builtins.int
+    BLOCK_INDEX_FIELD_NUMBER: builtins.int
     BLOCK_ID_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     group: builtins.int
-    position: builtins.int
+    block_index: builtins.int
+    """of the first block, in its request"""
     block_id: builtins.int
     num_blocks: builtins.int
     def __init__(
         self,
         *,
         group: builtins.int = ...,
-        position: builtins.int = ...,
+        block_index: builtins.int = ...,
         block_id: builtins.int = ...,
         num_blocks: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_id", b"block_id", "group", b"group", "num_blocks", b"num_blocks", "position", b"position"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_id", b"block_id", "block_index", b"block_index", "group", b"group", "num_blocks", b"num_blocks"]) -> None: ...
 
 global___OfferedRange = OfferedRange
 
@@ -93,6 +94,7 @@ class Seal(google.protobuf.message.Message):
     FIRST_TOP_FIELD_NUMBER: builtins.int
     num_tokens: builtins.int
     first_token_id: builtins.int
+    """of a hand-over"""
     first_logprob: builtins.float
     @property
     def num_ranges(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
@@ -103,12 +105,13 @@ class Seal(google.protobuf.message.Message):
         *,
         num_tokens: builtins.int = ...,
         num_ranges: collections.abc.Iterable[builtins.int] | None = ...,
-        first_token_id: builtins.int = ...,
+        first_token_id: builtins.int | None = ...,
         first_logprob: builtins.float = ...,
         first_top: disagg.wire.v1.sampling_pb2.TopLogprobs | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["first_top", b"first_top"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["first_logprob", b"first_logprob", "first_token_id", b"first_token_id", "first_top", b"first_top", "num_ranges", b"num_ranges", "num_tokens", b"num_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first_token_id", b"_first_token_id", "first_token_id", b"first_token_id", "first_top", b"first_top"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first_token_id", b"_first_token_id", "first_logprob", b"first_logprob", "first_token_id", b"first_token_id", "first_top", b"first_top", "num_ranges", b"num_ranges", "num_tokens", b"num_tokens"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_first_token_id", b"_first_token_id"]) -> typing.Literal["first_token_id"] | None: ...
 
 global___Seal = Seal
 
@@ -192,12 +195,12 @@ class Offers(google.protobuf.message.Message):
     RANGES_FIELD_NUMBER: builtins.int
     SEAL_FIELD_NUMBER: builtins.int
     DEAD_FIELD_NUMBER: builtins.int
-    NUMBER_FIELD_NUMBER: builtins.int
+    REQUEST_NUMBER_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
     first: builtins.int
     dead: builtins.bool
-    number: builtins.int
-    """of the AskLease or TakeOver that is answered"""
+    request_number: builtins.int
+    """of the AskLease or TakeOver that the lease answers"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     @property
@@ -213,10 +216,11 @@ class Offers(google.protobuf.message.Message):
         ranges: collections.abc.Iterable[global___OfferedRange] | None = ...,
         seal: global___Seal | None = ...,
         dead: builtins.bool = ...,
-        number: builtins.int = ...,
+        request_number: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["key", b"key", "seal", b"seal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dead", b"dead", "first", b"first", "key", b"key", "lease_id", b"lease_id", "number", b"number", "ranges", b"ranges", "seal", b"seal"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_request_number", b"_request_number", "key", b"key", "request_number", b"request_number", "seal", b"seal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_request_number", b"_request_number", "dead", b"dead", "first", b"first", "key", b"key", "lease_id", b"lease_id", "ranges", b"ranges", "request_number", b"request_number", "seal", b"seal"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_request_number", b"_request_number"]) -> typing.Literal["request_number"] | None: ...
 
 global___Offers = Offers
 
@@ -228,6 +232,7 @@ class AskOffers(google.protobuf.message.Message):
     LEASE_ID_FIELD_NUMBER: builtins.int
     FIRST_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
+    """absent: of the generation's live lease"""
     first: builtins.int
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
@@ -235,11 +240,12 @@ class AskOffers(google.protobuf.message.Message):
         self,
         *,
         key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
-        lease_id: builtins.int = ...,
+        lease_id: builtins.int | None = ...,
         first: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["first", b"first", "key", b"key", "lease_id", b"lease_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_lease_id", b"_lease_id", "key", b"key", "lease_id", b"lease_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_lease_id", b"_lease_id", "first", b"first", "key", b"key", "lease_id", b"lease_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_lease_id", b"_lease_id"]) -> typing.Literal["lease_id"] | None: ...
 
 global___AskOffers = AskOffers
 
@@ -388,6 +394,26 @@ class TakeOver(google.protobuf.message.Message):
 global___TakeOver = TakeOver
 
 @typing.final
+class LeaseRefused(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    REQUEST_NUMBER_FIELD_NUMBER: builtins.int
+    request_number: builtins.int
+    @property
+    def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
+        request_number: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "request_number", b"request_number"]) -> None: ...
+
+global___LeaseRefused = LeaseRefused
+
+@typing.final
 class WithdrawLease(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -466,6 +492,7 @@ class PeerEnvelope(google.protobuf.message.Message):
     ASK_LEASE_FIELD_NUMBER: builtins.int
     TAKE_OVER_FIELD_NUMBER: builtins.int
     WITHDRAW_LEASE_FIELD_NUMBER: builtins.int
+    LEASE_REFUSED_FIELD_NUMBER: builtins.int
     addressee_epoch: builtins.str
     """"" only in a hello that cannot know it yet"""
     @property
@@ -498,6 +525,8 @@ class PeerEnvelope(google.protobuf.message.Message):
     def take_over(self) -> global___TakeOver: ...
     @property
     def withdraw_lease(self) -> global___WithdrawLease: ...
+    @property
+    def lease_refused(self) -> global___LeaseRefused: ...
     def __init__(
         self,
         *,
@@ -517,9 +546,10 @@ class PeerEnvelope(google.protobuf.message.Message):
         ask_lease: global___AskLease | None = ...,
         take_over: global___TakeOver | None = ...,
         withdraw_lease: global___WithdrawLease | None = ...,
+        lease_refused: global___LeaseRefused | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "message", b"message", "offers", b"offers", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["addressee_epoch", b"addressee_epoch", "ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "message", b"message", "offers", b"offers", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "reserve", "reserved", "release", "offers", "ask_offers", "commit", "commit_answer", "commit_seen", "ended", "wrong_epoch", "ask_lease", "take_over", "withdraw_lease"] | None: ...
+    def HasField(self, field_name: typing.Literal["ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["addressee_epoch", b"addressee_epoch", "ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "reserve", "reserved", "release", "offers", "ask_offers", "commit", "commit_answer", "commit_seen", "ended", "wrong_epoch", "ask_lease", "take_over", "withdraw_lease", "lease_refused"] | None: ...
 
 global___PeerEnvelope = PeerEnvelope

@@ -199,6 +199,26 @@ class PartEnded(google.protobuf.message.Message):
 global___PartEnded = PartEnded
 
 @typing.final
+class PrefillProgress(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
+    num_computed_tokens: builtins.int
+    @property
+    def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
+        num_computed_tokens: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "num_computed_tokens", b"num_computed_tokens"]) -> None: ...
+
+global___PrefillProgress = PrefillProgress
+
+@typing.final
 class PrefillReport(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -384,6 +404,7 @@ class SessionResponse(google.protobuf.message.Message):
     PREFILL_FIELD_NUMBER: builtins.int
     TRANSFER_FIELD_NUMBER: builtins.int
     STATS_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     @property
     def outputs(self) -> disagg.wire.v1.outputs_pb2.StepOutputs: ...
     @property
@@ -394,6 +415,8 @@ class SessionResponse(google.protobuf.message.Message):
     def transfer(self) -> global___TransferReport: ...
     @property
     def stats(self) -> global___WorkerStats: ...
+    @property
+    def progress(self) -> global___PrefillProgress: ...
     def __init__(
         self,
         *,
@@ -402,9 +425,10 @@ class SessionResponse(google.protobuf.message.Message):
         prefill: global___PrefillReport | None = ...,
         transfer: global___TransferReport | None = ...,
         stats: global___WorkerStats | None = ...,
+        progress: global___PrefillProgress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "stats", b"stats", "transfer", b"transfer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "stats", b"stats", "transfer", b"transfer"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["outputs", "part_ended", "prefill", "transfer", "stats"] | None: ...
+    def HasField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "stats", b"stats", "transfer", b"transfer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "stats", b"stats", "transfer", b"transfer"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["outputs", "part_ended", "prefill", "transfer", "stats", "progress"] | None: ...
 
 global___SessionResponse = SessionResponse

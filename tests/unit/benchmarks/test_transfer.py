@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.transfer_cost import Bench, measure_tables
-from benchmarks.transfer_figures import figure
+from benchmarks.transfer.cost import Bench, measure_tables
+from benchmarks.transfer.figures import figure
 
 KEYS = ["name", "ours", "peer", "unit", "ratio", "target", "ok", "peer_name", "note"]
 
@@ -41,6 +41,6 @@ def test_the_tables_are_measured_for_every_pool(capsys: pytest.CaptureFixture[st
 def test_a_pull_must_end_in_a_commit() -> None:
     bench = Bench(3_000, scattered=True)
     assert min(bench.pull(1)) > 0
-    bench.leases.on_commit = lambda sender, commit: []  # type: ignore[method-assign]
+    bench.leases.on_commit = lambda sender, commit: None  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="not enough values"):
         bench.pull(2)

@@ -10,24 +10,18 @@ from disagg.messages.peer import Ended, PeerMessage, Release, Reserve, Reserved
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.batcher import Batcher
-from disagg.scheduling.incoming import Incoming
-from disagg.scheduling.outgoing import Outgoing
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.handover.decode_side import DecodeSide
+from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.sequence import Sequence
 from disagg.scheduling.step import Step
-from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.actions import (
-    InboundAction,
-    InboundCommitted,
-    InboundStats,
-    LeaseAction,
-    Send,
-)
-from disagg.transfer.inbound import InboundTable
-from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
-from disagg.transfer.inbound_transfer import InboundTransfer
-from disagg.transfer.leases import LeaseTable
-from disagg.transfer.reservations import ReservationTable
-from disagg.transfer.reserving import ReserveAsker
+from disagg.transfer.actions import InboundCommitted, InboundStats, Send
+from disagg.transfer.owner.table import LeaseTable
+from disagg.transfer.reader.states import INBOUND_TABLE, InboundEvent, InboundState
+from disagg.transfer.reader.table import InboundTable
+from disagg.transfer.reader.transfer import InboundTransfer
+from disagg.transfer.reservation.requests import ReservationRequests
+from disagg.transfer.reservation.table import ReservationTable
 
 
 class StepsHoldNothing(StepHolds):
@@ -56,20 +50,21 @@ class OffersAtLaunch(WorkerCore):
             seq = self.sequences[part.key]
             if seq.lease_id is not None and part.sampling is None:
                 before, seq.num_computed = seq.num_computed, part.start + len(part.token_ids)
-                actions += self.outgoing.offer(now_ms, seq)
+                self.prefill_side.offer(now_ms, seq)
                 seq.num_computed = before
-        return step, actions
+        return step, [*actions, *self._out.take()]
 
 
-class LeaseOutlivesPreemption(Outgoing):
+class LeaseOutlivesPreemption(PrefillSide):
     """A preempted prefill keeps its lease and gives back the reservation only."""
 
-    def give_back(self, seq: Sequence, reason: str) -> list[Send]:
-        return list(self._asker.give_back(seq.key)) if reason == "preempted" else []
+    def give_back(self, seq: Sequence, reason: str) -> None:
+        if reason == "preempted":
+            self._release(seq.key)
 
 
-class UnnumberedQuestions(ReserveAsker):
-    """Every question is the first one."""
+class UnnumberedQuestions(ReservationRequests):
+    """Every request is the first one."""
 
     def ask(self, now_ms, key, peer):  # type: ignore[no-untyped-def]
         self._last_number = 0
@@ -79,60 +74,58 @@ class UnnumberedQuestions(ReserveAsker):
 class ValidBeforeCommit(InboundTable):
     """Believes the bytes when every READ is done, as a pipelined commit would."""
 
-    def _repeat(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
+    def _repeat(self, now_ms: int, entry: InboundTransfer) -> None:
         if entry.state is not InboundState.COMMITTING or entry.offers.seal is None:
-            return super()._repeat(now_ms, entry)
+            super()._repeat(now_ms, entry)
+            return
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.OK)
-        return [InboundCommitted(entry.key, entry.offers.seal, InboundStats(0, (0,), 0, 0))]
+        committed = InboundCommitted(entry.key, entry.offers.seal, InboundStats(0, (0,), 0, 0))
+        entry.listener.committed(now_ms, committed)
 
 
-class PublishedBeforeCommit(Incoming):
+class PublishedBeforeCommit(DecodeSide):
     """Finds the prefix in its cache as soon as the memory is reserved."""
 
-    def on_reserve(
-        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
-    ) -> list[InboundAction]:
-        actions = super().on_reserve(now_ms, sender, message, refusal)
+    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
+        super().on_reserve(now_ms, sender, message)
         if message.key in self.pulls and self._kv.num_free_blocks:
             self._kv._sequence(message.key).num_external = None
             self._kv.publish(message.key, 2)
-        return actions
 
 
-class ReleasesAfterTheSeal(Outgoing):
+class ReleasesAfterTheSeal(PrefillSide):
     """The end of a sealed lease gives back its reservation, as it once did."""
 
-    def seal(self, now_ms: int, seq: Sequence, first: SampledToken) -> list[Send]:
-        asked = self._asker._entries[seq.key]
-        actions = super().seal(now_ms, seq, first)
-        self._asker._entries[seq.key] = asked
-        return actions
+    def seal(self, now_ms: int, seq: Sequence, first: SampledToken) -> None:
+        asked = self._requests._entries[seq.key]
+        super().seal(now_ms, seq, first)
+        self._requests._entries[seq.key] = asked
 
 
-class ReleasesLateAnswers(Outgoing):
-    """A repeated yes is released although its lease lives or is committed, as it once was."""
+class ReleasesLateAnswers(PrefillSide):
+    """A repeated grant is released although its lease lives or is committed, as it once was."""
 
-    def on_late_answer(self, sender: Incarnation, late: Reserved) -> list[Send]:
-        return [Send(sender, Release(late.key, late.number))] if late.granted else []
-
-
-class AnyoneEndsLeases(Outgoing):
-    """Does not look who says that a generation has ended, as it once did."""
-
-    def on_ended(self, sender: Incarnation, ended: Ended) -> list[Send]:
-        return self.end_lease(ended.key, ended.reason)
+    def on_late_answer(self, sender: Incarnation, late: Reserved) -> None:
+        if late.granted:
+            self._out.add(Send(sender, Release(late.key, late.number)))
 
 
-class OffersBegunBlocks(Outgoing):
+class AnyoneEndsLeases(LeaseTable):
+    """Does not look whose message ends a generation, as it once did."""
+
+    def on_ended(self, sender: Incarnation, ended: Ended) -> None:
+        self.end_key(ended.key, ended.reason)
+
+
+class OffersBegunBlocks(PrefillSide):
     """Offers the block that the next chunk goes on writing."""
 
-    def offer(self, now_ms: int, seq: Sequence) -> list[Send]:
+    def offer(self, now_ms: int, seq: Sequence) -> None:
         before = seq.num_computed
         size = max(manager.block_tokens for manager in self._kv.managers)
         seq.num_computed = -(-before // size) * size
-        actions = super().offer(now_ms, seq)
+        super().offer(now_ms, seq)
         seq.num_computed = before
-        return actions
 
 
 class RecomputesInPlace(Batcher):
@@ -152,8 +145,8 @@ class HitsWholePrompts(KVCacheCoordinator):
 
 
 class LeasesNeverExpire(LeaseTable):
-    def expire(self, now_ms: int) -> list[LeaseAction]:
-        return []
+    def expire(self, now_ms: int) -> None:
+        pass
 
 
 class ReservationsNeverExpire(ReservationTable):
@@ -161,50 +154,48 @@ class ReservationsNeverExpire(ReservationTable):
         return []
 
 
-class AsksForEver(ReserveAsker):
+class AsksForEver(ReservationRequests):
     def tick(self, now_ms: int):  # type: ignore[no-untyped-def]
         return []
 
 
-class _SaysYes(Incoming):
-    """Says yes to generations it has no part in."""
+class _GrantsAnyway(DecodeSide):
+    """Grants reservations for generations it has no part in."""
 
-    def submitted(self, now_ms: int, seq: Sequence) -> None:
+    def begin(self, now_ms: int, seq: Sequence) -> None:
         self._ever.add(seq.key)
-        super().submitted(now_ms, seq)
+        super().begin(now_ms, seq)
 
     @property
     def _ever(self) -> set[RequestKey]:
         keys: set[RequestKey] = self.__dict__.setdefault("_submitted_ever", set())
         return keys
 
-    def _say_yes(self, sender: Incarnation, message: Reserve) -> list[InboundAction]:
+    def _grant(self, sender: Incarnation, message: Reserve) -> None:
         blocks = self._kv.pool.allocate(1)
         self._kv.pool.hold(("unknown", message.number), blocks)
         self._kv.pool.release(blocks)
-        return [Send(sender, Reserved(message.key, message.number, True, "", (0,)))]
+        self._out.add(Send(sender, Reserved(message.key, message.number, True, "", (0,))))
 
 
-class UnsubmittedReserved(_SaysYes):
-    """Says yes although the router has not submitted the generation here."""
+class UnsubmittedReserved(_GrantsAnyway):
+    """Grants although the router has not submitted the generation here."""
 
-    def on_reserve(
-        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
-    ) -> list[InboundAction]:
+    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
         if message.key not in self._ever:
-            return self._say_yes(sender, message)
-        return super().on_reserve(now_ms, sender, message, refusal)
+            self._grant(sender, message)
+            return
+        super().on_reserve(now_ms, sender, message)
 
 
-class EndedReserved(_SaysYes):
-    """Says yes although the generation has ended here."""
+class EndedReserved(_GrantsAnyway):
+    """Grants although the generation has ended here."""
 
-    def on_reserve(
-        self, now_ms: int, sender: Incarnation, message: Reserve, refusal: str
-    ) -> list[InboundAction]:
+    def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
         if message.key in self._ever and message.key not in self._reservations._entries:
-            return self._say_yes(sender, message)
-        return super().on_reserve(now_ms, sender, message, refusal)
+            self._grant(sender, message)
+            return
+        super().on_reserve(now_ms, sender, message)
 
 
 class PublishesNothing(KVCacheCoordinator):

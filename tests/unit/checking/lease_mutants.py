@@ -4,20 +4,13 @@ from dataclasses import replace
 
 from disagg.messages.identity import Attempt, Incarnation
 from disagg.messages.peer import Commit, CommitAnswer, Offers, Seal
-from disagg.transfer.actions import (
-    InboundAction,
-    InboundPartial,
-    InboundStats,
-    LeaseAction,
-    LeaseCommitted,
-    Send,
-)
-from disagg.transfer.inbound import InboundTable
-from disagg.transfer.inbound_states import INBOUND_TABLE, InboundEvent, InboundState
-from disagg.transfer.inbound_transfer import InboundTransfer
-from disagg.transfer.lease import GroupBlocks, Lease
-from disagg.transfer.leases import LeaseTable
-from disagg.transfer.offer_list import ProtocolBreach
+from disagg.transfer.actions import InboundPartial, InboundStats, Send
+from disagg.transfer.owner.lease import GroupBlocks, Lease
+from disagg.transfer.owner.table import LeaseTable
+from disagg.transfer.reader.offers import ProtocolBreach
+from disagg.transfer.reader.states import INBOUND_TABLE, InboundEvent, InboundState
+from disagg.transfer.reader.table import InboundTable
+from disagg.transfer.reader.transfer import InboundTransfer
 
 
 class CommitWithoutCountsOwner(LeaseTable):
@@ -28,10 +21,10 @@ class CommitWithoutCountsOwner(LeaseTable):
 class CommitWithoutCountsReader(InboundTable):
     """Takes offers and seal as they come, whatever their numbers."""
 
-    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> list[InboundAction]:
+    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> None:
         entry = self._of(offers.key)
         first = min(offers.first, len(entry.offers.ranges)) if entry else 0
-        return super().on_offers(now_ms, sender, replace(offers, first=first))
+        super().on_offers(now_ms, sender, replace(offers, first=first))
 
     def _all_listed(self, entry: InboundTransfer) -> bool:
         return entry.offers.seal is not None
@@ -62,10 +55,10 @@ class AnySenderAccepted(InboundTable):
 
 
 class AttemptWithoutEpoch(InboundTable):
-    def _repeat(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
+    def _repeat(self, now_ms: int, entry: InboundTransfer) -> None:
         if entry.attempt:
             entry.attempt = Attempt("", entry.attempt.number)
-        return super()._repeat(now_ms, entry)
+        super()._repeat(now_ms, entry)
 
 
 class AnyReaderAccepted(LeaseTable):
@@ -76,10 +69,9 @@ class AnyReaderAccepted(LeaseTable):
 class ReusedBeforeDead(LeaseTable):
     """Expiry gives the blocks away while the lease can still be committed."""
 
-    def expire(self, now_ms: int) -> list[LeaseAction]:
+    def expire(self, now_ms: int) -> None:
         for lease in self._live.values():
             self.holds.drop(lease.holder)
-        return []
 
     def _take(self, lease: Lease, blocks: GroupBlocks) -> bool:
         self.holds.drop(lease.holder)
@@ -102,37 +94,39 @@ class UnknownLeaseSaysOk(LeaseTable):
 
 
 class HoldKeptAfterCommit(LeaseTable):
-    def on_commit(self, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
-        actions = super().on_commit(sender, commit)
-        if any(isinstance(action, LeaseCommitted) for action in actions):
+    def on_commit(self, sender: Incarnation, commit: Commit) -> None:
+        before = set(self._committed)
+        super().on_commit(sender, commit)
+        if self._committed.keys() - before:
             self.holds.hold(("kept", commit.lease_id), (0,))
-        return actions
 
 
 class DestinationsDroppedAtAbort(InboundTable):
-    def _drained(self, entry: InboundTransfer) -> list[InboundAction]:
+    def _drained(self, entry: InboundTransfer) -> bool:
         self._gone(entry)
-        return []
+        return False
 
 
 class ReadErrorsIgnored(InboundTable):
-    def on_read_done(self, now_ms: int, read_id: int, error: str = "") -> list[InboundAction]:
-        return super().on_read_done(now_ms, read_id)
+    def on_read_done(self, now_ms: int, read_id: int, error: str = "") -> None:
+        super().on_read_done(now_ms, read_id)
 
 
 class PartlyRightBeforeCommit(InboundTable):
     """What arrived of a transfer with READ errors is believed without asking the owner."""
 
-    def _repeat(self, now_ms: int, entry: InboundTransfer) -> list[InboundAction]:
+    def _repeat(self, now_ms: int, entry: InboundTransfer) -> None:
         if entry.state is not InboundState.COMMITTING or not entry.failed:
-            return super()._repeat(now_ms, entry)
+            super()._repeat(now_ms, entry)
+            return
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.OK_PARTLY)
         failed = tuple(entry.failed)
-        return [InboundPartial(entry.key, failed, "", InboundStats(0, (0,), 0, 0))]
+        partial = InboundPartial(entry.key, failed, "", InboundStats(0, (0,), 0, 0))
+        entry.listener.partly_committed(now_ms, partial)
 
 
 class HoldKeptAfterDraining(InboundTable):
-    def _drained(self, entry: InboundTransfer) -> list[InboundAction]:
+    def _drained(self, entry: InboundTransfer) -> bool:
         if entry.reads:
             self.holds.hold(("kept", entry.serial), (0,))
         return super()._drained(entry)

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import SequenceOutput, StepOutputs
+from disagg.messages.peer import Seal
 from disagg.messages.session import PartEnded, Submit
 from disagg.routing.actions import RouterAction, ToWorker
 from disagg.routing.request_table import RequestTable
 from disagg.routing.token_stream import TokenStream
-from disagg.scheduling.actions import ToRouter, WorkerAction
-from disagg.scheduling.parts import Parts
-from disagg.transfer.actions import InboundCommitted
+from disagg.scheduling.actions import ToRouter
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.handover.decode_side import DecodeSide
+from disagg.scheduling.sequence import Sequence
 
 
 class OutputsOfAnyGeneration(RequestTable):
@@ -121,12 +123,12 @@ class SeesNoGaps(RequestTable):
         return []
 
 
-class TellsToken0Once(Parts):
-    """The decode worker does not say token 0 again."""
+class TellsToken0Once(DecodeSide):
+    """The decode worker does not send token 0 again."""
 
-    def _committed(self, event: InboundCommitted) -> list[WorkerAction]:
-        return [
-            action
-            for action in super()._committed(event)
-            if not (isinstance(action, ToRouter) and isinstance(action.message, StepOutputs))
-        ]
+    def _emit_first_token(self, seq: Sequence, seal: Seal) -> None:
+        before = self._out.take()
+        super()._emit_first_token(seq, seal)
+        for action in (*before, *self._out.take()):
+            if not (isinstance(action, ToRouter) and isinstance(action.message, StepOutputs)):
+                self._out.add(action)

@@ -4,7 +4,7 @@ from tests.unit.checking import planning_mutants as mutants
 from tests.unit.checking.lease_mutants import DestinationsDroppedAtAbort
 from tests.unit.checking.taken_away import without
 
-TOKEN_0_ONCE = {"parts": mutants.TellsToken0Once}
+TOKEN_0_ONCE = {"decode_side": mutants.TellsToken0Once}
 PLANNING_RULES = (
     without(
         "the generation of tokens is checked",

@@ -1,7 +1,7 @@
 """Whole workers with one rule of prefix pulls or take-overs taken away each."""
 
 from disagg.kv.prefix_pull import SharedPrefix, WantedPrefix
-from disagg.messages.identity import Incarnation, Question, RequestKey
+from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
 from disagg.messages.peer import (
     AskLease,
     Commit,
@@ -11,197 +11,199 @@ from disagg.messages.peer import (
     TakeOver,
     WithdrawLease,
 )
-from disagg.scheduling.actions import ToRouter, WorkerAction
-from disagg.scheduling.outgoing import Outgoing
-from disagg.scheduling.parts import Parts
-from disagg.scheduling.prefix_reader import PrefixReader
+from disagg.scheduling.actions import WorkerAction
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.handover.prefill_side import PrefillSide
+from disagg.scheduling.handover.prefix_lending import PrefixLender
+from disagg.scheduling.handover.prefix_pull import PrefixPullSide
 from disagg.scheduling.sequence import Phase, Sequence
-from disagg.scheduling.worker_core import WorkerCore
-from disagg.transfer.actions import InboundAction, LeaseAction, LeaseCommitted, Send
-from disagg.transfer.asked_leases import AskedLeases
-from disagg.transfer.lease import Lease, ranges_of
-from disagg.transfer.lease_asker import Answer, LeaseAsker
-from disagg.transfer.lease_states import LeaseEvent, LeaseState
-from disagg.transfer.leases import LeaseTable
+from disagg.transfer.actions import LeaseListener, Send
+from disagg.transfer.owner.lease import Lease, ranges_of
+from disagg.transfer.owner.requests import LeaseAnswers
+from disagg.transfer.owner.states import LeaseEvent, LeaseState
+from disagg.transfer.owner.table import LeaseTable
+from disagg.transfer.reader.requests import LeaseRequests
+from disagg.transfer.reader.states import LeaseRequestEvent
 
 
-class MatchesThenHolds(Outgoing):
-    """Matches when the question comes, and holds what it found when it is repeated."""
+class MatchesThenHolds(PrefixLender):
+    """Matches when the request comes, and holds what it found when it is repeated."""
 
-    def on_open(
-        self, now_ms: int, sender: Incarnation, message: AskLease, *, refuse: bool
-    ) -> list[Send]:
-        question = Question(sender, message.key, message.number)
-        if self.asked.repeated(question) is not None:
-            return []
-        found: dict[Question, SharedPrefix | None] = self.__dict__.setdefault("_found", {})
-        if question not in found:
-            found[question] = self._prefixes.match(
+    def on_ask_lease(self, now_ms: int, sender: Incarnation, message: AskLease) -> None:
+        request = LeaseRequest(sender, message.key, message.number)
+        if request in self._answers._lease_ids:
+            return
+        found: dict[LeaseRequest, SharedPrefix | None] = self.__dict__.setdefault("_found", {})
+        if request not in found:
+            found[request] = self._prefixes.match(
                 WantedPrefix(
                     message.num_tokens, message.first_hash, message.hashes, message.first_lacked
                 )
             )
-            return []
-        shared = found[question]
+            return
+        shared = found[request]
         if shared is None:
-            return []
+            return
         # As a pool would that does not look whether the block has another content by now.
-        actions = self.asked.open_sealed(now_ms, question, ((),), shared.num_tokens)
-        (lease,) = [one for one in self._leases._live.values() if one.question == question]
+        lease = self._answers._create(now_ms, request, LeaseEvent.OPENED, ((),), self)
+        lease.is_pull = True
         lease.ranges = [r for g, pairs in enumerate(shared.blocks) for r in ranges_of(g, pairs)]
         lease.close(len(shared.blocks), shared.num_tokens)
-        return [Send(sender, lease.offers(0))] if actions else []
+        self._answers._table.out.add(Send(sender, lease.offers(0)))
 
 
-class PublishedBeforeCommit(PrefixReader):
+class PublishedBeforeCommit(PrefixPullSide):
     """Finds the prefix in its cache as soon as the READs are posted."""
 
-    def answered(
-        self, now_ms: int, owner: Incarnation, offers: Offers
-    ) -> list[InboundAction | ToRouter]:
-        actions = super().answered(now_ms, owner, offers)
+    def lease_granted(self, now_ms: int, owner: Incarnation, offers: Offers) -> None:
+        super().lease_granted(now_ms, owner, offers)
         pull = self.pulls.get(offers.key)
         if pull is not None:
             self._prefixes.publish_intact(
                 pull.seq.request, pull.reservation.num_external_tokens, ()
             )
-        return actions
 
 
-class NeverWithdraws(LeaseAsker):
-    """Gives questions up without a word."""
+class NeverWithdraws(LeaseRequests):
+    """Gives requests up without a word."""
 
-    def _withdraw(self, key: RequestKey, event, reason=""):  # type: ignore[no-untyped-def]
-        send = super()._withdraw(key, event, reason)
-        return Send(send.to, WithdrawLease(send.message.key, 99))  # type: ignore[union-attr]
+    def _withdraw(self, key: RequestKey, event: LeaseRequestEvent, reason: str = "") -> None:
+        entry = self._leave(key, event)
+        self._out.add(Send(entry.owner, WithdrawLease(key, 99)))
 
-    def withdrawal(self, sender: Incarnation, offers: Offers) -> list[Send]:
-        return []
+    def _decline(self, sender: Incarnation, offers: Offers) -> None:
+        pass
 
 
-class BelievesAnyAnswer(LeaseAsker):
-    """Takes the answer to a question from whichever life of the owner."""
+class BelievesAnyAnswer(LeaseRequests):
+    """Takes the answer to a request from whichever life of the owner."""
 
-    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> Answer:
+    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> None:
         asked = self._entries.get(offers.key)
-        return super().on_offers(now_ms, asked.owner if asked else sender, offers)
+        super().on_offers(now_ms, asked.owner if asked else sender, offers)
 
 
-class FailsTheGeneration(PrefixReader):
+class FailsTheGeneration(PrefixPullSide):
     """Keeps its blocks when a pull is given up."""
 
-    def _drop(self, now_ms: int, key: RequestKey, reason: str) -> list[InboundAction]:
-        return list(self._asker.give_up(key))
+    def _drop(self, key: RequestKey, reason: str) -> None:
+        self._requests.give_up(key)
 
 
-class TransfersInTwoSteps(AskedLeases):
-    """The old lease dies at the first question; the new one is made at the second."""
+class TransfersInTwoSteps(LeaseAnswers):
+    """The old lease dies at the first request; the new one is made at the second."""
 
-    def transfer(self, now_ms: int, sender: Incarnation, transfer: TakeOver) -> list[LeaseAction]:
+    def take_over(
+        self, now_ms: int, sender: Incarnation, message: TakeOver, listener: LeaseListener
+    ) -> None:
         ghosts: dict[RequestKey, Lease] = self.__dict__.setdefault("_ghosts", {})
-        old = ghosts.get(transfer.old)
+        old = ghosts.get(message.old)
         if old is None:
-            old = self._table.hand_over_of(transfer.old)
+            old = self._table.hand_over_of(message.old)
             if old is None or old.seal is None:
-                return self.refuse(Question(sender, transfer.key, transfer.number))
-            ghosts[transfer.old] = old
-            return self._table.die(old, LeaseEvent.TRANSFER, "taken over")
-        return _resurrect(self, now_ms, sender, transfer, old)
+                self.refuse(LeaseRequest(sender, message.key, message.number))
+                return
+            ghosts[message.old] = old
+            self._table.die(old, LeaseEvent.TRANSFER, "taken over")
+        else:
+            _resurrect(self, now_ms, sender, message, old, listener)
 
 
 def _resurrect(
-    asked: AskedLeases, now_ms: int, sender: Incarnation, transfer: TakeOver, old: Lease
-) -> list[LeaseAction]:
+    answers: LeaseAnswers,
+    now_ms: int,
+    sender: Incarnation,
+    message: TakeOver,
+    old: Lease,
+    listener: LeaseListener,
+) -> None:
     """A new lease on blocks that nobody has held meanwhile."""
     assert old.seal is not None
-    question = Question(sender, transfer.key, transfer.number)
-    lease = asked._create(now_ms, question, LeaseEvent.TRANSFER, ())
+    request = LeaseRequest(sender, message.key, message.number)
+    lease = answers._create(now_ms, request, LeaseEvent.TRANSFER, (), listener)
     lease.ranges, lease.seal, lease.first_lacked = old.ranges, old.seal, old.first_lacked
-    asked._table.is_hand_over(lease)
-    return [Send(sender, lease.offers(0))]
+    answers._table.is_hand_over(lease)
+    answers._table.out.add(Send(sender, lease.offers(0)))
 
 
 class CommittedAreTransferred(LeaseTable):
     """Remembers what a committed lease held, and lets it be taken over."""
 
-    def on_commit(self, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
-        lease = self.find(commit.lease_id)
+    def on_commit(self, sender: Incarnation, commit: Commit) -> None:
+        lease = self._live.get(commit.lease_id)
         ranges = list(lease.ranges) if lease else []
-        actions = super().on_commit(sender, commit)
-        if lease is not None and any(isinstance(one, LeaseCommitted) for one in actions):
+        super().on_commit(sender, commit)
+        if lease is not None and lease.state is LeaseState.COMMITTED:
             self.__dict__.setdefault("_ghosts", {})[lease.key] = (lease, ranges)
-        return actions
 
 
-class TransfersCommitted(AskedLeases):
+class TransfersCommitted(LeaseAnswers):
     """Takes over whatever lease there was."""
 
-    def transfer(self, now_ms: int, sender: Incarnation, transfer: TakeOver) -> list[LeaseAction]:
-        ghost = getattr(self._table, "_ghosts", {}).get(transfer.old)
+    def take_over(
+        self, now_ms: int, sender: Incarnation, message: TakeOver, listener: LeaseListener
+    ) -> None:
+        ghost = getattr(self._table, "_ghosts", {}).get(message.old)
         if ghost is None:
-            return super().transfer(now_ms, sender, transfer)
-        old = Lease(0, transfer.old, sender, 0, LeaseState.SEALED)
+            super().take_over(now_ms, sender, message, listener)
+            return
+        old = Lease(0, message.old, sender, 0, listener, LeaseState.SEALED)
         old.ranges, old.seal, old.first_lacked = ghost[1], ghost[0].seal, ghost[0].first_lacked
-        return _resurrect(self, now_ms, sender, transfer, old)
+        _resurrect(self, now_ms, sender, message, old, listener)
 
 
 class OrphansAreDropped(LeaseTable):
     """The lease of a lost reader gives its blocks back at once, but can be taken over."""
 
-    def on_peer_lost(self, now_ms: int, reader: Incarnation) -> list[LeaseAction]:
-        actions = super().on_peer_lost(now_ms, reader)
+    def on_peer_lost(self, now_ms: int, reader: Incarnation) -> None:
+        super().on_peer_lost(now_ms, reader)
         for lease in self._live.values():
             if lease.state is LeaseState.ORPHANED:
                 self.holds.drop(lease.holder)
                 self.holds.hold(lease.holder, ())
-        return actions
 
-    def create(self, now_ms, key, reader, event, blocks, question=None):  # type: ignore[no-untyped-def]
+    def create(self, now_ms, key, reader, event, blocks, listener, request=None):  # type: ignore[no-untyped-def]
         if event is not LeaseEvent.TRANSFER:
-            return super().create(now_ms, key, reader, event, blocks, question)
-        lease = super().create(now_ms, key, reader, event, (), question)
+            return super().create(now_ms, key, reader, event, blocks, listener, request)
+        lease = super().create(now_ms, key, reader, event, (), listener, request)
         for group, pairs in enumerate(blocks):
             lease.ranges += ranges_of(group, pairs)
         return lease
 
 
-class ReservesWhilePulling(Parts):
-    """Asks the decode worker for memory as soon as the READs of its own pull are posted."""
+class ReservesWhilePulling(PrefillSide):
+    """Has asked the decode worker for memory, or has a lease, when its own pull is over."""
 
-    def on_answer(self, now_ms: int, sender: Incarnation, offers: Offers) -> list[WorkerAction]:
-        actions = super().on_answer(now_ms, sender, offers)
-        pull = self._prefixes.pulls.get(offers.key)
-        if pull and offers.key not in self._outgoing.reserving and pull.seq.lease_id is None:
-            actions += self._outgoing.reserve(now_ms, pull.seq)
-            pull.seq.phase = Phase.PULLING_PREFIX
-        return actions
-
-    def start(self, now_ms: int, seq: Sequence) -> list[WorkerAction]:
+    def start(self, now_ms: int, seq: Sequence) -> None:
         if seq.lease_id is not None:
             self._batcher.run(seq)
-            return []
-        return [] if seq.key in self._outgoing.reserving else super().start(now_ms, seq)
+        elif seq.key not in self.reserving:
+            super().start(now_ms, seq)
 
 
 class LendsWhatItPulls(WorkerCore):
-    """Offers the blocks it is still reading itself."""
+    """Asks for memory when its READs are posted, and offers the blocks it is still reading."""
 
     def on_peer_message(
         self, now_ms: int, sender: Incarnation, message: PeerMessage
     ) -> list[WorkerAction]:
         match message:
-            case Reserved(key, granted=False) if key in self.prefixes.pulls:
+            case Reserved(key, granted=False) if key in self.prefix_pull.pulls:
                 # No reason to give the pull up: it asks again when it has the blocks.
-                self.outgoing._asker.on_answer(now_ms, sender, message)
-                self.outgoing.reserving.pop(key, None)
-                self.share.give_back(key)
+                self.prefill_side._requests.on_answer(now_ms, sender, message)
+                self.prefill_side.reserving.pop(key, None)
+                self.budget.give_back(key)
                 return []
         actions = super().on_peer_message(now_ms, sender, message)
-        for pull in self.prefixes.pulls.values():
+        pulling = self.prefix_pull.pulls.get(message.key) if isinstance(message, Offers) else None
+        if pulling and pulling.seq.lease_id is None:
+            self.prefill_side.start(now_ms, pulling.seq)
+            pulling.seq.phase = Phase.PULLING_PREFIX
+        for pull in self.prefix_pull.pulls.values():
             seq = pull.seq
             if seq in self.batcher.running:
                 self.batcher.remove(seq)
                 seq.phase, seq.num_computed = Phase.PULLING_PREFIX, pull.plan.num_tokens
-                actions += self.outgoing.offer(now_ms, seq)
+                self.prefill_side.offer(now_ms, seq)
                 seq.num_computed = 0
-        return actions
+        return [*actions, *self._out.take()]

@@ -12,7 +12,7 @@ PULL_RULES = (
         9,
         "prefill: hears CommitAnswer: the cache offers 'bytes of another request' as position 0",
         delivery="repeated",
-        mutants={"outgoing": pull_mutants.MatchesThenHolds},
+        mutants={"prefix_lender": pull_mutants.MatchesThenHolds},
     ),
     without(
         "a pull's lease holds its blocks",
@@ -42,7 +42,7 @@ PULL_RULES = (
         "chain",
         3,
         "prefill: hears Offers: the cache offers 'nothing' as position 0",
-        mutants={"prefixes": pull_mutants.PublishedBeforeCommit},
+        mutants={"prefix_pull": pull_mutants.PublishedBeforeCommit},
     ),
     without(
         "what is pulled is leased on after the commit only",
@@ -50,7 +50,10 @@ PULL_RULES = (
         19,
         "decode: hears CommitAnswer: the cache offers 'nothing' as position 0",
         evictions=0,
-        mutants={"": pull_mutants.LendsWhatItPulls, "parts": pull_mutants.ReservesWhilePulling},
+        mutants={
+            "": pull_mutants.LendsWhatItPulls,
+            "prefill_side": pull_mutants.ReservesWhilePulling,
+        },
     ),
     without(
         "destinations are held until every READ is terminal, also of a pull given up",
@@ -64,7 +67,7 @@ PULL_RULES = (
         "chain-lost",
         2,
         "prefill: loses the cache: InvariantViolation: RequestKey is admitted after it began",
-        mutants={"prefixes": pull_mutants.FailsTheGeneration},
+        mutants={"prefix_pull": pull_mutants.FailsTheGeneration},
     ),
     without(
         "a question that is given up is withdrawn",
@@ -73,7 +76,7 @@ PULL_RULES = (
         "cache: hears AskLease: nothing leads to a good end any more",
         evictions=0,
         cancels=1,
-        mutants={"parts._asker": pull_mutants.NeverWithdraws},
+        mutants={"lease_requests": pull_mutants.NeverWithdraws},
     ),
     without(
         "a lease is transferred in one step",
@@ -81,7 +84,7 @@ PULL_RULES = (
         18,
         "second: hears CommitAnswer: the cache offers 'bytes of another request' as position 0",
         delivery="repeated",
-        mutants={"outgoing.asked": pull_mutants.TransfersInTwoSteps},
+        mutants={"lease_answers": pull_mutants.TransfersInTwoSteps},
     ),
     without(
         "only a live lease is transferred",
@@ -90,7 +93,7 @@ PULL_RULES = (
         "second: hears CommitAnswer: the cache offers 'bytes of another request' as position 0",
         mutants={
             "leases": pull_mutants.CommittedAreTransferred,
-            "outgoing.asked": pull_mutants.TransfersCommitted,
+            "lease_answers": pull_mutants.TransfersCommitted,
         },
     ),
     without(
@@ -105,7 +108,7 @@ PULL_RULES = (
         "chain-strangers",
         3,
         "prefill: hears from a stranger Offers: a stranger's message did something",
-        mutants={"parts._asker": pull_mutants.BelievesAnyAnswer},
+        mutants={"lease_requests": pull_mutants.BelievesAnyAnswer},
     ),
     without(
         "the epoch of who sends WithdrawLease is checked",
@@ -119,6 +122,6 @@ PULL_RULES = (
         "take-over-strangers",
         10,
         "second: hears from a stranger Offers: a stranger's message did something",
-        mutants={"parts._asker": pull_mutants.BelievesAnyAnswer},
+        mutants={"lease_requests": pull_mutants.BelievesAnyAnswer},
     ),
 )

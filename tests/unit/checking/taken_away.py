@@ -12,7 +12,7 @@ from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.worlds import SETTINGS
 from disagg.routing.core import RouterCore
 from disagg.routing.request_table import RequestTable
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 
 NO_WAY = "from here no way leads to "
 

@@ -11,7 +11,8 @@ from tests.unit.transfer.taken_away import TakenAway, at, document, ending, num_
 from disagg.checking.explorer.exploration import Exploration
 from disagg.checking.explorer.lease_world import LeaseWorld, Setting
 from disagg.checking.explorer.worlds import LEASE_SETTINGS, MUTUAL_SETTINGS
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
+from tests.drawn_tables import check_drawn
 from tests.unit.transfer import mutants, mutual_mutants
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "lease.md"
@@ -31,8 +32,7 @@ def test_each_rule_has_one_row() -> None:
 
 
 def test_the_documents_table_is_this_one() -> None:
-    table = f"<!-- drawn: rules -->\n{document(RULES)}<!-- end -->"
-    assert table in DOCUMENT.read_text(), f"docs/lease.md should contain:\n{table}"
+    check_drawn(DOCUMENT, "rules", document(RULES))
 
 
 BORN_AGAIN, READER_AGAIN = (

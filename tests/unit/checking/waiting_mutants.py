@@ -7,13 +7,13 @@ from disagg.messages.peer import PeerMessage, Reserve, Reserved
 from disagg.messages.session import Role
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.batcher import Batcher
-from disagg.scheduling.outgoing import Outgoing
-from disagg.scheduling.parts import Parts
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.handover.inbound_admission import InboundAdmission
+from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import Step
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import Send
-from disagg.transfer.reservation_states import ReservationState
+from disagg.transfer.reservation.states import ReservationState
 
 
 class QueuesReserves(WorkerCore):
@@ -33,8 +33,8 @@ class QueuesReserves(WorkerCore):
             answers = super().on_peer_message(now_ms, sender, message)
             said = [a.message for a in answers if isinstance(a, Send)]
             no = any(isinstance(one, Reserved) and not one.granted for one in said)
-            if no and message.key in self.incoming.awaiting:
-                entry = self.incoming._reservations._entries[message.key]
+            if no and message.key in self.decode_side.awaiting:
+                entry = self.decode_side._reservations._entries[message.key]
                 entry.state, entry.number, entry.answer = ReservationState.SUBMITTED, 0, None
                 continue
             self._queued.remove((sender, message))
@@ -64,29 +64,30 @@ class PrefillsWaitForBlocks(Batcher):
         return super()._make_room(seq, num_new, chosen, preempted)
 
 
-class KeepsReservations(Outgoing):
+class KeepsReservations(PrefillSide):
     """A preempted prefill keeps its lease and its reservation."""
 
-    def give_back(self, seq: Sequence, reason: str) -> list[Send]:
-        return [] if reason == "preempted" else super().give_back(seq, reason)
+    def give_back(self, seq: Sequence, reason: str) -> None:
+        if reason != "preempted":
+            super().give_back(seq, reason)
 
 
-class GoesOnUnderTheOldLease(Parts):
-    """A prefill that has a lease already asks nobody."""
+class GoesOnUnderTheOldLease(KeepsReservations):
+    """And goes on under its old lease, without asking anybody."""
 
-    def start(self, now_ms: int, seq: Sequence) -> list[WorkerAction]:
+    def start(self, now_ms: int, seq: Sequence) -> None:
         if seq.lease_id is None:
-            return super().start(now_ms, seq)
-        self._batcher.run(seq)
-        return []
+            super().start(now_ms, seq)
+        else:
+            self._batcher.run(seq)
 
 
-class HoldsWhileItWaits(Outgoing):
+class HoldsWhileItWaits(PrefillSide):
     """A refused prefill keeps its own blocks until it asks again."""
 
     def _back_off(self, now_ms: int, seq: Sequence) -> None:
         seq.phase = Phase.BACKOFF
-        self._share.give_back(seq.key)
+        self._budget.give_back(seq.key)
         seq.retry_at_ms = now_ms
         self.backing_off.append(seq)
 
@@ -101,10 +102,10 @@ class AsksAgain(Batcher):
         yield from super().take_startable(num_elsewhere, reserve_pull)
 
 
-class TakesReservationsAnyway(WorkerCore):
-    """Says yes to a Reserve while an older request waits for memory."""
+class TakesReservationsAnyway(InboundAdmission):
+    """Grants a Reserve while an older request waits for memory."""
 
-    def _refuses_reservations(self, sender: Incarnation) -> str:
+    def refusal(self, owner: Incarnation) -> str:
         return ""
 
 

@@ -29,7 +29,7 @@ WAITING_RULES = (
         2,
         "right: submit of s arrives: nothing leads to a good end any more",
         mutants={
-            "outgoing": waiting_mutants.HoldsWhileItWaits,
+            "prefill_side": waiting_mutants.HoldsWhileItWaits,
             "batcher": waiting_mutants.AsksAgain,
         },
     ),
@@ -38,10 +38,7 @@ WAITING_RULES = (
         "mutual-queue",
         6,
         "right: a step of s ends and a prefill is preempted: nothing leads to a good end any more",
-        mutants={
-            "outgoing": waiting_mutants.KeepsReservations,
-            "parts": waiting_mutants.GoesOnUnderTheOldLease,
-        },
+        mutants={"prefill_side": waiting_mutants.GoesOnUnderTheOldLease},
     ),
     without(
         "who is refused waits for a random time",
@@ -55,6 +52,6 @@ WAITING_RULES = (
         "mutual-older",
         20,
         "right: a step of t ends: overtaken by one who came later",
-        mutants={"": waiting_mutants.TakesReservationsAnyway},
+        mutants={"admission": waiting_mutants.TakesReservationsAnyway},
     ),
 )

@@ -150,7 +150,7 @@ def test_defaults_are_those_of_the_options(tmp_path: Path) -> None:
 
 def test_every_option_can_be_set() -> None:
     known = {key.split(".")[1] for key in setting_types()}
-    computed = {"worker_id", "role", "model_dir", "model_name", "port"}
+    computed = {"worker_id", "role", "model_dir", "model_name", "port", "roles_wanted"}
     for options in (WorkerOptions, RouterOptions):
         assert {field.name for field in fields(options)} <= known | computed
 

@@ -78,11 +78,14 @@ class House:
 
 @pytest.fixture
 async def open_house(model_dir, tokenizer):
-    """Build houses; ``await open_house(text=..., **router_options)``."""
+    """Build houses; ``await open_house(text=..., **router_options)``.
+
+    ``checkpoint`` is a directory to serve instead of ``model_dir``.
+    """
     async with contextlib.AsyncExitStack() as stack:
 
-        async def build(text: str = TEXT, **settings) -> House:
-            options = RouterOptions(str(model_dir), "tiny", http_port=0, grpc_port=0, **settings)
+        async def build(text: str = TEXT, checkpoint=model_dir, **settings) -> House:
+            options = RouterOptions(str(checkpoint), "tiny", http_port=0, grpc_port=0, **settings)
             app = RouterApp(options)
             await app.start()
             house = House(app, tokenizer, text)

@@ -50,6 +50,8 @@ class ScriptedWorker(WorkerServicer):
         tokens_per_step: int = 1,
         contract: Contract = CONTRACT,
         max_model_tokens: int = 512,
+        role: str = "both",
+        stats: WorkerStats = READY,
     ) -> None:
         self.incarnation = Incarnation(worker_id, epoch)
         self.token = token
@@ -58,7 +60,8 @@ class ScriptedWorker(WorkerServicer):
         self.tokens_per_step = tokens_per_step
         self.contract = contract
         self.max_model_tokens = max_model_tokens
-        self.stats = READY
+        self.role = role
+        self.stats = stats
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
         self.opened: list[SessionOpen] = []
@@ -89,7 +92,7 @@ class ScriptedWorker(WorkerServicer):
         return WorkerInfo(
             incarnation=self.incarnation,
             address=f"127.0.0.1:{self.port}",
-            role="both",
+            role=self.role,
             model="tiny",
             contract=self.contract,
             groups=(GroupInfo("full_attention", BLOCK_TOKENS, 0, 1, 1024),),

@@ -20,6 +20,7 @@ from disagg.messages.session import (
     EndReason,
     PartEnded,
     PeerAddress,
+    PrefillProgress,
     PrefillReport,
     Role,
     Submit,
@@ -168,6 +169,45 @@ def test_no_progress_expires() -> None:
     router.did(router.core.tick(1901))
     assert isinstance(router.error, ExpiredError)
     assert router.cancels == [("b", 1)]
+
+
+def test_a_prefill_that_goes_on_renews_the_patience() -> None:
+    router, submit = started(P, D, D2, worker_silent_ms=100_000)
+
+    def progress(who: WorkerInfo, key: RequestKey, num_computed_tokens: int, now_ms: int) -> None:
+        message = PrefillProgress(key, num_computed_tokens)
+        assert router.core.from_worker(now_ms, who.incarnation, message) == []
+
+    for step in (1, 2, 3):
+        progress(P, submit.key, 2 * step, 900 * step)
+        assert router.core.tick(900 * step + 1000) == []
+    progress(P, submit.key, 6, 3600)  # standing still
+    progress(P, submit.key, 4, 3600)  # preempted, computing what it had
+    progress(P, submit.key, 11, 3600)  # more than the prompt
+    progress(P, RequestKey("r", submit.key.generation - 1), 8, 3600)  # an old generation
+    progress(D2, submit.key, 8, 3600)  # no part in it
+    assert router.core.tick(3700) == []
+    router.did(router.core.tick(3701))
+    assert isinstance(router.error, ExpiredError)
+
+
+def test_each_token_and_each_plan_counts_computed_positions_from_the_start() -> None:
+    router, submit = started(B, worker_silent_ms=100_000)
+
+    def progress(key: RequestKey, num_computed_tokens: int, now_ms: int) -> None:
+        message = PrefillProgress(key, num_computed_tokens)
+        router.core.from_worker(now_ms, B.incarnation, message)
+
+    progress(submit.key, 10, 500)
+    router.tokens(B, submit, 10, 1)
+    progress(submit.key, 4, 1000)  # preempted while it decodes
+    assert router.core.tick(2000) == []
+    router.now_ms = 2000
+    router.ended(B, submit, EndReason.STEP_FAILED)
+    progress(router.submits[0][1].key, 4, 3000)
+    assert router.core.tick(4000) == []
+    router.did(router.core.tick(4001))
+    assert isinstance(router.error, ExpiredError)
 
 
 def test_what_generate_refuses() -> None:

@@ -21,9 +21,8 @@ from disagg.kv.sliding_window import SlidingWindowManager
 from disagg.kv.specs import CrossAttentionSpec
 from disagg.messages.session import TransferKind
 from disagg.routing.record import GenerationRecord
-from disagg.scheduling.share import HandoverShare
-from disagg.transfer.actions import InboundAction
-from disagg.transfer.inbound import InboundTable
+from disagg.scheduling.handover.budget import HandoverBudget
+from disagg.transfer.reader.table import InboundTable
 from tests.unit.scheduling.failure_worlds import (
     FULL,
     LAYOUTS,
@@ -69,7 +68,7 @@ def fail_read(config: SimulationConfig, number: int) -> FailedRead:
     assert record is not None
     tries = [one for one in record.generations if one.generation >= lost.key.generation]
     names = ", ".join(f"{group}:{position}" for group, position in sorted(lost.failed))
-    named = f"read_failed: blocks {names} (group:position)"
+    named = f"read_failed: blocks {names} (group:block)"
     if lost.kind is TransferKind.PREFIX:
         (after,) = tries
         assert after.pull is not None
@@ -256,10 +255,8 @@ def test_a_block_that_did_not_arrive_is_found_wherever_it_is(
     num_reads = play(config).num_reads
     done = InboundTable.on_read_done
 
-    def believing(
-        self: InboundTable, now_ms: int, read_id: int, error: str = ""
-    ) -> list[InboundAction]:
-        return done(self, now_ms, read_id)
+    def believing(self: InboundTable, now_ms: int, read_id: int, error: str = "") -> None:
+        done(self, now_ms, read_id)
 
     monkeypatch.setattr(InboundTable, "on_read_done", believing)
     for number in range(1, num_reads + 1):
@@ -368,7 +365,7 @@ def test_what_breaks_a_kind_is_found_without_any_fault(
 
 
 def test_what_is_not_given_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HandoverShare, "give_back", lambda *_: None)
+    monkeypatch.setattr(HandoverBudget, "give_back", lambda *_: None)
     config = replace(two_turns(LAYOUTS["full"]), time_limit_ms=5_000)
     assert finds(play, config)
 

@@ -10,9 +10,9 @@ from disagg.messages.peer import Reserve, Reserved
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import EndReason, PartEnded, PeerAddress, Role, Submit
 from disagg.scheduling.actions import ToRouter, WorkerAction
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import StepResult
-from disagg.scheduling.worker_core import WorkerCore
 from disagg.transfer.actions import Send
 
 ME, READER = Incarnation("p", "e1"), Incarnation("d", "e2")
@@ -53,7 +53,7 @@ def prefills_again() -> WorkerCore:
         assert step is not None
         if number == 1:
             core.on_step_done(0, StepResult(step.step_id, (None,)))
-            preempt_youngest(core, 0)
+            preempt_youngest(core)
     return core
 
 

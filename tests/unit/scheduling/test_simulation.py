@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
+from disagg.checking.explorer.table_news import TableNews
 from disagg.checking.simulation.config import SimulationConfig
 from disagg.checking.simulation.simulation import Simulation
 from disagg.kv.block_pool import BlockPool
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.layout import plan_layout
 from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
-from disagg.messages.identity import Incarnation, Question, RequestKey
+from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, Offers
-from disagg.scheduling.actions import ToRouter
-from disagg.scheduling.prefix_reader import PrefixReader
-from disagg.transfer.actions import InboundAction, LeaseAction, Send
-from disagg.transfer.asked_leases import AskedLeases
-from disagg.transfer.inbound import InboundTable
-from disagg.transfer.lease import GroupBlocks
-from disagg.transfer.leases import LeaseTable
-from disagg.transfer.reserving import ReserveAsker
+from disagg.scheduling.handover.prefix_pull import PrefixPullSide
+from disagg.transfer.actions import LeaseListener, Send
+from disagg.transfer.owner.lease import GroupBlocks
+from disagg.transfer.owner.requests import LeaseAnswers
+from disagg.transfer.owner.table import LeaseTable
+from disagg.transfer.reader.table import InboundTable
+from disagg.transfer.reservation.requests import ReservationRequests
 
 FULL = FullAttentionSpec(4, 1, 8, 4)
 NUM_SEEDS = int(os.environ.get("DISAGG_SIMULATION_SEEDS", "6"))
@@ -166,16 +166,13 @@ def break_hold_until_terminal(patch: pytest.MonkeyPatch) -> None:
     """Destinations go back at the abort, while READs may still land."""
     abort = InboundTable.abort
 
-    def careless(
-        self: InboundTable, now_ms: int, key: RequestKey, reason: str
-    ) -> list[InboundAction]:
-        actions = abort(self, now_ms, key, reason)
+    def careless(self: InboundTable, key: RequestKey) -> None:
+        abort(self, key)
         pool = self.holds
         assert isinstance(pool, BlockPool)
         for holder in list(pool.holders()):
             if isinstance(holder, tuple) and holder[:2] == ("inbound", key):
                 pool.drop(holder)
-        return actions
 
     patch.setattr(InboundTable, "abort", careless)
 
@@ -184,25 +181,27 @@ def forget_to_tell(patch: pytest.MonkeyPatch) -> None:
     """The news that a lease expired is lost; the commit must find out."""
     end = LeaseTable.expire
 
-    def silent(self: LeaseTable, now_ms: int) -> list[LeaseAction]:
-        return [action for action in end(self, now_ms) if not isinstance(action, Send)]
+    def silent(self: LeaseTable, now_ms: int) -> None:
+        out, self.out = self.out, TableNews()
+        end(self, now_ms)
+        self.out = out
 
-    give_back = ReserveAsker.give_back
+    give_back = ReservationRequests.give_back
 
-    def silently(self: ReserveAsker, key: RequestKey) -> list[Send]:
+    def silently(self: ReservationRequests, key: RequestKey) -> list[Send]:
         give_back(self, key)
         return []
 
     patch.setattr(LeaseTable, "expire", silent)
-    patch.setattr(ReserveAsker, "give_back", silently)
+    patch.setattr(ReservationRequests, "give_back", silently)
 
 
 def break_commit(patch: pytest.MonkeyPatch) -> None:
     """The owner says OK to whatever it is asked."""
 
-    def always(self: LeaseTable, sender: Incarnation, commit: Commit) -> list[LeaseAction]:
+    def always(self: LeaseTable, sender: Incarnation, commit: Commit) -> None:
         answer = CommitAnswer(commit.key, commit.lease_id, commit.attempt, ok=True)
-        return [Send(sender, answer)]
+        self.out.add(Send(sender, answer))
 
     patch.setattr(LeaseTable, "on_commit", always)
 
@@ -214,36 +213,37 @@ def break_step_holds(patch: pytest.MonkeyPatch) -> None:
 
 def break_pulls_hold(patch: pytest.MonkeyPatch) -> None:
     """What is lent to a prefix pull is not held."""
-    opened = AskedLeases.open_sealed
+    opened = LeaseAnswers.open_sealed
 
     def careless(
-        self: AskedLeases, now_ms: int, question: Question, blocks: GroupBlocks, num_tokens: int
-    ) -> list[LeaseAction]:
-        actions = opened(self, now_ms, question, blocks, num_tokens)
+        self: LeaseAnswers,
+        now_ms: int,
+        request: LeaseRequest,
+        blocks: GroupBlocks,
+        num_tokens: int,
+        listener: LeaseListener,
+    ) -> None:
+        opened(self, now_ms, request, blocks, num_tokens, listener)
         table = self._table
-        (lease,) = [one for one in table._live.values() if one.question == question]
+        (lease,) = [one for one in table._live.values() if one.request == request]
         table.holds.drop(lease.holder)
         table.holds.hold(lease.holder, ())
-        return actions
 
-    patch.setattr(AskedLeases, "open_sealed", careless)
+    patch.setattr(LeaseAnswers, "open_sealed", careless)
 
 
 def break_prefix_commit(patch: pytest.MonkeyPatch) -> None:
     """A pulled prefix is published when its READs are posted."""
-    answered = PrefixReader.answered
+    granted = PrefixPullSide.lease_granted
 
-    def hasty(
-        self: PrefixReader, now_ms: int, owner: Incarnation, offers: Offers
-    ) -> list[InboundAction | ToRouter]:
-        actions = answered(self, now_ms, owner, offers)
+    def hasty(self: PrefixPullSide, now_ms: int, owner: Incarnation, offers: Offers) -> None:
+        granted(self, now_ms, owner, offers)
         pull = self.pulls.get(offers.key)
         if pull is not None:
             num_tokens = pull.reservation.num_external_tokens
             self._prefixes.publish_intact(pull.seq.request, num_tokens, ())
-        return actions
 
-    patch.setattr(PrefixReader, "answered", hasty)
+    patch.setattr(PrefixPullSide, "lease_granted", hasty)
 
 
 PULLS = replace(WILD, num_blocks=48, read_ms_max=200, num_cancels=10)

@@ -15,7 +15,7 @@ from disagg.transfer.actions import (
     PostRead,
     Send,
 )
-from disagg.transfer.inbound_states import InboundState
+from disagg.transfer.reader.states import InboundState
 from tests.unit.transfer.worlds import (
     ASK_REPEAT,
     COMMIT_REPEAT,
@@ -87,7 +87,7 @@ def test_a_seal_that_overtakes_offers_commits_nothing() -> None:
 def test_the_reader_asks_before_it_knows_the_lease_and_when_a_stream_opens() -> None:
     reader = Reader()
     reader.begin()
-    ask = AskOffers(KEY, 0, 0)
+    ask = AskOffers(KEY, None, 0)
     assert reader.table.tick(ASK_REPEAT - 1) == []
     assert sent(reader.table.tick(ASK_REPEAT)) == [ask]
     assert reader.table.tick(ASK_REPEAT) == []
@@ -134,7 +134,7 @@ def test_contradicting_offers_fail_the_transfer_and_name_the_block() -> None:
     reader.begin()
     beyond = OfferedRange(1, 7, 99, 1)
     failure = failed(reader.table.on_offers(0, OWNER, offers(0, (beyond,), None)))
-    assert (failure.group, failure.position) == (1, 7)
+    assert failure.block == (1, 7)
 
 
 def test_commit_only_after_every_read_is_done_and_the_seal_is_met() -> None:
@@ -201,7 +201,7 @@ def test_destinations_are_held_until_every_read_is_terminal_whatever_happens(way
     reader.table.on_offers(0, OWNER, offers(0, RANGES, None))
     table = reader.table
     actions = {
-        "abort": lambda: table.abort(0, KEY, "cancelled"),
+        "abort": lambda: table.abort(KEY),
         "dead": lambda: table.on_offers(0, OWNER, Offers(KEY, 1, 9, dead=True)),
         "ended": lambda: table.on_ended(0, OWNER, Ended(KEY, "x")),
         "lost": lambda: table.on_peer_lost(0, OWNER),
@@ -222,7 +222,7 @@ def test_a_new_transfer_of_the_key_may_begin_while_the_old_one_drains() -> None:
     reader = Reader()
     reader.begin()
     reader.table.on_offers(0, OWNER, offers())
-    reader.table.abort(0, KEY, "retry")
+    reader.table.abort(KEY)
     reader.begin()
     reader.table.on_read_done(0, 1)
     assert reader.table.on_read_done(0, 2) == [InboundDrained(KEY, 4)]
@@ -241,7 +241,7 @@ def test_the_wrong_sender_or_an_unknown_generation_changes_nothing() -> None:
     assert table.on_ended(0, OWNER_AGAIN, Ended(KEY, "x")) == []
     assert table.on_ended(0, OWNER, Ended(OTHER_KEY, "x")) == []
     assert table.on_peer_lost(0, OWNER_AGAIN) == []
-    assert table.abort(0, OTHER_KEY, "x") == []
+    assert table.abort(OTHER_KEY) == []
     assert table.statuses() == before
 
 
@@ -251,8 +251,8 @@ def test_stuck_reads_are_quarantined_and_pause_their_owner() -> None:
     reader.table.on_offers(0, OWNER, offers())
     assert reader.table.next_deadline_ms() == STUCK
     failure = failed(reader.table.tick(STUCK))
-    assert (failure.reason, failure.group) == (InboundFailure.READ_STUCK, 0)
-    assert "block 0:0 (group:position)" in failure.message
+    assert (failure.reason, failure.block) == (InboundFailure.READ_STUCK, (0, 0))
+    assert "block 0:0 (group:block)" in failure.message
     assert reader.table.num_blocks_quarantined == 4
     assert reader.table.peers_paused == {OWNER}
     reader.begin(OTHER_KEY)
@@ -280,8 +280,8 @@ def test_when_no_read_succeeds_the_transfer_fails_and_names_a_block() -> None:
     reader.table.on_offers(0, OWNER, offers())
     assert reader.table.on_read_done(0, 2, "remote disconnect") == []
     failure = failed(reader.table.on_read_done(0, 1, "timed out"))
-    assert (failure.group, failure.position) == (1, 0)
-    lost = "blocks 0:0, 0:1, 1:0, 1:1 (group:position) did not arrive"
+    assert failure.block == (1, 0)
+    lost = "blocks 0:0, 0:1, 1:0, 1:1 (group:block) did not arrive"
     assert failure.message == f"{lost}: remote disconnect", "the first one's"
     assert reader.pool.num_free == reader.free
 
@@ -302,7 +302,7 @@ def test_after_a_failed_read_the_commit_says_which_blocks_are_right() -> None:
     partial, seen = reader.table.on_commit_answer(0, OWNER, answer(True))
     assert isinstance(partial, InboundPartial)
     assert partial.failed == ((1, 0), (1, 1))
-    lost = "blocks 1:0, 1:1 (group:position) did not arrive"
+    lost = "blocks 1:0, 1:1 (group:block) did not arrive"
     assert partial.message == f"{lost}: remote disconnect"
     assert isinstance(seen, Send)
     assert isinstance(seen.message, CommitSeen)
@@ -333,13 +333,13 @@ def test_a_partial_transfer_may_be_aborted() -> None:
     reader = Reader()
     partly_read(reader)
     reader.table.on_commit_answer(0, OWNER, answer(True))
-    assert reader.table.abort(0, KEY, "cancelled") == [InboundDrained(KEY, 4)]
+    assert reader.table.abort(KEY) == [InboundDrained(KEY, 4)]
     assert reader.pool.num_free == reader.free
 
 
 def test_nothing_to_pull_still_needs_the_commit() -> None:
     reader = Reader()
-    reader.table.begin(0, KEY, OWNER, [[], []])
+    reader.table.begin(0, KEY, OWNER, [[], []], reader.news)
     seal = Seal(8, (0, 0), 42)
     (message,) = sent(reader.table.on_offers(0, OWNER, offers(0, (), seal)))
     assert message.num_ranges == (0, 0)  # type: ignore[union-attr]

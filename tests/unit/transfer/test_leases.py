@@ -8,7 +8,7 @@ from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskOffers, CommitAnswer, CommitSeen, Ended, OfferedRange, Offers
 from disagg.transfer.actions import LeaseCommitted, LeaseEnded
-from disagg.transfer.lease_states import LeaseState
+from disagg.transfer.owner.states import LeaseState
 from tests.unit.transfer.worlds import (
     COMMITTED_MAX,
     KEY,
@@ -39,7 +39,7 @@ def ok(
 
 def test_a_range_is_offered_only_together_with_a_hold() -> None:
     owner = Owner()
-    lease = owner.table.open(0, KEY, READER)
+    lease = owner.open()
     (message,) = sent(owner.table.offer(0, lease, [[(0, owner.blocks[0])], []]))
     owner.let_request_go()
     assert message == Offers(KEY, lease, 0, (OfferedRange(0, 0, owner.blocks[0], 1),))
@@ -52,25 +52,25 @@ def test_a_range_is_offered_only_together_with_a_hold() -> None:
 
 def test_adjacent_blocks_become_one_range() -> None:
     owner = Owner()
-    lease = owner.table.open(0, KEY, READER)
+    lease = owner.open()
     b = owner.blocks
     (message,) = sent(owner.table.offer(0, lease, [[(0, b[0]), (1, b[1]), (2, b[3])], [(3, b[4])]]))
     assert isinstance(message, Offers)
-    assert [(r.group, r.position, r.num_blocks) for r in message.ranges] == [
+    assert [(r.group, r.block_index, r.num_blocks) for r in message.ranges] == [
         (0, 0, 2),
         (0, 2, 1),
         (1, 3, 1),
     ]
 
 
-def test_each_position_is_offered_once() -> None:
+def test_each_block_is_offered_once() -> None:
     owner = Owner()
-    lease = owner.table.open(0, KEY, READER)
+    lease = owner.open()
     owner.table.offer(0, lease, [[(0, owner.blocks[0])], []])
     for again in ([[(0, owner.blocks[1])], []], [[(1, owner.blocks[1]), (1, owner.blocks[2])]]):
         with pytest.raises(InvariantViolation, match="offered twice"):
             owner.table.offer(0, lease, again)
-    owner.table.offer(0, lease, [[], [(0, owner.blocks[1])]])  # the same position of another group
+    owner.table.offer(0, lease, [[], [(0, owner.blocks[1])]])  # the same index in another group
 
 
 def test_nothing_is_offered_after_the_seal() -> None:
@@ -86,7 +86,7 @@ def test_offers_are_numbered_and_asking_is_idempotent() -> None:
     for _ in range(2):
         everything, tail, unbound = (
             sent(owner.table.on_ask(READER, AskOffers(KEY, ask_id, first)))[0]
-            for ask_id, first in ((lease, 0), (lease, 2), (0, 0))
+            for ask_id, first in ((lease, 0), (lease, 2), (None, 0))
         )
         assert isinstance(everything, Offers)
         assert isinstance(tail, Offers)
@@ -109,7 +109,7 @@ def test_asking_for_an_unknown_lease_says_dead() -> None:
         (message,) = sent(owner.table.on_ask(sender, ask))
         assert isinstance(message, Offers)
         assert message.dead
-    assert owner.table.on_ask(READER, AskOffers(OTHER_KEY, 0, 0)) == [], "it may come yet"
+    assert owner.table.on_ask(READER, AskOffers(OTHER_KEY, None, 0)) == [], "it may come yet"
 
 
 def test_sealed_and_equal_counts_is_ok_and_drops_the_hold() -> None:
@@ -141,7 +141,7 @@ def test_other_counts_get_no_and_change_nothing(counts: tuple[int, ...]) -> None
 
 def test_an_open_lease_and_an_unknown_one_say_no() -> None:
     owner = Owner()
-    lease = owner.table.open(0, KEY, READER)
+    lease = owner.open()
     assert not ok(owner, lease, counts=())
     assert not ok(owner, lease + 1)
 
@@ -172,7 +172,7 @@ def test_dead_first_reused_after(way: str) -> None:
             said_when_dropped.append(ok(owner, lease))
             return drop(holder)
 
-    owner.table.holds = Watch()  # type: ignore[assignment]
+    owner.table._table.holds = Watch()
     actions = {
         "end": lambda: owner.table.end(lease, "pressure"),
         "end_key": lambda: owner.table.end_key(KEY, "preempted"),
@@ -190,8 +190,8 @@ def test_dead_first_reused_after(way: str) -> None:
 
 def test_time_to_live_starts_anew_with_what_the_owner_does() -> None:
     owner = Owner()
-    first = owner.table.open(0, KEY, READER)
-    owner.table.open(1, OTHER_KEY, READER)
+    first = owner.open()
+    owner.table.open(1, OTHER_KEY, READER, owner.news)
     owner.table.offer(10, first, [[(0, owner.blocks[0])], []])
     assert owner.table.next_expiry_ms() == TTL + 1
     assert owner.table.expire(TTL) == []
@@ -206,7 +206,7 @@ def test_time_to_live_starts_anew_with_what_the_owner_does() -> None:
 
 def test_offering_on_a_dead_lease_holds_nothing() -> None:
     owner = Owner()
-    lease = owner.table.open(0, KEY, READER)
+    lease = owner.open()
     owner.table.end(lease, "x")
     assert owner.table.offer(0, lease, [[(0, owner.blocks[0])], []]) == []
     assert owner.table.seal(0, lease, [[], []], 0) == []
@@ -216,11 +216,11 @@ def test_offering_on_a_dead_lease_holds_nothing() -> None:
 
 def test_one_generation_has_one_live_lease_and_a_retry_a_new_id() -> None:
     owner = Owner()
-    lease = owner.table.open(0, KEY, READER)
+    lease = owner.open()
     with pytest.raises(InvariantViolation):
-        owner.table.open(0, KEY, READER)
+        owner.open()
     owner.table.end(lease, "preempted")
-    assert owner.table.open(0, KEY, READER) > lease
+    assert owner.open() > lease
 
 
 def test_committed_leases_are_forgotten_when_seen_lost_or_crowded_out() -> None:

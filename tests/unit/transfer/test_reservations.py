@@ -5,8 +5,8 @@ import pytest
 from disagg.errors import InvariantViolation
 from disagg.messages.peer import Release, Reserve, Reserved
 from disagg.transfer.actions import Send
-from disagg.transfer.reservations import Answer, Decide, Ignore, Refuse, ReservationTable
-from disagg.transfer.reserving import Granted, Refused, ReserveAsker
+from disagg.transfer.reservation.requests import Granted, Refused, ReservationRequests
+from disagg.transfer.reservation.table import Decide, Ignore, Refuse, Repeat, ReservationTable
 from tests.unit.transfer.worlds import KEY, OTHER_KEY, OWNER, OWNER_AGAIN, READER, READER_AGAIN
 
 TTL, TIMEOUT = 1000, 100
@@ -37,10 +37,10 @@ def test_refused_unless_submitted_here_and_live() -> None:
 def test_the_same_number_gets_its_old_answer_again() -> None:
     table = granted()
     yes = Reserved(KEY, 1, True, first_lacked=(2, 0))
-    assert table.consider(OWNER, Reserve(KEY, 1)) == Answer(yes)
+    assert table.consider(OWNER, Reserve(KEY, 1)) == Repeat(yes)
     table.consider(OWNER, Reserve(KEY, 2))
     no = table.decided(0, KEY, 2, False, "full")
-    assert table.consider(OWNER, Reserve(KEY, 2)) == Answer(no)
+    assert table.consider(OWNER, Reserve(KEY, 2)) == Repeat(no)
 
 
 def test_lower_numbers_are_ignored() -> None:
@@ -100,8 +100,8 @@ def test_ending_a_generation_says_whether_to_free() -> None:
     assert not submitted().ended(OTHER_KEY)
 
 
-def asked() -> tuple[ReserveAsker, int]:
-    asker = ReserveAsker(TIMEOUT)
+def asked() -> tuple[ReservationRequests, int]:
+    asker = ReservationRequests(TIMEOUT)
     send = asker.ask(0, KEY, READER)
     assert isinstance(send.message, Reserve)
     return asker, send.message.number

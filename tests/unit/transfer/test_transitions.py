@@ -7,30 +7,25 @@ from typing import Any
 import pytest
 
 from disagg.errors import InvariantViolation
-from disagg.transfer.inbound_states import INBOUND_TABLE
-from disagg.transfer.lease_states import LEASE_TABLE
-from disagg.transfer.question_states import QUESTION_TABLE
-from disagg.transfer.reservation_states import ASK_TABLE, RESERVATION_TABLE
+from disagg.transfer.owner.states import LEASE_TABLE
+from disagg.transfer.reader.states import INBOUND_TABLE, LEASE_REQUEST_TABLE
+from disagg.transfer.reservation.states import RESERVATION_REQUEST_TABLE, RESERVATION_TABLE
 from disagg.transfer.transitions import TransitionTable
+from tests.drawn_tables import check_drawn
 
 TABLES: tuple[TransitionTable[Any, Any], ...] = (
     LEASE_TABLE,
     INBOUND_TABLE,
     RESERVATION_TABLE,
-    ASK_TABLE,
-    QUESTION_TABLE,
+    RESERVATION_REQUEST_TABLE,
+    LEASE_REQUEST_TABLE,
 )
 DOCUMENT = Path(__file__).parents[3] / "docs" / "lease.md"
 
 
-def drawn(table: TransitionTable[Any, Any]) -> str:
-    """The part of the document between a table's marks."""
-    return f"<!-- drawn: {table.name} -->\n{table.document()}<!-- end -->"
-
-
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_document_and_table_agree(table: TransitionTable[Any, Any]) -> None:
-    assert drawn(table) in DOCUMENT.read_text(), f"docs/lease.md should contain:\n{drawn(table)}"
+    check_drawn(DOCUMENT, table.name, table.document())
 
 
 class Light(StrEnum):
@@ -43,10 +38,26 @@ class Press(StrEnum):
     OFF = "off"
 
 
-def test_a_changed_table_no_longer_agrees() -> None:
+def test_a_changed_table_no_longer_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(row.state, row.event, row.next, row.does) for row in LEASE_TABLE.rows]
     changed = TransitionTable("lease", rows[:-1], LEASE_TABLE.births)
-    assert drawn(changed) not in DOCUMENT.read_text()
+    monkeypatch.delenv("DISAGG_REWRITE_TABLES", raising=False)
+    with pytest.raises(AssertionError, match="table lease, differs"):
+        check_drawn(DOCUMENT, "lease", changed.document())
+
+
+def test_rewriting_changes_one_table_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "a\n<!-- drawn: x -->\nold\n<!-- end -->\n<!-- drawn: y -->\nold\n<!-- end -->\n"
+    )
+    monkeypatch.setenv("DISAGG_REWRITE_TABLES", "1")
+    check_drawn(page, "x", "new\n")
+    monkeypatch.delenv("DISAGG_REWRITE_TABLES")
+    check_drawn(page, "x", "new\n")
+    check_drawn(page, "y", "old\n")
+    with pytest.raises(AssertionError, match="no <!-- drawn: z -->"):
+        check_drawn(page, "z", "")
 
 
 def test_moves_without_a_row_raise() -> None:

@@ -42,7 +42,7 @@ class Play:
         return [f"holds {self.reader.free - self.reader.pool.num_free} blocks"]
 
     def do_open(self) -> list[str]:
-        self.lease = self.owner.table.open(self.now_ms, KEY, READER)
+        self.lease = self.owner.table.open(self.now_ms, KEY, READER, self.owner.news)
         return [f"lease {self.lease}"]
 
     def do_offer(self, *pairs: str) -> list[str]:
@@ -58,8 +58,8 @@ class Play:
     def do_end(self, reason: str) -> list[str]:
         return self._owner(self.owner.table.end_key(KEY, reason))
 
-    def do_abort(self, reason: str) -> list[str]:
-        return self._reader(self.reader.table.abort(self.now_ms, KEY, reason))
+    def do_abort(self) -> list[str]:
+        return self._reader(self.reader.table.abort(KEY))
 
     def do_done(self, read_id: str, error: str = "") -> list[str]:
         return self._reader(self.reader.table.on_read_done(self.now_ms, int(read_id), error))
@@ -124,16 +124,16 @@ class Play:
     def _blocks(self, pairs: Sequence[str]) -> list[list[tuple[int, int]]]:
         groups: list[list[tuple[int, int]]] = [[], []]
         for pair in pairs:
-            group, position, index = map(int, pair.replace("=", ":").split(":"))
-            groups[group].append((position, self.owner.blocks[index]))
+            group, block_index, index = map(int, pair.replace("=", ":").split(":"))
+            groups[group].append((block_index, self.owner.blocks[index]))
         return groups
 
 
 def show(thing: object) -> str:
     """Compact and complete, but for the key, which is always the same."""
     match thing:
-        case OfferedRange(group, position, block_id, num_blocks):
-            return f"{group}:{position}={block_id}x{num_blocks}"
+        case OfferedRange(group, block_index, block_id, num_blocks):
+            return f"{group}:{block_index}={block_id}x{num_blocks}"
         case Seal():
             return f"seal{thing.num_ranges}"
         case Attempt():

@@ -1,18 +1,45 @@
 """Two workers for the tests of this folder: real block pools, messages carried by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
+from disagg.checking.explorer.table_news import TableNews
 from disagg.kv.block_pool import BlockPool
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, OfferedRange, Offers, PeerMessage, Seal
 from disagg.transfer.actions import Send
-from disagg.transfer.inbound import InboundTable
-from disagg.transfer.leases import LeaseTable
+from disagg.transfer.owner.table import LeaseTable
+from disagg.transfer.reader.table import InboundTable
 
 OWNER, READER = Incarnation("owner", "O1"), Incarnation("reader", "R1")
 READER_AGAIN, OWNER_AGAIN = Incarnation("reader", "R2"), Incarnation("owner", "O2")
 KEY, OTHER_KEY = RequestKey("a", 0), RequestKey("b", 0)
 TTL, COMMITTED_MAX, COMMIT_REPEAT, ASK_REPEAT, STUCK, PIECE = 1000, 2, 50, 100, 500, 2
+
+
+class Said:
+    """A table, or several over one outbox; each move returns what it caused, news included.
+
+    Moves with a result of their own return that; what they caused comes with the next move.
+    """
+
+    def __init__(self, table: Any, news: TableNews) -> None:
+        self._table = table
+        self._news = news
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._table, name)
+        if not callable(found) or name in ("next_deadline_ms", "next_expiry_ms", "oldest"):
+            return found
+        move: Callable[..., Any] = found
+
+        @wraps(move)
+        def said(*args: Any, **more: Any) -> Any:
+            result = move(*args, **more)
+            return self._news.take() if result is None else result
+
+        return said
 
 
 class Owner:
@@ -22,13 +49,24 @@ class Owner:
         self.pool = BlockPool(17, 2)
         self.free = self.pool.num_free
         self.blocks = self.pool.allocate(8)
-        self.table = LeaseTable(OWNER, self.pool, ttl_ms=TTL, committed_max=COMMITTED_MAX)
+        self.news = TableNews()
+        table = LeaseTable(OWNER, self.pool, self.news, ttl_ms=TTL, committed_max=COMMITTED_MAX)
+        self.table = Said(table, self.news)
 
     def sealed(self, key: RequestKey = KEY, reader: Incarnation = READER) -> int:
-        """A lease with group 0 positions 0, 1 and group 1 position 1, sealed at 0 ms."""
-        lease = self.table.open(0, key, reader)
+        """A lease with blocks 0, 1 of group 0 and block 1 of group 1, sealed at 0 ms."""
+        lease: int = self.open(key, reader)
         self.table.offer(0, lease, [[(0, self.blocks[0])], []])
         self.table.seal(0, lease, [[(1, self.blocks[2])], [(1, self.blocks[4])]], 8, 42)
+        return lease
+
+    def open(
+        self,
+        key: RequestKey = KEY,
+        reader: Incarnation = READER,
+        first_lacked: tuple[int, ...] = (),
+    ) -> int:
+        lease: int = self.table.open(0, key, reader, self.news, first_lacked)
         return lease
 
     def let_request_go(self) -> None:
@@ -36,25 +74,28 @@ class Owner:
 
 
 class Reader:
-    """An inbound table over a pool with 4 destinations: positions 0, 1 of groups 0 and 1."""
+    """An inbound table over a pool with 4 destinations: blocks 0, 1 of groups 0 and 1."""
 
     def __init__(self) -> None:
         self.pool = BlockPool(9, 2)
         self.free = self.pool.num_free
-        self.table = InboundTable(
+        self.news = TableNews()
+        table = InboundTable(
             READER,
             self.pool,
+            self.news,
             commit_repeat_ms=COMMIT_REPEAT,
             ask_repeat_ms=ASK_REPEAT,
             read_stuck_ms=STUCK,
             blocks_per_read_max=PIECE,
         )
+        self.table = Said(table, self.news)
 
     def begin(self, key: RequestKey = KEY, owner: Incarnation = OWNER) -> list[int]:
         """Destinations, held by the transfer alone."""
         blocks = self.pool.allocate(4)
         pairs = list(enumerate(blocks))
-        self.table.begin(0, key, owner, [pairs[:2], [(p - 2, b) for p, b in pairs[2:]]])
+        self.table.begin(0, key, owner, [pairs[:2], [(p - 2, b) for p, b in pairs[2:]]], self.news)
         self.pool.release(blocks)
         return blocks
 

@@ -16,6 +16,7 @@ from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.peer import (
     AskLease,
     Commit,
+    LeaseRefused,
     OfferedRange,
     Offers,
     Reserve,
@@ -30,6 +31,7 @@ from disagg.messages.session import (
     EndReason,
     PartEnded,
     PeerAddress,
+    PrefillProgress,
     PullPlan,
     Role,
     Submit,
@@ -133,6 +135,16 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("TakeOver.number", taking_over, lambda w: w.take_over.ClearField("number")),
     ("TakeOver.old", taking_over, lambda w: w.take_over.ClearField("old")),
     (
+        "LeaseRefused.request_number",
+        lambda: peer(LeaseRefused(KEY, 1)),
+        lambda w: w.lease_refused.ClearField("request_number"),
+    ),
+    (
+        "Offers.request_number",
+        lambda: peer(Offers(KEY, 1, 0, request_number=1)),
+        lambda w: setattr(w.offers, "request_number", 0),
+    ),
+    (
         "WithdrawLease.number",
         lambda: peer(WithdrawLease(KEY, 1)),
         lambda w: w.withdraw_lease.ClearField("number"),
@@ -152,6 +164,11 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("Submit.pull", submit, lambda w: setattr(w.submit, "role", "decode")),
     ("Submit.take_over", submit, lambda w: w.submit.take_over.CopyFrom(w.submit.key)),
     ("PullPlan.owner", submit, lambda w: w.submit.pull.ClearField("owner")),
+    (
+        "PrefillProgress.key",
+        lambda: session_response_to_wire(PrefillProgress(KEY, 64)),
+        lambda w: w.progress.ClearField("key"),
+    ),
     (
         "TransferReport.kind",
         lambda: session_response_to_wire(TransferReport(KEY, ME, (), 0, 0, 0)),

@@ -59,7 +59,7 @@ tops = tuples(st.tuples(token, number))
 contracts = st.builds(
     Contract, text, text, tuples(text), u64, u32, text, st.integers(0, 5), st.integers(5, 9)
 )
-seals = st.builds(peer.Seal, u32, tuples(u32), st.integers(-1, 2**31 - 1), number, tops)
+seals = st.builds(peer.Seal, u32, tuples(u32), st.none() | st.integers(0, 2**31 - 1), number, tops)
 ranges = st.builds(peer.OfferedRange, u32, u32, u32, positive)
 
 PEER: dict[type, st.SearchStrategy[typing.Any]] = {
@@ -67,9 +67,16 @@ PEER: dict[type, st.SearchStrategy[typing.Any]] = {
     peer.Reserved: st.builds(peer.Reserved, keys, u32, st.booleans(), text, tuples(u32)),
     peer.Release: st.builds(peer.Release, keys, u32),
     peer.Offers: st.builds(
-        peer.Offers, keys, u64, u32, tuples(ranges), st.none() | seals, st.booleans(), u32
+        peer.Offers,
+        keys,
+        u64,
+        u32,
+        tuples(ranges),
+        st.none() | seals,
+        st.booleans(),
+        st.none() | positive,
     ),
-    peer.AskOffers: st.builds(peer.AskOffers, keys, u64, u32),
+    peer.AskOffers: st.builds(peer.AskOffers, keys, st.none() | u64, u32),
     peer.Commit: st.builds(peer.Commit, keys, u64, attempts, tuples(u32)),
     peer.CommitAnswer: st.builds(peer.CommitAnswer, keys, u64, attempts, st.booleans(), text),
     peer.CommitSeen: st.builds(peer.CommitSeen, keys, u64, attempts),
@@ -77,6 +84,7 @@ PEER: dict[type, st.SearchStrategy[typing.Any]] = {
         peer.AskLease, keys, positive, positive, u32, tuples(digest, min_size=1), tuples(u32)
     ),
     peer.TakeOver: st.builds(peer.TakeOver, keys, positive, keys, tuples(u32)),
+    peer.LeaseRefused: st.builds(peer.LeaseRefused, keys, positive),
     peer.WithdrawLease: st.builds(peer.WithdrawLease, keys, positive, text),
     peer.Ended: st.builds(peer.Ended, keys, text),
     peer.WrongEpoch: st.builds(peer.WrongEpoch, name),
@@ -132,6 +140,7 @@ counters = st.dictionaries(name, u64, max_size=3).map(lambda d: tuple(sorted(d.i
 WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
     outputs.StepOutputs: st.builds(outputs.StepOutputs, tuples(sequence_outputs())),
     session.PartEnded: st.builds(session.PartEnded, keys, st.sampled_from(session.EndReason), text),
+    session.PrefillProgress: st.builds(session.PrefillProgress, keys, u32),
     session.PrefillReport: st.builds(session.PrefillReport, keys, u32, u32, u32, u32),
     session.TransferReport: st.builds(
         session.TransferReport,

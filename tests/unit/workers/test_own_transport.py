@@ -8,7 +8,7 @@ from opentelemetry.trace import NoOpTracer
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Ended, Offers, WithdrawLease
 from disagg.scheduling.actions import CheckTransport
-from disagg.transfer.lease_asker import LeaseAsker
+from disagg.transfer.actions import Send
 from disagg.workers.control import TRANSPORT_CHECKS, Control
 from disagg.workers.transfer_trace import TransferTrace
 from tests.unit.workers.test_sessions import new_core
@@ -37,18 +37,28 @@ def test_other_ends_are_no_reason_to(reason: str) -> None:
 def test_a_reader_that_is_lost_while_it_has_a_lease_is_a_reason() -> None:
     core = new_core()
     assert core.on_peer_lost(0, READER) == []
-    core.leases.open(0, KEY, READER, (0,))
+    core.leases.open(0, KEY, READER, core.prefill_side, (0,))
     doubts = [one for one in core.on_peer_lost(0, READER) if isinstance(one, CheckTransport)]
     assert len(doubts) == 1
     assert core.on_peer_lost(0, READER) == []  # it has none any more
 
 
+class Waiting:
+    """Whoever requested a lease."""
+
+    def lease_granted(self, now_ms: int, owner: Incarnation, offers: Offers) -> None: ...
+
+    def lease_refused(self, now_ms: int, key: RequestKey, cause: str, message: str) -> None: ...
+
+
 @pytest.mark.parametrize("reason", [*FAULTS, *OTHER_ENDS])
 def test_a_pull_that_is_given_up_tells_of_reads_that_failed_alone(reason: str) -> None:
-    asker = LeaseAsker(timeout_ms=1, ttl_ms=1, repeat_ms=1)
-    asker.ask(0, READER, AskLease(KEY, 0, 1, 0, (), (0,)))
-    asker.on_offers(0, READER, Offers(KEY, 7, 0, number=1))
-    (send,) = asker.give_up(KEY, reason)
+    core = new_core()
+    core.lease_requests.ask(0, READER, AskLease(KEY, 0, 1, 0, (), (0,)), Waiting())
+    core.on_peer_message(0, READER, Offers(KEY, 7, 0, request_number=1))
+    core.lease_requests.give_up(KEY, reason)
+    (send,) = core._out.take()
+    assert isinstance(send, Send)
     assert send.message == WithdrawLease(KEY, 1, reason if reason in FAULTS else "")
 
 

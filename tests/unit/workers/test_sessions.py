@@ -15,7 +15,7 @@ from disagg.kv.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import PeerAddress, Role, Submit, ToWorkerMessage
-from disagg.scheduling.worker_core import WorkerCore
+from disagg.scheduling.core import WorkerCore
 from disagg.wire.session_codec import session_request_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import session_pb2, worker_pb2_grpc

@@ -1,0 +1,65 @@
+"""What the transfer tables want done and what they report, in one list."""
+
+from disagg.transfer.actions import (
+    InboundCommitted,
+    InboundDrained,
+    InboundFailed,
+    InboundPartial,
+    LeaseCommitted,
+    LeaseEnded,
+    PostRead,
+    Send,
+)
+
+News = (
+    LeaseCommitted | LeaseEnded | InboundCommitted | InboundPartial | InboundFailed | InboundDrained
+)
+
+
+class TableNews:
+    """Outbox and listener of tables that are looked at by themselves.
+
+    A table is pickled without it: there is one for all of them, empty between two calls.
+    """
+
+    def __init__(self) -> None:
+        self._said: list[Send | PostRead | News] = []
+
+    def __reduce__(self) -> str:
+        return "NEWS"
+
+    def take(self) -> list[Send | PostRead | News]:
+        """Everything since the last call, in order."""
+        said, self._said = self._said, []
+        return said
+
+    def add(self, command: Send | PostRead, /) -> None:
+        """As the outbox."""
+        self._said.append(command)
+
+    def lease_committed(self, event: LeaseCommitted) -> None:
+        """As a lease's listener."""
+        self._said.append(event)
+
+    def lease_ended(self, event: LeaseEnded) -> None:
+        """As a lease's listener."""
+        self._said.append(event)
+
+    def committed(self, now_ms: int, event: InboundCommitted) -> None:
+        """As an inbound transfer's listener."""
+        self._said.append(event)
+
+    def partly_committed(self, now_ms: int, event: InboundPartial) -> None:
+        """As an inbound transfer's listener."""
+        self._said.append(event)
+
+    def failed(self, now_ms: int, event: InboundFailed) -> None:
+        """As an inbound transfer's listener."""
+        self._said.append(event)
+
+    def drained(self, event: InboundDrained) -> None:
+        """As an inbound transfer's listener."""
+        self._said.append(event)
+
+
+NEWS = TableNews()

@@ -1,0 +1,59 @@
+"""Which blocks move in a transfer: one computation for both sides of it.
+
+A query at the end of the prompt reads all blocks of a full-attention group, and of other kinds
+those in its window. Of these move the ones that the reader lacks: it names the first block it
+lacks in each group (`first_lacked`), and the owner offers what is read from there on
+(`moved_blocks`), full-attention blocks as soon as they are complete (`complete_blocks`).
+"""
+
+from collections.abc import Hashable, Sequence
+
+from disagg.kv.manager import GroupManager
+
+Blocks = tuple[tuple[tuple[int, int], ...], ...]
+"""Per group: (block index, block id) pairs."""
+
+
+def moved_blocks(
+    managers: Sequence[GroupManager], key: Hashable, num_tokens: int, first: Sequence[int]
+) -> Blocks:
+    """Per group, what a query at position ``num_tokens`` reads from block index ``first`` on."""
+    return tuple(
+        tuple(pair for pair in manager.in_window_blocks(key, num_tokens) if pair[0] >= start)
+        for manager, start in zip(managers, first, strict=True)
+    )
+
+
+def first_lacked(managers: Sequence[GroupManager], key: Hashable, lacks: Blocks) -> tuple[int, ...]:
+    """Per group, index of the first block the reader lacks; past its table if it lacks none."""
+    return tuple(
+        blocks[0][0] if blocks else len(manager.tables[key].blocks)
+        for manager, blocks in zip(managers, lacks, strict=True)
+    )
+
+
+def complete_blocks(
+    managers: Sequence[GroupManager], key: Hashable, num_computed: int, first: Sequence[int]
+) -> tuple[Blocks, tuple[int, ...]]:
+    """What can be offered before the prompt's end is computed, and where the rest begins.
+
+    Only kinds that see everything: of the others the reader needs the end of the prompt.
+
+    Args:
+        managers: one per group.
+        key: the sequence.
+        num_computed: its tokens whose KV is in the pool.
+        first: per group, index of the first block that was not offered yet.
+
+    Returns:
+        The complete blocks from ``first`` on, and per group the index after them.
+    """
+    ends = tuple(
+        start if manager.returns_blocks else max(start, num_computed // manager.block_tokens)
+        for manager, start in zip(managers, first, strict=True)
+    )
+    blocks = tuple(
+        tuple(enumerate(manager.tables[key].blocks[start:end], start))
+        for manager, start, end in zip(managers, first, ends, strict=True)
+    )
+    return blocks, ends

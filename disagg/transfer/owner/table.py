@@ -1,0 +1,377 @@
+"""The owner's side of the lease protocol: promises to hold blocks for a reader.
+
+Sans-IO: time comes in, commands go out. The table is driven by one thread. What is not in the
+table (never opened, dead, or forgotten after its commit) is answered NO or dead, always safe.
+"""
+
+from disagg.errors import InvariantViolation
+from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
+from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Ended, Offers, Seal
+from disagg.transfer.actions import (
+    BlockHolds,
+    LeaseCommitted,
+    LeaseEnded,
+    LeaseListener,
+    Outbox,
+    Send,
+)
+from disagg.transfer.owner.lease import GroupBlocks, Lease, LeaseStatus
+from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent, LeaseState
+
+
+class LeaseTable:
+    """Leases of this incarnation.
+
+    The live ones are as many as the caller opens (one hand-over per key, one prefix pull per
+    request); of the committed ones, whose hold is gone, at most ``committed_max`` are
+    remembered.
+
+    Args:
+        me: this worker; lease ids count up within its epoch.
+        holds: the block pool; a lease holds under ``("lease", key, lease_id)``.
+        out: takes the messages to readers.
+        ttl_ms: a lease dies this long after its owner last opened, offered or sealed.
+        committed_max: committed leases remembered until the reader acknowledges.
+        take_over_ms: a sealed hand-over whose reader is lost lives on so long; 0: not at all.
+    """
+
+    def __init__(
+        self,
+        me: Incarnation,
+        holds: BlockHolds,
+        out: Outbox,
+        *,
+        ttl_ms: int,
+        committed_max: int,
+        take_over_ms: int = 0,
+    ) -> None:
+        self.me = me
+        self.holds = holds
+        self.out = out
+        self._ttl_ms = ttl_ms
+        self._committed_max = committed_max
+        self._last_id = 0
+        # Every refresh adds the same ttl, so insertion order is the order of expiry: an exactly
+        # bounded stand-in for a heap. `_by_key` is in order of opening.
+        self._live: dict[int, Lease] = {}
+        self._by_key: dict[RequestKey, int] = {}
+        self._committed: dict[int, Lease] = {}
+        self._take_over_ms = take_over_ms
+        self._orphans: dict[int, int] = {}
+        """Deadlines of live leases without a reader, in order."""
+
+    # -- the owner's own moves ----------------------------------------------------------------
+
+    def open(
+        self,
+        now_ms: int,
+        key: RequestKey,
+        reader: Incarnation,
+        listener: LeaseListener,
+        first_lacked: tuple[int, ...] = (),
+    ) -> int:
+        """Create a lease, OPEN and empty; returns its id (from 1, never reused in an epoch).
+
+        ``listener`` gets the news of its commit or end.
+
+        Raises:
+            InvariantViolation: the generation has a live lease already.
+        """
+        if key in self._by_key:
+            raise InvariantViolation(f"{key} has a live lease already")
+        lease = self.create(now_ms, key, reader, LeaseEvent.RESERVED, (), listener)
+        lease.first_lacked = first_lacked
+        self.is_hand_over(lease)
+        return lease.lease_id
+
+    def offer(self, now_ms: int, lease_id: int, blocks: GroupBlocks) -> None:
+        """Hold finished blocks for the reader and offer them; nothing if the lease is dead.
+
+        Args:
+            now_ms: the time; prolongs the lease.
+            lease_id: from `open`.
+            blocks: per group, blocks that nobody will write again; never null blocks.
+
+        Raises:
+            InvariantViolation: the lease is sealed, or a (group, block index) is offered twice;
+                nothing has changed then.
+        """
+        lease = self._live.get(lease_id)
+        if lease is None:
+            return
+        first = len(lease.ranges)
+        state = LEASE_TABLE.move(lease.state, LeaseEvent.OFFER)
+        if self._take(lease, blocks):
+            self._refresh(now_ms, lease, state)
+            self.out.add(Send(lease.reader, lease.offers(first)))
+
+    def seal(
+        self,
+        now_ms: int,
+        lease_id: int,
+        blocks: GroupBlocks,
+        num_tokens: int,
+        first_token_id: int | None = None,
+        first_logprob: float = 0.0,
+        first_top_logprobs: tuple[tuple[int, float], ...] = (),
+    ) -> None:
+        """Offer the last blocks and close the list; nothing if the lease is dead.
+
+        Args:
+            now_ms: the time; prolongs the lease.
+            lease_id: from `open`.
+            blocks: one entry per group, empty where nothing is left to offer.
+            num_tokens: tokens whose KV the lease covers.
+            first_token_id: token 0 of a hand-over, with its log-probabilities.
+            first_logprob: of token 0.
+            first_top_logprobs: of token 0.
+
+        Raises:
+            InvariantViolation: as `offer`.
+        """
+        lease = self._live.get(lease_id)
+        if lease is None:
+            return
+        first = len(lease.ranges)
+        state = LEASE_TABLE.move(lease.state, LeaseEvent.SEAL)
+        self._take(lease, blocks)
+        lease.close(len(blocks), num_tokens, first_token_id, first_logprob, first_top_logprobs)
+        self._refresh(now_ms, lease, state)
+        self.out.add(Send(lease.reader, lease.offers(first)))
+
+    def end(self, lease_id: int, reason: str) -> None:
+        """End a live lease, for whatever reason; nothing if it is not live."""
+        lease = self._live.get(lease_id)
+        if lease is not None:
+            self.die(lease, LeaseEvent.END, reason)
+
+    def end_key(self, key: RequestKey, reason: str) -> None:
+        """End the live lease of a generation, if it has one."""
+        lease = self.hand_over_of(key)
+        if lease is not None:
+            self.die(lease, LeaseEvent.END, reason)
+
+    def expire(self, now_ms: int) -> None:
+        """End the leases whose time to live is over, or whose reader nobody replaced in time."""
+        for lease_id in [one for one, until_ms in self._orphans.items() if until_ms <= now_ms]:
+            self.die(self._live[lease_id], LeaseEvent.EXPIRE, "nobody took it over")
+        while self._live and (lease := next(iter(self._live.values()))).expires_ms <= now_ms:
+            self.die(lease, LeaseEvent.EXPIRE, "expired")
+
+    def next_expiry_ms(self) -> int | None:
+        """When `expire` has something to do; None if there is no live lease."""
+        first = next((lease.expires_ms for lease in self._live.values()), None)
+        due = [*self._orphans.values(), *(() if first is None else (first,))]
+        return min(due, default=None)
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def on_ask(self, sender: Incarnation, ask: AskOffers) -> None:
+        """Answer with the offers from a number on, the seal if there is one, or dead.
+
+        A reader that does not know the lease's id yet gets no answer when there is no lease, as
+        it may be about to be opened.
+        """
+        asked = ask.lease_id
+        lease = self.hand_over_of(ask.key) if asked is None else self.find(asked)
+        if lease is None or lease.key != ask.key or lease.reader != sender:
+            if asked is not None:
+                self.out.add(Send(sender, Offers(ask.key, asked, 0, dead=True)))
+            return
+        state = LEASE_TABLE.move(lease.state, LeaseEvent.ASK)
+        if state is LeaseState.ORPHANED:
+            self.out.add(Send(sender, lease.dead()))
+        elif state is not LeaseState.COMMITTED:
+            first = max(0, min(ask.first, len(lease.ranges)))
+            self.out.add(Send(sender, lease.offers(first)))
+
+    def on_commit(self, sender: Incarnation, commit: Commit) -> None:
+        """Answer OK if everything offered was held until now, else NO; both idempotent.
+
+        An OK drops the lease's hold. A NO changes nothing: the reader gives up by itself.
+        """
+        lease = self.find(commit.lease_id)
+        if lease is None:
+            self.out.add(self._unknown_lease(sender, commit))
+            return
+        event, reason = self._judge(lease, sender, commit)
+        state = LEASE_TABLE.move(lease.state, event)
+        ok = event is not LeaseEvent.COMMIT_OTHER
+        answer = CommitAnswer(commit.key, commit.lease_id, commit.attempt, ok, reason)
+        self.out.add(Send(sender, answer))
+        if event is not LeaseEvent.COMMIT_EQUAL:
+            return
+        lease.state = state
+        lease.attempt = commit.attempt
+        lease.ranges, lease.offered = [], {}
+        self._no_longer_live(lease)
+        self._committed[lease.lease_id] = lease
+        while len(self._committed) > self._committed_max:
+            self._forget(next(iter(self._committed.values())), LeaseEvent.CROWDED_OUT)
+        self.holds.drop(lease.holder)
+        lease.listener.lease_committed(LeaseCommitted(lease.key, lease.lease_id, lease.pull))
+
+    def on_seen(self, sender: Incarnation, seen: CommitSeen) -> None:
+        """Forget a committed lease whose reader got its OK."""
+        lease = self._committed.get(seen.lease_id)
+        if lease and (sender, seen.key, seen.attempt) == (
+            lease.reader,
+            lease.key,
+            lease.attempt,
+        ):
+            self._forget(lease, LeaseEvent.SEEN)
+
+    def on_ended(self, sender: Incarnation, ended: Ended) -> None:
+        """The reader ended its part: so does its live lease."""
+        lease = self.hand_over_of(ended.key)
+        if lease and lease.reader == sender and lease.state is not LeaseState.ORPHANED:
+            self.die(lease, LeaseEvent.END, ended.reason)
+
+    def on_peer_lost(self, now_ms: int, reader: Incarnation) -> None:
+        """A reader's stream ended for good or its epoch is over: end and forget its leases.
+
+        Sealed hand-overs wait for another reader for ``take_over_ms``.
+        """
+        for lease in [one for one in self._committed.values() if one.reader == reader]:
+            self._forget(lease, LeaseEvent.READER_LOST)
+        for lease in [one for one in self._live.values() if one.reader == reader]:
+            waits = lease.seal is not None and not lease.is_pull and self._take_over_ms > 0
+            if not waits:
+                self.die(lease, LeaseEvent.READER_LOST, "peer_lost")
+            elif lease.state is not LeaseState.ORPHANED:
+                lease.state = LEASE_TABLE.move(lease.state, LeaseEvent.ORPHAN)
+                self._orphans[lease.lease_id] = now_ms + self._take_over_ms
+
+    # -- what the caller sees -----------------------------------------------------------------
+
+    def knows(self, key: RequestKey) -> bool:
+        """Whether a lease of the generation is live, or committed and remembered."""
+        return key in self._by_key or any(one.key == key for one in self._committed.values())
+
+    def oldest(self) -> int | None:
+        """Id of the live lease opened first: the one to end under memory pressure."""
+        return next(iter(self._by_key.values()), None)
+
+    def statuses(self) -> list[LeaseStatus]:
+        """All leases, live ones first."""
+        return [one.status() for one in (*self._live.values(), *self._committed.values())]
+
+    @property
+    def num_live(self) -> int:
+        """Leases that hold blocks."""
+        return len(self._live)
+
+    @property
+    def num_blocks_held(self) -> int:
+        """Holds of all live leases; a block under two leases counts twice."""
+        return sum(lease.num_blocks for lease in self._live.values())
+
+    # -- for the leases that readers ask for ----------------------------------------------------
+
+    def create(
+        self,
+        now_ms: int,
+        key: RequestKey,
+        reader: Incarnation,
+        event: LeaseEvent,
+        blocks: GroupBlocks,
+        listener: LeaseListener,
+        request: LeaseRequest | None = None,
+    ) -> Lease:
+        """A new live lease, born by ``event``, which holds and lists ``blocks``."""
+        self._last_id += 1
+        lease = Lease(
+            self._last_id,
+            key,
+            reader,
+            now_ms + self._ttl_ms,
+            listener,
+            LEASE_TABLE.born(event),
+            request,
+        )
+        self.holds.hold(lease.holder, ())
+        self._live[lease.lease_id] = lease
+        self._take(lease, blocks)
+        return lease
+
+    def is_hand_over(self, lease: Lease) -> None:
+        """From now on the lease is the live one of its generation."""
+        self._by_key[lease.key] = lease.lease_id
+
+    def find(self, lease_id: int) -> Lease | None:
+        """A lease that is live, or committed and remembered."""
+        return self._live.get(lease_id) or self._committed.get(lease_id)
+
+    def hand_over_of(self, key: RequestKey) -> Lease | None:
+        """The live lease of a generation's hand-over."""
+        lease_id = self._by_key.get(key)
+        return None if lease_id is None else self._live[lease_id]
+
+    def die(self, lease: Lease, event: LeaseEvent, reason: str) -> None:
+        """Dead first, reused after: nobody can commit it any more when its blocks go."""
+        lease.state = LEASE_TABLE.move(lease.state, event)
+        self._no_longer_live(lease)
+        LEASE_TABLE.leave(lease.state, LeaseEvent.FORGET)
+        self.holds.drop(lease.holder)
+        lease.listener.lease_ended(LeaseEnded(lease.key, lease.lease_id, reason, lease.pull))
+        if event is not LeaseEvent.READER_LOST:
+            self.out.add(Send(lease.reader, lease.dead()))
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _take(self, lease: Lease, blocks: GroupBlocks) -> bool:
+        """Hold, then list; False if there is nothing to take."""
+        taken = [block for pairs in blocks for _, block in pairs]
+        if not taken:
+            return False
+        lease.check_new(blocks)
+        self.holds.add_to_hold(lease.holder, taken)
+        lease.add(blocks)
+        return True
+
+    def _refresh(self, now_ms: int, lease: Lease, state: LeaseState) -> None:
+        lease.state = state
+        lease.expires_ms = now_ms + self._ttl_ms
+        self._live[lease.lease_id] = self._live.pop(lease.lease_id)
+
+    def _judge(self, lease: Lease, sender: Incarnation, commit: Commit) -> tuple[LeaseEvent, str]:
+        """Which row of the table a Commit fits, and why if it is a NO."""
+        if not self._is_readers(lease, sender, commit):
+            return LeaseEvent.COMMIT_OTHER, "the lease belongs to another reader"
+        if lease.state is LeaseState.COMMITTED:
+            if commit.attempt == lease.attempt:
+                return LeaseEvent.COMMIT_SAME, ""
+            return LeaseEvent.COMMIT_OTHER, "committed by another attempt"
+        if lease.seal is None:
+            return LeaseEvent.COMMIT_OTHER, "not sealed"
+        if lease.state is LeaseState.ORPHANED:
+            return LeaseEvent.COMMIT_OTHER, "its reader was lost"
+        if not self._counts_equal(lease.seal, commit):
+            return LeaseEvent.COMMIT_OTHER, "counts differ"
+        return LeaseEvent.COMMIT_EQUAL, ""
+
+    def _is_readers(self, lease: Lease, sender: Incarnation, commit: Commit) -> bool:
+        return (
+            sender == lease.reader
+            and commit.attempt.reader_epoch == sender.epoch
+            and commit.key == lease.key
+        )
+
+    def _counts_equal(self, seal: Seal, commit: Commit) -> bool:
+        return commit.num_ranges == seal.num_ranges
+
+    def _unknown_lease(self, sender: Incarnation, commit: Commit) -> Send:
+        return Send(
+            sender,
+            CommitAnswer(commit.key, commit.lease_id, commit.attempt, False, "unknown lease"),
+        )
+
+    def _no_longer_live(self, lease: Lease) -> None:
+        del self._live[lease.lease_id]
+        self._orphans.pop(lease.lease_id, None)
+        if self._by_key.get(lease.key) == lease.lease_id:
+            del self._by_key[lease.key]
+
+    def _forget(self, lease: Lease, event: LeaseEvent) -> None:
+        LEASE_TABLE.leave(lease.state, event)
+        del self._committed[lease.lease_id]

@@ -1,0 +1,136 @@
+"""What a reader knows of a lease's offers, and what of its destinations is still missing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from disagg.errors import InvariantViolation
+from disagg.messages.peer import OfferedRange, Offers, Seal
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blocks to pull: of one group, consecutive in the request and in the owner's pool."""
+
+    group: int
+    block_index: int
+    """Of the first block, in its request."""
+    src: int
+    dst: tuple[int, ...]
+    """A block of ours for each; they need not be adjacent."""
+
+    @property
+    def sources(self) -> range:
+        """Blocks of the owner."""
+        return range(self.src, self.src + len(self.dst))
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(group, block index) of each block."""
+        return [(self.group, self.block_index + i) for i in range(len(self.dst))]
+
+    def cut(self, num_blocks: int) -> tuple["Run", "Run"]:
+        """The first so many blocks, and the others."""
+        head = Run(self.group, self.block_index, self.src, self.dst[:num_blocks])
+        after = (self.block_index + num_blocks, self.src + num_blocks, self.dst[num_blocks:])
+        return head, Run(self.group, *after)
+
+
+def in_pieces(runs: Sequence[Run], num_blocks_max: int) -> Iterator[tuple[Run, ...]]:
+    """The runs in order, in pieces of at most so many blocks."""
+    piece: list[Run] = []
+    room = num_blocks_max
+    for run in runs:
+        rest = run
+        while len(rest.dst) >= room:
+            head, rest = rest.cut(room)
+            yield (*piece, head)
+            piece, room = [], num_blocks_max
+        if rest.dst:
+            piece.append(rest)
+            room -= len(rest.dst)
+    if piece:
+        yield tuple(piece)
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolBreach:
+    """What an owner did that the protocol forbids, and at which block, where known."""
+
+    problem: str
+    block: tuple[int, int] | None = None
+    """(group, block index)."""
+
+
+class OfferList:
+    """The offers of one lease as they arrive, in the owner's numbering.
+
+    Args:
+        destinations: per group, (block index, block id) of every block that must be offered.
+
+    Raises:
+        InvariantViolation: a destination is named twice.
+    """
+
+    def __init__(self, destinations: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self.num_blocks = tuple(map(len, destinations))
+        self.ranges: list[OfferedRange] = []
+        self.seal: Seal | None = None
+        self._missing = [dict(pairs) for pairs in destinations]
+        self._num_ranges = [0] * len(destinations)
+        if tuple(map(len, self._missing)) != self.num_blocks:
+            raise InvariantViolation(f"a block is named twice: {destinations}")
+
+    def take(self, offers: Offers) -> list[Run] | ProtocolBreach:
+        """Add what is new; returns the blocks to pull for it. Repetitions add nothing.
+
+        Offers beyond a gap must not be given; `has_gap` says so.
+        """
+        repeated = len(self.ranges) - offers.first
+        seen = self.ranges[max(0, offers.first) : offers.first + len(offers.ranges)]
+        contradicts = self.seal and offers.seal and offers.seal != self.seal
+        if offers.first < 0 or seen != list(offers.ranges[:repeated]) or contradicts:
+            return ProtocolBreach("an offer contradicts an earlier one")
+        runs: list[Run] = []
+        for offered in offers.ranges[repeated:]:
+            problem = self._claim(offered, runs)
+            if problem:
+                return ProtocolBreach(problem, (offered.group, offered.block_index))
+        self.seal = self.seal or offers.seal
+        return runs
+
+    def has_gap(self, offers: Offers) -> bool:
+        """Whether offers before these are not known."""
+        return offers.first > len(self.ranges)
+
+    @property
+    def all_listed(self) -> bool:
+        """Whether the seal and at least as many offers as it counts are known."""
+        return self.seal is not None and len(self.ranges) >= sum(self.seal.num_ranges)
+
+    @property
+    def num_ranges(self) -> tuple[int, ...]:
+        """Offers per group."""
+        return tuple(self._num_ranges)
+
+    def incomplete(self, seal: Seal) -> ProtocolBreach | None:
+        """What of the seal's counts or of the destinations is not met."""
+        if seal.num_ranges != self.num_ranges:
+            return ProtocolBreach("the seal's counts are not those of the offers")
+        for group, missing in enumerate(self._missing):
+            if missing:
+                problem = "sealed without a destination's block"
+                return ProtocolBreach(problem, (group, min(missing)))
+        return None
+
+    def _claim(self, offered: OfferedRange, runs: list[Run]) -> str:
+        if not 0 <= offered.group < len(self._missing) or offered.num_blocks < 1:
+            return "an offer names no group or no blocks"
+        indexes = range(offered.block_index, offered.block_index + offered.num_blocks)
+        try:
+            dst = tuple(map(self._missing[offered.group].pop, indexes))
+        except KeyError as unknown:
+            return f"block {unknown} is no destination, or was offered twice"
+        runs.append(Run(offered.group, offered.block_index, offered.block_id, dst))
+        self.ranges.append(offered)
+        self._num_ranges[offered.group] += 1
+        return ""

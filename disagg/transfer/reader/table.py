@@ -1,0 +1,398 @@
+"""The reader's side of the lease protocol: pulls that are believed only after their commit.
+
+Sans-IO: time comes in, commands go out. The table is driven by one thread. Messages from another
+incarnation than the owner's, or about a generation without a live transfer, change nothing.
+"""
+
+from collections.abc import Sequence
+
+from disagg.errors import InvariantViolation
+from disagg.messages.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Ended, Offers
+from disagg.transfer.actions import (
+    BlockHolds,
+    InboundCommitted,
+    InboundDrained,
+    InboundFailed,
+    InboundFailure,
+    InboundListener,
+    InboundPartial,
+    Outbox,
+    Send,
+)
+from disagg.transfer.reader.offers import OfferList, ProtocolBreach, Run
+from disagg.transfer.reader.reads import ReadsInProgress
+from disagg.transfer.reader.states import INBOUND_TABLE, InboundEvent, InboundState
+from disagg.transfer.reader.transfer import InboundStatus, InboundTransfer
+
+
+class InboundTable:
+    """Inbound transfers of this incarnation.
+
+    At most one live transfer per key; earlier ones of the key may still be draining. Sizes
+    follow from the destinations, which the caller allocated before.
+
+    Args:
+        me: this worker; attempts count up within its epoch.
+        holds: the block pool; a transfer holds under ``("inbound", key, n)``.
+        out: takes READs, and messages to owners.
+        commit_repeat_ms: a Commit is repeated at this interval until it is answered.
+        ask_repeat_ms: offers are asked for at this interval until the list is complete.
+        read_stuck_ms: a READ in progress longer fails its transfer and quarantines its blocks.
+        blocks_per_read_max: blocks in one READ.
+    """
+
+    def __init__(
+        self,
+        me: Incarnation,
+        holds: BlockHolds,
+        out: Outbox,
+        *,
+        commit_repeat_ms: int,
+        ask_repeat_ms: int,
+        read_stuck_ms: int,
+        blocks_per_read_max: int,
+    ) -> None:
+        self.me = me
+        self.holds = holds
+        self.out = out
+        self._commit_repeat_ms = commit_repeat_ms
+        self._ask_repeat_ms = ask_repeat_ms
+        self._read_stuck_ms = read_stuck_ms
+        self._last_serial = 0
+        self._last_attempt = 0
+        self._entries: dict[int, InboundTransfer] = {}
+        self._live: dict[RequestKey, int] = {}
+        self._reads = ReadsInProgress(out, blocks_per_read_max)
+        self._lease_seen: dict[Incarnation, int] = {}
+        """Highest lease id seen of each owner, until it is lost."""
+
+    # -- the reader's own moves ---------------------------------------------------------------
+
+    def begin(
+        self,
+        now_ms: int,
+        key: RequestKey,
+        owner: Incarnation,
+        destinations: Sequence[Sequence[tuple[int, int]]],
+        listener: InboundListener,
+        lease_id: int | None = None,
+    ) -> None:
+        """Hold all destinations and wait for the owner's lease.
+
+        Call it before the reservation's grant leaves: leases known by now count as older ones.
+
+        Args:
+            now_ms: the time.
+            key: the generation.
+            owner: the incarnation that will offer; nobody else is listened to.
+            destinations: per group, (block index, block id) of every block the lease must offer.
+            listener: gets the transfer's news.
+            lease_id: of the lease, where it was granted to a request of this worker.
+
+        Raises:
+            InvariantViolation: the generation has a live transfer, or a destination is named
+                twice; nothing has changed then.
+        """
+        if key in self._live:
+            raise InvariantViolation(f"{key} has a live inbound transfer already")
+        entry = InboundTransfer(
+            self._last_serial + 1,
+            key,
+            owner,
+            OfferList(destinations),
+            listener,
+            self._lease_seen.get(owner, 0),
+            now_ms + self._ask_repeat_ms,
+            lease_id=lease_id,
+        )
+        self.holds.hold(entry.holder, [block for pairs in destinations for _, block in pairs])
+        self._last_serial = entry.serial
+        self._entries[entry.serial] = entry
+        self._live[key] = entry.serial
+
+    def finish(self, key: RequestKey) -> None:
+        """Drop the hold of a VALID or PARTIAL transfer; the caller has what it wants by now."""
+        entry = self._entries[self._live[key]]
+        INBOUND_TABLE.leave(entry.state, InboundEvent.FINISH)
+        self._gone(entry)
+
+    def abort(self, key: RequestKey) -> None:
+        """Give a live transfer up; its destinations stay held until no READ is in progress.
+
+        The listener gets no `InboundFailed`. Nothing happens if there is no transfer. The owner
+        is the caller's business (`Ended`).
+        """
+        entry = self._of(key)
+        if entry is None:
+            return
+        if INBOUND_TABLE.allows(entry.state, InboundEvent.FINISH):
+            self.finish(key)
+            entry.listener.drained(InboundDrained(key, entry.num_blocks))
+        else:
+            self._give_up(entry)
+            if self._drained(entry):
+                entry.listener.drained(InboundDrained(key, entry.num_blocks))
+
+    # -- what happens -------------------------------------------------------------------------
+
+    def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> None:
+        """Post READs for what is new; ask at a gap; fail if the lease is dead or breaks a rule."""
+        self._lease_seen[sender] = max(self._lease_seen.get(sender, 0), offers.lease_id)
+        entry = self._of(offers.key)
+        if entry is None or entry.owner != sender or entry.is_over:
+            return
+        known = entry.lease_id
+        oldest = entry.lease_floor + 1 if known is None else known
+        if offers.lease_id < oldest:
+            return
+        if offers.dead or (known is not None and offers.lease_id > known):
+            # One generation has one live lease: a newer one shows that ours is dead.
+            self._fail(now_ms, entry, InboundFailure.LEASE_DEAD, "the owner ended its lease")
+            return
+        fresh = entry.state is InboundState.RESERVED
+        event = InboundEvent.LEASE_KNOWN if fresh else InboundEvent.OFFERS
+        if not INBOUND_TABLE.allows(entry.state, event):
+            return
+        entry.state = INBOUND_TABLE.move(entry.state, event)
+        entry.lease_id = offers.lease_id
+        if entry.offers.has_gap(offers):
+            self._ask_gap(now_ms, entry)
+            return
+        sealed_before = entry.offers.seal is not None
+        runs = entry.offers.take(offers)
+        if isinstance(runs, ProtocolBreach):
+            self._on_breach(now_ms, entry, runs)
+            return
+        if entry.offers.seal and not sealed_before:
+            entry.sealed_ms = now_ms
+        self._post(now_ms, entry, runs)
+        if entry.offers.seal and not entry.offers.all_listed:
+            self._ask_gap(now_ms, entry)
+        self._progress(now_ms, entry)
+
+    def on_read_done(self, now_ms: int, read_id: int, error: str = "") -> None:
+        """A READ is terminal; ``error`` is "" when it is DONE. Unknown ids are ignored."""
+        ended = self._reads.end(read_id)
+        if ended is None:
+            return
+        read, owner_free = ended
+        entry = self._entries.get(read.inbound)
+        if entry is not None and INBOUND_TABLE.allows(entry.state, InboundEvent.READ_DONE):
+            entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.READ_DONE)
+            entry.reads.discard(read_id)
+            entry.done_ms = now_ms
+            if entry.state is InboundState.DRAINING:
+                if self._drained(entry):
+                    entry.listener.drained(InboundDrained(entry.key, entry.num_blocks))
+            else:
+                if error:  # the others go on: what arrives while the lease lives is of use
+                    entry.failed += [place for run in read.runs for place in run.places]
+                    entry.error = entry.error or error
+                self._progress(now_ms, entry)
+        if owner_free:
+            self._resume(now_ms, read.owner)
+
+    def on_commit_answer(self, now_ms: int, sender: Incarnation, answer: CommitAnswer) -> None:
+        """Only an OK for the current attempt makes the blocks valid; NO fails the transfer."""
+        entry = self._of(answer.key)
+        if (
+            entry is None
+            or not self._is_current(entry, sender, answer)
+            or not INBOUND_TABLE.allows(entry.state, InboundEvent.OK)
+        ):
+            return
+        if not answer.ok or entry.offers.seal is None:
+            self._fail(now_ms, entry, InboundFailure.COMMIT_REFUSED, answer.reason)
+            return
+        event = InboundEvent.OK_PARTLY if entry.failed else InboundEvent.OK
+        entry.state = INBOUND_TABLE.move(entry.state, event)
+        stats = entry.stats(now_ms)
+        if entry.failed:
+            failed = tuple(sorted(entry.failed))
+            partial = InboundPartial(entry.key, failed, entry.lost, stats)
+            entry.listener.partly_committed(now_ms, partial)
+        else:
+            committed = InboundCommitted(entry.key, entry.offers.seal, stats)
+            entry.listener.committed(now_ms, committed)
+        self.out.add(Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt)))
+
+    def on_ended(self, now_ms: int, sender: Incarnation, ended: Ended) -> None:
+        """The owner ended its part: fail, unless the commit got through before."""
+        entry = self._of(ended.key)
+        if entry and entry.owner == sender and not entry.is_over:
+            self._fail(now_ms, entry, InboundFailure.PEER_ENDED, ended.reason)
+
+    def on_peer_lost(self, now_ms: int, owner: Incarnation) -> None:
+        """An owner's stream ended for good or its epoch is over; READs drain by themselves."""
+        self._lease_seen.pop(owner, None)
+        for entry in self._live_from(owner):
+            if not entry.is_over:
+                self._fail(now_ms, entry, InboundFailure.PEER_LOST, f"{owner} is gone")
+
+    def on_stream_opened(self, now_ms: int, owner: Incarnation) -> None:
+        """The stream to an owner was re-opened: ask or commit again at once."""
+        for entry in self._live_from(owner):
+            self._repeat(now_ms, entry)
+
+    def tick(self, now_ms: int) -> None:
+        """Repeat what is due; fail transfers with stuck READs and quarantine their blocks."""
+        for read in self._reads.take_stuck(now_ms - self._read_stuck_ms):
+            entry = self._entries[read.inbound]
+            if entry.state is not InboundState.DRAINING:
+                group, at = read.first.group, read.first.block_index
+                since = f"in progress since {read.posted_ms} ms"
+                message = f"the READ of block {group}:{at} (group:block) is {since}"
+                self._fail(now_ms, entry, InboundFailure.READ_STUCK, message, (group, at))
+        for entry in [self._entries[serial] for serial in self._live.values()]:
+            if entry.repeat_ms <= now_ms:
+                self._repeat(now_ms, entry)
+
+    # -- what the caller sees -----------------------------------------------------------------
+
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` has something to do; None if nothing is due by itself."""
+        live = (self._entries[serial] for serial in self._live.values())
+        due = [entry.repeat_ms for entry in live if entry.repeats]
+        if self._reads.oldest_ms is not None:
+            due.append(self._reads.oldest_ms + self._read_stuck_ms)
+        return min(due, default=None)
+
+    @property
+    def peers_paused(self) -> frozenset[Incarnation]:
+        """Owners with a stuck READ: nothing new is pulled from them until it is terminal."""
+        return self._reads.owners_stuck
+
+    @property
+    def num_blocks_quarantined(self) -> int:
+        """Destinations held by transfers that failed and have a stuck READ."""
+        return sum(self._entries[serial].num_blocks for serial in self._reads.inbounds_stuck)
+
+    @property
+    def num_live(self) -> int:
+        """Transfers that may still become valid, or are valid and not finished."""
+        return len(self._live)
+
+    def statuses(self) -> list[InboundStatus]:
+        """All transfers, draining ones included."""
+        return [
+            InboundStatus(one.key, one.owner, one.state, one.num_blocks, len(one.reads))
+            for one in self._entries.values()
+        ]
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _of(self, key: RequestKey) -> InboundTransfer | None:
+        serial = self._live.get(key)
+        return None if serial is None else self._entries[serial]
+
+    def _live_from(self, owner: Incarnation) -> list[InboundTransfer]:
+        entries = (self._entries[serial] for serial in self._live.values())
+        return [entry for entry in entries if entry.owner == owner]
+
+    def _post(self, now_ms: int, entry: InboundTransfer, runs: list[Run]) -> None:
+        if entry.owner in self.peers_paused:
+            entry.waiting += runs
+            return
+        posted = self._reads.post(now_ms, entry.serial, entry.key, entry.owner, runs)
+        if posted and not entry.num_reads:
+            entry.posted_ms = now_ms
+        entry.num_reads += len(posted)
+        entry.reads.update(posted)
+
+    def _progress(self, now_ms: int, entry: InboundTransfer) -> None:
+        """Commit once everything the seal promises was offered, fits, and is read."""
+        if entry.state is not InboundState.READING or not self._all_listed(entry):
+            return
+        breach = self._incomplete(entry)
+        if breach:
+            self._on_breach(now_ms, entry, breach)
+            return
+        if entry.waiting or not self._reads_done(entry):
+            return
+        if entry.failed and len(entry.failed) == entry.num_blocks:
+            reason = InboundFailure.READ_FAILED
+            self._fail(now_ms, entry, reason, entry.lost, entry.failed[0])
+            return
+        entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.COMPLETE)
+        self._last_attempt += 1
+        entry.attempt = Attempt(self.me.epoch, self._last_attempt)
+        self._repeat(now_ms, entry)
+
+    def _all_listed(self, entry: InboundTransfer) -> bool:
+        return entry.offers.all_listed
+
+    def _incomplete(self, entry: InboundTransfer) -> ProtocolBreach | None:
+        seal = entry.offers.seal
+        return entry.offers.incomplete(seal) if seal else None
+
+    def _reads_done(self, entry: InboundTransfer) -> bool:
+        return not entry.reads
+
+    def _is_current(
+        self, entry: InboundTransfer, sender: Incarnation, answer: CommitAnswer
+    ) -> bool:
+        return (sender, answer.lease_id, answer.attempt) == (
+            entry.owner,
+            entry.lease_id,
+            entry.attempt,
+        )
+
+    def _repeat(self, now_ms: int, entry: InboundTransfer) -> None:
+        if not entry.repeats:
+            return
+        INBOUND_TABLE.move(entry.state, InboundEvent.REPEAT)
+        message = entry.repeated
+        committing = isinstance(message, Commit)
+        entry.repeat_ms = now_ms + (self._commit_repeat_ms if committing else self._ask_repeat_ms)
+        self.out.add(Send(entry.owner, message))
+
+    def _ask_gap(self, now_ms: int, entry: InboundTransfer) -> None:
+        """Ask for a gap once; every later Offers over the same gap would ask again."""
+        if entry.asked != len(entry.offers.ranges):
+            entry.asked = len(entry.offers.ranges)
+            self._repeat(now_ms, entry)
+
+    def _resume(self, now_ms: int, owner: Incarnation) -> None:
+        for entry in self._live_from(owner):
+            runs, entry.waiting = entry.waiting, []
+            self._post(now_ms, entry, runs)
+
+    def _on_breach(self, now_ms: int, entry: InboundTransfer, breach: ProtocolBreach) -> None:
+        message = f"{entry.owner} broke the protocol: {breach.problem}"
+        self._fail(now_ms, entry, InboundFailure.READ_FAILED, message, breach.block)
+
+    def _fail(
+        self,
+        now_ms: int,
+        entry: InboundTransfer,
+        reason: InboundFailure,
+        message: str,
+        block: tuple[int, int] | None = None,
+    ) -> None:
+        self._give_up(entry)
+        drained = self._drained(entry)
+        entry.listener.failed(now_ms, InboundFailed(entry.key, reason, message, block))
+        if drained:
+            entry.listener.drained(InboundDrained(entry.key, entry.num_blocks))
+
+    def _give_up(self, entry: InboundTransfer) -> None:
+        entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.FAIL)
+        del self._live[entry.key]
+        entry.waiting = []
+
+    def _drained(self, entry: InboundTransfer) -> bool:
+        """Drop a failed transfer's hold if no READ can land any more; whether it was dropped."""
+        if entry.reads:
+            if entry.state is InboundState.FAILED:
+                entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.READS_LEFT)
+            return False
+        INBOUND_TABLE.leave(entry.state, InboundEvent.READS_TERMINAL)
+        self._gone(entry)
+        return True
+
+    def _gone(self, entry: InboundTransfer) -> None:
+        del self._entries[entry.serial]
+        if self._live.get(entry.key) == entry.serial:
+            del self._live[entry.key]
+        self.holds.drop(entry.holder)

@@ -1,0 +1,100 @@
+"""One inbound transfer: what its table remembers of it."""
+
+from dataclasses import dataclass, field
+
+from disagg.messages.identity import Attempt, Incarnation, RequestKey
+from disagg.messages.peer import AskOffers, Commit
+from disagg.transfer.actions import InboundListener, InboundStats
+from disagg.transfer.reader.offers import OfferList, Run
+from disagg.transfer.reader.states import InboundState
+
+
+@dataclass(frozen=True, slots=True)
+class InboundStatus:
+    """One inbound transfer, for display."""
+
+    key: RequestKey
+    owner: Incarnation
+    state: InboundState
+    num_blocks: int
+    num_reads_in_progress: int
+
+
+@dataclass(slots=True)
+class InboundTransfer:
+    """Changed by `InboundTable` only."""
+
+    serial: int
+    key: RequestKey
+    owner: Incarnation
+    offers: OfferList
+    listener: InboundListener
+    lease_floor: int
+    """Leases up to this id are older than this transfer."""
+    repeat_ms: int
+    """When to ask or to send the Commit again."""
+    state: InboundState = InboundState.RESERVED
+    lease_id: int | None = None
+    """None until the first Offers."""
+    asked: int | None = None
+    """Offer number a gap was last asked for; asked once, then at the interval."""
+    waiting: list[Run] = field(default_factory=list)
+    """Offered, but reading from the owner is paused."""
+    reads: set[int] = field(default_factory=set)
+    """In progress."""
+    failed: list[tuple[int, int]] = field(default_factory=list)
+    """(group, block index) of the blocks of READs that ended with an error."""
+    error: str = ""
+    """Of the first such READ."""
+    attempt: Attempt | None = None
+    num_reads: int = 0
+    posted_ms: int = 0
+    done_ms: int = 0
+    sealed_ms: int = 0
+
+    @property
+    def holder(self) -> tuple[str, RequestKey, int]:
+        """Name of its hold in the block pool."""
+        return ("inbound", self.key, self.serial)
+
+    @property
+    def num_blocks(self) -> int:
+        """Destinations held."""
+        return sum(self.offers.num_blocks)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the owner has confirmed and is needed no more."""
+        return self.state in (InboundState.VALID, InboundState.PARTIAL)
+
+    def stats(self, now_ms: int) -> InboundStats:
+        """What it cost, if it is committed now."""
+        return InboundStats(
+            self.num_reads,
+            self.offers.num_blocks,
+            max(0, self.done_ms - self.posted_ms),
+            max(0, now_ms - self.sealed_ms),
+        )
+
+    @property
+    def lost(self) -> str:
+        """Which blocks did not arrive, and why; a few of many."""
+        names = [f"{group}:{block_index}" for group, block_index in sorted(self.failed)]
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        shown = ", ".join(names[:8])
+        return f"blocks {shown}{more} (group:block) did not arrive: {self.error}"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there is something to ask for at an interval."""
+        if self.state is InboundState.READING:
+            return not self.offers.all_listed
+        return self.state in (InboundState.RESERVED, InboundState.COMMITTING)
+
+    @property
+    def repeated(self) -> AskOffers | Commit:
+        """What is asked for at an interval: the missing offers, or the commit."""
+        if self.attempt is None:
+            return AskOffers(self.key, self.lease_id, len(self.offers.ranges))
+        assert self.lease_id is not None
+        return Commit(self.key, self.lease_id, self.attempt, self.offers.num_ranges)

@@ -1,0 +1,1 @@
+"""The reservation that comes before a hand-over: grants at one worker, requests at the other."""

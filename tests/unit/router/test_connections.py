@@ -1,0 +1,170 @@
+"""What strangers and proxies send: half requests, too many connections, odd ids, long names."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from disagg.wire.v1 import router_pb2
+from disagg.wire.v1.router_pb2_grpc import RouterStub
+from tests.unit.router.scripted_worker import BOUND_S
+from tests.unit.router.test_http_errors import COMPLETION, check_error
+
+HALF_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
+HALF_BODY = HALF_HEAD + b'content-type: application/json\r\ncontent-length: 100\r\n\r\n{"model'
+WHOLE = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+async def connect(house):
+    return await asyncio.open_connection("127.0.0.1", house.app.http_port)
+
+
+async def until_closed(reader):
+    """All that comes before the router closes the connection."""
+    async with asyncio.timeout(BOUND_S):
+        return await reader.read()
+
+
+@pytest.mark.parametrize("sent", [b"", b"P", HALF_HEAD], ids=["nothing", "a byte", "half a head"])
+async def test_a_connection_without_a_whole_head_is_closed(open_house, sent):
+    house = await open_house(receive_timeout_ms=200)
+    connections = [await connect(house) for _ in range(20)]
+    for _, writer in connections:
+        writer.write(sent)
+    for reader, writer in connections:
+        assert await until_closed(reader) == b""
+        writer.close()
+    assert (await house.http.get("/health")).status_code == 200
+
+
+async def test_bytes_without_a_whole_head_do_not_prolong(open_house):
+    house = await open_house(receive_timeout_ms=200)
+    reader, writer = await connect(house)
+    writer.write(HALF_HEAD)
+
+    async def drip():
+        while True:  # for as long as the router listens
+            writer.write(b"x: y\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    dripping = asyncio.create_task(drip())
+    try:
+        assert await until_closed(reader) == b""
+    except ConnectionResetError:
+        pass
+    finally:
+        dripping.cancel()
+        await asyncio.gather(dripping, return_exceptions=True)
+
+
+@pytest.mark.parametrize("then", [b"", HALF_HEAD], ids=["idle", "half a head"])
+async def test_a_connection_that_was_used_is_closed_too(open_house, then):
+    house = await open_house(receive_timeout_ms=200)
+    reader, writer = await connect(house)
+    writer.write(WHOLE + WHOLE + then)
+    assert (await until_closed(reader)).count(b"200 OK") == 2
+    writer.close()
+
+
+async def test_a_half_body_is_answered_408(open_house):
+    house = await open_house(receive_timeout_ms=200)
+    reader, writer = await connect(house)
+    writer.write(HALF_BODY)
+    answer = await until_closed(reader)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"request_timeout"' in answer
+    writer.close()
+
+
+async def test_a_long_answer_is_not_cut(open_house):
+    """Control: the bound is on what the client sends, not on what it waits for."""
+    house = await open_house(receive_timeout_ms=100)
+    gate = asyncio.Semaphore(0)
+    await house.add(gate=gate)
+    request = asyncio.create_task(house.http.post("/v1/completions", json=COMPLETION))
+    loop = asyncio.get_running_loop()
+    passed = asyncio.Event()
+    loop.call_later(0.4, passed.set)  # four times the bound
+    await passed.wait()
+    for _ in range(3):
+        gate.release()
+    assert (await request).status_code == 200
+
+
+async def test_connections_are_bounded(open_house):
+    house = await open_house(connections_max=3)
+    held = [await connect(house) for _ in range(3)]
+    for reader, writer in held:  # each is known to the router
+        writer.write(WHOLE)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    reader, writer = await connect(house)
+    assert (await until_closed(reader)).startswith(b"HTTP/1.1 503 ")
+    writer.close()
+    for _, writer in held:
+        writer.close()
+    state = house.app._http_server.server_state
+    await house.until(lambda: not state.connections, "the connections closed")
+    reader, writer = await connect(house)
+    writer.write(WHOLE)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "bad id", "tab\tid", "<script>", 'a"b', "x" * 129, "caf\xe9"],
+    ids=ascii,
+)
+async def test_an_odd_request_id_is_replaced_by_an_own_one(house, given):
+    headers = {"x-request-id": given.encode("latin-1")}
+    response = await house.http.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert response.status_code == 200
+    own = response.headers["x-request-id"]
+    assert own
+    assert own != given
+    assert response.json()["id"] == f"cmpl-{own}"
+    assert (await house.http.get(f"/v1/disagg/requests/{own}")).status_code == 200
+
+
+@pytest.mark.parametrize("given", ["Root=1-67891233-abc", "a/b+c==", "0af7:1@x|y~z", "x" * 128])
+async def test_ids_of_proxies_are_kept(house, given):
+    headers = {"x-request-id": given}
+    response = await house.http.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert response.headers["x-request-id"] == given
+    assert (await house.http.get(f"/v1/disagg/requests/{given}")).status_code == 200
+
+
+async def test_long_names_are_not_echoed(house):
+    body = COMPLETION | {"model": "x" * 1_000_000}
+    response = await house.http.post("/v1/completions", json=body)
+    check_error(response, 404, "model", "model_not_found")
+    assert len(response.content) < 1000
+    for path in ("/v1/models/", "/v1/disagg/requests/", "/nothing/"):
+        response = await house.http.get(path + "x" * 10_000)
+        assert response.status_code == 404
+        assert len(response.content) < 1000
+
+
+async def test_a_cache_salt_is_bounded_in_grpc_as_in_http(house):
+    status = grpc.StatusCode.INVALID_ARGUMENT
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{house.app.grpc_port}") as channel:
+        stub: Any = RouterStub(channel)
+        for length, fits in ((256, True), (257, False)):
+            request = {"model": "tiny", "token_ids": [5, 6], "cache_salt": "s" * length}
+            response = await house.http.post(
+                "/v1/completions", json=COMPLETION | {"cache_salt": "s" * length}
+            )
+            assert response.status_code == (200 if fits else 400)
+            for call in (
+                lambda given: stub.Generate(router_pb2.GenerateRequest(**given)).read(),
+                lambda given: stub.Match(router_pb2.MatchRequest(**given)),
+            ):
+                if fits:
+                    await call(request)
+                    continue
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call(request)
+                assert caught.value.code() is status
+                assert (caught.value.details() or "").startswith("cache_salt: ")

@@ -1,0 +1,119 @@
+"""An exception in one of the router's own tasks: logged, counted, and then restarted or the end."""
+
+import asyncio
+
+import pytest
+
+from disagg.router import app as router_app
+from disagg.router import dispatch
+from disagg.router.app import RouterApp
+from disagg.router.options import RouterOptions
+from disagg.routing.core import RouterCore
+from tests.unit.router.scripted_worker import BOUND_S, stored
+from tests.unit.router.test_generation import BODY
+from tests.unit.router.test_grpc_service import PROMPT, chain
+
+
+class Failing:
+    """Stands before a function and raises while ``num`` lasts."""
+
+    def __init__(self, function, num):
+        self.function, self.num, self.num_raised = function, num, 0
+
+    def __call__(self, *args):
+        if self.num_raised < self.num:
+            self.num_raised += 1
+            raise KeyError("a bug of ours")
+        return self.function(*args)
+
+
+async def failures(house, task):
+    lines = (await house.http.get("/metrics")).text.splitlines()
+    name = f'disagg_router_task_failures_total{{task="{task}"}} '
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+async def test_a_failed_tick_is_counted_and_the_next_one_comes(open_house, monkeypatch, caplog):
+    house = await open_house(worker_silent_ms=300)
+    core = house.app.dispatcher.core
+    tick = Failing(core.tick, 3)
+    monkeypatch.setattr(core, "tick", tick)
+    worker = await house.add(until_ready=False)
+    await worker.until(lambda: bool(worker.opened), "the session")
+    await house.until(lambda: not core.fleet, "the silent worker dropped")
+    assert tick.num_raised == 3
+    assert await failures(house, "tick") == 3
+    assert "tick failed, 3 in a row" in caplog.text
+    assert not house.app.dispatcher.broken.is_set()
+
+
+async def test_a_router_whose_ticks_never_succeed_ends(model_dir, monkeypatch):
+    monkeypatch.setattr(dispatch, "TICK_S", 0.001)
+    tick = Failing(None, 10**9)
+    monkeypatch.setattr(RouterCore, "tick", tick)
+    app = RouterApp(RouterOptions(str(model_dir), "tiny", http_port=0, grpc_port=0))
+    serving = asyncio.create_task(router_app._serve(app))
+    async with asyncio.timeout(BOUND_S):
+        assert await serving == 1
+    assert tick.num_raised == dispatch.TICK_FAILURES_MAX
+
+
+async def test_a_failed_kv_event_is_counted_and_the_stream_opened_anew(house, monkeypatch, caplog):
+    core, worker, hashes = house.app.dispatcher.core, house.workers[0], chain(PROMPT)
+    follow = Failing(core.kv_events, 1)
+    monkeypatch.setattr(core, "kv_events", follow)
+    await worker.publish(stored(hashes))
+    await house.until(
+        lambda: [match.usable_tokens for match in core.match(len(PROMPT), hashes)] == [8],
+        "the blocks in the index",
+    )
+    assert follow.num_raised == 1
+    assert len(worker.kv_asked) == 2
+    assert await failures(house, "kv_events") == 1
+    assert "kv_events of w1 failed" in caplog.text
+    assert len(worker.opened) == 1  # the session lived on
+
+
+async def test_a_failed_message_ends_the_session_and_the_next_one_serves(house, monkeypatch):
+    core, worker = house.app.dispatcher.core, house.workers[0]
+    monkeypatch.setattr(core, "from_worker", Failing(core.from_worker, 1))
+    assert (await house.http.post("/v1/completions", json=BODY)).status_code == 503
+    await house.until(lambda: not core.fleet, "the loss")
+    await worker.register(house.app.grpc_port)
+    await house.until(lambda: house.app.dispatcher.ready, "ready again")
+    assert await failures(house, "session") == 1
+    assert (await house.http.post("/v1/completions", json=BODY)).status_code == 200
+
+
+async def test_a_message_that_cannot_be_written_ends_the_session(house, monkeypatch):
+    core, worker = house.app.dispatcher.core, house.workers[0]
+    [session] = house.app.dispatcher._sessions.values()
+    session.send("no message at all")
+    await house.until(lambda: not core.fleet, "the loss")
+    await worker.register(house.app.grpc_port)
+    await house.until(lambda: house.app.dispatcher.ready, "ready again")
+    assert await failures(house, "session") == 1
+
+
+async def test_a_loss_that_cannot_be_handled_ends_the_router(house, monkeypatch):
+    core, worker = house.app.dispatcher.core, house.workers[0]
+    monkeypatch.setattr(core, "session_lost", Failing(core.session_lost, 1))
+    await worker.end_sessions()
+    async with asyncio.timeout(BOUND_S):
+        await house.app.dispatcher.broken.wait()
+    assert await failures(house, "session") == 1
+
+
+@pytest.mark.parametrize("error", [None, OSError("no more sockets")])
+async def test_an_http_server_that_ends_ends_the_router(open_house, monkeypatch, error):
+    house = await open_house()
+
+    async def end():
+        if error is not None:
+            raise error
+        return True
+
+    # uvicorn's main loop looks at this ten times a second.
+    monkeypatch.setattr(house.app._http_server, "on_tick", lambda counter: end())
+    async with asyncio.timeout(BOUND_S):
+        await house.app.dispatcher.broken.wait()
