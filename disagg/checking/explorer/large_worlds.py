@@ -34,7 +34,6 @@ LARGE_WORLDS = (
         "lease-ranks-repeated",
         "two ranks; everything repeated; READ errors and stuck READs",
         LeaseSetting(num_read_errors=1, stuck=True, num_ranks=2),
-        256_485,
     ),
     NamedWorld(
         "pair-time-outs",

@@ -14,7 +14,7 @@ from disagg.checking.explorer.state import (
 )
 from disagg.checking.explorer.tokens import Vocabulary
 from disagg.checking.explorer.worker_state import Facts
-from disagg.checking.explorer.workers import Workers
+from disagg.checking.explorer.workers import Moved, Workers
 from disagg.errors import InvariantViolation, ProtocolError
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
@@ -106,9 +106,7 @@ class Moves:
             moved = self.workers.move(now.workers[side], method, *args)
         except _BROKEN as error:
             return Step(label, now, f"{type(error).__name__}: {error}")
-        after = now._replace(workers=put(now.workers, side, moved.worker))
-        state, wrong = self._perform(after, side, moved.actions)
-        return Step(label, state, broken or moved.broken or wrong)
+        return self._after(now, side, label, moved, broken)
 
     def ends_step(self, now: State, side: int, label: str, how: str) -> Step[State]:
         """The worker's step in flight ends, as `Workers.end_step` says."""
@@ -117,9 +115,16 @@ class Moves:
             moved = self.workers.end_step(now.workers[side], how)
         except _BROKEN as error:
             return Step(label, now, f"{type(error).__name__}: {error}")
+        return self._after(now, side, label, moved)
+
+    def _after(
+        self, now: State, side: int, label: str, moved: Moved, broken: str = ""
+    ) -> Step[State]:
         after = now._replace(workers=put(now.workers, side, moved.worker))
         state, wrong = self._perform(after, side, moved.actions)
-        return Step(label, state, moved.broken or wrong)
+        if state.workers[side] == CRASHED:
+            label += ", and exits"
+        return Step(label, state, broken or moved.broken or wrong)
 
     def lands(self, now: State, read: Read) -> tuple[State, str]:
         """A READ copies a block, and what is wrong with that."""

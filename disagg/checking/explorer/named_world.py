@@ -16,13 +16,11 @@ class NamedWorld:
         name: for the command line.
         what: what may happen in it.
         setting: of the lease's tables alone, or of whole workers.
-        num_states: seen when it was last explored; a test holds it.
     """
 
     name: str
     what: str
     setting: LeaseSetting | Setting
-    num_states: int = 0
 
     def explore(self) -> Exploration:
         """Visit everything."""

@@ -59,43 +59,36 @@ SMALL_WORLDS = (
         "lease",
         "one lease; everything repeated; READ errors and stuck READs",
         LEASE,
-        11_957,
     ),
     NamedWorld(
         "lease-retry",
         "abort or death, and a second lease with the same block ids and other bytes",
         LeaseSetting(num_leases=2, num_inbound=2, repeats=False),
-        17_442,
     ),
     NamedWorld(
         "lease-reader-restarts",
         "the reader restarts",
         LeaseSetting(num_inbound=2, num_reader_restarts=1, repeats=False),
-        2_203,
     ),
     NamedWorld(
         "lease-owner-restarts",
         "the owner restarts and leases again under the same id",
         LeaseSetting(num_leases=2, num_owner_restarts=1, repeats=False),
-        20_119,
     ),
     NamedWorld(
         "lease-forgotten",
         "committed leases forgotten at once",
         LeaseSetting(committed_max=0),
-        3_774,
     ),
     NamedWorld(
         "lease-lossy",
         "every message at most once; nothing else goes wrong: a commit stays reachable",
         LeaseSetting(lossy=True, ends=False),
-        6_777,
     ),
     NamedWorld(
         "lease-ranks",
         "two ranks: every READ is two handles, each lands and ends by itself; READ errors",
         LeaseSetting(num_read_errors=1, repeats=False, num_ranks=2),
-        15_680,
     ),
     NamedWorld("pair", "every message repeated and reordered", replace(PAIR, delivery="repeated")),
     NamedWorld("pair-cancel", "the client goes away", replace(PAIR, cancels=1)),
@@ -151,6 +144,24 @@ SMALL_WORLDS = (
         replace(PAIR, vanishes=BOTH, time_outs=EVERY_WAIT, late_time_outs=True),
     ),
     NamedWorld(
+        "pair-limits",
+        "two hand-overs, and each worker takes one sequence and lets one wait",
+        replace(
+            PAIR,
+            requests=(Request(), Request(prompt=(8, 9))),
+            num_blocks=7,
+            max_sequences=1,
+            max_waiting=1,
+            delivery="in order",
+            any_order=True,
+        ),
+    ),
+    NamedWorld(
+        "quarantine",
+        "READs are stuck and hold more of the pool than they may: the decode worker exits",
+        replace(PAIR, time_outs=("read",), quarantine_share=0.3),
+    ),
+    NamedWorld(
         "mutual",
         "two hand-overs, one each way; memory for one of them; each is refused up to three times, "
         "then given up",
@@ -198,6 +209,19 @@ SMALL_WORLDS = (
         replace(CHAIN, read_errors=1, evictions=1),
     ),
     NamedWorld(
+        "chain-two",
+        "two pulls, one of them given up, and one answer is remembered",
+        replace(
+            CHAIN,
+            requests=(Request(1, 1, max_tokens=1, pull_from=0),) * 2,
+            num_blocks=7,
+            committed_max=1,
+            cancels=1,
+            delivery="in order",
+            whole_reads=True,
+        ),
+    ),
+    NamedWorld(
         "take-over",
         "D crashes at any moment, E takes the lease over; eviction",
         replace(TAKE_OVER, evictions=1),
@@ -207,6 +231,16 @@ SMALL_WORLDS = (
         "take-over-window",
         "a full and a window group",
         replace(TAKE_OVER, specs=(FULL, WINDOW), num_blocks=9),
+    ),
+    NamedWorld(
+        "take-over-limits",
+        "E takes one sequence, and has one of its own",
+        replace(
+            TAKE_OVER,
+            requests=(*TAKE_OVER.requests, Request(2, 2, (8, 9))),
+            max_sequences=1,
+            max_waiting=1,
+        ),
     ),
     NamedWorld(
         "chain-strangers",

@@ -10,7 +10,6 @@ from disagg.routing.actions import RouterAction, ToWorker
 from disagg.routing.request_table import RequestTable
 from disagg.routing.token_stream import TokenStream
 from disagg.scheduling.actions import ToRouter
-from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.handover.decode_side import DecodeSide
 from disagg.scheduling.sequence import Sequence
 

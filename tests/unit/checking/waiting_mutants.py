@@ -88,6 +88,7 @@ class HoldsWhileItWaits(PrefillSide):
     def _back_off(self, now_ms: int, seq: Sequence) -> None:
         seq.phase = Phase.BACKOFF
         self._budget.give_back(seq.key)
+        seq.passes += 1
         seq.retry_at_ms = now_ms
         self.backing_off.append(seq)
 

@@ -3,15 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 
-from disagg.checking.simulation.config import (
-    FaultKind,
-    PlannedFault,
-    PlannedRequest,
-    SimulationConfig,
-)
-from disagg.checking.simulation.failed_read import FailedRead
-from disagg.checking.simulation.simulation import Simulation
-from disagg.checking.simulation.symbolic_engine import expected_tokens
 from disagg.kv.layout import KVCacheLayout, plan_layout
 from disagg.kv.specs import (
     ChunkedLocalSpec,
@@ -22,6 +13,15 @@ from disagg.kv.specs import (
     Spec,
 )
 from disagg.routing.record import GenerationRecord
+from disagg.testing.simulation.config import (
+    FaultKind,
+    PlannedFault,
+    PlannedRequest,
+    SimulationConfig,
+)
+from disagg.testing.simulation.failed_read import FailedRead
+from disagg.testing.simulation.simulation import Simulation
+from disagg.testing.simulation.symbolic_engine import expected_tokens
 
 FULL = FullAttentionSpec(4, 1, 8, 4)
 MLA = MLASpec(4, 1, 16, 4)

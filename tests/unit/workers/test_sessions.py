@@ -8,8 +8,8 @@ import grpc
 import pytest
 from opentelemetry.trace import NoOpTracer
 
-from disagg.checking.explorer.pair_setting import FULL, nothing_taken_away
-from disagg.checking.explorer.pair_worker import Workers
+from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.worker_state import limits_of, new_core
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
@@ -38,18 +38,10 @@ class NoPeers:
     def send(self, peer: Incarnation, message: object) -> None: ...
 
 
-def new_core() -> WorkerCore:
-    hasher = BlockHasher(b"test", 1)
-    workers = Workers(
-        plan_layout((FULL,)),
-        hasher,
-        num_blocks=8,
-        passes_max=1,
-        share=1.0,
-        mutate=nothing_taken_away,
-        positions={},
-    )
-    return workers.thaw(workers.start(ME))
+def decode_core() -> WorkerCore:
+    setting, hasher = Setting(num_blocks=8), BlockHasher(b"test", 1)
+    layout = plan_layout(setting.specs)
+    return new_core(ME, layout, hasher, limits_of(setting), setting.num_blocks)
 
 
 def submit(request_id: str) -> Submit:
@@ -86,7 +78,7 @@ class Session:
 async def sequences_after_a_late_submit() -> set[RequestKey]:
     """An old session's submit comes when another session has been opened; then a new one's."""
     links = cast(Any, NoPeers())
-    core = new_core()
+    core = decode_core()
     trace = TransferTrace(NoOpTracer())
     control = Control(core, cast(Any, None), links, pytest.fail, trace)
     server = grpc.aio.server()

@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from disagg.checking.simulation.config import SimulationConfig
-from disagg.checking.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
-from disagg.checking.simulation.worker_faults import expire_leases, preempt_youngest
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.spec_names import spec_kind, window_tokens_of
@@ -20,6 +17,9 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.stats import worker_stats
 from disagg.scheduling.step import Step
+from disagg.testing.simulation.config import SimulationConfig
+from disagg.testing.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
+from disagg.testing.simulation.worker_faults import expire_leases, preempt_youngest
 from disagg.transfer.actions import PostRead, Send
 
 

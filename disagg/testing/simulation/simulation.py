@@ -12,11 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from disagg.checking.simulation.config import FaultKind, PlannedFault, SimulationConfig
-from disagg.checking.simulation.failed_read import FailedRead, failed_read
-from disagg.checking.simulation.links import SimulatedLinks
-from disagg.checking.simulation.symbolic_engine import VOCAB_SIZE, expected_tokens
-from disagg.checking.simulation.worker_model import WorkerModel
 from disagg.errors import DisaggError
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
@@ -35,6 +30,11 @@ from disagg.messages.session import (
 from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction, ToWorker
 from disagg.routing.core import RouterCore
 from disagg.scheduling.stats import check_core
+from disagg.testing.simulation.config import FaultKind, PlannedFault, SimulationConfig
+from disagg.testing.simulation.failed_read import FailedRead, failed_read
+from disagg.testing.simulation.links import SimulatedLinks
+from disagg.testing.simulation.symbolic_engine import VOCAB_SIZE, expected_tokens
+from disagg.testing.simulation.worker_model import WorkerModel
 from disagg.transfer.actions import PostRead
 
 HASH_KEY = b"simulation"

@@ -10,12 +10,12 @@ violation at once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from disagg.checking.simulation.symbolic_kinds import GroupHistory, digest_of, first_seen
 from disagg.errors import InvariantViolation
 from disagg.kv.block_pool import NULL_BLOCK
 from disagg.kv.layout import KVCacheLayout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
+from disagg.testing.simulation.symbolic_kinds import GroupHistory, digest_of, first_seen
 
 VOCAB_SIZE = 997
 
