@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from disagg.checking.explorer.num_states import NUM_STATES
-from disagg.checking.explorer.worlds import ONLY_FULL, WORLDS
+from disagg.checking.explorer.small_worlds import SMALL_WORLDS
+from disagg.checking.explorer.worlds import WORLDS, explore
 
 Report = Callable[[str], None]
 
@@ -45,7 +46,7 @@ def exhaust(full: bool, names: Sequence[str], report: Report) -> int:
     Returns:
         The exit code: 0 if every world is exhausted, else 1.
     """
-    chosen = names or [name for name in WORLDS if full or name not in ONLY_FULL]
+    chosen = names or list(WORLDS if full else SMALL_WORLDS)
     sound = []
     for number, name in enumerate(chosen, 1):
         _progress(f"{number} of {len(chosen)}: {name}, {NUM_STATES[name]:,} states")
@@ -55,7 +56,7 @@ def exhaust(full: bool, names: Sequence[str], report: Report) -> int:
 
 def _exhaust(name: str, report: Report) -> bool:
     started = time.monotonic()
-    seen = WORLDS[name].explore()
+    seen = explore(WORLDS[name])
     _progress("")
     if seen.problem:
         report(f"{name}: {seen}")

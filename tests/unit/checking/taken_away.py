@@ -7,9 +7,8 @@ from typing import Any
 
 from disagg.checking.explorer.exploration import Exploration
 from disagg.checking.explorer.lease_world import LeaseSetting
-from disagg.checking.explorer.named_world import explore
 from disagg.checking.explorer.setting import Setting
-from disagg.checking.explorer.worlds import SETTINGS
+from disagg.checking.explorer.worlds import WORLDS, explore
 from disagg.routing.core import RouterCore
 from disagg.routing.request_table import RequestTable
 from disagg.scheduling.core import WorkerCore
@@ -47,7 +46,7 @@ class TakenAway:
 
 def num_steps(seen: Exploration) -> int:
     """Of the counter-example, until the promise is broken."""
-    return seen.num_to_lost or len(seen.trace)
+    return seen.num_to_lost if seen.problem.startswith(NO_WAY) else len(seen.trace)
 
 
 def ending(seen: Exploration) -> str:
@@ -115,7 +114,7 @@ def mutated(
         changes["mutate"] = mutate
     if planner is not None:
         changes["mutate_router"] = router(planner)
-    return replace(SETTINGS[name], **changes)
+    return replace(WORLDS[name], **changes)
 
 
 def without(

@@ -7,6 +7,7 @@ import pytest
 from disagg.checking.explorer.exploration import Exploration
 from disagg.checking.explorer.lease_world import LeaseSetting
 from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.worlds import explore
 from tests.drawn_tables import check_drawn
 from tests.unit.checking import lease_mutants, planning_mutants, waiting_mutants
 from tests.unit.checking.rules import RULES
@@ -14,7 +15,6 @@ from tests.unit.checking.taken_away import (
     TakenAway,
     document,
     ending,
-    explore,
     mutated,
     num_steps,
 )

@@ -11,13 +11,15 @@ import pytest
 
 from disagg.checking.exhaust import exhaust, main
 from disagg.checking.explorer.exploration import Exploration, Step
+from disagg.checking.explorer.large_worlds import LARGE_WORLDS
 from disagg.checking.explorer.lease_world import LeaseSetting
 from disagg.checking.explorer.num_states import NUM_STATES
 from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.small_worlds import SMALL_WORLDS
 from disagg.checking.explorer.state import State
 from disagg.checking.explorer.workers import Workers
 from disagg.checking.explorer.world import World
-from disagg.checking.explorer.worlds import ONLY_FULL, SETTINGS, WORLDS, document
+from disagg.checking.explorer.worlds import WORLDS, document, explore
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import AskLease, PeerMessage, TakeOver, WrongEpoch
 from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent
@@ -31,14 +33,10 @@ from disagg.transfer.reservation.states import (
 from disagg.transfer.transitions import TransitionTable
 from tests.drawn_tables import check_drawn
 from tests.unit.checking import waiting_mutants
-from tests.unit.checking.taken_away import explore, mutated
+from tests.unit.checking.taken_away import mutated
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "worlds.md"
-LEASES = [
-    name
-    for name, setting in SETTINGS.items()
-    if isinstance(setting, LeaseSetting) and name not in ONLY_FULL
-]
+LEASES = [name for name, (_, setting) in SMALL_WORLDS.items() if isinstance(setting, LeaseSetting)]
 
 
 def check(name: str) -> None:
@@ -49,14 +47,14 @@ def check(name: str) -> None:
     assert "EXHAUSTED" in said[0]
 
 
-@pytest.mark.parametrize("name", [n for n in WORLDS if n not in (*ONLY_FULL, *LEASES)])
+@pytest.mark.parametrize("name", [name for name in SMALL_WORLDS if name not in LEASES])
 def test_no_promise_is_broken_and_every_hold_ends(name: str) -> None:
     check(name)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [name for name in WORLDS if name in ONLY_FULL])
+@pytest.mark.parametrize("name", LARGE_WORLDS)
 def test_the_large_worlds_too(name: str) -> None:
     check(name)
 
@@ -82,7 +80,7 @@ def explored() -> Explored:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransitionTable, "_row", watch)
-        return {name: WORLDS[name].explore() for name in LEASES}, taken
+        return {name: explore(WORLDS[name]) for name in LEASES}, taken
 
 
 @pytest.mark.parametrize("name", LEASES)
@@ -114,7 +112,7 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes(
 @cache
 def labels(name: str) -> frozenset[str]:
     """Everything that can happen in a world."""
-    setting = SETTINGS[name]
+    setting = WORLDS[name]
     assert isinstance(setting, Setting)
     world, seen = World(setting), set[str]()
     steps = world.steps
@@ -169,7 +167,7 @@ def test_the_worlds_reach_what_they_are_for(name: str, reached: str) -> None:
 
 def test_a_decode_waits_for_memory_where_decodes_grow_and_only_there() -> None:
     for name, waits in (("mutual-growing", True), ("mutual", False)):
-        setting = SETTINGS[name]
+        setting = WORLDS[name]
         assert isinstance(setting, Setting)
         world = World(setting)
         world.explore()
@@ -185,8 +183,8 @@ def test_every_message_also_comes_from_a_wrong_epoch(monkeypatch: pytest.MonkeyP
         return minds(self, number, stranger, message)
 
     monkeypatch.setattr(Workers, "minds", watch)
-    WORLDS["pair-strangers"].explore()
-    WORLDS["chain-strangers"].explore()
+    explore(WORLDS["pair-strangers"])
+    explore(WORLDS["chain-strangers"])
     # Whoever asks is answered, and the shell alone answers with WrongEpoch.
     assert kinds == {*get_args(PeerMessage)} - {AskLease, TakeOver, WrongEpoch}
 
@@ -199,7 +197,7 @@ def test_a_row_of_the_table_taken_away_breaks(monkeypatch: pytest.MonkeyPatch) -
     rows = [(r.state, r.event, r.next, r.does) for r in RESERVATION_TABLE.rows]
     table = TransitionTable[Any, Any]("reservation", [r for r in rows if r[:2] != gone])
     monkeypatch.setattr(reservations, "RESERVATION_TABLE", table)
-    seen = explore(replace(SETTINGS["pair-preempt-cancel"], cancels=0))
+    seen = explore(replace(WORLDS["pair-preempt-cancel"], cancels=0))
     assert "Reserve(higher n) is impossible when GRANTED" in seen.problem, str(seen)
 
 
