@@ -5,17 +5,18 @@ was last written into it; a free block of the owner is overwritten at once, whic
 moment. A READ is as many handles as there are ranks: each rank's part of a block lands by itself,
 and its handle ends by itself; the tables hear of the READ's end when the last handle is terminal,
 which is what `PostRead` asks of the shell. Once sent, a message may arrive at any later time, any
-number of times or never (loss, duplication and reordering in one); with ``lossy`` it arrives at most
-once, which is what the repetitions are for.
+number of times or never (loss, duplication and reordering in one); with ``lossy`` it arrives at
+most once, which is what the repetitions are for.
 """
 
 import io
 import pickle
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer.exploration import Exploration, Goal, Step, explore
+from disagg.checking.explorer.holds import Holds
 from disagg.checking.explorer.memory import NOTHING, OTHER
 from disagg.checking.explorer.state import Envelope, put
 from disagg.checking.explorer.table_news import NEWS
@@ -33,29 +34,6 @@ BETWEEN = " | "
 def right(position: int) -> str:
     """What the block at a position must contain."""
     return f"KV {position}"
-
-
-class Holds:
-    """A block pool reduced to its named holders."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[Hashable, tuple[int, ...]] = {}
-
-    def hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
-        """Add one hold per block for a new holder."""
-        self.blocks[holder] = tuple(block_ids)
-
-    def add_to_hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
-        """Add one hold per block for an existing holder."""
-        self.blocks[holder] += tuple(block_ids)
-
-    def drop(self, holder: Hashable) -> int:
-        """End all holds of a holder."""
-        return len(self.blocks.pop(holder, ()))
-
-    def held(self) -> set[int]:
-        """Blocks with a holder."""
-        return {block for blocks in self.blocks.values() for block in blocks}
 
 
 @dataclass(frozen=True)

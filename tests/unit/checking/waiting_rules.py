@@ -8,14 +8,14 @@ WAITING_RULES = (
         "Reserve is answered at once, never queued",
         "mutual",
         4,
-        "right: submit of s arrives: nothing leads to a good end any more",
+        "right: hears Submit: nothing leads to a good end any more",
         mutants={"": waiting_mutants.QueuesReserves},
     ),
     without(
         "a prefill has its own blocks for the whole prompt before it asks",
         "mutual",
         4,
-        "right: submit of s arrives: nothing leads to a good end any more",
+        "right: hears Submit: nothing leads to a good end any more",
         "the share, which alone keeps two apart",
         share=2.0,
         mutants={
@@ -27,7 +27,7 @@ WAITING_RULES = (
         "who is refused gives back what it holds",
         "mutual",
         2,
-        "right: submit of s arrives: nothing leads to a good end any more",
+        "right: hears Submit: nothing leads to a good end any more",
         mutants={
             "prefill_side": waiting_mutants.HoldsWhileItWaits,
             "batcher": waiting_mutants.AsksAgain,
@@ -37,7 +37,7 @@ WAITING_RULES = (
         "a preempted prefill gives back its lease and reservation",
         "mutual-queue",
         6,
-        "right: a step of s ends and a prefill is preempted: nothing leads to a good end any more",
+        "right: a step ends and a prefill is preempted: nothing leads to a good end any more",
         mutants={"prefill_side": waiting_mutants.GoesOnUnderTheOldLease},
     ),
     without(
