@@ -40,7 +40,7 @@ class WorkerOptions:
     max_waiting: int = 1024
     # transfer
     handover_share_max: float = 0.5
-    """Share of the pool that reservations, outgoing leases and hand-over prefills may take."""
+    """Share of the pool that reservations, leases and hand-over prefills may take together."""
     reserve_timeout_ms: int = 2_000
     reserve_passes_max: int = 20
     reserve_retry_min_ms: int = 5
@@ -54,5 +54,8 @@ class WorkerOptions:
     read_stuck_ms: int = 10_000
     read_handle_bytes_max: int = 16 << 20
     quarantine_share_max: float = 0.05
+    """Share of the pool in quarantine at which this worker is not ready any more."""
+    drain_ms: int = 5_000
+    """Time for what goes on to end, then; the process ends after it."""
     # registration
     heartbeat_ms: int = 1_000

@@ -270,7 +270,7 @@ class Node:
         if pipelined:
             vars(prefill_side).pop("offer", None)
         else:
-            prefill_side.offer = lambda now_ms, seq: None  # type: ignore[method-assign]
+            prefill_side.offer = lambda now_ms, seq, renew: None  # type: ignore[method-assign]
 
     def submit(
         self, number: int, role: Role, num_tokens: int, max_tokens: int, peer: PeerAddress | None

@@ -74,7 +74,8 @@ class TransferSettings(_Section):
     """How KV blocks move between workers; time-outs cost time, never correctness."""
 
     handover_share_max: Share = 0.5
-    """Share of a pool that reservations, leases and hand-over prefills may take."""
+    """Share of a pool that reservations, leases and prefills to be handed over may take together.
+    One alone may take more; 0 allows none."""
     reserve_timeout_ms: Milliseconds = 2_000
     reserve_passes_max: Positive = 20
     """Refused reservations after which the router plans the request anew."""
@@ -93,6 +94,8 @@ class TransferSettings(_Section):
     """Bytes per transfer handle; tests use less than the 1 to 16 MiB that pay."""
     quarantine_share_max: Share = 0.05
     """Share of a pool in quarantine at which the worker leaves and comes back."""
+    drain_ms: Milliseconds = 5_000
+    """Time for what goes on at a worker to end before it leaves for that reason."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -86,6 +86,18 @@ class Offers:
     request_number: int | None = None
     """Of the `AskLease` or `TakeOver` that the lease answers; None for a lease that its owner
     opened on a reservation."""
+    num_computed_tokens: int = 0
+    """Of the prefill, as of the last time it went on without blocks to offer: a greater figure
+    shows the reader that it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProgress:
+    """Reader -> owner, now and then while it reads: a greater figure renews the lease."""
+
+    key: RequestKey
+    lease_id: int
+    num_blocks_read: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +214,7 @@ PeerMessage = (
     | Reserved
     | Release
     | Offers
+    | ReadProgress
     | AskOffers
     | Commit
     | CommitAnswer

@@ -26,11 +26,13 @@ def complaint_about(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator
 
 
 def handover_tokens_max(limits: WorkerLimits, kv: KVCacheCoordinator) -> int:
-    """Longest prompt whose hand-over fits this worker's share, as either worker of the pair.
+    """Longest prompt that fits this worker's pool, as either worker of a hand-over.
 
-    A decode worker holds the prompt's blocks and room for one token more.
+    A decode worker holds the prompt's blocks and room for one token more; windows count with what
+    they hold. One hand-over alone may exceed ``handover_share_max``; 0 allows none.
     """
-    blocks_max = int(limits.handover_share_max * kv.num_usable_blocks)
+    share = int(limits.handover_share_max * kv.num_usable_blocks)
+    blocks_max = kv.num_usable_blocks if share else 0
     low, high = 0, limits.max_model_tokens - 1
     while low < high:
         middle = (low + high + 1) // 2

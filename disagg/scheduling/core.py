@@ -30,6 +30,7 @@ from disagg.messages.peer import (
     LeaseRefused,
     Offers,
     PeerMessage,
+    ReadProgress,
     Release,
     Reserve,
     Reserved,
@@ -38,7 +39,15 @@ from disagg.messages.peer import (
     WrongEpoch,
 )
 from disagg.messages.sampling import SampledToken
-from disagg.messages.session import Cancel, EndReason, PartEnded, Role, Submit, ToWorkerMessage
+from disagg.messages.session import (
+    Cancel,
+    EndReason,
+    PartEnded,
+    PrefillProgress,
+    Role,
+    Submit,
+    ToWorkerMessage,
+)
 from disagg.scheduling.actions import (
     CheckTransport,
     ConnectPeer,
@@ -83,6 +92,7 @@ class WorkerCore:
         self.decode_side = DecodeSide(worker)
         self.prefix_pull = PrefixPullSide(worker, self.prefill_side)
         self.prefix_lender = PrefixLender(worker)
+        self._drain_until_ms: int | None = None
 
     @property
     def sequences(self) -> dict[RequestKey, Sequence]:
@@ -112,7 +122,7 @@ class WorkerCore:
         if complaint := complaint_about(submit, self.limits, self.kv):
             self._out.add(ToRouter(PartEnded(submit.key, EndReason.REJECTED, complaint)))
             return
-        seq = self.generations.add(submit)
+        seq = self.generations.add(now_ms, submit)
         if submit.role is Role.DECODE:
             self.decode_side.begin(now_ms, seq)
             return
@@ -152,6 +162,8 @@ class WorkerCore:
                 self.lease_requests.on_offers(now_ms, sender, message)
             case LeaseRefused():
                 self.lease_requests.on_refused(now_ms, sender, message)
+            case ReadProgress():
+                self.leases.on_read_progress(now_ms, sender, message)
             case CommitAnswer():
                 self.inbound.on_commit_answer(now_ms, sender, message)
             case AskOffers():
@@ -246,11 +258,21 @@ class WorkerCore:
             sample = result.samples[i]
             if sample is not None:
                 outputs.append(self._sampled(now_ms, seq, sample))
-            elif seq.role is Role.PREFILL:
-                self.prefill_side.offer(now_ms, seq)
+            else:
+                self._computed(now_ms, seq)
         if outputs:  # after the prefill reports, which belong to the first token's usage
             self._out.add(ToRouter(StepOutputs(tuple(outputs))))
         return self._out.take()
+
+    def _computed(self, now_ms: int, seq: Sequence) -> None:
+        """A chunk is computed, more follow: offer it, and show those who wait that it goes on."""
+        due = now_ms - seq.progress_shown_ms >= self.limits.progress_ms
+        if seq.role is Role.PREFILL:
+            self.prefill_side.offer(now_ms, seq, renew=due)
+        if due:
+            seq.progress_shown_ms = now_ms
+            if not seq.prefill_reported:
+                self._out.add(ToRouter(PrefillProgress(seq.key, seq.num_computed)))
 
     def _sampled(self, now_ms: int, seq: Sequence, sample: SampledToken) -> SequenceOutput:
         """A step sampled a token: go on, finish, or hand over."""
@@ -282,9 +304,18 @@ class WorkerCore:
         self.lease_requests.tick(now_ms)
         self.inbound.tick(now_ms)
         self.decode_side.tick(now_ms)
-        if not self.ready:
-            self._out.add(Exit("READs that may still land hold too much of the pool"))
+        self._drain(now_ms)
         return self._out.take()
+
+    def _drain(self, now_ms: int) -> None:
+        """Not ready any more: let what goes on here end, for a bounded time, then exit."""
+        if self.ready:
+            self._drain_until_ms = None
+            return
+        if self._drain_until_ms is None:
+            self._drain_until_ms = now_ms + self.limits.drain_ms
+        if now_ms >= self._drain_until_ms or not (self.sequences or self.leases.num_live):
+            self._out.add(Exit("READs that may still land hold too much of the pool"))
 
     @property
     def ready(self) -> bool:

@@ -43,11 +43,11 @@ class Generations:
         """Sequences that hold blocks, wherever they are: at most ``max_sequences``."""
         return sum(seq.phase in HOLDING for seq in self.sequences.values())
 
-    def add(self, submit: Submit) -> Sequence:
+    def add(self, now_ms: int, submit: Submit) -> Sequence:
         """Register a generation that the router submitted."""
         request = KVRequest(submit.key, list(submit.token_ids), list(submit.hashes))
         self._hasher.extend(request.hashes, request.token_ids, submit.cache_salt)
-        seq = Sequence(submit, request, self._num_arrivals)
+        seq = Sequence(submit, request, self._num_arrivals, progress_shown_ms=now_ms)
         self._num_arrivals += 1
         self.sequences[seq.key] = seq
         return seq

@@ -22,6 +22,12 @@ class WorkerLimits:
     blocks_per_read_max: int
     quarantine_share_max: float
     take_over_ms: int = 0
+    drain_ms: int = 0
+
+    @property
+    def progress_ms(self) -> int:
+        """How often those who wait are shown at most that something goes on."""
+        return max(1, min(1_000, self.lease_ttl_ms // 4, self.reservation_ttl_ms // 4))
 
 
 class Counters:

@@ -59,6 +59,8 @@ class Sequence:
     hit_before_pull: int | None = None
     """Own hit before a pull that brought something: what more is found later was pulled."""
     prefill_reported: bool = False
+    progress_shown_ms: int = 0
+    """When it began here, or the router and the reader were last shown that its prefill goes on."""
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -62,8 +62,10 @@ def check_load(core: WorkerCore) -> None:
         # Who steps back from a reservation or a pull was counted when it came.
         "queued": (num_queued, limits.max_waiting + limits.max_sequences),
         "awaited hand-overs": (len(core.decode_side.awaiting), limits.max_waiting),
-        "blocks of hand-overs": (core.budget.num_blocks, core.budget.blocks_max),
     }
     for what, (load, bound) in loads.items():
         if load > bound:
             raise InvariantViolation(f"{load} {what}, at most {bound}")
+    if core.budget.exceeded:
+        taken, bound = core.budget.num_blocks, core.budget.blocks_max
+        raise InvariantViolation(f"{taken} blocks of hand-overs, at most {bound}")

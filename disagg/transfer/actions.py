@@ -155,7 +155,6 @@ class InboundFailure(StrEnum):
     """A READ ended with an error, or the owner offered what the protocol forbids."""
     READ_STUCK = "read_stuck"
     PEER_LOST = "peer_lost"
-    PEER_ENDED = "peer_ended"
 
 
 READ_FAULTS = frozenset({InboundFailure.READ_FAILED, InboundFailure.READ_STUCK})
@@ -183,6 +182,9 @@ class InboundDrained:
 
 class InboundListener(Protocol):
     """Whoever began an inbound transfer."""
+
+    def progressed(self, now_ms: int, key: RequestKey) -> None:
+        """Something new was offered or read: the transfer does not stand still."""
 
     def committed(self, now_ms: int, event: InboundCommitted) -> None:
         """The owner confirmed the whole transfer."""

@@ -16,6 +16,7 @@ from disagg.messages.peer import (
     OfferedRange,
     Offers,
     PeerMessage,
+    ReadProgress,
     Release,
     Reserve,
     Reserved,
@@ -73,6 +74,12 @@ def peer_to_wire(
             envelope.release.CopyFrom(peer_pb2.Release(key=key_to_wire(key), number=number))
         case Offers():
             envelope.offers.CopyFrom(_offers_to_wire(message))
+        case ReadProgress(key, lease_id, num_blocks_read):
+            envelope.read_progress.CopyFrom(
+                peer_pb2.ReadProgress(
+                    key=key_to_wire(key), lease_id=lease_id, num_blocks_read=num_blocks_read
+                )
+            )
         case AskOffers(key, lease_id, first):
             envelope.ask_offers.CopyFrom(
                 peer_pb2.AskOffers(key=key_to_wire(key), lease_id=lease_id, first=first)
@@ -177,6 +184,11 @@ def _body_from_wire(envelope: peer_pb2.PeerEnvelope) -> PeerMessage | PeerHello:
             return Release(key_from_wire(release), release.number)
         case "offers":
             return _offers_from_wire(envelope.offers)
+        case "read_progress":
+            progress = envelope.read_progress
+            return ReadProgress(
+                key_from_wire(progress), progress.lease_id, progress.num_blocks_read
+            )
         case "ask_offers":
             ask = envelope.ask_offers
             lease_id = ask.lease_id if ask.HasField("lease_id") else None
@@ -275,6 +287,7 @@ def _offers_to_wire(offers: Offers) -> peer_pb2.Offers:
         seal=None if offers.seal is None else _seal_to_wire(offers.seal),
         dead=offers.dead,
         request_number=offers.request_number,
+        num_computed_tokens=offers.num_computed_tokens,
     )
 
 
@@ -294,6 +307,7 @@ def _offers_from_wire(wire: peer_pb2.Offers) -> Offers:
         request_number=(
             _number(wire, "request_number") if wire.HasField("request_number") else None
         ),
+        num_computed_tokens=wire.num_computed_tokens,
     )
 
 

@@ -1,5 +1,6 @@
 """What the transfer tables want done and what they report, in one list."""
 
+from disagg.messages.identity import RequestKey
 from disagg.transfer.actions import (
     InboundCommitted,
     InboundDrained,
@@ -44,6 +45,9 @@ class TableNews:
     def lease_ended(self, event: LeaseEnded) -> None:
         """As a lease's listener."""
         self._said.append(event)
+
+    def progressed(self, now_ms: int, key: RequestKey) -> None:
+        """As an inbound transfer's listener; every command shows it anyway."""
 
     def committed(self, now_ms: int, event: InboundCommitted) -> None:
         """As an inbound transfer's listener."""

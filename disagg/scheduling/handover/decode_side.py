@@ -116,6 +116,11 @@ class DecodeSide:
 
     # -- news of the inbound transfer ---------------------------------------------------------
 
+    def progressed(self, now_ms: int, key: RequestKey) -> None:
+        """Prolong the reservation, or the request of a take-over."""
+        self._reservations.renew(now_ms, key)
+        self._requests.renew(now_ms, key)
+
     def committed(self, now_ms: int, event: InboundCommitted) -> None:
         """The blocks may be read, published and lent from now on: decode."""
         pull = self.pulls.pop(event.key)
@@ -172,7 +177,7 @@ class DecodeSide:
         for key in self._reservations.expire(now_ms):
             seq = self.find(key)
             if seq is not None:
-                self.end(seq, EndReason.EXPIRED, "no hand-over in time")
+                self.end(seq, EndReason.EXPIRED, "nothing was offered or read for too long")
 
     def on_peer_lost(self, peer: Incarnation) -> None:
         """End the parts that wait for KV from an incarnation that is gone."""

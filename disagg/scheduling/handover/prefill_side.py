@@ -81,8 +81,11 @@ class PrefillSide:
 
     # -- the lease ----------------------------------------------------------------------------
 
-    def offer(self, now_ms: int, seq: Sequence) -> None:
-        """A chunk is computed, more follow: offer what will not change, so the pull overlaps."""
+    def offer(self, now_ms: int, seq: Sequence, *, renew: bool) -> None:
+        """A chunk is computed, more follow: offer what will not change, so the pull overlaps.
+
+        ``renew``: prolong the lease where there is nothing to offer.
+        """
         assert seq.lease_id is not None
         blocks, ends = complete_blocks(
             self._kv.managers, seq.key, seq.num_computed, seq.first_unoffered
@@ -90,6 +93,8 @@ class PrefillSide:
         if ends != seq.first_unoffered:
             seq.first_unoffered = ends
             self._leases.offer(now_ms, seq.lease_id, blocks)
+        elif renew:
+            self._leases.renew(now_ms, seq.lease_id, seq.num_computed)
 
     def seal(self, now_ms: int, seq: Sequence, first: SampledToken) -> None:
         """The prefill is complete: offer the rest the reader lacks and end the request here.

@@ -76,6 +76,7 @@ def create_state(
         ask_repeat_ms=limits.commit_repeat_ms,
         read_stuck_ms=limits.read_stuck_ms,
         blocks_per_read_max=limits.blocks_per_read_max,
+        progress_ms=limits.progress_ms,
     )
     return WorkerState(
         kv=kv,

@@ -46,6 +46,10 @@ class Lease:
     seal: Seal | None = None
     attempt: Attempt | None = None
     """The one that committed."""
+    num_computed: int = 0
+    """Tokens of the prefill, when it last went on without blocks to offer."""
+    num_read: int = 0
+    """Blocks that the reader has, as far as it is known."""
 
     @property
     def holder(self) -> tuple[str, RequestKey, int]:
@@ -70,7 +74,15 @@ class Lease:
         """Ranges from a number on, and the seal if there is one."""
         ranges = tuple(self.ranges[first:])
         number = self._request_number
-        return Offers(self.key, self.lease_id, first, ranges, self.seal, request_number=number)
+        return Offers(
+            self.key,
+            self.lease_id,
+            first,
+            ranges,
+            self.seal,
+            request_number=number,
+            num_computed_tokens=self.num_computed,
+        )
 
     def dead(self) -> Offers:
         """The lease's end, for its reader."""

@@ -22,6 +22,8 @@ class LeaseEvent(StrEnum):
     OPENED = "AskLease"
     OFFER = "offer"
     SEAL = "seal"
+    COMPUTED = "chunk, nothing to offer"
+    READ_ON = "ReadProgress, more than before"
     ASK = "AskOffers"
     COMMIT_EQUAL = "Commit, counts equal"
     COMMIT_SAME = "Commit, same attempt"
@@ -45,6 +47,8 @@ LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
     "lease",
     [
         (_S.OPEN, _E.OFFER, _S.OPEN, "hold the blocks, number and send their ranges"),
+        (_S.OPEN, _E.COMPUTED, _S.OPEN, "live anew; send how far the prefill is"),
+        (_S.OPEN, _E.READ_ON, _S.OPEN, "live anew"),
         (
             _S.OPEN,
             _E.SEAL,
@@ -62,6 +66,7 @@ LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
             _S.SEALED,
             "send the offers from that number on, and the seal",
         ),
+        (_S.SEALED, _E.READ_ON, _S.SEALED, "live anew"),
         (_S.SEALED, _E.COMMIT_EQUAL, _S.COMMITTED, "drop the hold, answer OK(attempt)"),
         (_S.SEALED, _E.COMMIT_OTHER, _S.SEALED, "answer NO"),
         (_S.SEALED, _E.END, _S.DEAD, f"{_DIE}; tell the reader"),

@@ -6,7 +6,16 @@ table (never opened, dead, or forgotten after its commit) is answered NO or dead
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
-from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Ended, Offers, Seal
+from disagg.messages.peer import (
+    AskOffers,
+    Commit,
+    CommitAnswer,
+    CommitSeen,
+    Ended,
+    Offers,
+    ReadProgress,
+    Seal,
+)
 from disagg.transfer.actions import (
     BlockHolds,
     LeaseCommitted,
@@ -15,6 +24,7 @@ from disagg.transfer.actions import (
     Outbox,
     Send,
 )
+from disagg.transfer.owner.committed import CommittedLeases
 from disagg.transfer.owner.lease import GroupBlocks, Lease, LeaseStatus
 from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent, LeaseState
 
@@ -30,7 +40,7 @@ class LeaseTable:
         me: this worker; lease ids count up within its epoch.
         holds: the block pool; a lease holds under ``("lease", key, lease_id)``.
         out: takes the messages to readers.
-        ttl_ms: a lease dies this long after its owner last opened, offered or sealed.
+        ttl_ms: a lease dies when neither its owner nor its reader got on with it for so long.
         committed_max: committed leases remembered until the reader acknowledges.
         take_over_ms: a sealed hand-over whose reader is lost lives on so long; 0: not at all.
     """
@@ -49,13 +59,12 @@ class LeaseTable:
         self.holds = holds
         self.out = out
         self._ttl_ms = ttl_ms
-        self._committed_max = committed_max
         self._last_id = 0
         # Every refresh adds the same ttl, so insertion order is the order of expiry: an exactly
         # bounded stand-in for a heap. `_by_key` is in order of opening.
         self._live: dict[int, Lease] = {}
         self._by_key: dict[RequestKey, int] = {}
-        self._committed: dict[int, Lease] = {}
+        self._committed = CommittedLeases(committed_max)
         self._take_over_ms = take_over_ms
         self._orphans: dict[int, int] = {}
         """Deadlines of live leases without a reader, in order."""
@@ -104,6 +113,17 @@ class LeaseTable:
         if self._take(lease, blocks):
             self._refresh(now_ms, lease, state)
             self.out.add(Send(lease.reader, lease.offers(first)))
+
+    def renew(self, now_ms: int, lease_id: int, num_computed: int) -> None:
+        """The prefill goes on, and nothing is to be offered yet: prolong, and show the reader.
+
+        Nothing if the lease is dead; a figure that has not grown prolongs nothing.
+        """
+        lease = self._live.get(lease_id)
+        if lease is not None and num_computed > lease.num_computed:
+            lease.num_computed = num_computed
+            self._refresh(now_ms, lease, LEASE_TABLE.move(lease.state, LeaseEvent.COMPUTED))
+            self.out.add(Send(lease.reader, lease.offers(len(lease.ranges))))
 
     def seal(
         self,
@@ -185,6 +205,18 @@ class LeaseTable:
             first = max(0, min(ask.first, len(lease.ranges)))
             self.out.add(Send(sender, lease.offers(first)))
 
+    def on_read_progress(self, now_ms: int, sender: Incarnation, progress: ReadProgress) -> None:
+        """The reader has more blocks than before: prolong the lease."""
+        lease = self._live.get(progress.lease_id)
+        if (
+            lease is not None
+            and (lease.reader, lease.key) == (sender, progress.key)
+            and progress.num_blocks_read > lease.num_read
+            and LEASE_TABLE.allows(lease.state, LeaseEvent.READ_ON)
+        ):
+            lease.num_read = progress.num_blocks_read
+            self._refresh(now_ms, lease, LEASE_TABLE.move(lease.state, LeaseEvent.READ_ON))
+
     def on_commit(self, sender: Incarnation, commit: Commit) -> None:
         """Answer OK if everything offered was held until now, else NO; both idempotent.
 
@@ -205,21 +237,13 @@ class LeaseTable:
         lease.attempt = commit.attempt
         lease.ranges, lease.offered = [], {}
         self._no_longer_live(lease)
-        self._committed[lease.lease_id] = lease
-        while len(self._committed) > self._committed_max:
-            self._forget(next(iter(self._committed.values())), LeaseEvent.CROWDED_OUT)
+        self._committed.add(lease)
         self.holds.drop(lease.holder)
         lease.listener.lease_committed(LeaseCommitted(lease.key, lease.lease_id, lease.pull))
 
     def on_seen(self, sender: Incarnation, seen: CommitSeen) -> None:
         """Forget a committed lease whose reader got its OK."""
-        lease = self._committed.get(seen.lease_id)
-        if lease and (sender, seen.key, seen.attempt) == (
-            lease.reader,
-            lease.key,
-            lease.attempt,
-        ):
-            self._forget(lease, LeaseEvent.SEEN)
+        self._committed.on_seen(sender, seen)
 
     def on_ended(self, sender: Incarnation, ended: Ended) -> None:
         """The reader ended its part: so does its live lease."""
@@ -232,8 +256,7 @@ class LeaseTable:
 
         Sealed hand-overs wait for another reader for ``take_over_ms``.
         """
-        for lease in [one for one in self._committed.values() if one.reader == reader]:
-            self._forget(lease, LeaseEvent.READER_LOST)
+        self._committed.on_peer_lost(reader)
         for lease in [one for one in self._live.values() if one.reader == reader]:
             waits = lease.seal is not None and not lease.is_pull and self._take_over_ms > 0
             if not waits:
@@ -246,15 +269,11 @@ class LeaseTable:
 
     def knows(self, key: RequestKey) -> bool:
         """Whether a lease of the generation is live, or committed and remembered."""
-        return key in self._by_key or any(one.key == key for one in self._committed.values())
-
-    def oldest(self) -> int | None:
-        """Id of the live lease opened first: the one to end under memory pressure."""
-        return next(iter(self._by_key.values()), None)
+        return key in self._by_key or any(one.key == key for one in self._committed)
 
     def statuses(self) -> list[LeaseStatus]:
         """All leases, live ones first."""
-        return [one.status() for one in (*self._live.values(), *self._committed.values())]
+        return [one.status() for one in (*self._live.values(), *self._committed)]
 
     @property
     def num_live(self) -> int:
@@ -300,7 +319,7 @@ class LeaseTable:
 
     def find(self, lease_id: int) -> Lease | None:
         """A lease that is live, or committed and remembered."""
-        return self._live.get(lease_id) or self._committed.get(lease_id)
+        return self._live.get(lease_id) or self._committed.find(lease_id)
 
     def hand_over_of(self, key: RequestKey) -> Lease | None:
         """The live lease of a generation's hand-over."""
@@ -371,7 +390,3 @@ class LeaseTable:
         self._orphans.pop(lease.lease_id, None)
         if self._by_key.get(lease.key) == lease.lease_id:
             del self._by_key[lease.key]
-
-    def _forget(self, lease: Lease, event: LeaseEvent) -> None:
-        LEASE_TABLE.leave(lease.state, event)
-        del self._committed[lease.lease_id]

@@ -31,7 +31,7 @@ class LeaseRequests:
         inbound: reads the leases that were granted.
         out: takes the messages to owners.
         timeout_ms: a request that is not answered by then counts as refused.
-        ttl_ms: a granted lease must be read by then (last resort).
+        ttl_ms: a granted lease is given up when its transfer stands still for so long.
         repeat_ms: a request is repeated at this interval until it is answered.
     """
 
@@ -108,6 +108,12 @@ class LeaseRequests:
             told = reason if reason in READ_FAULTS else ""
             self._withdraw(key, LeaseRequestEvent.GIVE_UP, told)
 
+    def renew(self, now_ms: int, key: RequestKey) -> None:
+        """The transfer of a granted lease goes on; nothing if there is no such request."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.state is LeaseRequestState.ANSWERED:
+            entry.expires_ms = now_ms + self._ttl_ms
+
     def finished(self, key: RequestKey) -> None:
         """The lease is committed."""
         self._leave(key, LeaseRequestEvent.FINISH)
@@ -126,7 +132,7 @@ class LeaseRequests:
         for key, entry in list(self._entries.items()):
             if entry.expires_ms <= now_ms:
                 self._withdraw(key, LeaseRequestEvent.TIME_OUT)
-                entry.requester.lease_refused(now_ms, key, "timeout", "not committed in time")
+                entry.requester.lease_refused(now_ms, key, "timeout", _cause(entry))
             elif entry.state is LeaseRequestState.ASKED and entry.repeat_ms <= now_ms:
                 LEASE_REQUEST_TABLE.move(entry.state, LeaseRequestEvent.REPEAT)
                 entry.repeat_ms = now_ms + self._repeat_ms
@@ -168,3 +174,9 @@ class LeaseRequests:
     def _leave(self, key: RequestKey, event: LeaseRequestEvent) -> _Request:
         LEASE_REQUEST_TABLE.leave(self._entries[key].state, event)
         return self._entries.pop(key)
+
+
+def _cause(entry: _Request) -> str:
+    if entry.state is LeaseRequestState.ASKED:
+        return "the owner did not answer in time"
+    return "nothing was offered or read for too long"

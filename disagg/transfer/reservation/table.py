@@ -57,7 +57,7 @@ class ReservationTable:
     """At most one reservation per submitted, live generation; forgotten when it ends.
 
     Args:
-        ttl_ms: a granted reservation that is not committed by then is given up (last resort).
+        ttl_ms: a granted reservation is given up when its hand-over stands still for so long.
     """
 
     def __init__(self, ttl_ms: int) -> None:
@@ -131,6 +131,12 @@ class ReservationTable:
         entry.answer = Reserved(key, number, granted, reason, first_lacked)
         entry.expires_ms = now_ms + self._ttl_ms
         return entry.answer
+
+    def renew(self, now_ms: int, key: RequestKey) -> None:
+        """The hand-over of a granted reservation goes on; nothing if there is none."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.state is ReservationState.GRANTED:
+            entry.expires_ms = now_ms + self._ttl_ms
 
     def on_release(self, sender: Incarnation, release: Release) -> bool:
         """Free reservations up to a number and refuse later arrivals up to it.

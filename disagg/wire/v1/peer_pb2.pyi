@@ -196,11 +196,13 @@ class Offers(google.protobuf.message.Message):
     SEAL_FIELD_NUMBER: builtins.int
     DEAD_FIELD_NUMBER: builtins.int
     REQUEST_NUMBER_FIELD_NUMBER: builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
     first: builtins.int
     dead: builtins.bool
     request_number: builtins.int
     """of the AskLease or TakeOver that the lease answers"""
+    num_computed_tokens: builtins.int
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     @property
@@ -217,12 +219,36 @@ class Offers(google.protobuf.message.Message):
         seal: global___Seal | None = ...,
         dead: builtins.bool = ...,
         request_number: builtins.int | None = ...,
+        num_computed_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_request_number", b"_request_number", "key", b"key", "request_number", b"request_number", "seal", b"seal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_request_number", b"_request_number", "dead", b"dead", "first", b"first", "key", b"key", "lease_id", b"lease_id", "ranges", b"ranges", "request_number", b"request_number", "seal", b"seal"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_request_number", b"_request_number", "dead", b"dead", "first", b"first", "key", b"key", "lease_id", b"lease_id", "num_computed_tokens", b"num_computed_tokens", "ranges", b"ranges", "request_number", b"request_number", "seal", b"seal"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_request_number", b"_request_number"]) -> typing.Literal["request_number"] | None: ...
 
 global___Offers = Offers
+
+@typing.final
+class ReadProgress(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    NUM_BLOCKS_READ_FIELD_NUMBER: builtins.int
+    lease_id: builtins.int
+    num_blocks_read: builtins.int
+    @property
+    def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
+        lease_id: builtins.int = ...,
+        num_blocks_read: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "lease_id", b"lease_id", "num_blocks_read", b"num_blocks_read"]) -> None: ...
+
+global___ReadProgress = ReadProgress
 
 @typing.final
 class AskOffers(google.protobuf.message.Message):
@@ -493,6 +519,7 @@ class PeerEnvelope(google.protobuf.message.Message):
     TAKE_OVER_FIELD_NUMBER: builtins.int
     WITHDRAW_LEASE_FIELD_NUMBER: builtins.int
     LEASE_REFUSED_FIELD_NUMBER: builtins.int
+    READ_PROGRESS_FIELD_NUMBER: builtins.int
     addressee_epoch: builtins.str
     """"" only in a hello that cannot know it yet"""
     @property
@@ -527,6 +554,8 @@ class PeerEnvelope(google.protobuf.message.Message):
     def withdraw_lease(self) -> global___WithdrawLease: ...
     @property
     def lease_refused(self) -> global___LeaseRefused: ...
+    @property
+    def read_progress(self) -> global___ReadProgress: ...
     def __init__(
         self,
         *,
@@ -547,9 +576,10 @@ class PeerEnvelope(google.protobuf.message.Message):
         take_over: global___TakeOver | None = ...,
         withdraw_lease: global___WithdrawLease | None = ...,
         lease_refused: global___LeaseRefused | None = ...,
+        read_progress: global___ReadProgress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["addressee_epoch", b"addressee_epoch", "ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "reserve", "reserved", "release", "offers", "ask_offers", "commit", "commit_answer", "commit_seen", "ended", "wrong_epoch", "ask_lease", "take_over", "withdraw_lease", "lease_refused"] | None: ...
+    def HasField(self, field_name: typing.Literal["ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "read_progress", b"read_progress", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["addressee_epoch", b"addressee_epoch", "ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "read_progress", b"read_progress", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "reserve", "reserved", "release", "offers", "ask_offers", "commit", "commit_answer", "commit_seen", "ended", "wrong_epoch", "ask_lease", "take_over", "withdraw_lease", "lease_refused", "read_progress"] | None: ...
 
 global___PeerEnvelope = PeerEnvelope

@@ -50,7 +50,7 @@ class OffersAtLaunch(WorkerCore):
             seq = self.sequences[part.key]
             if seq.lease_id is not None and part.sampling is None:
                 before, seq.num_computed = seq.num_computed, part.start + len(part.token_ids)
-                self.prefill_side.offer(now_ms, seq)
+                self.prefill_side.offer(now_ms, seq, renew=False)
                 seq.num_computed = before
         return step, [*actions, *self._out.take()]
 
@@ -120,11 +120,11 @@ class AnyoneEndsLeases(LeaseTable):
 class OffersBegunBlocks(PrefillSide):
     """Offers the block that the next chunk goes on writing."""
 
-    def offer(self, now_ms: int, seq: Sequence) -> None:
+    def offer(self, now_ms: int, seq: Sequence, *, renew: bool) -> None:
         before = seq.num_computed
         size = max(manager.block_tokens for manager in self._kv.managers)
         seq.num_computed = -(-before // size) * size
-        super().offer(now_ms, seq)
+        super().offer(now_ms, seq, renew=renew)
         seq.num_computed = before
 
 

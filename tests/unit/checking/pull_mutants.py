@@ -204,6 +204,6 @@ class LendsWhatItPulls(WorkerCore):
             if seq in self.batcher.running:
                 self.batcher.remove(seq)
                 seq.phase, seq.num_computed = Phase.PULLING_PREFIX, pull.plan.num_tokens
-                self.prefill_side.offer(now_ms, seq)
+                self.prefill_side.offer(now_ms, seq, renew=False)
                 seq.num_computed = 0
         return [*actions, *self._out.take()]
