@@ -23,6 +23,7 @@ from disagg.checking.explorer.small_worlds import (
 )
 
 _SHARED = pair(requests=(Request(),) * 2, delivery="in order", any_order=True)
+_THREE = (*MUTUAL.requests, Request(0, 1, (30,)))
 _LONG_LOCAL = (Request(0, 0, (30, 31, 32, 33), 1), Request(1, 1, (40, 41, 42, 43), 1))
 _shared = partial(replace, _SHARED)
 
@@ -79,8 +80,13 @@ LARGE_WORLDS: dict[str, Named] = {
         _shared(specs=(TWO_TOKENS,), requests=(Request(prompt=LONG_PROMPT),) * 2, num_blocks=7),
     ),
     "mutual-three": (
-        "and a third hand-over",
-        mutual(requests=(*MUTUAL.requests, Request(0, 1, (30,)))),
+        "and a third hand-over; it may be given up",
+        mutual(requests=_THREE, served=False),
+    ),
+    "mutual-three-at-once": (
+        "three hand-overs, all submitted before anything else happens; each is refused up to three "
+        "times",
+        mutual(requests=_THREE, at_once=True, passes_max=2),
     ),
     "mutual-older-more": (
         "by nobody of three",

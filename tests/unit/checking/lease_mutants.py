@@ -72,11 +72,7 @@ class ReusedBeforeDead(LeaseTable):
     def expire(self, now_ms: int) -> None:
         for lease in self._live.values():
             self.holds.drop(lease.holder)
-
-    def _take(self, lease: Lease, blocks: GroupBlocks) -> bool:
-        self.holds.drop(lease.holder)
-        self.holds.hold(lease.holder, ())
-        return super()._take(lease, blocks)
+            self.holds.hold(lease.holder, ())
 
 
 class OfferWithoutHold(LeaseTable):

@@ -58,7 +58,7 @@ LEASE_RULES = (
         "lease",
         8,
         "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
-        "counts in the commit, numbers of offers",
+        "counts in the commit, numbers of offers, coverage of the destinations",
         leases=mutants.CommitWithoutCountsOwner,
         inbound=mutants.CommitWithoutCountsReader,
     ),
@@ -72,7 +72,7 @@ LEASE_RULES = (
     without(
         "a lease is dead before its blocks are reused",
         "lease",
-        11,
+        12,
         "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
         leases=mutants.ReusedBeforeDead,
     ),

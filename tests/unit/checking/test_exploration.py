@@ -26,17 +26,17 @@ def test_the_shortest_trace_to_a_broken_promise() -> None:
 
 
 def test_goals_stay_reachable() -> None:
-    two = Goal[int]("two", lambda n: n == 2)
+    two: Goal[int] = Goal("two", lambda n: n == 2)
     loop = explore(0, lambda n: [Step("step", (n + 1) % 5)], goals=(two,), states_max=9)
     assert (loop.exhausted, loop.num_states) == (True, 5)
 
     def with_trap(n: int) -> list[Step[int]]:
         return [Step("in", 7)] if n == 7 else [Step("in", 7), Step("out", 0)]
 
-    zero = Goal[int]("zero", lambda n: n == 0)
+    zero: Goal[int] = Goal("zero", lambda n: n == 0)
     trap = explore(0, with_trap, goals=(zero,), states_max=9)
     assert (trap.problem, trap.trace) == ("from here no way leads to a zero", ("in",))
-    spared = Goal[int]("zero", lambda n: n == 0, lambda n: n != 7)
+    spared: Goal[int] = Goal("zero", lambda n: n == 0, lambda n: n != 7)
     assert explore(0, with_trap, goals=(spared,), states_max=9).exhausted
 
 
