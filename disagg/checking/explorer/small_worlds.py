@@ -168,11 +168,12 @@ SMALL_WORLDS: dict[str, Named] = {
         chain(read_errors=1, evictions=1),
     ),
     "chain-two": (
-        "two pulls, one of them given up, and one answer is remembered",
+        "two pulls, room to lend for one, no answer remembered but of a live lease; one is given up",
         chain(
             requests=(Request(1, 1, max_tokens=1, pull_from=0),) * 2,
             num_blocks=7,
-            committed_max=1,
+            committed_max=0,
+            share=0.2,
             cancels=1,
             delivery="in order",
             whole_reads=True,
