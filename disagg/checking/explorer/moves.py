@@ -223,8 +223,8 @@ class Moves:
         """A session with an order behind the others; the scripted router's cancels come last."""
         if self.setting.roles:
             return (*queue, number)
-        is_cancel = lambda one: isinstance(self.messages[one], Cancel)  # noqa: E731
-        return tuple(sorted((*queue, number), key=lambda one: (is_cancel(one), one)))
+        queued = ((isinstance(self.messages[one], Cancel), one) for one in (*queue, number))
+        return tuple(one for _, one in sorted(queued))
 
     def _delivered(
         self, index: int, client: Client, tokens: tuple[int, ...], reason: str

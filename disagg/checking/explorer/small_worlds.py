@@ -168,7 +168,7 @@ SMALL_WORLDS: dict[str, Named] = {
         chain(read_errors=1, evictions=1),
     ),
     "chain-two": (
-        "two pulls, room to lend for one, no answer remembered but of a live lease; one is given up",
+        "two pulls, room to lend for one, one given up; answers are remembered of live leases only",
         chain(
             requests=(Request(1, 1, max_tokens=1, pull_from=0),) * 2,
             num_blocks=7,
@@ -191,7 +191,10 @@ SMALL_WORLDS: dict[str, Named] = {
     "take-over-limits": (
         "E takes one sequence, and has one of its own",
         take_over(
-            requests=(*TAKE_OVER.requests, Request(2, 2, (8, 9))), max_sequences=1, max_waiting=1
+            requests=(*TAKE_OVER.requests, Request(2, 2, (8, 9))),
+            num_blocks=8,
+            max_sequences=1,
+            max_waiting=1,
         ),
     ),
     "chain-strangers": (

@@ -9,6 +9,7 @@ whom does not show, and what is shared and mutable stays shared when a snapshot 
 import io
 import pickle
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
@@ -78,7 +79,7 @@ class Snapshots:
     def thaw(self, frozen: Frozen) -> Any:
         """A new graph that behaves as the frozen one did."""
         data, classes = frozen
-        parts: list[Any] = [cls.__new__(cls) for cls, _ in classes]
+        parts: list[Any] = [cls.__new__(cls) for cls, _ in classes]  # type: ignore[call-overload]
         unpickler = _Unpickler(io.BytesIO(data), self.constants, parts)
         for part, (_, names) in zip(parts, classes, strict=True):
             *values, items = unpickler.load()
@@ -151,7 +152,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 @cache
-def _slots(cls: type) -> tuple[str, ...]:
+def _slots(cls: Hashable) -> tuple[str, ...]:
+    assert isinstance(cls, type)
     slots = (one.__dict__.get("__slots__", ()) for one in cls.__mro__)
     names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

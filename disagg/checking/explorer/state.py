@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from disagg.checking.explorer.tokens import Tokens
 from disagg.messages.identity import Incarnation
+from disagg.messages.peer import PeerMessage
 from disagg.messages.session import Submit
 
 CRASHED, VANISHED = -1, -2
@@ -17,7 +18,7 @@ class Envelope(NamedTuple):
 
     sender: Incarnation
     to: Incarnation
-    message: object
+    message: PeerMessage
 
 
 class Read(NamedTuple):

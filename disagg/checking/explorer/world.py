@@ -30,8 +30,8 @@ from disagg.checking.explorer.worker_state import (
     TAKE_OVER_MS,
     Facts,
 )
-from disagg.messages.identity import Incarnation
-from disagg.messages.peer import AskLease, TakeOver
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import AskLease, PeerMessage, TakeOver
 from disagg.messages.session import Cancel, Submit
 
 
@@ -121,7 +121,7 @@ class World:
 
     def _order_steps(self, now: State, side: int) -> Iterator[Step[State]]:
         queue = now.down[side]
-        submitted = []
+        submitted: list[RequestKey] = []
         for place, index in enumerate(queue):
             order = self.moves.messages[index]
             assert isinstance(order, Submit | Cancel)
@@ -316,7 +316,7 @@ class World:
             yield self._does(after, side, f"loses the stranger {name}", *gone)
 
     def _stranger_steps(
-        self, now: State, side: int, name: str, message: object
+        self, now: State, side: int, name: str, message: PeerMessage
     ) -> Iterator[Step[State]]:
         """The same message from another life of its sender, which must change nothing."""
         stranger, known = Incarnation(name, STRANGER), now.faults.stranger

@@ -207,3 +207,10 @@ class LendsWhatItPulls(WorkerCore):
                 self.prefill_side.offer(now_ms, seq, renew=False)
                 seq.num_computed = 0
         return [*actions, *self._out.take()]
+
+
+class ForgetsLiveAnswers(LeaseAnswers):
+    """The oldest answers are forgotten, whether their leases are live or not."""
+
+    def _is_live(self, request: LeaseRequest) -> bool:
+        return False

@@ -1,7 +1,12 @@
 """Rules of prefix pulls and take-overs taken away from three whole workers."""
 
 from disagg.messages.peer import WithdrawLease
-from tests.unit.checking import handover_mutants, lease_mutants, pull_mutants
+from tests.unit.checking import (
+    handover_mutants,
+    lease_mutants,
+    pull_mutants,
+    waiting_mutants,
+)
 from tests.unit.checking.handover_mutants import any_epoch
 from tests.unit.checking.taken_away import without
 
@@ -77,6 +82,20 @@ PULL_RULES = (
         evictions=0,
         cancels=1,
         mutants={"lease_requests": pull_mutants.NeverWithdraws},
+    ),
+    without(
+        "the answer to a request whose lease is live is not forgotten",
+        "chain-two",
+        4,
+        "prefill: hears Cancel: nothing leads to a good end any more",
+        mutants={"lease_answers": pull_mutants.ForgetsLiveAnswers},
+    ),
+    without(
+        "a take-over passes the admission that reservations pass",
+        "take-over-limits",
+        10,
+        "second: hears Submit: InvariantViolation: 2 sequences, at most 1",
+        mutants={"admission": waiting_mutants.TakesReservationsAnyway},
     ),
     without(
         "a lease is transferred in one step",

@@ -1,7 +1,7 @@
 """A rule taken away: in which world that shows, after how many steps, and how it ends."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,7 +93,7 @@ def router(cls: type[RequestTable]) -> Callable[[RouterCore], None]:
 
 def mutated(
     name: str,
-    mutants: dict[str, type] | None = None,
+    mutants: Mapping[str, type] | None = None,
     planner: type[RequestTable] | None = None,
     **changes: Any,
 ) -> LeaseSetting | Setting:
@@ -124,7 +124,7 @@ def without(
     ends: str,
     as_well: str = "",
     *,
-    mutants: dict[str, type] | None = None,
+    mutants: Mapping[str, type] | None = None,
     planner: type[RequestTable] | None = None,
     **changes: Any,
 ) -> TakenAway:

@@ -1,7 +1,6 @@
 """Everything that can happen in the named worlds."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -199,7 +198,7 @@ def test_a_row_of_the_table_taken_away_breaks(monkeypatch: pytest.MonkeyPatch) -
     rows = [(r.state, r.event, r.next, r.does) for r in RESERVATION_TABLE.rows]
     table = TransitionTable[Any, Any]("reservation", [r for r in rows if r[:2] != gone])
     monkeypatch.setattr(reservations, "RESERVATION_TABLE", table)
-    seen = explore(replace(WORLDS["pair-preempt-cancel"], cancels=0))
+    seen = explore(mutated("pair-preempt-cancel", cancels=0))
     assert "Reserve(higher n) is impossible when GRANTED" in seen.problem, str(seen)
 
 

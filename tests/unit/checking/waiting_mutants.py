@@ -108,11 +108,3 @@ class TakesReservationsAnyway(InboundAdmission):
 
     def refusal(self, owner: Incarnation) -> str:
         return ""
-
-
-class PreemptedGoBehind(Batcher):
-    """A preempted decode queues behind the prefills that came later."""
-
-    def enqueue(self, seq: Sequence) -> None:
-        seq.phase = Phase.WAITING
-        self.waiting.append(seq)
