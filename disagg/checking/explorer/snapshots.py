@@ -9,10 +9,8 @@ whom does not show, and what is shared and mutable stays shared when a snapshot 
 import io
 import pickle
 from collections import deque
-from collections.abc import Hashable
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import cache
 from typing import Any
 
 Frozen = tuple[bytes, tuple[tuple[type, tuple[str, ...]], ...]]
@@ -151,12 +149,15 @@ class _Unpickler(pickle.Unpickler):
         return self._parts[pid] if pid >= 0 else self._constants[-1 - pid]
 
 
-@cache
-def _slots(cls: Hashable) -> tuple[str, ...]:
-    assert isinstance(cls, type)
-    slots = (one.__dict__.get("__slots__", ()) for one in cls.__mro__)
-    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+_SLOTS: dict[type, tuple[str, ...]] = {}
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    if cls not in _SLOTS:
+        slots = (one.__dict__.get("__slots__", ()) for one in cls.__mro__)
+        names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+        _SLOTS[cls] = tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+    return _SLOTS[cls]
 
 
 def _state(part: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
