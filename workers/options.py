@@ -63,5 +63,8 @@ class WorkerOptions:
     read_stuck_ms: int = 10_000
     read_handle_bytes_max: int = 16 << 20
     quarantine_share_max: float = 0.05
+    """Share of the pool in quarantine at which this worker is not ready any more."""
+    drain_ms: int = 5_000
+    """Time for what goes on to end, then; the process ends after it."""
     # registration
     heartbeat_ms: int = 1_000

@@ -255,6 +255,7 @@ class Worker:
             read_stuck_ms=options.read_stuck_ms,
             blocks_per_read_max=max(1, options.read_handle_bytes_max // engine.layout.block_bytes),
             quarantine_share_max=options.quarantine_share_max,
+            drain_ms=options.drain_ms,
         )
         hasher = BlockHasher(self._hash_key(), engine.layout.hash_block_tokens)
         drawn = random.SystemRandom()

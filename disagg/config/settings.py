@@ -103,6 +103,8 @@ class TransferSettings(_Section):
     """Bytes per transfer handle; tests use less than the 1 to 16 MiB that pay."""
     quarantine_share_max: Share = 0.05
     """Share of a pool in quarantine at which the worker leaves and comes back."""
+    drain_ms: Milliseconds = 5_000
+    """Time for what goes on at a worker to end before it leaves for that reason."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

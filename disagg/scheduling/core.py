@@ -92,6 +92,7 @@ class WorkerCore:
         self.decode_side = DecodeSide(worker)
         self.prefix_pull = PrefixPullSide(worker, self.prefill_side)
         self.prefix_lender = PrefixLender(worker)
+        self._drain_until_ms: int | None = None
 
     @property
     def sequences(self) -> dict[RequestKey, Sequence]:
@@ -303,9 +304,18 @@ class WorkerCore:
         self.lease_requests.tick(now_ms)
         self.inbound.tick(now_ms)
         self.decode_side.tick(now_ms)
-        if not self.ready:
-            self._out.add(Exit("READs that may still land hold too much of the pool"))
+        self._drain(now_ms)
         return self._out.take()
+
+    def _drain(self, now_ms: int) -> None:
+        """Not ready any more: let what goes on here end, for a bounded time, then exit."""
+        if self.ready:
+            self._drain_until_ms = None
+            return
+        if self._drain_until_ms is None:
+            self._drain_until_ms = now_ms + self.limits.drain_ms
+        if now_ms >= self._drain_until_ms or not (self.sequences or self.leases.num_live):
+            self._out.add(Exit("READs that may still land hold too much of the pool"))
 
     @property
     def ready(self) -> bool:

@@ -22,6 +22,7 @@ class WorkerLimits:
     blocks_per_read_max: int
     quarantine_share_max: float
     take_over_ms: int = 0
+    drain_ms: int = 0
 
     @property
     def progress_ms(self) -> int:

@@ -155,7 +155,6 @@ class InboundFailure(StrEnum):
     """A READ ended with an error, or the owner offered what the protocol forbids."""
     READ_STUCK = "read_stuck"
     PEER_LOST = "peer_lost"
-    PEER_ENDED = "peer_ended"
 
 
 READ_FAULTS = frozenset({InboundFailure.READ_FAILED, InboundFailure.READ_STUCK})

@@ -36,6 +36,8 @@ class PrefixPull:
     reservation: ExternalReservation
     own_tokens: int
     """What this worker's cache has by itself."""
+    first_lacked: tuple[int, ...] = ()
+    """Per group, index of the first block that was requested."""
 
 
 class PrefixPullSide:
@@ -86,13 +88,18 @@ class PrefixPullSide:
             self._give_up(seq.key, "too_long", "more hashes than a message takes")
             return
         self._counters.add("prefix_pulls")
+        pull.first_lacked = wanted.first_lacked
         request = AskLease(
             seq.key, 0, wanted.num_tokens, wanted.first_hash, wanted.hashes, wanted.first_lacked
         )
         self._requests.ask(now_ms, pull.plan.owner.incarnation, request, self)
 
     def lease_granted(self, now_ms: int, owner: Incarnation, offers: Offers) -> None:
-        """Begin the transfer, up to the boundary of the answer; the surplus goes back first."""
+        """Begin the transfer, up to the boundary of the answer; the blocks after it go back first.
+
+        Taken again, the prefix may have longer hits here than when the lease was requested: blocks
+        that were requested and are cached by now are offered all the same, and not read.
+        """
         key = offers.key
         pull = self.pulls[key]
         asked = pull.reservation.num_external_tokens
@@ -110,7 +117,10 @@ class PrefixPullSide:
                 self._give_up(key, "memory", "no room for a shorter prefix")
                 return
             pull.reservation = shorter
-        self._inbound.begin(now_ms, key, owner, pull.reservation.lacks, self, offers.lease_id)
+        wanted = self._prefixes.wanted(pull.seq.request, pull.reservation, pull.own_tokens)
+        surplus = tuple(map(range, pull.first_lacked, wanted.first_lacked))
+        lacks = pull.reservation.lacks
+        self._inbound.begin(now_ms, key, owner, lacks, self, offers.lease_id, surplus)
         self._inbound.on_offers(now_ms, owner, offers)
 
     def lease_refused(self, now_ms: int, key: RequestKey, cause: str, message: str) -> None:

@@ -135,13 +135,15 @@ class LeaseAnswers:
         return lease
 
     def _note(self, request: LeaseRequest, lease_id: int | None) -> None:
-        """Remember an answer; the oldest beyond the bound are forgotten.
-
-        None of a live lease is among them as long as live leases are the younger ones.
-        """
+        """Remember an answer; the oldest beyond the bound whose lease is not live are forgotten."""
         self._lease_ids[request] = lease_id
         while len(self._lease_ids) > self._answers_max + self._table.num_live:
-            del self._lease_ids[next(iter(self._lease_ids))]
+            over = (one for one in self._lease_ids if not self._is_live(one))
+            del self._lease_ids[next(over)]
+
+    def _is_live(self, request: LeaseRequest) -> bool:
+        lease = self._lease_of(request)
+        return lease is not None and lease.state is not LeaseState.COMMITTED
 
     def _send_refusal(self, request: LeaseRequest) -> None:
         self._table.out.add(Send(request.reader, LeaseRefused(request.key, request.number)))

@@ -24,6 +24,7 @@ from disagg.transfer.actions import (
     Outbox,
     Send,
 )
+from disagg.transfer.owner.committed import CommittedLeases
 from disagg.transfer.owner.lease import GroupBlocks, Lease, LeaseStatus
 from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent, LeaseState
 
@@ -58,13 +59,12 @@ class LeaseTable:
         self.holds = holds
         self.out = out
         self._ttl_ms = ttl_ms
-        self._committed_max = committed_max
         self._last_id = 0
         # Every refresh adds the same ttl, so insertion order is the order of expiry: an exactly
         # bounded stand-in for a heap. `_by_key` is in order of opening.
         self._live: dict[int, Lease] = {}
         self._by_key: dict[RequestKey, int] = {}
-        self._committed: dict[int, Lease] = {}
+        self._committed = CommittedLeases(committed_max)
         self._take_over_ms = take_over_ms
         self._orphans: dict[int, int] = {}
         """Deadlines of live leases without a reader, in order."""
@@ -237,21 +237,13 @@ class LeaseTable:
         lease.attempt = commit.attempt
         lease.ranges, lease.offered = [], {}
         self._no_longer_live(lease)
-        self._committed[lease.lease_id] = lease
-        while len(self._committed) > self._committed_max:
-            self._forget(next(iter(self._committed.values())), LeaseEvent.CROWDED_OUT)
+        self._committed.add(lease)
         self.holds.drop(lease.holder)
         lease.listener.lease_committed(LeaseCommitted(lease.key, lease.lease_id, lease.pull))
 
     def on_seen(self, sender: Incarnation, seen: CommitSeen) -> None:
         """Forget a committed lease whose reader got its OK."""
-        lease = self._committed.get(seen.lease_id)
-        if lease and (sender, seen.key, seen.attempt) == (
-            lease.reader,
-            lease.key,
-            lease.attempt,
-        ):
-            self._forget(lease, LeaseEvent.SEEN)
+        self._committed.on_seen(sender, seen)
 
     def on_ended(self, sender: Incarnation, ended: Ended) -> None:
         """The reader ended its part: so does its live lease."""
@@ -264,8 +256,7 @@ class LeaseTable:
 
         Sealed hand-overs wait for another reader for ``take_over_ms``.
         """
-        for lease in [one for one in self._committed.values() if one.reader == reader]:
-            self._forget(lease, LeaseEvent.READER_LOST)
+        self._committed.on_peer_lost(reader)
         for lease in [one for one in self._live.values() if one.reader == reader]:
             waits = lease.seal is not None and not lease.is_pull and self._take_over_ms > 0
             if not waits:
@@ -278,15 +269,11 @@ class LeaseTable:
 
     def knows(self, key: RequestKey) -> bool:
         """Whether a lease of the generation is live, or committed and remembered."""
-        return key in self._by_key or any(one.key == key for one in self._committed.values())
-
-    def oldest(self) -> int | None:
-        """Id of the live lease opened first: the one to end under memory pressure."""
-        return next(iter(self._by_key.values()), None)
+        return key in self._by_key or any(one.key == key for one in self._committed)
 
     def statuses(self) -> list[LeaseStatus]:
         """All leases, live ones first."""
-        return [one.status() for one in (*self._live.values(), *self._committed.values())]
+        return [one.status() for one in (*self._live.values(), *self._committed)]
 
     @property
     def num_live(self) -> int:
@@ -332,7 +319,7 @@ class LeaseTable:
 
     def find(self, lease_id: int) -> Lease | None:
         """A lease that is live, or committed and remembered."""
-        return self._live.get(lease_id) or self._committed.get(lease_id)
+        return self._live.get(lease_id) or self._committed.find(lease_id)
 
     def hand_over_of(self, key: RequestKey) -> Lease | None:
         """The live lease of a generation's hand-over."""
@@ -403,7 +390,3 @@ class LeaseTable:
         self._orphans.pop(lease.lease_id, None)
         if self._by_key.get(lease.key) == lease.lease_id:
             del self._by_key[lease.key]
-
-    def _forget(self, lease: Lease, event: LeaseEvent) -> None:
-        LEASE_TABLE.leave(lease.state, event)
-        del self._committed[lease.lease_id]

@@ -1,6 +1,6 @@
 """What a reader knows of a lease's offers, and what of its destinations is still missing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
@@ -66,16 +66,23 @@ class OfferList:
 
     Args:
         destinations: per group, (block index, block id) of every block that must be offered.
+        surplus: per group, indexes of blocks that may be offered and are not read: the reader has
+            got them by itself since it requested the lease.
 
     Raises:
         InvariantViolation: a destination is named twice.
     """
 
-    def __init__(self, destinations: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def __init__(
+        self,
+        destinations: Sequence[Sequence[tuple[int, int]]],
+        surplus: Sequence[Iterable[int]] = (),
+    ) -> None:
         self.num_blocks = tuple(map(len, destinations))
         self.ranges: list[OfferedRange] = []
         self.seal: Seal | None = None
         self._missing = [dict(pairs) for pairs in destinations]
+        self._surplus = [set(indexes) for indexes in surplus] or [set() for _ in destinations]
         self._num_ranges = [0] * len(destinations)
         if tuple(map(len, self._missing)) != self.num_blocks:
             raise InvariantViolation(f"a block is named twice: {destinations}")
@@ -125,12 +132,24 @@ class OfferList:
     def _claim(self, offered: OfferedRange, runs: list[Run]) -> str:
         if not 0 <= offered.group < len(self._missing) or offered.num_blocks < 1:
             return "an offer names no group or no blocks"
-        indexes = range(offered.block_index, offered.block_index + offered.num_blocks)
-        try:
-            dst = tuple(map(self._missing[offered.group].pop, indexes))
-        except KeyError as unknown:
-            return f"block {unknown} is no destination, or was offered twice"
-        runs.append(Run(offered.group, offered.block_index, offered.block_id, dst))
+        missing, surplus = self._missing[offered.group], self._surplus[offered.group]
+        first, dst = offered.block_index, []
+        for i in range(offered.num_blocks):
+            if offered.block_index + i in surplus:
+                surplus.remove(offered.block_index + i)
+                self._add_run(offered, first, dst, runs)
+                first, dst = offered.block_index + i + 1, []
+            elif offered.block_index + i in missing:
+                dst.append(missing.pop(offered.block_index + i))
+            else:
+                return f"block {offered.block_index + i} is no destination, or was offered twice"
+        self._add_run(offered, first, dst, runs)
         self.ranges.append(offered)
         self._num_ranges[offered.group] += 1
         return ""
+
+    @staticmethod
+    def _add_run(offered: OfferedRange, first: int, dst: Sequence[int], runs: list[Run]) -> None:
+        if dst:
+            src = offered.block_id + first - offered.block_index
+            runs.append(Run(offered.group, first, src, tuple(dst)))

@@ -25,9 +25,16 @@ class Read:
         return sum(len(run.dst) for run in self.runs)
 
     @property
-    def first(self) -> Run:
-        """Begins with the block that stands for the READ where one is named."""
-        return self.runs[0]
+    def first(self) -> tuple[int, int]:
+        """(group, block index) of the block that stands for the READ where one is named."""
+        return self.runs[0].group, self.runs[0].block_index
+
+    @property
+    def stuck(self) -> str:
+        """The READ and its age, for whoever hears that it is stuck."""
+        group, block_index = self.first
+        where = f"the READ of block {group}:{block_index} (group:block)"
+        return f"{where} is in progress since {self.posted_ms} ms"
 
 
 class ReadsInProgress:

@@ -4,26 +4,17 @@ Sans-IO: time comes in, commands go out. The table is driven by one thread. Mess
 incarnation than the owner's, or about a generation without a live transfer, change nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
-from disagg.messages.peer import (
-    Commit,
-    CommitAnswer,
-    CommitSeen,
-    Ended,
-    Offers,
-    ReadProgress,
-)
+from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Offers
 from disagg.transfer.actions import (
     BlockHolds,
-    InboundCommitted,
     InboundDrained,
     InboundFailed,
     InboundFailure,
     InboundListener,
-    InboundPartial,
     Outbox,
     Send,
 )
@@ -87,6 +78,7 @@ class InboundTable:
         destinations: Sequence[Sequence[tuple[int, int]]],
         listener: InboundListener,
         lease_id: int | None = None,
+        surplus: Sequence[Iterable[int]] = (),
     ) -> None:
         """Hold all destinations and wait for the owner's lease.
 
@@ -99,6 +91,7 @@ class InboundTable:
             destinations: per group, (block index, block id) of every block the lease must offer.
             listener: gets the transfer's news.
             lease_id: of the lease, where it was granted to a request of this worker.
+            surplus: per group, indexes of blocks that it may offer and that need not be read.
 
         Raises:
             InvariantViolation: the generation has a live transfer, or a destination is named
@@ -110,7 +103,7 @@ class InboundTable:
             self._last_serial + 1,
             key,
             owner,
-            OfferList(destinations),
+            OfferList(destinations, surplus),
             listener,
             self._lease_seen.get(owner, 0),
             now_ms + self._ask_repeat_ms,
@@ -131,19 +124,15 @@ class InboundTable:
     def abort(self, key: RequestKey) -> None:
         """Give a live transfer up; its destinations stay held until no READ is in progress.
 
-        The listener gets no `InboundFailed`. Nothing happens if there is no transfer. The owner
-        is the caller's business (`Ended`).
+        The listener gets no `InboundFailed`; nothing happens if there is no transfer.
         """
         entry = self._of(key)
-        if entry is None:
-            return
-        if INBOUND_TABLE.allows(entry.state, InboundEvent.FINISH):
+        if entry and INBOUND_TABLE.allows(entry.state, InboundEvent.FINISH):
             self.finish(key)
             entry.listener.drained(InboundDrained(key, entry.num_blocks))
-        else:
+        elif entry:
             self._give_up(entry)
-            if self._drained(entry):
-                entry.listener.drained(InboundDrained(key, entry.num_blocks))
+            self._drain(entry)
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -200,8 +189,7 @@ class InboundTable:
             entry.done_ms = now_ms
             entry.num_blocks_read += read.num_blocks
             if entry.state is InboundState.DRAINING:
-                if self._drained(entry):
-                    entry.listener.drained(InboundDrained(entry.key, entry.num_blocks))
+                self._drain(entry)
             else:
                 if error:  # the others go on: what arrives while the lease lives is of use
                     entry.failed += [place for run in read.runs for place in run.places]
@@ -226,21 +214,8 @@ class InboundTable:
             return
         event = InboundEvent.OK_PARTLY if entry.failed else InboundEvent.OK
         entry.state = INBOUND_TABLE.move(entry.state, event)
-        stats = entry.stats(now_ms)
-        if entry.failed:
-            failed = tuple(sorted(entry.failed))
-            partial = InboundPartial(entry.key, failed, entry.lost, stats)
-            entry.listener.partly_committed(now_ms, partial)
-        else:
-            committed = InboundCommitted(entry.key, entry.offers.seal, stats)
-            entry.listener.committed(now_ms, committed)
+        entry.report_commit(now_ms, entry.offers.seal)
         self.out.add(Send(sender, CommitSeen(answer.key, answer.lease_id, answer.attempt)))
-
-    def on_ended(self, now_ms: int, sender: Incarnation, ended: Ended) -> None:
-        """The owner ended its part: fail, unless the commit got through before."""
-        entry = self._of(ended.key)
-        if entry and entry.owner == sender and not entry.is_over:
-            self._fail(now_ms, entry, InboundFailure.PEER_ENDED, ended.reason)
 
     def on_peer_lost(self, now_ms: int, owner: Incarnation) -> None:
         """An owner's stream ended for good or its epoch is over; READs drain by themselves."""
@@ -249,20 +224,13 @@ class InboundTable:
             if not entry.is_over:
                 self._fail(now_ms, entry, InboundFailure.PEER_LOST, f"{owner} is gone")
 
-    def on_stream_opened(self, now_ms: int, owner: Incarnation) -> None:
-        """The stream to an owner was re-opened: ask or commit again at once."""
-        for entry in self._live_from(owner):
-            self._repeat(now_ms, entry)
-
     def tick(self, now_ms: int) -> None:
         """Repeat what is due; fail transfers with stuck READs and quarantine their blocks."""
         for read in self._reads.take_stuck(now_ms - self._read_stuck_ms):
             entry = self._entries[read.inbound]
             if entry.state is not InboundState.DRAINING:
-                group, at = read.first.group, read.first.block_index
-                since = f"in progress since {read.posted_ms} ms"
-                message = f"the READ of block {group}:{at} (group:block) is {since}"
-                self._fail(now_ms, entry, InboundFailure.READ_STUCK, message, (group, at))
+                reason = InboundFailure.READ_STUCK
+                self._fail(now_ms, entry, reason, read.stuck, read.first)
         for entry in [self._entries[serial] for serial in self._live.values()]:
             if entry.repeat_ms <= now_ms:
                 self._repeat(now_ms, entry)
@@ -294,10 +262,7 @@ class InboundTable:
 
     def statuses(self) -> list[InboundStatus]:
         """All transfers, draining ones included."""
-        return [
-            InboundStatus(one.key, one.owner, one.state, one.num_blocks, len(one.reads))
-            for one in self._entries.values()
-        ]
+        return [one.status() for one in self._entries.values()]
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -340,10 +305,9 @@ class InboundTable:
 
     def _show_progress(self, now_ms: int, entry: InboundTransfer) -> None:
         """Let the owner prolong its lease, at most so often, while READs are left."""
-        if now_ms - entry.told_ms >= self._progress_ms and entry.lease_id is not None:
+        if now_ms - entry.told_ms >= self._progress_ms:
             entry.told_ms = now_ms
-            progress = ReadProgress(entry.key, entry.lease_id, entry.num_blocks_read)
-            self.out.add(Send(entry.owner, progress))
+            self.out.add(Send(entry.owner, entry.read_progress))
 
     def _all_listed(self, entry: InboundTransfer) -> bool:
         return entry.offers.all_listed
@@ -406,6 +370,10 @@ class InboundTable:
         entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.FAIL)
         del self._live[entry.key]
         entry.waiting = []
+
+    def _drain(self, entry: InboundTransfer) -> None:
+        if self._drained(entry):
+            entry.listener.drained(InboundDrained(entry.key, entry.num_blocks))
 
     def _drained(self, entry: InboundTransfer) -> bool:
         """Drop a failed transfer's hold if no READ can land any more; whether it was dropped."""

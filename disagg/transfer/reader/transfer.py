@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
-from disagg.messages.peer import AskOffers, Commit
-from disagg.transfer.actions import InboundListener, InboundStats
+from disagg.messages.peer import AskOffers, Commit, ReadProgress, Seal
+from disagg.transfer.actions import InboundCommitted, InboundListener, InboundPartial, InboundStats
 from disagg.transfer.reader.offers import OfferList, Run
 from disagg.transfer.reader.states import InboundState
 
@@ -73,14 +73,30 @@ class InboundTransfer:
         """Whether the owner has confirmed and is needed no more."""
         return self.state in (InboundState.VALID, InboundState.PARTIAL)
 
-    def stats(self, now_ms: int) -> InboundStats:
-        """What it cost, if it is committed now."""
-        return InboundStats(
+    @property
+    def read_progress(self) -> ReadProgress:
+        """How far the READs are, for the owner."""
+        assert self.lease_id is not None
+        return ReadProgress(self.key, self.lease_id, self.num_blocks_read)
+
+    def status(self) -> InboundStatus:
+        """The transfer for display."""
+        return InboundStatus(self.key, self.owner, self.state, self.num_blocks, len(self.reads))
+
+    def report_commit(self, now_ms: int, seal: Seal) -> None:
+        """Tell the listener what the owner confirmed, and what it cost."""
+        stats = InboundStats(
             self.num_reads,
             self.offers.num_blocks,
             max(0, self.done_ms - self.posted_ms),
             max(0, now_ms - self.sealed_ms),
         )
+        if self.failed:
+            failed = tuple(sorted(self.failed))
+            partial = InboundPartial(self.key, failed, self.lost, stats)
+            self.listener.partly_committed(now_ms, partial)
+        else:
+            self.listener.committed(now_ms, InboundCommitted(self.key, seal, stats))
 
     @property
     def lost(self) -> str:

@@ -95,9 +95,9 @@ class UnknownLeaseSaysOk(LeaseTable):
 
 class HoldKeptAfterCommit(LeaseTable):
     def on_commit(self, sender: Incarnation, commit: Commit) -> None:
-        before = set(self._committed)
+        was_live = commit.lease_id in self._live
         super().on_commit(sender, commit)
-        if self._committed.keys() - before:
+        if was_live and commit.lease_id not in self._live:
             self.holds.hold(("kept", commit.lease_id), (0,))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from disagg.errors import InvariantViolation
-from disagg.messages.peer import AskOffers, Commit, CommitSeen, Ended, OfferedRange, Offers, Seal
+from disagg.messages.peer import AskOffers, Commit, CommitSeen, OfferedRange, Offers, Seal
 from disagg.transfer.actions import (
     InboundCommitted,
     InboundDrained,
@@ -84,15 +84,13 @@ def test_a_seal_that_overtakes_offers_commits_nothing() -> None:
     assert reader.table.statuses()[0].state is InboundState.READING
 
 
-def test_the_reader_asks_before_it_knows_the_lease_and_when_a_stream_opens() -> None:
+def test_the_reader_asks_before_it_knows_the_lease() -> None:
     reader = Reader()
     reader.begin()
     ask = AskOffers(KEY, None, 0)
     assert reader.table.tick(ASK_REPEAT - 1) == []
     assert sent(reader.table.tick(ASK_REPEAT)) == [ask]
     assert reader.table.tick(ASK_REPEAT) == []
-    assert sent(reader.table.on_stream_opened(ASK_REPEAT, OWNER)) == [ask]
-    assert reader.table.on_stream_opened(ASK_REPEAT, OWNER_AGAIN) == []
 
 
 @pytest.mark.parametrize(
@@ -178,7 +176,6 @@ def test_the_hold_ends_only_after_the_caller_made_the_blocks_valid() -> None:
     reader.table.on_commit_answer(0, OWNER, answer(True))
     assert reader.pool.num_free == reader.free - 4
     assert reader.table.on_offers(0, OWNER, Offers(KEY, 1, 0, dead=True)) == []
-    assert reader.table.on_ended(0, OWNER, Ended(KEY, "late")) == []
     assert reader.table.on_peer_lost(0, OWNER) == []
     reader.table.finish(KEY)
     assert reader.pool.num_free == reader.free
@@ -194,7 +191,7 @@ def test_no_fails_the_transfer() -> None:
     assert reader.table.on_commit_answer(0, OWNER, answer(True)) == [], "too late"
 
 
-@pytest.mark.parametrize("way", ["abort", "dead", "ended", "lost", "stuck", "superseded"])
+@pytest.mark.parametrize("way", ["abort", "dead", "lost", "stuck", "superseded"])
 def test_destinations_are_held_until_every_read_is_terminal_whatever_happens(way: str) -> None:
     reader = Reader()
     reader.begin()
@@ -203,7 +200,6 @@ def test_destinations_are_held_until_every_read_is_terminal_whatever_happens(way
     actions = {
         "abort": lambda: table.abort(KEY),
         "dead": lambda: table.on_offers(0, OWNER, Offers(KEY, 1, 9, dead=True)),
-        "ended": lambda: table.on_ended(0, OWNER, Ended(KEY, "x")),
         "lost": lambda: table.on_peer_lost(0, OWNER),
         "stuck": lambda: table.tick(STUCK),
         "superseded": lambda: table.on_offers(0, OWNER, offers(lease_id=2)),
@@ -238,8 +234,6 @@ def test_the_wrong_sender_or_an_unknown_generation_changes_nothing() -> None:
     table = reader.table
     assert table.on_offers(0, OWNER_AGAIN, offers()) == []
     assert table.on_offers(0, OWNER, offers(key=OTHER_KEY)) == []
-    assert table.on_ended(0, OWNER_AGAIN, Ended(KEY, "x")) == []
-    assert table.on_ended(0, OWNER, Ended(OTHER_KEY, "x")) == []
     assert table.on_peer_lost(0, OWNER_AGAIN) == []
     assert table.abort(OTHER_KEY) == []
     assert table.statuses() == before
@@ -343,3 +337,23 @@ def test_nothing_to_pull_still_needs_the_commit() -> None:
     seal = Seal(8, (0, 0), 42)
     (message,) = sent(reader.table.on_offers(0, OWNER, offers(0, (), seal)))
     assert message.num_ranges == (0, 0)  # type: ignore[union-attr]
+
+
+def test_surplus_is_offered_and_not_read() -> None:
+    reader = Reader()
+    blocks = reader.pool.allocate(2)
+    pairs = [(1, blocks[0]), (3, blocks[1])]
+    reader.table.begin(0, KEY, OWNER, [pairs, []], reader.news, None, [{0, 2}, ()])
+    everything = offers(0, (OfferedRange(0, 0, 11, 4),), Seal(16, (1, 0)))
+    assert reader.table.on_offers(0, OWNER, everything) == [
+        PostRead(1, KEY, OWNER, (12, 14), (blocks[0], blocks[1]))
+    ]
+    (commit,) = sent(reader.table.on_read_done(0, 1))
+    assert isinstance(commit, Commit)
+
+
+def test_surplus_is_offered_only_once() -> None:
+    reader = Reader()
+    reader.table.begin(0, KEY, OWNER, [[], []], reader.news, None, [{0}, ()])
+    twice = offers(0, (OfferedRange(0, 0, 11, 1), OfferedRange(0, 0, 12, 1)), None)
+    assert failed(reader.table.on_offers(0, OWNER, twice)).block == (0, 0)

@@ -284,3 +284,17 @@ def test_without_a_grace_a_lost_reader_ends_the_lease() -> None:
     owner.sealed()
     assert not [one for one in owner.table.on_peer_lost(0, READER) if isinstance(one, Send)]
     assert not owner.table.statuses()
+
+
+def test_a_live_lease_keeps_the_record_of_its_request() -> None:
+    owner = Asked(answers_max=2)
+    owner.pulled()
+    owner.let_request_go()
+    for number in range(2, 9):
+        owner.answers.refuse(LeaseRequest(READER, KEY, number))
+    assert owner.answers.repeat(REQUEST)
+    granted(owner.news.take())
+    owner.answers.on_withdraw(READER, WithdrawLease(KEY, 1))
+    assert owner.num_held == 0
+    known = [n for n in range(2, 9) if owner.answers.repeat(LeaseRequest(READER, KEY, n))]
+    assert len(known) <= 3

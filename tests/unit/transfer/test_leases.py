@@ -8,6 +8,7 @@ from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskOffers, CommitAnswer, CommitSeen, Ended, OfferedRange, Offers
 from disagg.transfer.actions import LeaseCommitted, LeaseEnded
+from disagg.transfer.owner.lease import ranges_of
 from disagg.transfer.owner.states import LeaseState
 from tests.unit.transfer.worlds import (
     COMMITTED_MAX,
@@ -199,9 +200,8 @@ def test_time_to_live_starts_anew_with_what_the_owner_does() -> None:
     assert isinstance(ended, LeaseEnded)
     assert ended.key == OTHER_KEY
     assert owner.table.next_expiry_ms() == TTL + 10
-    assert owner.table.oldest() == first
     owner.table.expire(TTL + 10)
-    assert (owner.table.next_expiry_ms(), owner.table.oldest()) == (None, None)
+    assert owner.table.next_expiry_ms() is None
 
 
 def test_offering_on_a_dead_lease_holds_nothing() -> None:
@@ -247,3 +247,21 @@ def test_after_a_commit_asking_is_not_answered_dead() -> None:
     assert owner.table.on_ask(READER, AskOffers(KEY, lease, 0)) == []
     assert [one.state for one in owner.table.statuses()] == [LeaseState.COMMITTED]
     assert owner.table.end(lease, "late") == [], "a committed lease does not die"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "ranges"),
+    [
+        ([(0, 5), (1, 6), (2, 7)], [(0, 5, 3)]),
+        ([(0, 5), (2, 6)], [(0, 5, 1), (2, 6, 1)]),  # a gap of block indexes
+        ([(0, 5), (1, 7)], [(0, 5, 1), (1, 7, 1)]),  # a gap in the pool
+        ([(3, 5), (4, 6), (6, 7), (7, 8)], [(3, 5, 2), (6, 7, 2)]),
+        ([], []),
+    ],
+)
+def test_a_range_is_without_gaps_in_the_request_and_in_the_pool(
+    pairs: list[tuple[int, int]], ranges: list[tuple[int, int, int]]
+) -> None:
+    found = [(r.block_index, r.block_id, r.num_blocks) for r in ranges_of(2, pairs)]
+    assert found == ranges
+    assert {r.group for r in ranges_of(2, pairs)} <= {2}

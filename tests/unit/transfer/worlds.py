@@ -30,7 +30,7 @@ class Said:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._table, name)
-        if not callable(found) or name in ("next_deadline_ms", "next_expiry_ms", "oldest"):
+        if not callable(found) or name in ("next_deadline_ms", "next_expiry_ms"):
             return found
         move: Callable[..., Any] = found
 
