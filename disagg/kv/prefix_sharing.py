@@ -141,7 +141,7 @@ class PrefixSharing:
     def match(self, wanted: WantedPrefix) -> SharedPrefix | None:
         """The longest boundary at which both sides together have all groups; no effects.
 
-        None where there is none, or the question does not fit the groups of this model.
+        None where there is none, or the request does not fit the groups of this model.
         """
         managers = self._kv.managers
         num_hashes = wanted.first_hash + len(wanted.hashes)

@@ -320,8 +320,7 @@ class WorkerCore:
     @property
     def ready(self) -> bool:
         """READs that may still land hold no more of the pool than they may."""
-        quarantine_max = self.limits.quarantine_share_max * self.kv.num_usable_blocks
-        return self.inbound.num_blocks_quarantined <= quarantine_max
+        return self.admission.ready
 
     # --- inside
 

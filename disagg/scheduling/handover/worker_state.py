@@ -87,7 +87,7 @@ def create_state(
         budget=HandoverBudget(int(limits.handover_share_max * kv.num_usable_blocks)),
         batcher=batcher,
         generations=generations,
-        admission=InboundAdmission(batcher, generations, inbound, limits),
+        admission=InboundAdmission(kv, batcher, generations, inbound, limits),
         leases=leases,
         lease_answers=LeaseAnswers(leases, limits.committed_max),
         inbound=inbound,

@@ -5,7 +5,7 @@ from typing import Any
 from disagg.scheduling.actions import Exit
 from disagg.scheduling.core import WorkerCore
 from disagg.transfer.reader.table import InboundTable
-from tests.unit.scheduling.test_inbound_admission import busy, steps, worker
+from tests.unit.scheduling.test_inbound_admission import busy, reserve, steps, worker
 
 DRAIN_MS = 500
 
@@ -32,6 +32,7 @@ def test_what_runs_may_end_first() -> None:
     core = stuck(busy(worker(drain_ms=DRAIN_MS)))
     assert not exits(core, 0)
     steps(core, 1)
+    assert reserve(core).reason == "too many blocks are in quarantine"
     core.on_router_lost(10)  # nothing is left
     assert exits(core, 20)
 

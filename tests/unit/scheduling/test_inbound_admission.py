@@ -21,6 +21,7 @@ from disagg.scheduling.handover.inbound_admission import InboundAdmission
 from disagg.scheduling.stats import check_core, check_load
 from disagg.scheduling.step import StepResult
 from disagg.transfer.actions import Send
+from disagg.transfer.reader.table import InboundTable
 from tests.unit.scheduling.test_preempted_prefill import LIMITS
 
 ME, OWNER = Incarnation("me", "1"), Incarnation("owner", "1")
@@ -137,10 +138,17 @@ def test_the_oldest_that_waits_for_memory_goes_first() -> None:
     check_core(core)
 
 
+class Paused(InboundTable):
+    """A READ from the owner is stuck."""
+
+    @property
+    def peers_paused(self) -> frozenset[Incarnation]:
+        return frozenset({OWNER})
+
+
 def test_a_stuck_read_pauses_its_owner_for_all_of_them() -> None:
     core = worker()
-    stuck = frozenset({OWNER})
-    core.admission._inbound = type("Paused", (), {"peers_paused": stuck})()
+    core.inbound.__class__ = Paused
     assert reserve(core).reason == "a READ from there is stuck"
     assert ended(take_over(core))[0][1] == "a READ from there is stuck"
     assert requests(pull(core)) == []
