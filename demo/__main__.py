@@ -33,7 +33,13 @@ def demo_settings(checkpoint: Path) -> Settings:
     return Settings.model_validate(
         {
             "model": {"dir": str(checkpoint.resolve()), "name": MODEL_NAME},
-            "worker": {"num_blocks": 1024, "block_tokens": 8},
+            "worker": {
+                "device": "cpu",
+                "dtype": "float32",  # answers are compared with one process's
+                "num_threads": 1,
+                "num_blocks": 1024,
+                "block_tokens": 8,
+            },
             "scheduling": {"max_step_tokens": 128, "max_sequences": 16},
             "router": {"http_port": 0, "grpc_port": 0},
             "cluster": {"num_prefill": 1, "num_decode": 1},

@@ -71,6 +71,7 @@ class Dispatcher:
             request_timeout_ms=options.request_timeout_ms,
             records_max=options.records_max,
             worker_silent_ms=options.worker_silent_ms,
+            policy=options.policy,
             pull_tokens_min=options.pull_tokens_min,
         )
         metrics.show_core(self.core.counters)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from disagg.routing.policy.registry import DEFAULT_POLICY
+
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
@@ -29,7 +31,7 @@ class RouterOptions:
     replans_max: int = 3
     """Tries after the first before a request fails."""
     request_timeout_ms: int = 600_000
-    """Without any progress for so long a request fails with 504."""
+    """A request that stands still for so long fails with 504."""
     records_max: int = 1024
     """Finished requests whose record stays readable."""
     heartbeat_ms: int = 1_000
@@ -37,6 +39,8 @@ class RouterOptions:
     """A worker not heard of for so long is dropped."""
     roles_wanted: tuple[str, ...] = ("prefill", "decode")
     """Each must have had a ready worker before the router is ready; ``both`` counts as either."""
+    policy: str = DEFAULT_POLICY
+    """Name of the rule that chooses workers (`disagg.routing.policy.registry`)."""
     pull_tokens_min: int = 256
     """So many more tokens of prefix another worker must have to be pulled from. A pull costs a
     question, a READ and a commit before the first chunk; fewer tokens are computed as fast."""

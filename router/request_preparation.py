@@ -85,7 +85,8 @@ class Preparation:
             )
         max_tokens = ask.max_tokens
         if max_tokens is None:
-            max_tokens = min(ask.default_max_tokens or room, room)
+            usual = self._dispatcher.core.default_model_tokens - len(token_ids)
+            max_tokens = min(ask.default_max_tokens or (usual if usual > 0 else room), room)
         elif max_tokens > room:
             raise ContextLengthError(
                 f"{len(token_ids)} prompt tokens and {max_tokens} to generate exceed {limit}",

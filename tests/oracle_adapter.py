@@ -2,25 +2,30 @@
 
 from typing import Any
 
-from disagg.kv import specs
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
-from disagg.kv.request import CacheHit, KVRequest
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import KVCacheLayout
 
 
-def spec_of(group: dict[str, Any]) -> specs.Spec:
+def spec_of(group: dict[str, Any]) -> Spec:
     """Spec of one trace group."""
     size = group["block_size"]
     match group["type"]:
         case "full":
-            return specs.FullAttentionSpec(size, group["kv_heads"], 64, 2)
+            return FullAttentionSpec(size, group["kv_heads"], 64, 2)
         case "swa":
-            return specs.SlidingWindowSpec(size, group["kv_heads"], 64, 2, group["window"])
+            return SlidingWindowSpec(size, group["kv_heads"], 64, 2, group["window"])
         case "chunked":
-            return specs.ChunkedLocalSpec(size, group["kv_heads"], 64, 2, group["chunk"])
+            return ChunkedLocalSpec(size, group["kv_heads"], 64, 2, group["chunk"])
         case "mamba":
-            return specs.LinearStateSpec(size, 4096)
+            return LinearStateSpec(size, 4096)
         case kind:
             raise ValueError(f"group type {kind!r} of a trace is unknown")
 
@@ -39,11 +44,11 @@ class Coordinator:
             deduplicate=False,
         )
         self.hasher = BlockHasher(b"oracle", layout.hash_block_tokens)
-        self.requests: dict[str, KVRequest] = {}
+        self.requests: dict[str, KVSequence] = {}
         self.hit: CacheHit | None = None
 
     def add(self, key: str, tokens: list[int]) -> None:
-        self.requests[key] = KVRequest(key)
+        self.requests[key] = KVSequence(key)
         self.append(key, tokens)
 
     def append(self, key: str, tokens: list[int]) -> None:
@@ -59,8 +64,8 @@ class Coordinator:
     def alloc(self, key: str, new: int, hit: int | None, ext: int, delay: bool, gate: bool) -> bool:
         kv, request = self.kv, self.requests[key]
         adopted = self.hit if hit is not None else None
-        computed = kv.num_computed_tokens(key) if hit is None else hit + ext
-        prompt = kv.num_blocks_to_allocate(key, request.num_tokens, adopted, computed, capped=True)
+        computed = kv.num_scheduled_tokens(key) if hit is None else hit + ext
+        prompt = kv.admission.num_needed(key, request.num_tokens, adopted, computed, capped=True)
         if gate and prompt > kv.num_free_blocks:
             return False
         done = kv.allocate(
@@ -71,13 +76,13 @@ class Coordinator:
             delay_publication=delay,
         )
         if done and not delay:  # the peer publishes when it allocates
-            kv.publish(key, min(kv.num_computed_tokens(key), request.num_tokens))
+            kv.publish(key, min(kv.num_scheduled_tokens(key), request.num_tokens))
         return done
 
     def commit(self, key: str, computed: int) -> None:
         self.kv.commit_external(key)
         if computed == self.requests[key].num_tokens:  # its last token is computed again
-            self.kv._sequences[key].num_computed -= 1
+            self.kv._sequences[key].num_scheduled -= 1
 
     def free(self, key: str) -> None:
         self.kv.free(key)

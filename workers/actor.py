@@ -24,6 +24,7 @@ class HostedWorker(Protocol):
     """What the actor needs of a worker."""
 
     incarnation: Incarnation
+    summary: str
     address: str
     failed: str
 
@@ -46,6 +47,8 @@ class WorkerState:
     epoch: str
     address: str
     pid: int
+    summary: str
+    """What it took of its machine."""
     refused: str
     """Why the options cannot be used, "" when the worker serves."""
 
@@ -89,6 +92,7 @@ class WorkerActor:
             epoch=self._worker.incarnation.epoch,
             address=self._worker.address,
             pid=os.getpid(),
+            summary=self._worker.summary,
             refused=self._refused,
         )
 

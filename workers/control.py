@@ -8,10 +8,12 @@ step.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from disagg.errors import CapacityError
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import Offers, PeerMessage, Release
 from disagg.messages.session import Cancel, ToRouterMessage, ToWorkerMessage
@@ -20,6 +22,7 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.transfer.actions import PostRead, Send
+from disagg.workers.engine.protocol import RunsSteps
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
 
@@ -37,6 +40,10 @@ TRANSPORT_CHECK_S = 1.0
 """Between two checks of the own transport, however much is doubted."""
 
 
+def _nobody_hears(reason: str) -> None:
+    """End a session that has no stream."""
+
+
 def agent_name(incarnation: Incarnation) -> str:
     """Name of a worker's transport agent; the epoch is part of it."""
     return f"{incarnation.worker_id}:{incarnation.epoch}"
@@ -45,13 +52,6 @@ def agent_name(incarnation: Incarnation) -> str:
 def now_ms() -> int:
     """Monotonic milliseconds; never compared between processes."""
     return time.monotonic_ns() // 1_000_000
-
-
-class RunsSteps(Protocol):
-    """What the control needs of an engine."""
-
-    def run(self, step: Step) -> StepResult:
-        """Compute a step; blocks."""
 
 
 class PeerLinks(Protocol):
@@ -89,6 +89,8 @@ class Control:
         self._links: PeerLinks | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._session: Callable[[ToRouterMessage], None] | None = None
+        self._end_session: Callable[[str], None] = _nobody_hears
+        self._reads: deque[PostRead] = deque()
         self._sent_stats: object = None
         self._tasks: list[asyncio.Task[None]] = []
         self._check_due_s: float | None = None
@@ -103,6 +105,8 @@ class Control:
             asyncio.create_task(self._tick_forever()),
             asyncio.create_task(self._report_forever()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
 
     async def stop(self) -> None:
         """Stop ticking; a step in flight is waited for, and nothing follows it."""
@@ -114,14 +118,25 @@ class Control:
 
     # --- events
 
-    def open_session(self, send: Callable[[ToRouterMessage], None]) -> None:
-        """A router's session begins; whatever an earlier one asked for ends."""
+    def open_session(
+        self,
+        send: Callable[[ToRouterMessage], None],
+        end: Callable[[str], None] = _nobody_hears,
+    ) -> None:
+        """A router's session begins; an earlier one ends at once, with all that it asked for.
+
+        Args:
+            send: takes what the router is to hear.
+            end: takes the reason when a later session replaces this one.
+        """
         if self._session is not None:
-            self._session = None
+            log.warning("a new session with a router replaces the one before")
+            replaced, self._session = self._end_session, None
             self._router_lost()
-        self._session = send
+            replaced("another session with this worker was opened")
+        self._session, self._end_session = send, end
         self._sent_stats = None
-        self._report()
+        self._guard(self._report)
 
     def close_session(self, send: Callable[[ToRouterMessage], None]) -> None:
         """The session ended: nobody reads the answers any more."""
@@ -171,6 +186,7 @@ class Control:
             return
         try:
             self._perform(event())
+            self._post_reads()
             self._pump()
         except Exception as error:
             log.exception("the worker's core failed")
@@ -192,12 +208,7 @@ class Control:
                     self._links.send(to, peer_message)
                 case PostRead():
                     self._trace.posted(action)
-                    self._transport.read(
-                        action.read_id,
-                        agent_name(action.owner),
-                        action.src_blocks,
-                        action.dst_blocks,
-                    )
+                    self._reads.append(action)
                 case ConnectPeer(peer):
                     self._links.connect(peer.incarnation, peer.address)
                 case CheckTransport(reason):
@@ -206,6 +217,22 @@ class Control:
                     self._transport_checks = TRANSPORT_CHECKS
                 case Exit(reason):
                     self._fail(reason)
+
+    def _post_reads(self) -> None:
+        """Give the transport what waits for it, in order, until it has enough.
+
+        After every event the rest is tried again, so at the next tick at the latest. No more can
+        wait than the pool has blocks: each read holds its destinations.
+        """
+        while self._reads:
+            read = self._reads[0]
+            try:
+                self._transport.read(
+                    read.read_id, agent_name(read.owner), read.src_blocks, read.dst_blocks
+                )
+            except CapacityError:
+                return
+            self._reads.popleft()
 
     def _pump(self) -> None:
         """Launch the next step if the engine is idle."""
@@ -230,11 +257,18 @@ class Control:
             self._ended = True
             self._on_failed(reason)
 
-    def _report(self) -> None:
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        """Neither ends but by `stop`: a worker that has stopped to tick must not look healthy."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the control failed", exc_info=error)
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _report(self) -> list[WorkerAction]:
         stats = worker_stats(self.core)
         if self._session is not None and stats != self._sent_stats:
             self._sent_stats = stats
             self._session(stats)
+        return []
 
     async def _tick_forever(self) -> None:
         while True:
@@ -263,4 +297,4 @@ class Control:
     async def _report_forever(self) -> None:
         while True:
             await asyncio.sleep(STATS_S)
-            self._report()
+            self._guard(self._report)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from nixl import _api as nixl  # type: ignore[import-untyped]
 
 from disagg.errors import RemoteFault
+from disagg.workers.pool_region import PoolRegion
 from disagg.workers.transport import TransportInfo
 
 BlockIds = npt.NDArray[np.int32]
@@ -71,13 +72,13 @@ class NixlAgent:
 
     Args:
         name: unique among all agents that ever meet.
-        pool: int8 tensor ``[num_blocks, block_bytes]``; registered once, kept for ever.
+        pool: the own KV memory; registered once, kept for ever.
 
     Raises:
         RemoteFault: NIXL could not start or register the pool.
     """
 
-    def __init__(self, name: str, pool: Any) -> None:
+    def __init__(self, name: str, pool: PoolRegion) -> None:
         with _failures_as_remote_fault("starting NIXL"):
             # Without a progress thread a busy owner stalls its readers by 5-40 ms (tcp).
             config = nixl.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
@@ -86,15 +87,17 @@ class NixlAgent:
             self._name = name
             self._loop: PreparedPool | None = None  # our own pool as a peer sees it
             _kept.append((self._agent, pool))
-            self._agent.register_memory(pool)
+            num_bytes = pool.num_blocks * pool.block_bytes
+            memory = [(pool.address, num_bytes, pool.device_id, "")]
+            self._agent.register_memory(memory, pool.memory_kind)
             metadata: bytes = self._agent.get_agent_metadata()
         self.info = TransportInfo(
             metadata=metadata,
-            pool_address=pool.data_ptr(),
-            num_blocks=pool.shape[0],
-            block_bytes=pool.shape[1],
-            memory_kind="VRAM" if pool.is_cuda else "DRAM",
-            device_id=pool.get_device() if pool.is_cuda else 0,
+            pool_address=pool.address,
+            num_blocks=pool.num_blocks,
+            block_bytes=pool.block_bytes,
+            memory_kind=pool.memory_kind,
+            device_id=pool.device_id,
         )
         with _failures_as_remote_fault("preparing the own pool"):
             self.pool: PreparedPool = self._prepare("NIXL_INIT_AGENT", self.info)

@@ -16,14 +16,15 @@ import torch
 from disagg.errors import CapacityError, ConfigError, RemoteFault
 from disagg.workers.nixl_agent import NixlAgent, ReadHandle
 from disagg.workers.peer_reads import MEND_DELAY_MIN_S, Peer, Posted, Read, are_inside
+from disagg.workers.pool_region import PoolRegion
 from disagg.workers.transport import TransportInfo
 
 _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 5.0
-COMMANDS_MAX = 4096
 READS_MAX = 4096
+"""Reads taken and not reported yet; whoever has more asks again later."""
 
 
 class NixlTransport:
@@ -31,29 +32,26 @@ class NixlTransport:
 
     Args:
         agent_name: ``worker_id:epoch``.
-        pool: int8 ``[num_blocks, block_bytes]``, contiguous, host or CUDA; it stays registered
-            and alive as long as the process.
+        pool: the own KV memory; it stays registered and alive as long as the process.
         on_read_done: called on the transport's thread with (read id, error or "").
         handle_bytes_max: a read is cut into equal handles of at most this size, 1-16 MiB (of one
             block at least): fewer cost less, larger ones delay what comes after.
 
     Raises:
-        ConfigError: the pool's shape is wrong, or NIXL does not start.
+        ConfigError: NIXL does not start.
     """
 
     def __init__(
         self,
         agent_name: str,
-        pool: torch.Tensor,
+        pool: PoolRegion,
         *,
         on_read_done: Callable[[int, str], None],
         handle_bytes_max: int,
     ) -> None:
-        if pool.dtype != torch.int8 or pool.dim() != 2 or not pool.is_contiguous():
-            raise ConfigError("the pool is not a contiguous int8 [num_blocks, block_bytes] tensor")
         self._name = agent_name
         self._on_read_done = on_read_done
-        self._handle_blocks_max = max(1, handle_bytes_max // pool.shape[1])
+        self._handle_blocks_max = max(1, handle_bytes_max // pool.block_bytes)
         # Calls meet the thread here alone; what follows belongs to the thread.
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._peers: dict[str, Peer] = {}
@@ -65,7 +63,7 @@ class NixlTransport:
         # Written by the thread, read by all.
         self._failure = ""
         self._ending = threading.Lock()  # no command slips in behind the last one
-        self._num_reads = 0
+        self._num_reads = 0  # under that lock
         self._num_bytes = 0
         self._oldest_s: float | None = None
         self._idle: Future[None] = Future()
@@ -87,7 +85,7 @@ class NixlTransport:
 
     @property
     def num_reads(self) -> int:
-        """Reads taken by the thread whose end was not reported yet."""
+        """Reads whose end was not reported yet."""
         return self._num_reads
 
     @property
@@ -126,7 +124,7 @@ class NixlTransport:
 
         Raises:
             ValueError: lists of unequal length, or a destination outside our pool.
-            CapacityError: too many commands wait; nothing was queued.
+            CapacityError: `READS_MAX` reads have not ended; nothing was queued.
             RemoteFault: the transport has failed or is closed; nothing was queued.
         """
         src = np.asarray(src_blocks, dtype=np.int32)
@@ -139,11 +137,11 @@ class NixlTransport:
         order = src.argsort()
         piece_blocks = -(-len(src) // max(1, -(-len(src) // self._handle_blocks_max)))
         made = Read(read_id, peer, src[order], dst[order], piece_blocks)
-        self._put(lambda: self._start(made))
+        self._put(lambda: self._start(made), num_reads=1)
 
     def check(self) -> None:
         """Have the agent READ from itself; an ended transport knows what is wrong already."""
-        with contextlib.suppress(RemoteFault, CapacityError):
+        with contextlib.suppress(RemoteFault):
             self._put(self._check)
 
     def close(self, timeout_s: float) -> bool:
@@ -165,25 +163,26 @@ class NixlTransport:
     def _leave(self) -> None:
         # Python ends a daemon thread wherever it is; inside NIXL that aborts the process.
         self._exiting = True
-        with contextlib.suppress(RemoteFault, CapacityError):
+        with contextlib.suppress(RemoteFault):
             self._put(lambda: None)  # wakes it
         with contextlib.suppress(TimeoutError):
             self._idle.result(EXIT_TIMEOUT_S)
 
-    def _put(self, command: Callable[[], None]) -> None:
+    def _put(self, command: Callable[[], None], num_reads: int = 0) -> None:
         with self._ending:
             if self._failure:
                 raise RemoteFault(f"the KV transport has ended: {self._failure}")
-            if self._commands.qsize() >= COMMANDS_MAX:
-                raise CapacityError(f"{COMMANDS_MAX} transport commands are waiting")
+            if num_reads and self._num_reads >= READS_MAX:
+                raise CapacityError(f"{READS_MAX} reads are waiting")
+            self._num_reads += num_reads
             self._commands.put(command)
 
     # --- everything below runs on the transport's thread
 
-    def _main(self, pool: torch.Tensor, started: "Future[NixlAgent]") -> None:
+    def _main(self, pool: PoolRegion, started: "Future[NixlAgent]") -> None:
         try:
-            if pool.is_cuda:
-                torch.cuda.set_device(pool.device)
+            if pool.memory_kind == "VRAM":
+                torch.cuda.set_device(pool.device_id)
             self._agent = NixlAgent(self._name, pool)
         except Exception as error:
             self._failure = str(error)
@@ -286,7 +285,6 @@ class NixlTransport:
                 self._fail_waiting(fresh, fresh.error)
 
     def _start(self, read: Read) -> None:
-        self._num_reads += 1
         peer = self._peers.get(name := read.peer)
         if peer is not None and peer.pool is None and peer.mend(time.monotonic()):
             self._forget_when_idle(peer)
@@ -299,8 +297,6 @@ class NixlTransport:
             read.error = peer.error
         elif not are_inside(read.src, (peer.again or peer.info).num_blocks):
             read.error = f"a source block lies outside the pool of {name}"
-        elif self._num_reads > READS_MAX:
-            read.error = f"{READS_MAX} reads are waiting"
         if read.error or not read.src.size or peer is None:
             self._report(read)
         else:
@@ -388,7 +384,8 @@ class NixlTransport:
     def _report_ended(self) -> None:
         while self._ended:
             read = self._ended.popleft()
-            self._num_reads -= 1
+            with self._ending:
+                self._num_reads -= 1
             try:
                 self._on_read_done(read.read_id, read.error)
             except Exception:

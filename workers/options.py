@@ -1,7 +1,12 @@
 """Plain numbers and names a worker is built from; settings are read elsewhere."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+AUTO: Final = "auto"
+Auto = Literal["auto"]
+"""Decided by the worker from its machine and checkpoint, see ``engine_plan.py``."""
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +26,11 @@ class WorkerOptions:
     port: int = 0
     """0: any free one."""
     # engine
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    num_threads: int = 1
-    num_blocks: int = 1024
+    device: str = AUTO
+    """``cpu``, ``cuda`` or ``auto``."""
+    dtype: Dtype | Auto = AUTO
+    num_threads: int | Auto = AUTO
+    num_blocks: int | Auto = AUTO
     block_tokens: int = 16
     hash_key: str = ""
     """Secret of the block hashes; "" derives it from the model's fingerprint."""
@@ -32,6 +38,9 @@ class WorkerOptions:
     """ZeroMQ address that vLLM-compatible KV events are published at; "" for none."""
     kv_events_replay_endpoint: str = ""
     """ZeroMQ address that answers requests for missed KV events; "" for none."""
+    workers_per_host: int = 1
+    """Workers that share the host's cores and memory."""
+    workers_per_gpu: int = 1
     # scheduling
     max_model_tokens: int = 0
     """0: the model's own limit."""

@@ -45,12 +45,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         opening = await anext(aiter(request_iterator), None)
         opened = None if opening is None else session_request_from_wire(opening)
         if not isinstance(opened, SessionOpen) or opened.worker != self._me:
+            wanted = opened.worker if isinstance(opened, SessionOpen) else "opened by a SessionOpen"
             await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"this is {self._me}, not {opened}"
+                grpc.StatusCode.FAILED_PRECONDITION, f"this is {self._me}, not {wanted}"
             )
         queue: asyncio.Queue[ToRouterMessage | None] = asyncio.Queue(SESSION_QUEUE_MAX)
         handler = asyncio.current_task()
         assert handler is not None
+        replaced = ""
 
         def send(message: ToRouterMessage) -> None:
             try:
@@ -58,11 +60,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             except asyncio.QueueFull:
                 handler.cancel()
 
+        def end(reason: str) -> None:
+            nonlocal replaced
+            replaced = reason
+            while not queue.empty():  # of requests that have just ended here
+                queue.get_nowait()
+            queue.put_nowait(None)
+
         reading = asyncio.create_task(self._read_session(request_iterator, send, queue))
-        self._control.open_session(send)
+        self._control.open_session(send, end)
         try:
             while (message := await queue.get()) is not None:
                 yield session_response_to_wire(message)
+            if replaced:
+                await context.abort(grpc.StatusCode.ABORTED, replaced)
         finally:
             reading.cancel()
             self._control.close_session(send)

@@ -64,6 +64,9 @@ class KVTransport(Protocol):
         The end is reported exactly once, when every handle of the read is terminal. Until then
         the destinations must stay held. After it they hold the peer's bytes, or anything where an
         error was reported; only the owner's commit says whether they are the right ones.
+
+        Raises:
+            CapacityError: it has enough reads for now; to be asked again when some have ended.
         """
         ...
 

@@ -15,17 +15,19 @@ from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
-from disagg.scheduling.admission import handover_tokens_max
+from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine.engine import Engine
+from disagg.workers.engine.checkpoint import open_checkpoint
+from disagg.workers.engine.protocol import Engine, EngineFactory
+from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engine_plan import plan_engine
 from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
@@ -50,9 +52,23 @@ def nixl_transport(
     """The transport of every real worker."""
     return NixlTransport(
         agent,
-        engine.pool.tensor,
+        engine.region,
         on_read_done=on_read_done,
         handle_bytes_max=handle_bytes_max,
+    )
+
+
+def torch_engine(options: WorkerOptions) -> Engine:
+    """The engine of every real worker, as large as its machine and its options let it be."""
+    plan = plan_engine(options, open_checkpoint(options.model_dir))
+    return TorchEngine(
+        options.model_dir,
+        num_blocks=plan.num_blocks,
+        block_tokens=options.block_tokens,
+        dtype=plan.dtype,
+        device=plan.device,
+        num_threads=plan.num_threads,
+        summary=plan.summary,
     )
 
 
@@ -61,19 +77,27 @@ class Worker:
 
     Attributes:
         incarnation: who this is; the epoch is random and new.
+        options: what it was started with.
+        summary: what it took of its machine, in one line, valid after `start`.
         address: host:port of the gRPC service, valid after `start`.
         failed: why the worker cannot go on, "" while it can.
         control: the control, valid after `start`; to be touched on its loop only.
     """
 
     def __init__(
-        self, options: WorkerOptions, *, transport_factory: TransportFactory = nixl_transport
+        self,
+        options: WorkerOptions,
+        *,
+        engine_factory: EngineFactory = torch_engine,
+        transport_factory: TransportFactory = nixl_transport,
     ) -> None:
         self.options = options
         self.incarnation = Incarnation(options.worker_id, secrets.token_hex(8))
+        self.summary = ""
         self.address = ""
         self.failed = ""
         self.control: Control | None = None
+        self._engine_factory = engine_factory
         self._transport_factory = transport_factory
         self._failed_event = threading.Event()
         self._serving = threading.Event()
@@ -87,20 +111,14 @@ class Worker:
         Raises:
             ConfigError: the options, checkpoint or address cannot be used.
         """
-        options = self.options
         exporter = exporter_named_in(os.environ)
-        self._trace = TransferTrace(tracer_for(exporter, self.incarnation, options.role))
-        self._engine = Engine(
-            options.model_dir,
-            num_blocks=options.num_blocks,
-            block_tokens=options.block_tokens,
-            dtype=options.dtype,
-            device=options.device,
-            num_threads=options.num_threads,
-        )
+        self._trace = TransferTrace(tracer_for(exporter, self.incarnation, self.options.role))
+        self._engine = self._engine_factory(self.options)
+        self.summary = self._engine.summary
+        log.info("worker %s takes %s", self.options.worker_id, self.summary)
         self._thread.start()
         if not self._serving.wait(START_TIMEOUT_S) or self.failed:
-            raise ConfigError(f"worker {options.worker_id} did not start: {self.failed}")
+            raise ConfigError(f"worker {self.options.worker_id} did not start: {self.failed}")
 
     def wait_failed(self, timeout_s: float | None = None) -> bool:
         """Block until the worker failed or stopped; False when the time is over first."""
@@ -163,7 +181,9 @@ class Worker:
         await server.start()
         info = self._info(contract, core)
         tasks = [
-            asyncio.create_task(keep_registered(address, info, options.heartbeat_ms))
+            asyncio.create_task(
+                keep_registered(address, info, options.heartbeat_ms), name=f"router {address}"
+            )
             for address in options.router_addresses
         ]
         log.info(
@@ -174,9 +194,10 @@ class Worker:
             self.incarnation.epoch,
         )
         if publisher is not None:
-            events = asyncio.create_task(publisher.run(lambda: control.changed))
-            events.add_done_callback(self._events_ended)
-            tasks.append(events)
+            events = publisher.run(lambda: control.changed)
+            tasks.append(asyncio.create_task(events, name="KV events"))
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
         self._serving.set()
         await self._stop.wait()
         for task in tasks:
@@ -202,9 +223,9 @@ class Worker:
         log.info("worker %s publishes KV events at %s", self.options.worker_id, publisher.endpoint)
         return publisher
 
-    def _events_ended(self, task: "asyncio.Task[None]") -> None:
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._fail(f"KV events: {task.exception()!r}")
+            self._fail(f"{task.get_name()}: {task.exception()!r}")
 
     def _build_core(self) -> WorkerCore:
         options, engine = self.options, self._engine
@@ -213,7 +234,7 @@ class Worker:
         )
         coordinator = KVCacheCoordinator(
             engine.layout,
-            options.num_blocks,
+            engine.region.num_blocks,
             max_model_tokens=max_model_tokens,
             max_step_tokens=options.max_step_tokens,
             events_with_tokens=bool(options.kv_events_endpoint),
@@ -255,7 +276,7 @@ class Worker:
         hasher = BlockHasher(self._hash_key(), layout.hash_block_tokens)
         return Contract(
             model_fingerprint=self._engine.fingerprint,
-            dtype=self.options.dtype,
+            dtype=self._engine.dtype,
             groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
             block_bytes=layout.block_bytes,
             hash_block_tokens=layout.hash_block_tokens,
@@ -275,18 +296,30 @@ class Worker:
             contract=contract,
             groups=tuple(
                 GroupInfo(
-                    kind=spec_kind(group.spec),
+                    kind=group.spec.kind,
                     block_tokens=group.spec.block_tokens,
-                    window_tokens=window_tokens_of(group.spec),
+                    window_tokens=group.spec.window_tokens,
                     num_layers=len(group.layers),
                     useful_bytes=layout.useful_bytes(group.group),
                 )
                 for group in layout.groups
             ),
-            max_model_tokens=core.limits.max_model_tokens,
+            max_model_tokens=self._served_tokens_max(core),
             handover_tokens_max=handover_tokens_max(core.limits, core.kv),
             num_blocks=core.kv.num_usable_blocks,
         )
+
+    def _served_tokens_max(self, core: WorkerCore) -> int:
+        longest = served_tokens_max(core.limits, core.kv)
+        if longest < core.limits.max_model_tokens:
+            log.warning(
+                "worker %s serves at most %d tokens of the model's %d: its pool has %d blocks",
+                self.options.worker_id,
+                longest,
+                core.limits.max_model_tokens,
+                core.kv.num_usable_blocks,
+            )
+        return longest
 
     def _hello(self, contract: Contract, info: TransportInfo) -> PeerHello:
         return PeerHello(

@@ -8,9 +8,11 @@ from typing import Any
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
-from disagg.kv.request import KVRequest
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import KVCacheLayout
 
 BLOCK = 16
 HASHER = BlockHasher(b"benchmark", BLOCK)
@@ -45,9 +47,9 @@ class Case:
         self.sample = getattr(self, order["case"])
         """Seconds of one run (with the tokens hit, for look-ups)."""
 
-    def request(self, name: str, tokens: list[int]) -> KVRequest:
+    def request(self, name: str, tokens: list[int]) -> KVSequence:
         """A request with its hashes."""
-        made = KVRequest(name, tokens)
+        made = KVSequence(name, tokens)
         HASHER.extend(made.hashes, made.token_ids)
         return made
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.coordinator.cases import BLOCK, coordinator
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 
 PROMPT_BLOCKS = 8192
 
@@ -27,7 +27,7 @@ def main() -> None:
     while left:
         size = min(PROMPT_BLOCKS, left)
         hashes = [os.urandom(32) for _ in range(size)]
-        made = KVRequest(number, [0] * (size * BLOCK), hashes)
+        made = KVSequence(number, [0] * (size * BLOCK), hashes)
         assert kv.allocate(made, num_new_tokens=size * BLOCK)
         kv.publish(number, size * BLOCK)
         kv.free(number)

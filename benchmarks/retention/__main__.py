@@ -11,12 +11,14 @@ import json
 import random
 from collections import deque
 
+from disagg.kv.blocks.retention import Retention
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
-from disagg.kv.request import KVRequest
-from disagg.kv.retention import Retention
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 
 BLOCK = 16
 CHUNK = 2048
@@ -75,7 +77,7 @@ def hit_rate(prompts: list[Prompt], num_blocks: int, retention: Retention) -> tu
     alive: deque[int] = deque()
     hits = 0
     for number, prompt in enumerate(prompts):
-        made = KVRequest(number, list(prompt))
+        made = KVSequence(number, list(prompt))
         hasher.extend(made.hashes, made.token_ids)
         if len(alive) == ALIVE:
             kv.free(alive.popleft())

@@ -18,7 +18,7 @@ from benchmarks.transfer.load import measure as measure_load
 from benchmarks.transfer.node import NodePlan
 from benchmarks.transfer.pair import Pair, Pull
 from benchmarks.transfer.raw import SHAPES, RawOwner, RawReader, SocketOwner, SocketReader
-from disagg.kv.specs import FullAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
 
 MIB = 1 << 20
 LAYERS = (FullAttentionSpec(block_tokens=16, num_kv_heads=4, head_size=256, dtype_bytes=2),) * 4

@@ -13,8 +13,8 @@ from benchmarks.transfer.figures import figure
 from benchmarks.transfer.node import NodePlan
 from benchmarks.transfer.pair import Pair
 from disagg.checking.explorer.table_news import TableNews
-from disagg.kv.block_pool import BlockPool
-from disagg.kv.specs import FullAttentionSpec
+from disagg.kv.blocks.block_pool import BlockPool
+from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Offers, PeerMessage
 from disagg.transfer.actions import PostRead, Send

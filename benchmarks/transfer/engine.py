@@ -5,11 +5,13 @@ from collections.abc import Hashable
 
 import torch
 
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.kv.layout import KVCacheLayout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken
+from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.workers.engine.paged_pool import PagedPool
 
@@ -28,10 +30,12 @@ class PacedEngine:
         self.pool = PagedPool(layout, num_blocks=num_blocks, dtype=dtype, device=cpu).tensor
         self._tokens_per_s = tokens_per_s
         self._writes = writes
+        self._tables = BlockTables(len(layout.groups), num_blocks)
 
     def run(self, step: Step) -> StepResult:
         """Compute nothing, but leave bytes and use up the time."""
         begin_s = time.monotonic()
+        self._tables.apply(step)
         num_tokens = 0
         for part in step.slices:
             num_tokens += len(part.token_ids)
@@ -45,7 +49,7 @@ class PacedEngine:
 
     def _write(self, part: SequenceSlice) -> None:
         end = part.start + len(part.token_ids)
-        for group, table in zip(self.layout.groups, part.block_tables, strict=True):
+        for group, table in zip(self.layout.groups, self._tables[part.key], strict=True):
             size = group.spec.block_tokens
             for position in range(part.start // size, -(-end // size)):
                 if table[position] != NULL_BLOCK:

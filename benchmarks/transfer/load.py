@@ -18,7 +18,7 @@ from benchmarks.transfer.figures import MS, figure
 from benchmarks.transfer.node import Node, NodePlan
 from benchmarks.transfer.pair import Pair
 from benchmarks.transfer.raw import RawOwner, RawReader
-from disagg.kv.specs import FullAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.messages.session import Role
 
 MIB = 1 << 20

@@ -22,8 +22,8 @@ from benchmarks.transfer.engine import PacedEngine, number_of, words
 from benchmarks.transfer.marks import MarkedEngine, Marks
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
-from disagg.kv.specs import Spec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers, PeerMessage
 from disagg.messages.registration import Contract
@@ -44,6 +44,7 @@ from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
+from disagg.workers.engine.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
@@ -111,9 +112,9 @@ class Node:
         self.failed = ""
         self.reads = Marks()
         if plan.model_dir:
-            from disagg.workers.engine.engine import Engine
+            from disagg.workers.engine.torch_engine import TorchEngine
 
-            real = Engine(plan.model_dir, num_blocks=plan.num_blocks)
+            real = TorchEngine(plan.model_dir, num_blocks=plan.num_blocks)
             self.layout, self.pool = real.layout, real.pool.tensor
             self.engine = MarkedEngine(self.mark, real)
         else:
@@ -164,7 +165,7 @@ class Node:
 
         self.transport = NixlTransport(
             agent_name(self.incarnation),
-            self.pool,
+            region_of(self.pool),
             on_read_done=read_done,
             handle_bytes_max=plan.handle_bytes_max,
         )
@@ -270,7 +271,7 @@ class Node:
         if pipelined:
             vars(prefill_side).pop("offer", None)
         else:
-            prefill_side.offer = lambda now_ms, seq, renew: None  # type: ignore[method-assign]
+            vars(prefill_side)["offer"] = lambda *_, **__: None
 
     def submit(
         self, number: int, role: Role, num_tokens: int, max_tokens: int, peer: PeerAddress | None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.transfer.node import Node
+from disagg.workers.engine.paged_pool import region_of
 from disagg.workers.nixl_agent import NixlAgent
 from disagg.workers.transport import TransportInfo
 
@@ -31,7 +32,7 @@ class RawOwner:
     """
 
     def __init__(self, node: Node) -> None:
-        self._agent = NixlAgent("raw-owner", node.pool)
+        self._agent = NixlAgent("raw-owner", region_of(node.pool))
 
     def info(self) -> TransportInfo:
         """Metadata and address."""
@@ -43,7 +44,7 @@ class RawReader:
 
     def __init__(self, node: Node) -> None:
         self._pool = node.pool
-        self._made = NixlAgent("raw-reader", node.pool)
+        self._made = NixlAgent("raw-reader", region_of(node.pool))
         self._agent = self._made._agent
         self._lists: dict[tuple[int, int], tuple[object, object, int]] = {}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.transfer_bytes.shapes import BLOCK_TOKENS, Shape
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 
 MAX_STEP_TOKENS = 8192
 
@@ -51,7 +51,7 @@ def hand_over(shape: Shape, num_tokens: int, num_cached: int = 0) -> HandOver:
     hasher = BlockHasher(b"benchmark", BLOCK_TOKENS)
     if num_cached:
         _serve(coordinator, hasher, tokens[:num_cached])
-    request = KVRequest("pulled", tokens)
+    request = KVSequence("pulled", tokens)
     hasher.extend(request.hashes, tokens)
     reservation = coordinator.reserve_external(request, num_tokens)
     if reservation is None:
@@ -87,7 +87,7 @@ def _needed_blocks(shape: Shape, layer: int, num_tokens: int, num_cached: int) -
 
 def _serve(coordinator: KVCacheCoordinator, hasher: BlockHasher, tokens: list[int]) -> None:
     """Let the worker have computed a prompt before, chunk by chunk."""
-    request = KVRequest("earlier", tokens)
+    request = KVSequence("earlier", tokens)
     hasher.extend(request.hashes, tokens)
     for start in range(0, len(tokens), MAX_STEP_TOKENS):
         end = min(start + MAX_STEP_TOKENS, len(tokens))

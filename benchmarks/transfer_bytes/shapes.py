@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
-from disagg.kv.layout import KVCacheLayout, plan_layout
-from disagg.kv.specs import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 
 BLOCK_TOKENS = 16
 DTYPE_BYTES = 2

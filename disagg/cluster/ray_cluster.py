@@ -3,12 +3,15 @@
 Ray is imported inside the functions: it reads how to authenticate when it is imported.
 """
 
+import contextlib
 import logging
 import math
 import os
 import secrets
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from disagg.config import Settings
@@ -46,16 +49,17 @@ def start_ray(settings: Settings, folder: Path) -> None:
 
     num_cpus = max(1, math.ceil(num_workers(settings) * settings.cluster.num_cpus_per_worker))
     try:
-        ray.init(
-            num_cpus=num_cpus,
-            object_store_memory=settings.cluster.object_store_mib << 20,
-            include_dashboard=False,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            _temp_dir=str(folder),
-            _node_ip_address="127.0.0.1",
-        )
+        with _own_signals():
+            ray.init(
+                num_cpus=num_cpus,
+                object_store_memory=settings.cluster.object_store_mib << 20,
+                include_dashboard=False,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _temp_dir=str(folder),
+                _node_ip_address="127.0.0.1",
+            )
     except (RuntimeError, ValueError, OSError) as error:
         raise ConfigError(f"Ray did not start: {error} (logs in {folder})") from error
 
@@ -77,12 +81,13 @@ def join_ray(settings: Settings) -> None:
     deadline = time.monotonic() + settings.cluster.start_timeout_s
     while True:
         try:
-            ray.init(
-                address=address,
-                namespace=NAMESPACE,
-                log_to_driver=True,
-                logging_level=logging.WARNING,
-            )
+            with _own_signals():
+                ray.init(
+                    address=address,
+                    namespace=NAMESPACE,
+                    log_to_driver=True,
+                    logging_level=logging.WARNING,
+                )
             return
         except (ConnectionError, RuntimeError, ValueError) as error:
             if time.monotonic() > deadline:
@@ -102,10 +107,31 @@ def stop_ray() -> None:
         ray.shutdown()
 
 
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, if there is one: Ray puts its own in its place.
+
+    Ray's raises SystemExit, before and after it is known who started it; that means the same as
+    KeyboardInterrupt, which ours raise.
+    """
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise KeyboardInterrupt from ended
+        raise
+    finally:
+        if callable(ours):
+            signal.signal(signal.SIGTERM, ours)
+
+
 def _set_environment() -> None:
     """What Ray and the workers it starts read from the environment; given values win."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Read by a raylet that is started here; 15, Ray's default, lets everything else go first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Ray would otherwise hide devices from actors that ask for none, and warn about it.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

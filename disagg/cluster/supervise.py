@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
+from disagg.cluster.placement import Placement, has_room, place_workers
 from disagg.config import Settings, worker_options
 from disagg.errors import ConfigError, ExpiredError
 from disagg.workers.actor import WORKER_PATH, WorkerActor, WorkerState
@@ -17,14 +18,16 @@ from disagg.workers.options import WorkerOptions
 Report = Callable[[str], None]
 
 _POLL_S = 0.5
+_HOSTS_WAIT_S = 60.0
+"""Hosts join while this starts; where more are made on demand they come later."""
 _RECREATE_MIN_S = 1.0
 _RECREATE_MAX_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
-def plan_workers(settings: Settings) -> list[WorkerOptions]:
-    """Options of every worker the settings ask for.
+def plan_workers(settings: Settings, placement: Placement) -> list[WorkerOptions]:
+    """Options of every worker the settings ask for, in its place.
 
     Raises:
         ConfigError: no usable checkpoint directory, or no router to register with.
@@ -36,7 +39,12 @@ def plan_workers(settings: Settings) -> list[WorkerOptions]:
         "both": cluster.num_both,
     }
     return [
-        worker_options(settings, f"{role}-{i}", role)
+        replace(
+            worker_options(settings, f"{role}-{i}", role),
+            device=placement.device,
+            workers_per_gpu=placement.workers_per_gpu,
+            workers_per_host=placement.workers_per_host,
+        )
         for role, count in counts.items()
         for i in range(count)
     ]
@@ -67,7 +75,8 @@ class Supervisor:
         self._settings = settings
         self._report = report
         self._worker_path = worker_path
-        self._plans = plan_workers(settings)
+        self._placement = place_workers(settings, ())
+        self._plans = plan_workers(settings, self._placement)
         self._workers: list[_Supervised] = []
 
     @property
@@ -83,6 +92,7 @@ class Supervisor:
             ExpiredError: not all serve after ``cluster.start_timeout_s``.
         """
         deadline = time.monotonic() + self._settings.cluster.start_timeout_s
+        self._place()
         for options in self._plans:
             actor = self._create(options)
             self._workers.append(_Supervised(options, actor, actor.describe.remote()))
@@ -112,6 +122,18 @@ class Supervisor:
             ray.kill(worker.actor, no_restart=True)
         self._workers.clear()
 
+    def _place(self) -> None:
+        """Wait a while for the hosts: what workers get depends on how many there are."""
+        settings = self._settings
+        deadline = time.monotonic() + min(_HOSTS_WAIT_S, settings.cluster.start_timeout_s)
+        while time.monotonic() < deadline:
+            if has_room(settings, ray.cluster_resources()):  # type: ignore[no-untyped-call]
+                break
+            time.sleep(_POLL_S)
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+        self._placement = place_workers(settings, nodes)
+        self._plans = plan_workers(settings, self._placement)
+
     def _create(self, options: WorkerOptions) -> Any:
         cluster = self._settings.cluster
         resources: dict[str, float] = {}
@@ -121,7 +143,7 @@ class Supervisor:
         return remote.options(
             name=f"{options.worker_id}-{time.monotonic_ns():x}",
             num_cpus=cluster.num_cpus_per_worker,
-            num_gpus=cluster.num_gpus_per_worker if options.device.startswith("cuda") else 0,
+            num_gpus=self._placement.num_gpus,
             resources=resources,
             max_restarts=cluster.max_restarts,
             max_task_retries=0,
@@ -169,6 +191,8 @@ class Supervisor:
                 f"worker {state.worker_id} serves{again} on {state.address}"
                 f" (pid {state.pid}, epoch {state.epoch})"
             )
+            if worker.state is None or worker.state.summary != state.summary:
+                self._report(f"worker {state.worker_id} takes {state.summary}")
         worker.state, worker.down, worker.recreate_delay_s = state, False, _RECREATE_MIN_S
 
     def _lost(self, worker: _Supervised, reason: str) -> None:

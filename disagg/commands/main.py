@@ -55,7 +55,3 @@ def _root(
     if show_version:
         print(version("disagg"))
         raise typer.Exit()
-
-
-if __name__ == "__main__":
-    main()

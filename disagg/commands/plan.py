@@ -11,8 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from disagg.errors import ConfigError
-from disagg.kv.memory_plan import MemoryPlan, all_layers_full, parse_memory, plan_memory
-from disagg.kv.model_shapes import ModelShape, read_shape
+from disagg.kv.shapes.memory_plan import (
+    MemoryPlan,
+    all_layers_full,
+    format_memory,
+    parse_memory,
+    plan_memory,
+)
+from disagg.kv.shapes.model_shapes import ModelShape, read_shape
 
 
 def plan_kv_memory(
@@ -94,8 +100,9 @@ class MemoryReport:
         ):
             table.add_column(name, justify="right")
         for group in plan.groups:
-            state = f"{_size(group.state_bytes)} in {group.blocks_per_state} blocks"
+            state = f"{format_memory(group.state_bytes)} in {group.blocks_per_state} blocks"
             share = group.padding_bytes / (plan.layout.block_bytes * group.blocks_per_state)
+            padding = f"{format_memory(group.padding_bytes)} ({share:.1%})"
             table.add_row(
                 str(group.group),
                 group.kind,
@@ -104,12 +111,12 @@ class MemoryReport:
                 str(group.block_tokens),
                 f"{group.token_bytes:,}" if group.token_bytes else "-",
                 state if group.state_bytes else "-",
-                f"{_size(group.padding_bytes)} ({share:.1%})" if group.padding_bytes else "0",
+                padding if group.padding_bytes else "0",
                 f"{group.blocks_per_sequence:,}",
             )
         console.print(
             f"{self.shape.architecture}: {plan.num_blocks:,} blocks of "
-            f"{_size(plan.layout.block_bytes)} in {_size(plan.memory_bytes)}, "
+            f"{format_memory(plan.layout.block_bytes)} in {format_memory(plan.memory_bytes)}, "
             f"sequences of {plan.context_tokens:,} tokens",
             markup=False,
         )
@@ -117,7 +124,9 @@ class MemoryReport:
         compared = Table("", "tokens that fit", "sequences at once", "a sequence", box=None)
         for name, each in (("this plan", plan), ("all layers full", full)):
             held = each.blocks_per_sequence * each.layout.block_bytes
-            compared.add_row(name, f"{each.num_tokens:,}", f"{each.num_sequences:,}", _size(held))
+            compared.add_row(
+                name, f"{each.num_tokens:,}", f"{each.num_sequences:,}", format_memory(held)
+            )
         console.print(compared)
 
 
@@ -141,12 +150,3 @@ def _capacity(plan: MemoryPlan) -> dict[str, int]:
         "num_tokens": plan.num_tokens,
         "num_sequences": plan.num_sequences,
     }
-
-
-def _size(num_bytes: int) -> str:
-    size, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.4g} {unit}"

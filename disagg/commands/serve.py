@@ -22,7 +22,7 @@ from disagg.commands.arguments import (
     Set,
     read_effective,
 )
-from disagg.commands.signals import ignore_signals, interrupt_on_signals
+from disagg.commands.signals import exit_on_signals, ignore_signals, interrupt_on_signals
 from disagg.config import router_options
 
 
@@ -41,7 +41,9 @@ def serve(
     """Serve a model from this machine until Ctrl-C: Ray, workers and router.
 
     Without --ray-address a Ray cluster of this machine alone is started, and stopped at the end.
+    Ctrl-C and SIGTERM stop everything and end it with exit code 0 (130 or 143 before it has begun).
     """
+    exit_on_signals()  # until something is started
     effective = read_effective(
         config,
         settings_given,
@@ -63,7 +65,6 @@ def serve(
     interrupt_on_signals()
     try:
         cluster.start()
-        interrupt_on_signals()  # Ray has put its own in their place
         served = router_options(cluster.settings).model_name
         console.print(f"serving {served} on {cluster.url}/v1 (Ctrl-C stops)", markup=False)
         try:
@@ -91,6 +92,7 @@ def router(
     with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
 ) -> None:
     """Run the router alone: HTTP for clients, gRPC for workers."""
+    exit_on_signals()  # until the router has its own
     if with_parent:
         end_with_parent()
     effective = read_effective(
@@ -124,6 +126,7 @@ def workers(
     They register with cluster.router_addresses; the router is started apart (disagg router).
     Without --ray-address the cluster this machine belongs to is joined.
     """
+    exit_on_signals()
     effective = read_effective(
         config,
         settings_given,
@@ -143,7 +146,6 @@ def workers(
     interrupt_on_signals()
     try:
         join_ray(effective.settings)
-        interrupt_on_signals()
         from disagg.cluster.supervise import Supervisor  # imports Ray, see ray_cluster
 
         supervisor = Supervisor(effective.settings, log.info)

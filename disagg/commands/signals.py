@@ -1,7 +1,29 @@
-"""How a command ends: Ctrl-C and SIGTERM while it runs, neither while it stops."""
+"""How a command ends: Ctrl-C and SIGTERM while it imports, while it runs, and while it stops."""
 
+import os
 import signal
 from types import FrameType
+
+
+def exit_on_signals() -> None:
+    """SIGINT and SIGTERM end the process on the spot, with exit code 130 or 143.
+
+    For as long as nothing was started that would have to be stopped. Raising is no way out of an
+    import: some module may catch it.
+    """
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        os.write(2, b"disagg: interrupted\n")
+        os._exit(128 + signum)
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+
+
+def raise_on_signals() -> None:
+    """As Python begins: SIGINT raises KeyboardInterrupt, SIGTERM ends the process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def interrupt_on_signals() -> None:

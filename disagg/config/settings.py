@@ -1,8 +1,11 @@
 """What can be set, by concern, with ranges. Defaults equal those of the options they become."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from disagg.routing.policy.registry import DEFAULT_POLICY, POLICIES
+from disagg.workers.options import AUTO, Auto, Dtype
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -32,13 +35,19 @@ class WorkerSettings(_Section):
 
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address the worker binds to and announces; "node" is its Ray node's."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda)$")
-    """cuda is the device Ray gives the worker."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    num_threads: int = Field(default=1, ge=1, le=1024)
-    """Torch threads of a worker."""
-    num_blocks: int = Field(default=1024, ge=2, le=1 << 31)
-    """KV blocks of a worker's pool, the null block included."""
+    device: str = Field(default=AUTO, pattern=r"^(auto|cpu|cuda)$")
+    """auto: a GPU where Ray has any; cuda is the device Ray gives the worker."""
+    dtype: Dtype | Auto = AUTO
+    """auto: that of the checkpoint's weights."""
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | Auto = AUTO
+    """Torch threads of a worker; auto: the cores, divided among the workers of the host."""
+    num_blocks: Annotated[int, Field(ge=2, le=1 << 31)] | Auto = AUTO
+    """KV blocks of a worker's pool, the null block included; auto: as many as fit.
+
+    On the CPU half of what the weights leave of the worker's share of the memory, at most a quarter
+    of the share; on a GPU nine tenths of what they leave; never more than scheduling.max_sequences
+    sequences can fill.
+    """
     block_tokens: int = Field(default=16, ge=1, le=4096)
     """Tokens per block; a power of two."""
     kv_events_endpoint: str = ""
@@ -123,11 +132,14 @@ class RouterSettings(_Section):
     replans_max: int = Field(default=3, ge=0, le=100)
     """Tries after the first before a request fails."""
     request_timeout_ms: Milliseconds = 600_000
-    """Without any progress for so long a request fails with 504."""
+    """A request that stands still for so long fails with 504: no token, no report of a worker, no
+    further part of its prompt computed."""
     records_max: Positive = 1024
     """Finished requests whose record stays readable."""
     worker_silent_ms: Milliseconds = 10_000
     """A worker not heard of for so long is dropped."""
+    policy: str = DEFAULT_POLICY
+    """Who prefills and who decodes: ``prefix_then_load``, or ``local`` to hand nothing over."""
     pull_tokens_min: Positive = 256
     """So many more tokens of prefix another worker must have to be pulled from."""
 
@@ -135,6 +147,9 @@ class RouterSettings(_Section):
     def _check(self) -> Self:
         if self.http_port and self.http_port == self.grpc_port:
             raise ValueError("grpc_port: must differ from router.http_port")
+        if self.policy not in POLICIES:
+            known = ", ".join(sorted(POLICIES))
+            raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")
         return self
 
 
@@ -152,9 +167,13 @@ class ClusterSettings(_Section):
     num_cpus_per_worker: float = Field(default=0.1, ge=0, le=1024)
     """CPUs Ray counts for a worker; it limits placement, not use."""
     num_gpus_per_worker: float = Field(default=1, ge=0, le=1024)
-    """GPUs Ray counts for a worker on cuda; less than 1 lets workers share one."""
+    """GPUs Ray counts for a worker on cuda; less than 1 lets workers share one. With worker.device
+    auto workers share as many as there are.
+    """
     router_addresses: tuple[HostPort, ...] = Field(default=(), strict=False)
-    """host:port of every router's gRPC service; empty derives it from router.host."""
+    """host:port of the router's gRPC service; empty derives it from router.host. Workers register
+    with each of several, but serve one at a time: the last that opened a session.
+    """
     heartbeat_ms: Milliseconds = 1_000
     """Workers register again that often."""
     max_restarts: int = Field(default=-1, ge=-1, le=1_000_000)

@@ -15,6 +15,8 @@ from disagg.errors import ConfigError
 PREFIX = "DISAGG_"
 CONFIG_VARIABLE = "DISAGG_CONFIG"
 """Names the configuration file when no flag does."""
+TEST_PREFIX = "DISAGG_TEST_"
+"""Variables that the tests read; no settings."""
 FILE_BYTES_MAX = 1 << 20
 
 
@@ -57,7 +59,7 @@ def read_settings(
 
     Args:
         path: configuration file; None takes ``DISAGG_CONFIG`` if it is set.
-        environ: environment variables; every ``DISAGG_*`` must be a setting.
+        environ: environment variables; every ``DISAGG_*`` but ``DISAGG_TEST_*`` must be a setting.
         flags: values given as flags, by dotted key.
 
     Raises:
@@ -96,7 +98,9 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     """Settings among environment variables: ``DISAGG_ROUTER__HTTP_PORT`` is router.http_port."""
     given: dict[str, Given] = {}
     for name, text in sorted(environ.items()):
-        if name.startswith(PREFIX) and name != CONFIG_VARIABLE:
+        if name.startswith(TEST_PREFIX) or name == CONFIG_VARIABLE:
+            continue
+        if name.startswith(PREFIX):
             key = name.removeprefix(PREFIX).lower().replace("__", ".", 1)
             given[key] = Given(parse_text(key, text), f"env:{name}")
     return given
@@ -173,14 +177,15 @@ def _validate(given: dict[str, Given]) -> Effective:
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
-        faults = []
-        first = ""
-        for detail in error.errors():
+        messages: dict[str, list[str]] = {}
+        for detail in error.errors():  # one for each type that a value could have had
             key, message = _locate(detail["loc"], detail["msg"])
-            source = f" [{given[key].source}]" if key in given else ""
-            faults.append(f"{key}: {message}{source}")
-            first = first or key
-        raise ConfigError("\n".join(faults), param=first) from None
+            messages.setdefault(key, []).append(message)
+        faults = [
+            f"{key}: {' or '.join(texts)}" + (f" [{given[key].source}]" if key in given else "")
+            for key, texts in messages.items()
+        ]
+        raise ConfigError("\n".join(faults), param=next(iter(messages))) from None
     sources = {key: given[key].source if key in given else "default" for key in types}
     return Effective(settings, sources)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from disagg.kv.block_pool import BlockPool
-from disagg.kv.manager import GroupManager
-from disagg.kv.promises import PromiseBook
-from disagg.kv.request import CacheHit
-from disagg.kv.steps import StepHolds
+from disagg.kv.blocks.block_pool import BlockPool
+from disagg.kv.blocks.hits import CacheHit
+from disagg.kv.blocks.promises import PromiseBook
+from disagg.kv.blocks.step_holds import StepHolds
+from disagg.kv.kinds.manager import GroupManager
 
 
 class Admission:
@@ -25,7 +25,7 @@ class Admission:
         self.promises = PromiseBook(pool, self._returning_blocks)
 
     def num_needed(
-        self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_computed: int, capped: bool
+        self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_known: int, capped: bool
     ) -> int:
         """Blocks that leave the free list if ``key`` grows to ``num_tokens``, the hit's included.
 
@@ -33,29 +33,26 @@ class Admission:
             key: the sequence.
             num_tokens: tokens that need a slot.
             hit: prefix it will adopt.
-            num_computed: tokens known before the step, hit and external ones included.
+            num_known: tokens known before the step, hit and external ones included.
             capped: count the most that a whole prompt holds at once.
         """
         if hit is None:
             return sum(
-                [
-                    m.num_to_allocate(key, num_tokens, (), num_computed, capped)
-                    for m in self._managers
-                ]
+                [m.num_to_allocate(key, num_tokens, (), num_known, capped) for m in self._managers]
             )
         needed = 0
         for manager in self._managers:
             blocks = hit.block_ids[manager.group]
-            needed += manager.num_to_allocate(key, num_tokens, blocks, num_computed, capped)
+            needed += manager.num_to_allocate(key, num_tokens, blocks, num_known, capped)
             if blocks:
-                needed += self._pool.num_leaving(manager.kept_hits(blocks, num_computed))
+                needed += self._pool.num_leaving(manager.kept_hits(blocks, num_known))
         return needed
 
-    def fits(self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_computed: int) -> bool:
+    def fits(self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_known: int) -> bool:
         """Whether growing leaves everybody else's promise intact."""
-        needed = self.num_needed(key, num_tokens, hit, num_computed, False)
+        needed = self.num_needed(key, num_tokens, hit, num_known, False)
         if hit is not None and len(self.promises):
-            kept = [m.kept_hits(hit.block_ids[m.group], num_computed) for m in self._managers]
+            kept = [m.kept_hits(hit.block_ids[m.group], num_known) for m in self._managers]
             needed += self.promises.sharing_cost(key, [b for blocks in kept for b in blocks])
         return needed <= self.promises.available(key)
 
@@ -70,8 +67,7 @@ class Admission:
             remaining = max(0, manager.num_blocks(num_tokens) - len(blocks))
             fresh += max(0, min(remaining, manager.peak_blocks - len(kept)))
             held += kept
-            if manager.returns_blocks:
-                returning += kept
+            returning += manager.returning(kept)
         return self.promises.give(key, fresh, num_tokens, hit, held, returning)
 
     def update(self, key: Hashable) -> None:
@@ -85,7 +81,7 @@ class Admission:
 
     def _returning_blocks(self, key: Hashable) -> Iterable[int]:
         for manager in self._managers:
-            if manager.returns_blocks and key in manager.tables:
+            if key in manager.tables:
                 table = manager.tables[key]
-                yield from filter(None, table.blocks[table.num_skipped :])
+                yield from manager.returning(table.blocks[table.num_skipped :])
                 yield from self._steps.given_up(key, manager.group)

@@ -10,15 +10,15 @@ from math import lcm
 
 from disagg.errors import ConfigError, InvariantViolation
 from disagg.kv.admission import Admission
-from disagg.kv.block_pool import NULL_BLOCK, BlockPool
-from disagg.kv.dispatch import create_manager
+from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.blocks.hits import CacheHit, ExternalReservation
+from disagg.kv.blocks.retention import Retention
+from disagg.kv.blocks.step_holds import StepHolds
 from disagg.kv.event_log import KVEventLog
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.kinds.setting import GroupSetting
 from disagg.kv.prefix_match import PrefixMatcher
-from disagg.kv.request import CacheHit, ExternalReservation, KVRequest
-from disagg.kv.retention import Retention
-from disagg.kv.sequence import SequenceState
-from disagg.kv.steps import StepHolds
+from disagg.kv.sequence import KVSequence, SequenceState
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.kv.transfer_plan import moved_blocks
 
 
@@ -66,49 +66,42 @@ class KVCacheCoordinator:
         self.events_with_tokens = events_with_tokens
         alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
         self.managers = tuple(
-            create_manager(
-                group,
+            group.spec.create_manager(
                 self.pool,
-                hash_block_tokens=layout.hash_block_tokens,
-                alignment_tokens=alignment_tokens,
-                max_model_tokens=max_model_tokens,
-                max_step_tokens=max_step_tokens,
-                drops_last=group.group in eagle_groups,
-                steps_max=steps_max,
+                GroupSetting(
+                    group.group,
+                    group.blocks_per_state,
+                    hash_block_tokens=layout.hash_block_tokens,
+                    alignment_tokens=alignment_tokens,
+                    max_model_tokens=max_model_tokens,
+                    max_step_tokens=max_step_tokens,
+                    drops_last=group.group in eagle_groups,
+                    steps_max=steps_max,
+                ),
             )
             for group in layout.groups
         )
-        self._moving = tuple(manager for manager in self.managers if manager.returns_blocks)
+        self._moving = tuple(m for m in self.managers if m.next_drop(0) is not None)
         self._matcher = PrefixMatcher(self.managers, alignment_tokens, frozenset(eagle_groups))
         self._steps = StepHolds(self.pool, steps_max)
-        self._admission = Admission(self.managers, self.pool, self._steps)
-        self._promises = self._admission.promises
+        self.admission = Admission(self.managers, self.pool, self._steps)
+        self._promises = self.admission.promises
         self._sequences: dict[Hashable, SequenceState] = {}
 
     # -- looking up ---------------------------------------------------------------------------
 
-    def find_longest_cache_hit(self, request: KVRequest, max_tokens: int) -> CacheHit:
+    def find_longest_cache_hit(self, request: KVSequence, max_tokens: int) -> CacheHit:
         """Longest prefix of at most ``max_tokens`` tokens that every group has; no effects.
 
         The last token of a prompt must be computed to get logits: pass ``num_tokens - 1``.
         """
         return self._matcher.find(request.hashes, max_tokens)
 
-    def group_hit_tokens(self, request: KVRequest) -> tuple[int, ...]:
+    def group_hit_tokens(self, request: KVSequence) -> tuple[int, ...]:
         """Per group on its own (equal specs jointly): the prefix it still has; no effects."""
         return self._matcher.group_tokens(request.hashes, request.num_tokens)
 
     # -- admission ----------------------------------------------------------------------------
-
-    def num_blocks_to_allocate(
-        self, key: Hashable, num_tokens: int, hit: CacheHit | None, num_computed: int, capped: bool
-    ) -> int:
-        """Blocks that leave the free list if ``key`` grows to ``num_tokens``, the hit's included.
-
-        ``num_computed`` tokens come before the step, hit and external ones included. ``capped``
-        counts the most a whole prompt holds at once.
-        """
-        return self._admission.num_needed(key, num_tokens, hit, num_computed, capped)
 
     def admit(self, key: Hashable, num_tokens_total: int, hit: CacheHit | None = None) -> bool:
         """Promise the blocks that a whole prompt will need at its peak; all or nothing.
@@ -123,7 +116,7 @@ class KVCacheCoordinator:
         """
         if key in self._sequences:
             raise InvariantViolation(f"{key!r} is admitted after it began")
-        return self._admission.admit(key, min(num_tokens_total, self.max_model_tokens), hit)
+        return self.admission.admit(key, min(num_tokens_total, self.max_model_tokens), hit)
 
     def unpromise(self, key: Hashable) -> None:
         """Give up what is left of a promise; idempotent."""
@@ -133,7 +126,7 @@ class KVCacheCoordinator:
 
     def allocate(
         self,
-        request: KVRequest,
+        request: KVSequence,
         *,
         num_new_tokens: int,
         hit: CacheHit | None = None,
@@ -164,14 +157,14 @@ class KVCacheCoordinator:
                 raise InvariantViolation(f"{key!r} has begun; hits and external tokens come first")
             if sequence.num_external is not None and num_new_tokens:
                 sequence.require_committed("compute on")
-            if 0 < num_new_tokens <= sequence.quiet_end - sequence.num_computed:
-                sequence.num_computed += num_new_tokens
+            if 0 < num_new_tokens <= sequence.quiet_end - sequence.num_scheduled:
+                sequence.num_scheduled += num_new_tokens
                 return True
             return self._go_on(sequence, num_new_tokens)
         hit = self._promises.admitted_hit(key, hit)
         computed = (hit.num_tokens if hit else 0) + num_external_tokens
         total = min(computed + num_new_tokens, self.max_model_tokens)
-        if not self._admission.fits(key, total, hit, computed):
+        if not self.admission.fits(key, total, hit, computed):
             return False
         sequence = self._begin(request, hit, computed, bool(num_external_tokens))
         sequence.num_external = computed if delay_publication else None
@@ -179,7 +172,7 @@ class KVCacheCoordinator:
         self._launched(sequence, computed + num_new_tokens)
         return True
 
-    def allocate_decodes(self, requests: Sequence[KVRequest]) -> int:
+    def allocate_decodes(self, requests: Sequence[KVSequence]) -> int:
         """Give one slot each to sequences, in order, as ``allocate`` does.
 
         Returns:
@@ -188,14 +181,14 @@ class KVCacheCoordinator:
         sequences = self._sequences
         for number, request in enumerate(requests):
             sequence = sequences.get(request.key)
-            if sequence is not None and sequence.num_computed < sequence.quiet_end:
-                sequence.num_computed += 1
+            if sequence is not None and sequence.num_scheduled < sequence.quiet_end:
+                sequence.num_scheduled += 1
             elif not self.allocate(request, num_new_tokens=1):
                 return number
         return len(requests)
 
     def reserve_external(
-        self, request: KVRequest, num_external_tokens: int, num_new_tokens: int = 1
+        self, request: KVSequence, num_external_tokens: int, num_new_tokens: int = 1
     ) -> ExternalReservation | None:
         """Take everything a decode worker needs for a prompt that is computed elsewhere.
 
@@ -211,18 +204,15 @@ class KVCacheCoordinator:
             raise InvariantViolation(f"{key!r} exists already")
         total = min(computed + num_new_tokens, self.max_model_tokens)
         hit = self._matcher.find_always_visible(request.hashes, computed)
-        if not self._admission.fits(key, total, hit, computed):
+        if not self.admission.fits(key, total, hit, computed):
             return None
         self._begin(request, hit, computed, True).num_external = computed
         for manager in self.managers:
             manager.grow(key, total)
         hits = [len(blocks) for blocks in hit.block_ids]
         lacks = moved_blocks(self.managers, key, computed, hits)
-        hit_tokens = (
-            manager.spanned_tokens(num_hit)
-            for manager, num_hit in zip(self.managers, hits, strict=True)
-        )
-        return ExternalReservation(computed, tuple(hit_tokens), lacks)
+        spans = (m.spanned_tokens(n) for m, n in zip(self.managers, hits, strict=True))
+        return ExternalReservation(computed, tuple(spans), lacks)
 
     def commit_external(self, key: Hashable) -> None:
         """The external tokens are valid now: publish their full blocks."""
@@ -243,7 +233,7 @@ class KVCacheCoordinator:
         sequences = self._sequences
         for key, num_computed_tokens in parts:
             sequence = sequences.get(key) or self._sequence(key)
-            if num_computed_tokens > sequence.num_computed:
+            if num_computed_tokens > sequence.num_scheduled:
                 raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
             if num_computed_tokens >= sequence.publish_from:
                 self._publish(sequence, num_computed_tokens)
@@ -270,7 +260,7 @@ class KVCacheCoordinator:
                 manager.forget_skipped(key, num_computed_tokens, sequence.kept, self._retention)
             manager.drop_skipped(key, num_computed_tokens, self._steps.drop)
         if key in self._promises:
-            self._admission.update(key)
+            self.admission.update(key)
 
     def free(self, key: Hashable) -> None:
         """End a sequence, its promise included; idempotent. Steps in flight keep its blocks."""
@@ -288,7 +278,7 @@ class KVCacheCoordinator:
         """The step has ended, with or without error; idempotent."""
         for key in self._steps.end(step_id):
             if key in self._promises and key in self._sequences:
-                self._admission.update(key)
+                self.admission.update(key)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -304,9 +294,9 @@ class KVCacheCoordinator:
         """Per group the number of blocks the sequence holds (zeros if unknown)."""
         return tuple(m.tables[key].held if key in m.tables else 0 for m in self.managers)
 
-    def num_computed_tokens(self, key: Hashable) -> int:
-        """Tokens computed or scheduled, external ones included."""
-        return self._sequence(key).num_computed
+    def num_scheduled_tokens(self, key: Hashable) -> int:
+        """Tokens computed or in a launched step, external ones included."""
+        return self._sequence(key).num_scheduled
 
     @property
     def num_free_blocks(self) -> int:
@@ -346,7 +336,7 @@ class KVCacheCoordinator:
             raise InvariantViolation(f"{key!r} has no tables") from None
 
     def _begin(
-        self, request: KVRequest, hit: CacheHit | None, num_computed: int, external: bool
+        self, request: KVSequence, hit: CacheHit | None, num_computed: int, external: bool
     ) -> SequenceState:
         """Start all tables: every group's hit is held before any group allocates."""
         for manager in self.managers:
@@ -363,11 +353,11 @@ class KVCacheCoordinator:
 
     def _go_on(self, sequence: SequenceState, num_new_tokens: int) -> bool:
         """``allocate`` for a sequence that has begun."""
-        key, computed = sequence.request.key, sequence.num_computed
+        key, computed = sequence.request.key, sequence.num_scheduled
         self.release_out_of_window(key, computed)
         total = min(computed + num_new_tokens, self.max_model_tokens)
         if total > sequence.room_end:
-            if not self._admission.fits(key, total, None, computed):
+            if not self.admission.fits(key, total, None, computed):
                 return False
             self._grow(sequence, total)
         self._launched(sequence, computed + num_new_tokens)
@@ -379,14 +369,15 @@ class KVCacheCoordinator:
             manager.grow(key, num_tokens)
         sequence.room_end = min([manager.room_end(key) for manager in self.managers])
 
-    def _launched(self, sequence: SequenceState, num_computed: int) -> None:
-        key, sequence.num_computed = sequence.request.key, num_computed
+    def _launched(self, sequence: SequenceState, num_scheduled: int) -> None:
+        key, sequence.num_scheduled = sequence.request.key, num_scheduled
         if sequence.num_external is None:
             quiet_end = min(sequence.room_end, self.max_model_tokens)
             for manager in self._moving:
                 drop = manager.next_drop(manager.tables[key].num_skipped)
-                quiet_end = min(quiet_end, max(drop, num_computed))
+                if drop is not None:
+                    quiet_end = min(quiet_end, max(drop, num_scheduled))
             sequence.quiet_end = quiet_end
         if key in self._promises:
             self._promises.adopted(key)
-            self._admission.update(key)
+            self.admission.update(key)

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from disagg.errors import ConfigError
-from disagg.kv.layout import KVCacheGroup
-from disagg.kv.spec_names import vllm_spec_kind
-from disagg.kv.specs import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheGroup
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 
 MEDIUM = "GPU"
@@ -85,11 +83,9 @@ class VllmEventShape:
             "lora_name": None,
             "extra_keys": [None] * len(event.hashes),
             "group_idx": event.group,
-            "kv_cache_spec_kind": vllm_spec_kind(spec),
+            "kv_cache_spec_kind": spec.vllm_kind,
         }
-        if isinstance(spec, SlidingWindowSpec):
-            wire["kv_cache_spec_sliding_window"] = spec.window_tokens
-        return wire
+        return wire | spec.event_fields()
 
     def _hash(self, value: bytes) -> int | bytes:
         return int.from_bytes(value, "big") & _LOW_64_BITS if self._int_hashes else value

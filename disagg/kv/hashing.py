@@ -55,7 +55,7 @@ class BlockHasher:
             packed = array("I", token_ids if whole else token_ids[first * size : end * size])
         except (OverflowError, TypeError) as error:
             raise RequestError(
-                f"a token id is not an unsigned 32-bit integer: {error}", param="token_ids"
+                "a token id is not an unsigned 32-bit integer", param="token_ids"
             ) from error
         if sys.byteorder != "little":
             packed.byteswap()

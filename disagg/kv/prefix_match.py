@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import lcm
 
-from disagg.kv.manager import GroupManager
-from disagg.kv.request import CacheHit
+from disagg.kv.blocks.hits import CacheHit
+from disagg.kv.kinds.manager import GroupManager
 
 
 class PrefixMatcher:
@@ -30,12 +30,15 @@ class PrefixMatcher:
     ) -> None:
         self._num_groups = len(managers)
         self.alignment_tokens = alignment_tokens
+        self.nesting = tuple(manager for manager in managers if manager.hits_nest)
+        """Whose hits are looked up once and then trimmed."""
+        self.others = tuple(manager for manager in managers if not manager.hits_nest)
         joint: dict[tuple[object, bool], list[GroupManager]] = {}
         for manager in managers:
             joint.setdefault((manager.spec, manager.group in eagle_groups), []).append(manager)
         self._kinds = sorted(
             ((members, eagle) for (_, eagle), members in joint.items()),
-            key=lambda kind: kind[0][0].returns_blocks == bool(eagle_groups),
+            key=lambda kind: kind[0][0].hits_nest != bool(eagle_groups),
         )
 
     def find(self, hashes: Sequence[bytes], max_tokens: int) -> CacheHit:
@@ -48,13 +51,12 @@ class PrefixMatcher:
             start = length
             for number, (members, eagle) in enumerate(self._kinds):
                 lead = members[0]
-                if number in asked and not lead.returns_blocks:
+                if number in asked and lead.hits_nest:
                     length -= length % lead.block_tokens
                     continue
                 drop_last = eagle and number not in proven
                 # The proof may lie beyond max_tokens; one kind alone is asked as the peer does.
-                proves = drop_last and lead.proves_further and len(self._kinds) > 1
-                further = lead.block_tokens if proves else 0
+                further = lead.proof_tokens if drop_last and len(self._kinds) > 1 else 0
                 runs = self._match(
                     members, hashes, length + further, self.alignment_tokens, drop_last
                 )
@@ -75,7 +77,7 @@ class PrefixMatcher:
     def find_always_visible(self, hashes: Sequence[bytes], max_tokens: int) -> CacheHit:
         """Longest prefix cached in all full-attention groups, whatever the others hold."""
         found: list[list[int]] = [[] for _ in range(self._num_groups)]
-        kinds = [members for members, _ in self._kinds if not members[0].returns_blocks]
+        kinds = [members for members, _ in self._kinds if members[0].hits_nest]
         length = max_tokens if kinds else 0
         alignment = lcm(*(members[0].block_tokens for members in kinds))
         for members in kinds:
@@ -111,5 +113,4 @@ class PrefixMatcher:
     def _trim(self, found: list[list[int]], num_tokens: int) -> None:
         for members, _ in self._kinds:
             for member in members:
-                whole = num_tokens // member.block_tokens
-                del found[member.group][whole * member.blocks_per_state :]
+                del found[member.group][member.num_full_blocks(num_tokens) :]

@@ -1,9 +1,29 @@
-"""What the coordinator knows of one sequence besides its tables."""
+"""A sequence: what its owner keeps of it, and what the coordinator knows besides its tables."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 from disagg.errors import InvariantViolation
-from disagg.kv.request import KVRequest
+
+
+@dataclass(slots=True, eq=False)
+class KVSequence:
+    """A token sequence whose KV is kept; owned and grown by the caller.
+
+    Attributes:
+        key: name of the sequence, unique among those alive.
+        token_ids: all known tokens.
+        hashes: chain values of its full hash blocks (see ``BlockHasher.extend``).
+    """
+
+    key: Hashable
+    token_ids: list[int] = field(default_factory=list, repr=False)
+    hashes: list[bytes] = field(default_factory=list, repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of known tokens."""
+        return len(self.token_ids)
 
 
 @dataclass(slots=True)
@@ -12,7 +32,7 @@ class SequenceState:
 
     Attributes:
         request: its tokens and hashes, grown by the caller.
-        num_computed: tokens computed or scheduled, external ones included.
+        num_scheduled: tokens computed or in a step that was launched, external ones included.
         num_external: set while the tokens up to it are not valid yet.
         room_end: tokens for which every table has room.
         quiet_end: up to so many tokens no table changes, so that a decode step between two
@@ -21,8 +41,8 @@ class SequenceState:
         kept: hit lengths at which windows and states stay findable (see ``Retention``).
     """
 
-    request: KVRequest
-    num_computed: int
+    request: KVSequence
+    num_scheduled: int
     num_external: int | None = None
     room_end: int = 0
     quiet_end: int = 0

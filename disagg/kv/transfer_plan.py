@@ -8,7 +8,7 @@ lacks in each group (`first_lacked`), and the owner offers what is read from the
 
 from collections.abc import Hashable, Sequence
 
-from disagg.kv.manager import GroupManager
+from disagg.kv.kinds.manager import GroupManager
 
 Blocks = tuple[tuple[tuple[int, int], ...], ...]
 """Per group: (block index, block id) pairs."""
@@ -49,7 +49,7 @@ def complete_blocks(
         The complete blocks from ``first`` on, and per group the index after them.
     """
     ends = tuple(
-        start if manager.returns_blocks else max(start, num_computed // manager.block_tokens)
+        max(start, manager.num_settled(num_computed))
         for manager, start in zip(managers, first, strict=True)
     )
     blocks = tuple(

@@ -1,6 +1,6 @@
 """What entered and left a worker's prefix cache: worker to router."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class BlocksStored:
     parent_hash: bytes | None
     first_position: int
     block_tokens: int
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

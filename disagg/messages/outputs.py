@@ -1,6 +1,6 @@
 """What one engine step emitted: worker to router."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from disagg.messages.identity import RequestKey
@@ -22,7 +22,7 @@ class SequenceOutput:
     key: RequestKey
     position: int
     """Absolute index in the sequence of the first of ``token_ids``."""
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Parallel to ``token_ids``, or empty when not asked for."""
     finish_reason: FinishReason = FinishReason.NONE

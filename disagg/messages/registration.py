@@ -52,7 +52,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker's registration."""
+    """What a worker registers with: who and where it is, and how much fits there."""
 
     incarnation: Incarnation
     address: str
@@ -61,6 +61,8 @@ class WorkerInfo:
     contract: Contract
     groups: tuple[GroupInfo, ...]
     max_model_tokens: int
+    """Longest prompt plus output that can end there: the model's limit, or what one sequence may
+    hold of the empty pool where that is less."""
     handover_tokens_max: int
     """Longest prompt whose hand-over fits this worker's share of the pool."""
     num_blocks: int

@@ -1,6 +1,6 @@
 """How the next token of a request is chosen, and what is reported about it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TOP_LOGPROBS_MAX = 20
 
@@ -20,7 +20,7 @@ class SamplingParams:
     top_k: int = 0
     """0 means no limit."""
     seed: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = field(default=(), repr=False)
     """A sampled token among these ends the request with ``stop``; it is still reported."""
     num_logprobs: int | None = None
     """None: none; 0: the sampled token's; n: also those of the n best."""
@@ -31,7 +31,7 @@ class TokenLogprobs:
     """Log-probabilities (natural, of the unmodified distribution) at one position."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[int, float], ...] = field(default=(), repr=False)
     """(token id, logprob), best first."""
 
 
@@ -39,5 +39,5 @@ class TokenLogprobs:
 class SampledToken:
     """One sampled token and, where asked for, its log-probabilities."""
 
-    token_id: int
+    token_id: int = field(repr=False)
     logprobs: TokenLogprobs | None = None

@@ -4,7 +4,7 @@ Downstream `Submit` and `Cancel` travel on one ordered stream, so a cancel never
 submit. Upstream, one `StepOutputs` per engine step carries the tokens of all its sequences.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from disagg.messages.identity import Incarnation, RequestKey
@@ -43,15 +43,19 @@ class PullPlan:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start one generation of a request on a worker."""
+    """Start one generation of a request on a worker.
+
+    What belongs to the client (tokens, salt) is in no repr, here and wherever else it is kept: a
+    repr ends in logs and errors.
+    """
 
     key: RequestKey
     role: Role
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = field(repr=False)
     """Prompt, plus the tokens already emitted when the router plans anew."""
-    hashes: tuple[bytes, ...]
+    hashes: tuple[bytes, ...] = field(repr=False)
     """Chain values of the full hash blocks of ``token_ids`` (hashed once, by the router)."""
-    cache_salt: bytes
+    cache_salt: bytes = field(repr=False)
     sampling: SamplingParams
     """``max_tokens`` counts from the end of ``token_ids``."""
     peer: PeerAddress | None = None
@@ -78,18 +82,23 @@ class EndReason(StrEnum):
 
     CANCELLED = "cancelled"
     PEER_ENDED = "peer_ended"
+    """The other worker of the hand-over ended its part first; its own report has the reason."""
     PEER_LOST = "peer_lost"
     LEASE_DEAD = "lease_dead"
     COMMIT_REFUSED = "commit_refused"
     READ_FAILED = "read_failed"
     READ_STUCK = "read_stuck"
     RESERVE_REFUSED = "reserve_refused"
+    """The decode worker had no room, again and again; sent by the prefill worker."""
     TAKE_OVER_REFUSED = "take_over_refused"
+    """The lease was gone, or there was no room for its take-over."""
     EXPIRED = "expired"
+    """A reservation stood still up to its bound; sent by the decode worker, not at fault."""
     CAPACITY = "capacity"
+    """Its queue is full."""
     STEP_FAILED = "step_failed"
     REJECTED = "rejected"
-    """The request itself cannot be served here; planning anew does not help."""
+    """It cannot end there, whatever else is going on: only a larger worker may serve it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,7 @@ class GroupTransfer:
 
 
 class TransferKind(StrEnum):
-    """What moved."""
+    """What a committed transfer moved."""
 
     HANDOVER = "handover"
     """A prompt from its prefill worker to its decode worker."""

@@ -1,8 +1,8 @@
 """What enters the router's core and the wishes that leave it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, RequestError
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
@@ -15,10 +15,33 @@ class NewRequest:
     """A validated, tokenised and hashed request."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    hashes: tuple[bytes, ...]
-    cache_salt: bytes
+    token_ids: tuple[int, ...] = field(repr=False)
+    hashes: tuple[bytes, ...] = field(repr=False)
+    cache_salt: bytes = field(repr=False)
     sampling: SamplingParams
+
+    def check(self, hash_block_tokens: int | None) -> None:
+        """Refuse what no worker can compute.
+
+        Args:
+            hash_block_tokens: of the fleet; None before a worker has registered.
+
+        Raises:
+            RequestError: naming the field.
+        """
+        for param, bad in (
+            ("prompt", not self.token_ids),
+            ("max_tokens", self.sampling.max_tokens < 1),
+        ):
+            if bad:
+                raise RequestError(f"{param} is empty", param=param, request_id=self.request_id)
+        if hash_block_tokens and len(self.hashes) * hash_block_tokens > len(self.token_ids):
+            # Surplus hashes would publish blocks under names that are not theirs.
+            raise RequestError(
+                f"{len(self.hashes)} hashes are more than {len(self.token_ids)} tokens fill",
+                param="hashes",
+                request_id=self.request_id,
+            )
 
 
 # --- actions
@@ -51,7 +74,7 @@ class Deliver:
     """New tokens for the client, in order and without gaps; the last one has a reason."""
 
     request_id: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason
 

@@ -18,6 +18,9 @@ from disagg.messages.session import (
 )
 from disagg.routing.actions import Connect, Disconnect, NewRequest, RouterAction
 from disagg.routing.fleet import Fleet, WorkerView
+from disagg.routing.planner import Planner
+from disagg.routing.policy.protocol import PolicyOptions
+from disagg.routing.policy.registry import DEFAULT_POLICY, make_policy
 from disagg.routing.record import RequestRecord
 from disagg.routing.request_table import HashExtend, RequestTable
 
@@ -39,7 +42,11 @@ class RouterCore:
         request_timeout_ms: without any progress for so long a request expires.
         records_max: finished requests whose record is kept.
         worker_silent_ms: a worker not heard of for so long is lost.
+        policy: name of the rule that chooses workers.
         pull_tokens_min: tokens of prefix that another worker must have more, to be pulled from.
+
+    Raises:
+        ConfigError: no policy has that name.
 
     Attributes:
         counters: monotonic counts by (name, label); label "" where there is none.
@@ -54,19 +61,20 @@ class RouterCore:
         request_timeout_ms: int,
         records_max: int,
         worker_silent_ms: int,
+        policy: str = DEFAULT_POLICY,
         pull_tokens_min: int = PULL_TOKENS_MIN,
     ) -> None:
         self.counters: Counter[tuple[str, str]] = Counter()
         self._fleet = Fleet(worker_silent_ms)
         self._requests = RequestTable(
             self._fleet,
+            Planner(self._fleet, make_policy(policy, PolicyOptions(pull_tokens_min))),
             self.counters,
             hash_extend=hash_extend,
             replans_max=replans_max,
             requests_max=requests_max,
             request_timeout_ms=request_timeout_ms,
             records_max=records_max,
-            pull_tokens_min=pull_tokens_min,
         )
 
     @property
@@ -86,10 +94,23 @@ class RouterCore:
 
     @property
     def max_model_tokens(self) -> int:
-        """Longest prompt plus output that some ready worker takes; 0 without one."""
+        """Longest prompt plus output that some ready worker can end; 0 without one."""
         return max(
             (view.info.max_model_tokens for view in self._fleet.views() if view.ready), default=0
         )
+
+    @property
+    def default_model_tokens(self) -> int:
+        """Length to which a request grows that sets no bound itself; 0 without a ready worker.
+
+        What all decode workers of comparable size can end, those with at least half as much room
+        as the largest: otherwise that one alone, a block larger than the others, would get all
+        such requests.
+        """
+        ready = [view.info for view in self._fleet.views() if view.ready]
+        decodes = [info for info in ready if info.role != "prefill"] or ready
+        sizes = [info.max_model_tokens for info in decodes]
+        return min((size for size in sizes if 2 * size >= max(sizes)), default=0)
 
     @property
     def num_live(self) -> int:
@@ -172,7 +193,7 @@ class RouterCore:
 
         Raises:
             CapacityError: ``requests_max`` are live.
-            ContextLengthError: longer than any ready worker takes.
+            ContextLengthError: longer at its end than any ready worker holds.
             RequestError: the request id is live already, or there is nothing to compute.
             RemoteFault: no worker is ready.
         """

@@ -11,39 +11,41 @@ TRANSFER_FAULTS = frozenset({EndReason.PEER_LOST, EndReason.READ_FAILED, EndReas
 
 @dataclass(slots=True)
 class Exclusions:
-    """Preferences only: with nobody else left, the avoided are tried."""
+    """Workers and pairs that the next plan leaves out while there are others; never for good."""
 
     workers: set[Incarnation] = field(default_factory=set)
-    """A step or the request ended there."""
+    """Workers where a step failed or the request ended for a reason of theirs."""
     decode: set[Incarnation] = field(default_factory=set)
-    """Had no room for its decode."""
+    """Workers that had no room to decode the request."""
     pairs: set[frozenset[Incarnation]] = field(default_factory=set)
-    """A hand-over between these failed."""
+    """Workers between which a hand-over of the request failed or stood still."""
     local_on: Incarnation | None = None
-    """Better no hand-over again: this worker alone."""
+    """The worker that should serve the request alone, as its last hand-over failed."""
 
     def learn(
-        self, reason: EndReason, sender: Incarnation, prefill: Incarnation, decode: Incarnation
+        self, reason: EndReason, *, ended_by: Incarnation, prefill: Incarnation, decode: Incarnation
     ) -> None:
-        """``sender`` ended its part of a plan of ``prefill`` and ``decode``."""
+        """Take in why ``ended_by`` ended its part of the plan of ``prefill`` and ``decode``."""
         self.local_on = None
         match reason:
             case EndReason.RESERVE_REFUSED:
                 self.decode.add(decode)
-            case EndReason.CAPACITY if sender == decode != prefill:
+            case EndReason.CAPACITY if ended_by == decode != prefill:
                 self.decode.add(decode)
             case EndReason.PEER_ENDED | EndReason.PEER_LOST:
                 self.pairs.add(frozenset((prefill, decode)))
-                self.local_on = sender  # the peer is the one at fault, or gone
+                self.local_on = ended_by  # the peer is the one at fault, or gone
             case (
                 EndReason.LEASE_DEAD
+                | EndReason.EXPIRED
                 | EndReason.COMMIT_REFUSED
                 | EndReason.READ_FAILED
                 | EndReason.READ_STUCK
             ):
+                # The hand-over stood still or failed, whoever's bound ended it.
                 self.pairs.add(frozenset((prefill, decode)))
                 self.local_on = decode
             case EndReason.TAKE_OVER_REFUSED:
                 pass  # nobody's fault: the lease was gone, or no room for it
             case _:
-                self.workers.add(sender)
+                self.workers.add(ended_by)

@@ -25,14 +25,14 @@ class WorkerView:
     info: WorkerInfo
     connected: bool
     ready: bool
-    """Connected, and its last stats said ready."""
+    """It is connected, and its last stats have ``ready`` set."""
     stats: WorkerStats | None
     heard_ms: int
-    """When it was last heard of."""
+    """Time of its last registration or message."""
     planned_requests: int
-    """Submitted to it since its last stats."""
+    """Requests submitted to it since its last stats."""
     planned_tokens: int
-    """Tokens to prefill among those."""
+    """Tokens that it has to prefill for those."""
     num_live: int
     """Live generations in which it has a part."""
     index_entries: int
@@ -131,14 +131,14 @@ class Fleet:
             }
 
     def connected(self, now_ms: int, incarnation: Incarnation) -> None:
-        """Its session is open."""
+        """The worker's session is open; it takes requests once its stats have ``ready`` set."""
         worker = self._find(incarnation)
         if worker is not None:
             worker.connected = True
             worker.heard_ms = now_ms
 
     def heard(self, now_ms: int, incarnation: Incarnation) -> bool:
-        """It sent something; False for an incarnation that is not known."""
+        """A message of the worker arrived; False for an incarnation that is not in the fleet."""
         worker = self._find(incarnation)
         if worker is None:
             return False
@@ -146,14 +146,14 @@ class Fleet:
         return True
 
     def update(self, incarnation: Incarnation, stats: WorkerStats) -> None:
-        """New stats; what was planned before them is in them."""
+        """Keep a worker's stats; they include what was planned before them."""
         worker = self._find(incarnation)
         if worker is not None:
             worker.stats = stats
             worker.planned_requests = worker.planned_tokens = 0
 
     def planned(self, incarnation: Incarnation, num_tokens: int) -> None:
-        """A request with ``num_tokens`` to prefill was submitted to it."""
+        """Count a request submitted to the worker, which has ``num_tokens`` to prefill for it."""
         worker = self._find(incarnation)
         if worker is not None:
             worker.planned_requests += 1
@@ -166,19 +166,19 @@ class Fleet:
         snapshot: bool,
         events: Sequence[KVEvent],
     ) -> bool:
-        """Index events; False when some before them are missing."""
+        """Take a worker's cache events into its index; False when some before them are missing."""
         worker = self._find(incarnation)
         if worker is None:
             return True  # its streams are being closed; nothing to catch up with
         return worker.index.apply(incarnation, first_sequence, snapshot, events)
 
     def kv_sequence(self, incarnation: Incarnation) -> int:
-        """Number of the next event wanted."""
+        """Number of the next cache event wanted of the worker."""
         worker = self._find(incarnation)
         return 0 if worker is None else worker.index.next_sequence(incarnation)
 
     def silent(self, now_ms: int) -> list[Incarnation]:
-        """Workers not heard of for too long."""
+        """Workers without a registration or message for more than ``silent_ms``."""
         return [
             worker.info.incarnation
             for worker in self._workers.values()
@@ -186,7 +186,7 @@ class Fleet:
         ]
 
     def match(self, num_tokens: int, hashes: Sequence[bytes]) -> dict[Incarnation, PrefixHit]:
-        """What every worker holds of a prompt."""
+        """The prefix of a prompt that each worker's cache holds, by the index."""
         hits: dict[Incarnation, PrefixHit] = {}
         for index in self._indexes.values():
             hits.update(index.match(num_tokens, hashes))
@@ -199,11 +199,11 @@ class Fleet:
             self._bad_pairs[frozenset((one, other))] = now_ms + self._silent_ms
 
     def bad_pairs(self, now_ms: int) -> frozenset[frozenset[Incarnation]]:
-        """Pairs that rest now."""
+        """Pairs of workers that rest after a failed transfer."""
         return frozenset(pair for pair, until_ms in self._bad_pairs.items() if until_ms > now_ms)
 
     def views(self, num_live: dict[Incarnation, int] | None = None) -> Iterator[WorkerView]:
-        """All workers, by id."""
+        """Every worker as it stands, sorted by id."""
         for _, worker in sorted(self._workers.items()):
             incarnation = worker.info.incarnation
             yield WorkerView(
@@ -223,7 +223,7 @@ class Fleet:
         return worker if worker is not None and worker.info.incarnation == incarnation else None
 
     def _retire_other_lives(self, incarnation: Incarnation) -> None:
-        """Also of a worker that is lost at present."""
+        """Retire the last life of this worker id if it is another, lost or not."""
         latest = self._latest.pop(incarnation.worker_id, incarnation)
         if latest != incarnation:
             self._retired.append(latest)

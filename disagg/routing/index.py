@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 
+from disagg.kv.kinds.kind import EVERYBODY
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
-from disagg.routing.prefix_match import EVERYBODY, check_group, usable_at
+from disagg.routing.prefix_match import check_group, usable_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ class GenerationRecord:
     pulled_tokens: int | None
     """What it pulled from another worker's cache; computed are the rest."""
     prefill_ms: int | None
-    """When its report arrived."""
+    """When the prefill worker's report arrived."""
     transfer: TransferReport | None
-    """The hand-over."""
+    """Report of the hand-over; None until it was committed, and for a local plan."""
     pull: TransferReport | None
-    """The prefix pull, or why it was given up."""
+    """Report of the prefix pull, committed or given up; None where there was none."""
     num_tokens: int
-    """Accepted from this generation."""
+    """Tokens accepted from this generation."""
     cause: str
     """Why it was given up for another plan, "" when it was not."""
 
@@ -52,15 +52,15 @@ class RequestRecord:
     submitted_ms: int
     first_token_ms: int | None
     finished_ms: int | None
-    """None while it lives."""
+    """None while the request lives."""
     num_tokens: int
-    """Delivered to the client."""
+    """Tokens delivered to the client."""
     generations: tuple[GenerationRecord, ...]
     """In order; every one but the last was given up for its ``cause``."""
     outcome: str
     """"" while it lives; then ``stop``, ``length``, ``cancelled`` or ``failed``."""
     error: str
-    """Of a failed or cancelled request."""
+    """Why the request failed or was cancelled, "" when it did not and was not."""
 
     @property
     def cached_tokens(self) -> int:

@@ -1,125 +1,20 @@
 """The life of one request over its generations."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from disagg.errors import RemoteFault
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.outputs import SequenceOutput
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import (
-    Cancel,
-    PeerAddress,
-    PrefillReport,
-    PullPlan,
-    Role,
-    Submit,
-    TransferReport,
-)
+from disagg.messages.session import PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import NewRequest, RouterAction, ToWorker
 from disagg.routing.exclusions import Exclusions
-from disagg.routing.policy import Plan
-from disagg.routing.record import GenerationRecord, RequestRecord
+from disagg.routing.generation import Generation
+from disagg.routing.policy.protocol import Plan
+from disagg.routing.record import RequestRecord
 from disagg.routing.token_stream import TokenStream
 
-
-@dataclass(slots=True)
-class Generation:
-    """One try: a plan that was submitted and what came of it."""
-
-    key: RequestKey
-    started_ms: int
-    prefill: WorkerInfo
-    decode: WorkerInfo
-    reason: str
-    expected_hit_tokens: int
-    base: int
-    """Position of its first new token."""
-    taken_over: RequestKey | None = None
-    """The generation whose lease the decode worker takes over; nothing is prefilled then."""
-    transferred: bool = False
-    """The decode worker has its KV: what the prefill worker does is over."""
-    prefill_gone: bool = False
-    """Its stream ended after that: a token it still owed comes from the decode worker or never."""
-    finished_at: set[Incarnation] = field(default_factory=set)
-    """Workers that reported the last token."""
-    prefill_report: PrefillReport | None = None
-    prefill_ms: int | None = None
-    transfer: TransferReport | None = None
-    pull: TransferReport | None = None
-    num_tokens: int = 0
-    cause: str = ""
-    local: bool = field(init=False)
-    """One worker does both."""
-    workers: tuple[Incarnation, ...] = field(init=False)
-    """Who has a part, the decode worker first."""
-
-    def __post_init__(self) -> None:
-        decode, prefill = self.decode.incarnation, self.prefill.incarnation
-        self.local = prefill == decode
-        self.workers = (decode,) if self.local else (decode, prefill)
-
-    def saw_output(self, worker: Incarnation, output: SequenceOutput) -> None:
-        """Learn from tokens who is done."""
-        if output.finish_reason:
-            self.finished_at.add(worker)
-        if (
-            not self.transferred
-            and worker == self.decode.incarnation
-            and output.position + len(output.token_ids) > self.base + 1
-        ):
-            self.transferred = True
-
-    @property
-    def lease_tokens(self) -> int | None:
-        """Prompt tokens under a sealed lease; None while the prefill goes on, or is handed over."""
-        if self.local or self.transferred or self.prefill_gone:
-            return None
-        if self.taken_over is not None:
-            return self.base - 1
-        return self.base if self.prefill_report is not None else None
-
-    def over_at(self, worker: Incarnation) -> bool:
-        """Nothing can be held there for this generation any more."""
-        return worker in self.finished_at or (
-            self.transferred and not self.local and worker == self.prefill.incarnation
-        )
-
-    def cancels(
-        self, reason: str, *, also_over: bool, keeps_lease: bool = False
-    ) -> Iterator[ToWorker]:
-        """``Cancel`` for every part, or for those that may still hold something.
-
-        With ``keeps_lease`` the prefill worker is told nothing: another one takes it over.
-        """
-        prefill = self.prefill.incarnation
-        for worker in self.workers:
-            if keeps_lease and worker == prefill:
-                continue
-            if also_over or not self.over_at(worker):
-                yield ToWorker(worker, Cancel(self.key, reason))
-                if self.taken_over is not None and worker == prefill:
-                    yield ToWorker(worker, Cancel(self.taken_over, reason))
-
-    def record(self) -> GenerationRecord:
-        """As it stands now."""
-        report = self.prefill_report
-        return GenerationRecord(
-            generation=self.key.generation,
-            started_ms=self.started_ms,
-            prefill=self.prefill.incarnation,
-            decode=self.decode.incarnation,
-            reason=self.reason,
-            num_prompt_tokens=self.base,
-            expected_hit_tokens=self.expected_hit_tokens,
-            hit_tokens=report.hit_tokens if report else None,
-            computed_tokens=report.computed_tokens if report else None,
-            pulled_tokens=report.pulled_tokens if report else None,
-            prefill_ms=self.prefill_ms,
-            transfer=self.transfer,
-            pull=self.pull,
-            num_tokens=self.num_tokens,
-            cause=self.cause,
-        )
+KILLS_MAX = 2
+"""Workers that may be lost under a request before it is refused as poison."""
 
 
 class RoutedRequest:
@@ -128,9 +23,10 @@ class RoutedRequest:
     Attributes:
         stream: its tokens.
         hashes: chain values of the full hash blocks of ``stream.tokens``, when last extended.
-        avoid: what the next plan should not repeat.
+        exclusions: what the next plan should not repeat.
+        outgrown_tokens: ``max_model_tokens`` of the largest worker that rejected it; 0 before.
         killers: workers lost while it had a part there.
-        progress_ms: when something last went forward.
+        progress_ms: when something last went forward: a plan, a token, a report, or a prefill.
         current: the only generation whose messages count; set by `start`.
     """
 
@@ -146,6 +42,7 @@ class RoutedRequest:
             request.token_ids, sampling.max_tokens, sampling.num_logprobs is not None
         )
         self.exclusions = Exclusions()
+        self.outgrown_tokens = 0
         self.killers: set[Incarnation] = set()
         self.generations: list[Generation] = []
         self.progress_ms = now_ms
@@ -211,6 +108,18 @@ class RoutedRequest:
             self._num_computed_tokens = num_computed_tokens
             self.progress_ms = now_ms
 
+    def lost(self, worker: Incarnation) -> RemoteFault | None:
+        """A worker was lost while it had a part here; an error when it was one too many."""
+        self.exclusions.local_on = None
+        self.killers.add(worker)
+        if len(self.killers) < KILLS_MAX:
+            return None
+        names = ", ".join(sorted(worker.worker_id for worker in self.killers))
+        return RemoteFault(
+            f"{len(self.killers)} workers were lost while they served this request ({names}); it "
+            "is not tried on another one"
+        )
+
     def delivered(self, now_ms: int, num_tokens: int) -> None:
         """Count tokens handed to the client."""
         self.progress_ms = now_ms
@@ -230,7 +139,7 @@ class RoutedRequest:
         self.stream.tokens = []
 
     def record(self) -> RequestRecord:
-        """As it stands now."""
+        """A copy of what is known of the request and its generations, in plain types."""
         return RequestRecord(
             request_id=self.request_id,
             num_prompt_tokens=self.stream.num_prompt_tokens,

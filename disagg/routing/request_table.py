@@ -1,10 +1,11 @@
 """All requests: planned, followed token by token, planned anew, ended."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from disagg.errors import (
     CapacityError,
+    ContextLengthError,
     DisaggError,
     ExpiredError,
     ProtocolError,
@@ -18,22 +19,27 @@ from disagg.messages.session import (
     PartEnded,
     PrefillProgress,
     PrefillReport,
-    TransferKind,
     TransferReport,
 )
 from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction
+from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.exclusions import TRANSFER_FAULTS
 from disagg.routing.fleet import Fleet
-from disagg.routing.policy import Candidate, Plan, choose, choose_take_over
+from disagg.routing.planner import Planner
+from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
+from disagg.routing.report_counters import count_report
 from disagg.routing.request import RoutedRequest
 
 HashExtend = Callable[[list[bytes], Sequence[int], bytes], None]
 AHEAD_MAX = 1024
 """Tokens of a request that may wait for one before them."""
-KILLS_MAX = 2
-"""Workers that may be lost under a request before it is refused as poison."""
-_NO_ROOM = (EndReason.CAPACITY, EndReason.RESERVE_REFUSED)
+_ERROR_BEFORE_TOKENS: dict[str, type[DisaggError]] = {
+    EndReason.CAPACITY: CapacityError,
+    EndReason.RESERVE_REFUSED: CapacityError,
+    EndReason.REJECTED: ContextLengthError,
+}
+"""What a request that was given up before its first token ends with; others: `RemoteFault`."""
 
 
 class RequestTable:
@@ -42,6 +48,7 @@ class RequestTable:
     def __init__(
         self,
         fleet: Fleet,
+        planner: Planner,
         counters: Counter[tuple[str, str]],
         *,
         hash_extend: HashExtend,
@@ -49,7 +56,6 @@ class RequestTable:
         requests_max: int,
         request_timeout_ms: int,
         records_max: int,
-        pull_tokens_min: int,
     ) -> None:
         self.counters = counters
         self._fleet = fleet
@@ -57,10 +63,9 @@ class RequestTable:
         self._replans_max = replans_max
         self._requests_max = requests_max
         self._request_timeout_ms = request_timeout_ms
-        self._records_max = records_max
-        self._pull_tokens_min = pull_tokens_min
+        self._planner = planner
         self._live: dict[str, RoutedRequest] = {}
-        self._ended: OrderedDict[str, RoutedRequest] = OrderedDict()
+        self._ended = EndedRequests(records_max)
         # Counted over all requests, so that a request id used twice never repeats a key.
         self._last_generation = 0
 
@@ -68,7 +73,7 @@ class RequestTable:
         return len(self._live)
 
     def num_live(self) -> Counter[Incarnation]:
-        """Live generations per worker."""
+        """Number of live generations in which each worker has a part."""
         return Counter(
             worker for request in self._live.values() for worker in request.current.workers
         )
@@ -81,20 +86,8 @@ class RequestTable:
                 param="request_id",
                 request_id=request.request_id,
             )
-        for field, bad in (
-            ("prompt", not request.token_ids),
-            ("max_tokens", request.sampling.max_tokens < 1),
-        ):
-            if bad:
-                raise RequestError(f"{field} is empty", param=field, request_id=request.request_id)
         contract = self._fleet.contract
-        if contract and len(request.hashes) * contract.hash_block_tokens > len(request.token_ids):
-            # Surplus hashes would publish blocks under names that are not theirs.
-            raise RequestError(
-                f"{len(request.hashes)} hashes are more than {len(request.token_ids)} tokens fill",
-                param="hashes",
-                request_id=request.request_id,
-            )
+        request.check(contract.hash_block_tokens if contract else None)
         if len(self._live) >= self._requests_max:
             self.counters["requests_refused", "capacity"] += 1
             raise CapacityError(
@@ -118,7 +111,7 @@ class RequestTable:
     def output(
         self, now_ms: int, incarnation: Incarnation, output: SequenceOutput
     ) -> list[RouterAction]:
-        """Tokens from a worker."""
+        """Take tokens of a worker; deliver what is in order, plan anew or fail what cannot be."""
         request = self._concerned(incarnation, output.key)
         if request is None:
             self.counters["late_messages", ""] += 1
@@ -151,18 +144,21 @@ class RequestTable:
     def part_ended(
         self, now_ms: int, incarnation: Incarnation, ended: PartEnded
     ) -> list[RouterAction]:
-        """A worker gave its part up."""
+        """A worker ended its part early: plan the request anew where that matters, or fail it."""
         request = self._concerned(incarnation, ended.key)
         if request is None:
             self.counters["late_messages", ""] += 1
             return []
         generation = request.current
-        if ended.reason is EndReason.REJECTED:
-            return self._fail(now_ms, request, RequestError(ended.message or "not servable here"))
         if generation.over_at(incarnation):
             return self._prefill_gone(now_ms, request, incarnation)
+        if ended.reason is EndReason.REJECTED:
+            # A larger worker may serve it. Each rejection raises the bound, so this ends.
+            size = generation.info_of(incarnation).max_model_tokens
+            request.outgrown_tokens = max(request.outgrown_tokens, size)
+            return self._replan(now_ms, request, ended.reason.value, ended.message)
         prefill, decode = generation.prefill.incarnation, generation.decode.incarnation
-        request.exclusions.learn(ended.reason, incarnation, prefill, decode)
+        request.exclusions.learn(ended.reason, ended_by=incarnation, prefill=prefill, decode=decode)
         if ended.reason in TRANSFER_FAULTS and not generation.local:
             self._fleet.mark_bad_pair(now_ms, prefill, decode)
         linkless = ended.reason is EndReason.PEER_LOST and incarnation == decode
@@ -181,30 +177,14 @@ class RequestTable:
     def report(
         self, now_ms: int, incarnation: Incarnation, report: PrefillReport | TransferReport
     ) -> None:
-        """Note it, also for a request that ended meanwhile: only its record changes then."""
+        """Keep a report; of a request that ended meanwhile only the record changes."""
         request_id = report.key.request_id
         request = self._live.get(request_id) or self._ended.get(request_id)
         if request is None or request.current.key != report.key:
             return
-        generation = request.current
-        if isinstance(report, TransferReport) and report.kind is TransferKind.PREFIX:
-            if incarnation == generation.prefill.incarnation and not generation.pull:
-                generation.pull = report
-                self._count_pull(report)
-        elif isinstance(report, TransferReport):
-            if incarnation == generation.decode.incarnation and not generation.transfer:
-                generation.transfer = report
-                generation.transferred = True
-                for group in report.groups:
-                    self.counters["pulled_bytes", group.kind] += group.pulled_bytes
-                    self.counters["full_bytes", group.kind] += group.full_bytes
-        elif incarnation == generation.prefill.incarnation and not generation.prefill_report:
-            generation.prefill_report = report
-            generation.prefill_ms = now_ms
-            self.counters["prefill_tokens", "hit"] += report.hit_tokens
-            self.counters["prefill_tokens", "pulled"] += report.pulled_tokens
-            self.counters["prefill_tokens", "computed"] += report.computed_tokens
-        request.progress_ms = now_ms
+        if request.current.accepts(now_ms, incarnation, report):
+            request.progress_ms = now_ms
+            count_report(self.counters, report)
 
     def lost(self, now_ms: int, incarnation: Incarnation, cause: str) -> list[RouterAction]:
         """Every live request that needs this worker goes on elsewhere."""
@@ -217,17 +197,10 @@ class RequestTable:
             if generation.over_at(incarnation) and incarnation != generation.decode.incarnation:
                 actions += self._prefill_gone(now_ms, request, incarnation)
                 continue
-            request.killers.add(incarnation)
-            if len(request.killers) >= KILLS_MAX:
+            if poison := request.lost(incarnation):
                 self.counters["poison", ""] += 1
-                names = ", ".join(sorted(worker.worker_id for worker in request.killers))
-                error = RemoteFault(
-                    f"{len(request.killers)} workers were lost while they served this request "
-                    f"({names}); it is not tried on another one"
-                )
-                actions += self._fail(now_ms, request, error)
+                actions += self._fail(now_ms, request, poison)
                 continue
-            request.exclusions.local_on = None
             actions += self._replan(
                 now_ms,
                 request,
@@ -243,12 +216,15 @@ class RequestTable:
         for request in list(self._live.values()):
             waited_ms = now_ms - request.progress_ms
             if waited_ms > self._request_timeout_ms:
-                error = ExpiredError(f"no progress for {waited_ms} ms")
+                error = ExpiredError(
+                    f"no progress for {waited_ms} ms, at most {self._request_timeout_ms} are "
+                    f"waited for a token or a part of the prompt; {request.current.reason}"
+                )
                 actions += self._fail(now_ms, request, error)
         return actions
 
     def record(self, request_id: str) -> RequestRecord | None:
-        """Of a live or recently ended request."""
+        """See `RouterCore.record`."""
         request = self._live.get(request_id) or self._ended.get(request_id)
         return None if request is None else request.record()
 
@@ -256,26 +232,12 @@ class RequestTable:
 
     def _plan(self, now_ms: int, request: RoutedRequest) -> list[RouterAction]:
         """Choose workers and begin a generation; nothing has changed when it raises."""
-        tokens = request.stream.tokens
-        candidates = self._candidates(request)
         try:
-            plan = choose(
-                candidates,
-                len(tokens),
-                request.stream.end,
-                request.exclusions,
-                self._fleet.bad_pairs(now_ms),
-                pull_tokens_min=self._pull_tokens_min,
-            )
+            plan = self._planner.plan(now_ms, request)
         except DisaggError as error:
             error.request_id = request.request_id
             raise
         return self._begin(now_ms, request, plan)
-
-    def _candidates(self, request: RoutedRequest) -> list[Candidate]:
-        hits = self._fleet.match(len(request.stream.tokens), request.hashes)
-        views = [view for view in self._fleet.views() if view.ready]
-        return [Candidate(view, hits[view.info.incarnation]) for view in views]
 
     def _begin(self, now_ms: int, request: RoutedRequest, plan: Plan) -> list[RouterAction]:
         self._last_generation += 1
@@ -288,30 +250,6 @@ class RequestTable:
         kind = "take_over" if plan.takes_over else "local" if plan.local else "handover"
         self.counters["plans", kind] += 1
         return actions
-
-    def _take_over(self, now_ms: int, request: RoutedRequest) -> Plan | None:
-        """Another decode worker for a sealed prompt whose decode worker was lost too early.
-
-        Only where token 0, which came with the seal, is all that was accepted.
-        """
-        lost = request.current
-        if lost.lease_tokens is None or len(request.stream.tokens) != lost.lease_tokens + 1:
-            return None
-        return choose_take_over(
-            self._candidates(request),
-            lost.prefill.incarnation,
-            lost.decode.incarnation,
-            len(request.stream.tokens),
-            request.stream.end,
-            request.exclusions,
-            self._fleet.bad_pairs(now_ms),
-        )
-
-    def _count_pull(self, report: TransferReport) -> None:
-        cause = report.failed.partition(":")[0] if report.failed else "committed"
-        self.counters["prefix_pulls", cause] += 1
-        for group in report.groups:
-            self.counters["prefix_pulled_bytes", group.kind] += group.pulled_bytes
 
     def _check_gap(self, now_ms: int, request: RoutedRequest) -> list[RouterAction]:
         """Tokens that wait for one that will not come, or too many of them: plan anew."""
@@ -345,24 +283,29 @@ class RequestTable:
     ) -> list[RouterAction]:
         """Give the current generation up and go on after the accepted tokens."""
         last_try = len(request.generations) > self._replans_max
-        plan = self._take_over(now_ms, request) if decode_lost and not last_try else None
+        plan = self._planner.take_over(now_ms, request) if decode_lost and not last_try else None
         actions = self._cancels(request, cause, keeps_lease=plan is not None)
         request.current.cause = f"{cause}: {message}" if message else cause
         self.counters["replans", cause] += 1
         if last_try:
-            kind = CapacityError if cause in _NO_ROOM and not request.num_tokens else RemoteFault
-            error: DisaggError = kind(
-                f"given up after {len(request.generations)} plans, at last for "
-                f"{request.current.cause}"
-            )
-            return actions + self._finish_failed(now_ms, request, error)
+            message = f"given up after {len(request.generations)} plans, at last for "
+            return actions + self._give_up(now_ms, request, cause, message + request.current.cause)
         self._hash_extend(request.hashes, request.stream.tokens, request.cache_salt)
         if plan is not None:
             return actions + self._begin(now_ms, request, plan)
         try:
             return actions + self._plan(now_ms, request)
         except DisaggError as failure:
-            return actions + self._finish_failed(now_ms, request, failure)
+            return actions + self._give_up(now_ms, request, cause, failure.message)
+
+    def _give_up(
+        self, now_ms: int, request: RoutedRequest, cause: str, message: str
+    ) -> list[RouterAction]:
+        """No plan is left. What has begun, or has lost its workers, is not the client's fault."""
+        kind: type[DisaggError] = RemoteFault
+        if not request.num_tokens:
+            kind = _ERROR_BEFORE_TOKENS.get(cause, RemoteFault)
+        return self._finish_failed(now_ms, request, kind(message))
 
     def _cancels(
         self,
@@ -372,7 +315,7 @@ class RequestTable:
         also_over: bool = True,
         keeps_lease: bool = False,
     ) -> list[RouterAction]:
-        """To every worker of the current generation that still can be told."""
+        """``Cancel`` for the current generation's workers that are still in the fleet."""
         current = request.current
         return [
             action
@@ -394,10 +337,7 @@ class RequestTable:
         del self._live[request.request_id]
         request.end(now_ms, outcome, error)
         self.counters["requests_ended", outcome] += 1
-        self._ended.pop(request.request_id, None)
-        self._ended[request.request_id] = request
-        while len(self._ended) > self._records_max:
-            self._ended.popitem(last=False)
+        self._ended.add(request)
 
     def _concerned(self, incarnation: Incarnation, key: RequestKey) -> RoutedRequest | None:
         """The live request whose current generation this is, and the worker has a part in it."""

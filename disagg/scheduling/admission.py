@@ -1,5 +1,7 @@
 """What a worker refuses at the door, whatever else is going on."""
 
+from bisect import bisect_right
+
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.session import Role, Submit
 from disagg.scheduling.limits import WorkerLimits
@@ -17,12 +19,27 @@ def complaint_about(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator
         return "the prompt is empty"
     if num_tokens >= limits.max_model_tokens:
         return f"{num_tokens} tokens, at most {limits.max_model_tokens - 1} leave room for one more"
-    num_blocks = num_blocks_for(kv, num_tokens + 1)
+    # A prefill part is over with its first token; everybody else must be able to end.
+    num_new = 1 if submit.role is Role.PREFILL else submit.sampling.max_tokens
+    length = min(num_tokens + num_new, limits.max_model_tokens)
+    num_blocks = num_blocks_for(kv, length)
     if num_blocks > kv.num_usable_blocks:
-        return f"needs {num_blocks} blocks, the pool has {kv.num_usable_blocks}"
+        return f"{length} tokens need {num_blocks} blocks, the pool has {kv.num_usable_blocks}"
     if submit.role is not Role.LOCAL and submit.peer is None:
         return f"role {submit.role} names no peer"
     return ""
+
+
+def served_tokens_max(limits: WorkerLimits, kv: KVCacheCoordinator) -> int:
+    """Longest prompt plus output that can end here: the model's limit, or what the pool holds.
+
+    Of one sequence in an otherwise empty pool, at the peak of each of its groups. A window counts
+    with the tokens of one step beside it, however long the sequence grows: preempted at its last
+    token, it is computed in chunks again. 0 where not even one token fits.
+    """
+    lengths = range(limits.max_model_tokens + 1)
+    fitting = bisect_right(lengths, kv.num_usable_blocks, key=lambda n: num_blocks_for(kv, n))
+    return max(0, fitting - 1)
 
 
 def handover_tokens_max(limits: WorkerLimits, kv: KVCacheCoordinator) -> int:

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from disagg.errors import InvariantViolation
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.request import CacheHit
+from disagg.messages.identity import RequestKey
+from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import SequenceSlice, Step
@@ -27,6 +29,8 @@ class Batcher:
         self.num_preemptions = 0
         self._next_step_id = 0
         self._in_flight: tuple[Step, tuple[Sequence, ...]] | None = None
+        self._ended: list[RequestKey] = []
+        """Those of earlier steps that gave their blocks up; the next step names them."""
 
     @property
     def preempted_waiting(self) -> bool:
@@ -64,14 +68,25 @@ class Batcher:
         """Let a sequence that holds its blocks take part in steps."""
         seq.phase = Phase.RUNNING
         seq.preempted = False
+        seq.sent_tables = None
         self.running.append(seq)
 
     def remove(self, seq: Sequence) -> None:
         """Forget a sequence wherever it is; its blocks are the caller's business."""
         if seq in self.running:
             self.running.remove(seq)
+            if seq.sent_tables is not None:
+                seq.sent_tables = None
+                self._ended.append(seq.key)
         elif seq in self.waiting:
             self.waiting.remove(seq)
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's blocks; it is in nobody's list then."""
+        self.remove(seq)
+        self._kv.free(seq.key)
+        seq.num_computed = 0
+        self.num_preemptions += 1
 
     def take_startable(
         self, num_elsewhere: int, reserve_pull: Callable[[Sequence, CacheHit], bool]
@@ -119,7 +134,9 @@ class Batcher:
                 budget -= num_new
         if not chosen:
             return None, preempted
-        step = Step(self._next_step_id, tuple(self._slice(seq, n) for seq, n in chosen))
+        slices = tuple(self._slice(seq, num_new) for seq, num_new in chosen)
+        step = Step(self._next_step_id, slices, tuple(self._ended))
+        self._ended.clear()
         self._next_step_id += 1
         sequences = tuple(seq for seq, _ in chosen)
         self._kv.hold_step(step.step_id, [seq.key for seq in sequences])
@@ -129,7 +146,8 @@ class Batcher:
     def complete(self, step_id: int) -> tuple[Step, tuple[Sequence, ...]]:
         """The engine is done with the step; its holds are dropped."""
         if self._in_flight is None or self._in_flight[0].step_id != step_id:
-            raise InvariantViolation(f"step {step_id} completed, in flight: {self._in_flight}")
+            in_flight = self._in_flight and self._in_flight[0]
+            raise InvariantViolation(f"step {step_id} completed, in flight: {in_flight}")
         step, sequences = self._in_flight
         self._in_flight = None
         self._kv.release_step(step_id)
@@ -137,12 +155,14 @@ class Batcher:
 
     def _slice(self, seq: Sequence, num_new: int) -> SequenceSlice:
         start, end = seq.num_computed, seq.num_computed + num_new
+        is_new = seq.sent_tables is None
+        sent = seq.sent_tables = seq.sent_tables or SentTables(self._kv, seq.key)
         return SequenceSlice(
             key=seq.key,
             token_ids=tuple(seq.request.token_ids[start:end]),
             start=start,
-            # Copied: the live tables change while the engine's thread reads these.
-            block_tables=tuple(tuple(table) for table in self._kv.block_table(seq.key)),
+            is_new=is_new,
+            table_changes=sent.take_changes(),
             sampling=seq.submit.sampling if end == seq.num_tokens else None,
         )
 
@@ -180,10 +200,7 @@ class Batcher:
             in_step = {id(other) for other, _ in chosen}
             victims = [s for s in self.running if id(s) not in in_step]
             victim = max(victims, key=lambda s: s.arrival)
-            self.running.remove(victim)
-            self._kv.free(victim.key)
-            victim.num_computed = 0
-            self.num_preemptions += 1
+            self.preempt(victim)
             preempted.append(victim)
             if victim is seq:
                 return False

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.peer import (

@@ -2,7 +2,7 @@
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import SequenceOutput
 from disagg.messages.sampling import SampledToken
@@ -45,7 +45,7 @@ class Generations:
 
     def add(self, now_ms: int, submit: Submit) -> Sequence:
         """Register a generation that the router submitted."""
-        request = KVRequest(submit.key, list(submit.token_ids), list(submit.hashes))
+        request = KVSequence(submit.key, list(submit.token_ids), list(submit.hashes))
         self._hasher.extend(request.hashes, request.token_ids, submit.cache_salt)
         seq = Sequence(submit, request, self._num_arrivals, progress_shown_ms=now_ms)
         self._num_arrivals += 1

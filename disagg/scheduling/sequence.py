@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.request import KVRequest
+from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput
 from disagg.messages.sampling import SampledToken
 from disagg.messages.session import PeerAddress, PrefillReport, PullPlan, Role, Submit
+from disagg.scheduling.block_tables import SentTables
 
 
 class Phase(StrEnum):
@@ -38,7 +39,7 @@ class Sequence:
     """Mutable state of one generation; owned by the control thread."""
 
     submit: Submit
-    request: KVRequest
+    request: KVSequence
     arrival: int
     """Counts up per worker; the smaller, the older."""
     phase: Phase = Phase.WAITING
@@ -59,6 +60,8 @@ class Sequence:
     hit_before_pull: int | None = None
     """Own hit before a pull that brought something: what more is found later was pulled."""
     prefill_reported: bool = False
+    sent_tables: SentTables | None = None
+    """What the engine has of its block tables; None before its first step."""
     progress_shown_ms: int = 0
     """When it began here, or the router and the reader were last shown that its prefill goes on."""
     num_prompt_tokens: int = field(init=False)

@@ -1,13 +1,27 @@
 """One step of the engine: what the scheduler asks for and what comes back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class TableChange:
+    """How a sequence's block table in one group differs from what the engine has of it.
+
+    Attributes:
+        num_skipped: leading entries that are null from now on; never fewer than before.
+        new_blocks: block ids to append; ``NULL_BLOCK`` (see `disagg.kv.blocks.block_pool`) where
+            nothing is kept.
+    """
+
+    num_skipped: int
+    new_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class SequenceSlice:
     """The tokens of one sequence that are computed in a step.
 
@@ -16,22 +30,37 @@ class SequenceSlice:
     """
 
     key: RequestKey
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] = field(repr=False)
     start: int
-    block_tables: tuple[Sequence[int], ...]
-    """Per group: block id of each block position from token 0 to at least the slice's end;
-    ``disagg.kv.block_pool.NULL_BLOCK`` at positions out of the window. Never read through a
-    null entry."""
+    is_new: bool
+    """The sequence starts anew: the engine has nothing of its block tables, or must forget it."""
+    table_changes: tuple[TableChange, ...]
+    """One per group, to be made before the slice is computed; empty if no table has changed.
+
+    After them a table holds the block id of each block index from token 0 to at least the
+    slice's end, null where it left the window. Never read through a null entry."""
     sampling: SamplingParams | None = None
     """None: nothing is sampled (a chunk that is not the last of its prompt)."""
 
+    def __repr__(self) -> str:
+        """Counts only: token ids stay out of logs and errors."""
+        return f"<{len(self.token_ids)} tokens of {self.key} from {self.start}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Step:
     """A packed batch: decode tokens and prefill chunks of any number of sequences."""
 
     step_id: int
     slices: tuple[SequenceSlice, ...]
+    ended: tuple[RequestKey, ...] = ()
+    """Sequences of earlier steps whose block tables the engine forgets, before it looks at the
+    slices."""
+
+    def __repr__(self) -> str:
+        """Counts only: token ids stay out of logs and errors."""
+        num_tokens = sum(len(part.token_ids) for part in self.slices)
+        return f"<step {self.step_id}: {len(self.slices)} slices, {num_tokens} tokens>"
 
 
 @dataclass(frozen=True, slots=True)

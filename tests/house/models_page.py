@@ -21,9 +21,9 @@ from disagg.workers.engine.checkpoint import open_checkpoint
 from tests.checkpoints import FAMILIES, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
-ENGINE = "tests/unit/engine/test_equality.py"
+ENGINE = "tests/unit/workers/engine/test_equality.py"
 HANDOVER = "tests/process/test_equality.py"
-HALF = "tests/unit/engine/test_half_precision.py"
+HALF = "tests/unit/workers/engine/test_half_precision.py"
 CUDA = "tests/gpu/test_engine_cuda.py"
 CUDA_HANDOVER = "tests/gpu/test_handover_cuda.py"
 TESTS = (ENGINE, HANDOVER, HALF, CUDA, CUDA_HANDOVER)

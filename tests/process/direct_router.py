@@ -29,7 +29,7 @@ from disagg.wire.session_codec import session_request_to_wire, session_response_
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import session_pb2, worker_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
-from tests.process.harness import MODEL, START_S, Process, wait_until
+from tests.process.harness import MODEL, SMALL, START_S, Process, wait_until
 
 
 class Session:
@@ -81,7 +81,7 @@ class Workers:
                 model_dir=str(self.model_dir),
                 model_name=MODEL,
                 router_addresses=(),
-                **self.options,
+                **(SMALL | self.options),
             )
             log = self.logs / name
             self.processes[name] = Process("tests.process.worker_main", asdict(options), log)

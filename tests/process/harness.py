@@ -31,6 +31,13 @@ WAIT_S = 60.0
 """Bounds that only a failure reaches: also a slow machine that does other things keeps them."""
 MODEL = "tiny"
 HERE = Place()
+SMALL: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "num_threads": 1,
+    "num_blocks": 1024,
+}
+"""Many workers share a small machine, and what they compute is compared with float32."""
 
 
 def wait_until(state: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
@@ -175,7 +182,7 @@ class Cluster:
     def spawn(self, name: str, role: str, **changed: Any) -> None:
         """Start a worker process; `wait_ready` waits for it."""
         place = self.places.get(name, HERE)
-        given: dict[str, Any] = {"heartbeat_ms": 200, "host": place.host}
+        given = SMALL | {"heartbeat_ms": 200, "host": place.host}
         options = WorkerOptions(
             worker_id=name,
             role=role,

@@ -15,6 +15,7 @@ class StandInWorker:
 
     def __init__(self, options: WorkerOptions) -> None:
         self.incarnation = Incarnation(options.worker_id, secrets.token_hex(8))
+        self.summary = "nothing of this machine"
         self.address = ""
         self.failed = ""
         self._options = options

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from nixl import _api as nixl  # type: ignore[import-untyped]
 
+from disagg.workers.engine.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.transport import TransportInfo
 
@@ -48,7 +49,7 @@ class Node:
         self.changed = threading.Condition()
         self.transport = NixlTransport(
             name,
-            self.pool,
+            region_of(self.pool),
             on_read_done=self.on_read_done,
             handle_bytes_max=handle_bytes_max,
         )

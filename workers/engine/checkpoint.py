@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,14 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from disagg.errors import ConfigError
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.workers.engine.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
 
 HEADER_BYTES_MAX = 100_000_000
 """The safetensors format's own bound on its JSON header."""
+DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Torch's names of the types a safetensors header names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,8 @@ class Checkpoint:
 
     Attributes:
         fingerprint: hex digest of config.json, the safetensors headers and the file sizes.
+        num_weights: elements of all tensors.
+        dtype: the type most of them are stored in, by torch's name if it has a known one.
         max_model_tokens: prompt plus generated tokens that the positions reach.
         eos_token_ids: the tokens that end a generation by default, ascending.
         layer_windows: per layer its window in tokens, None for full attention.
@@ -32,6 +39,8 @@ class Checkpoint:
     family: Family
     config: PreTrainedConfig
     fingerprint: str
+    num_weights: int
+    dtype: str
     vocab_size: int
     max_model_tokens: int
     eos_token_ids: tuple[int, ...]
@@ -99,6 +108,7 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
             f"num_key_value_heads={num_kv_heads}",
             param="num_key_value_heads",
         )
+    num_weights, dtype = _weights(path)
     head_size = getattr(config, "head_dim", None) or _positive(config, "hidden_size") // heads
     return Checkpoint(
         path=path,
@@ -106,6 +116,8 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
         family=family,
         config=config,
         fingerprint=model_fingerprint(path),
+        num_weights=num_weights,
+        dtype=dtype,
         vocab_size=_positive(config, "vocab_size"),
         max_model_tokens=_positive(config, "max_position_embeddings"),
         eos_token_ids=_token_ids(eos),
@@ -159,6 +171,17 @@ def _weight_files(path: Path) -> list[Path]:
         if file.parent != path or not file.is_file():
             raise ConfigError(f"{file}, named by {index.name}, is missing", param=file.name)
     return files
+
+
+def _weights(path: Path) -> tuple[int, str]:
+    """Elements of all tensors, and the type that most of them have."""
+    elements: Counter[str] = Counter()
+    for file in _weight_files(path):
+        for name, tensor in json.loads(_safetensors_header(file)).items():
+            if name != "__metadata__":
+                elements[str(tensor["dtype"])] += math.prod(tensor["shape"])
+    dtype = max(elements, key=lambda name: elements[name], default="F32")
+    return elements.total(), DTYPE_NAMES.get(dtype, dtype)
 
 
 def _safetensors_header(file: Path) -> bytes:

@@ -1,5 +1,6 @@
 """A step as index tensors: where new KV goes, and what each query may read."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engine.paged_pool import LayerCache
 
@@ -98,20 +100,22 @@ class BatchBuilder:
         layers: tuple[LayerCache, ...],
         groups: Sequence[GroupShape],
         *,
-        num_blocks: int,
         vocab_size: int,
         max_model_tokens: int,
         device: torch.device,
     ) -> None:
         self._layers = layers
         self._groups = tuple(groups)
-        self._num_blocks = num_blocks
         self._vocab_size = vocab_size
         self._max_model_tokens = max_model_tokens
         self._device = device
 
-    def build(self, slices: Sequence[SequenceSlice]) -> PackedBatch:
+    def build(self, slices: Sequence[SequenceSlice], tables: BlockTables) -> PackedBatch:
         """Check the slices and lay out their packed forward pass.
+
+        Args:
+            slices: what is computed.
+            tables: where the KV of their sequences lies, the step's changes included.
 
         Raises:
             ValueError: the slices ask for what must not be computed: tokens out of range, a read
@@ -131,11 +135,6 @@ class BatchBuilder:
                 )
             if ids.min() < 0 or ids.max() >= self._vocab_size:
                 raise ValueError(f"slice {index}: token id out of 0..{self._vocab_size - 1}")
-            if len(part.block_tables) != len(self._groups):
-                raise ValueError(
-                    f"slice {index}: {len(part.block_tables)} block tables "
-                    f"for {len(self._groups)} groups"
-                )
             tokens.append(ids)
             positions.append(np.arange(part.start, end))
         lengths = [len(ids) for ids in tokens]
@@ -143,7 +142,8 @@ class BatchBuilder:
         sampled = tuple(i for i, part in enumerate(slices) if part.sampling is not None)
         groups, written = [], []
         for number, shape in enumerate(self._groups):
-            batch, slots = self._group(number, shape, slices, (ends - lengths).tolist())
+            blocks = [tables[part.key][number] for part in slices]
+            batch, slots = self._group(number, shape, slices, blocks, (ends - lengths).tolist())
             groups.append(batch)
             written.append(slots)
         all_written = np.concatenate(written)
@@ -163,17 +163,19 @@ class BatchBuilder:
         number: int,
         shape: GroupShape,
         slices: Sequence[SequenceSlice],
+        tables: "Sequence[array[int]]",
         first_rows: list[int],
     ) -> tuple[GroupBatch, Ints]:
         blocks, offsets = [], []
         tiles: list[PrefillTile] = []
         buckets: dict[int, list[DecodeRow]] = {}
         for index, (part, row) in enumerate(zip(slices, first_rows, strict=True)):
+            where = f"slice {index}, group {number}"
             num_tokens = len(part.token_ids)
             end = part.start + num_tokens
             first = _first_key(part.start, shape.window_tokens)
             first_block = first // shape.block_tokens
-            table = self._table(part, index, number, first_block, -(-end // shape.block_tokens))
+            table = _entries(tables[index], first_block, -(-end // shape.block_tokens), where)
             new = np.arange(part.start, end)
             blocks.append(table[new // shape.block_tokens - first_block])
             offsets.append(new % shape.block_tokens)
@@ -193,19 +195,6 @@ class BatchBuilder:
         # Blocks of all groups come from one pool, and a block never serves two groups: slots of
         # any two groups can be compared once the offset is left in a field of its own.
         return batch, (write_blocks << 32) + write_offsets
-
-    def _table(self, part: SequenceSlice, index: int, number: int, first: int, last: int) -> Ints:
-        """Block ids of block positions ``first .. last``, all of them real blocks."""
-        entries = np.asarray(part.block_tables[number][first:last], dtype=np.int64)
-        where = f"slice {index}, group {number}"
-        if len(entries) != last - first:
-            raise ValueError(f"{where}: the block table ends before block position {last - 1}")
-        if (entries == NULL_BLOCK).any():
-            position = first + int(np.argmax(entries == NULL_BLOCK))
-            raise ValueError(f"{where}: null block at in-window block position {position}")
-        if entries.min() < 0 or entries.max() >= self._num_blocks:
-            raise ValueError(f"{where}: block id out of 1..{self._num_blocks - 1}")
-        return entries
 
     def _tiles(
         self, start: int, end: int, row: int, shape: GroupShape, table: Ints
@@ -235,9 +224,10 @@ class BatchBuilder:
 
     def _bucket(self, rows: list[DecodeRow], shape: GroupShape) -> DecodeBucket:
         most = max(len(table) for _, table, _, _ in rows)
-        block_ids = np.stack(
-            [np.pad(table, (0, most - len(table)), mode="edge") for _, table, _, _ in rows]
-        )
+        block_ids = np.empty((len(rows), most), dtype=np.int64)
+        for padded, (_, table, _, _) in zip(block_ids, rows, strict=True):
+            padded[: len(table)] = table
+            padded[len(table) :] = table[-1]
         slots = np.arange(most * shape.block_tokens)
         skips = np.array([skip for _, _, skip, _ in rows])[:, None]
         num_keys = np.array([count for _, _, _, count in rows])[:, None]
@@ -257,3 +247,14 @@ class BatchBuilder:
 def _first_key(position: int, window_tokens: int | None) -> int:
     """First position a query at ``position`` may see."""
     return 0 if window_tokens is None else max(0, position - window_tokens + 1)
+
+
+def _entries(table: "array[int]", first: int, last: int, where: str) -> Ints:
+    """Block ids of block indexes ``first .. last``, all of them real blocks."""
+    entries = np.frombuffer(table[first:last], dtype=np.int64)
+    if len(entries) != last - first:
+        raise ValueError(f"{where}: the block table ends before block index {last - 1}")
+    if not entries.all():
+        block_index = first + int(np.argmin(entries != NULL_BLOCK))
+        raise ValueError(f"{where}: null block at in-window block index {block_index}")
+    return entries

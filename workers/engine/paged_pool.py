@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from disagg.errors import ConfigError
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.kv.layout import KVCacheLayout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.kind import Spec, WindowedPages
+from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.workers.pool_region import PoolRegion
 
 _never_freed: list[torch.Tensor] = []
 # A peer's READ can land in the memory after its handle was released, and an owner that unmaps
@@ -58,6 +59,7 @@ class PagedPool:
         self.layout = layout
         self.num_blocks = num_blocks
         self.tensor = _allocate(num_blocks, layout.block_bytes, device)
+        self.region = region_of(self.tensor)
         _never_freed.append(self.tensor)
         self.layers = self._views(dtype)
         self.poison([NULL_BLOCK])
@@ -74,18 +76,14 @@ class PagedPool:
         typed = self.tensor.view(dtype)
         views: dict[int, LayerCache] = {}
         for group in self.layout.groups:
-            spec = group.spec
-            if not isinstance(spec, FullAttentionSpec | SlidingWindowSpec):
+            pages = pages_of(group.spec)
+            if pages.dtype_bytes != dtype.itemsize:
                 raise ConfigError(
-                    f"the engine has no pages of kind {type(spec).__name__}", param="groups"
+                    f"layout for {pages.dtype_bytes}-byte elements, dtype is {dtype}", param="dtype"
                 )
-            if spec.dtype_bytes != dtype.itemsize:
-                raise ConfigError(
-                    f"layout for {spec.dtype_bytes}-byte elements, dtype is {dtype}", param="dtype"
-                )
-            shape = (self.num_blocks, spec.num_kv_heads, spec.block_tokens, spec.head_size)
-            head_page = spec.block_tokens * spec.head_size
-            half = spec.num_kv_heads * head_page
+            shape = (self.num_blocks, pages.num_kv_heads, pages.block_tokens, pages.head_size)
+            head_page = pages.block_tokens * pages.head_size
+            half = pages.num_kv_heads * head_page
             for layer in group.layers:
                 first = self.layout.page_offset(layer) // dtype.itemsize
                 if first % head_page or typed.shape[1] % head_page:
@@ -99,14 +97,39 @@ class PagedPool:
                     head_pages_per_block=typed.shape[1] // head_page,
                     first_head_page=first // head_page,
                     group=group.group,
-                    window_tokens=window_tokens(spec),
+                    window_tokens=pages.window_tokens,
                 )
         return tuple(views[layer] for layer in range(len(views)))
 
 
-def window_tokens(spec: Spec) -> int | None:
-    """Return a spec's window, None where it has full attention."""
-    return spec.window_tokens if isinstance(spec, SlidingWindowSpec) else None
+def pages_of(spec: Spec) -> WindowedPages:
+    """Return a spec's pages as the attention kernels read them.
+
+    Raises:
+        ConfigError: the engine cannot compute this kind.
+    """
+    pages = spec.windowed_pages()
+    if pages is None:
+        raise ConfigError(f"the engine has no pages of kind {spec.kind}", param="groups")
+    return pages
+
+
+def region_of(tensor: torch.Tensor) -> PoolRegion:
+    """Describe an int8 tensor ``[num_blocks, block_bytes]`` to a transport.
+
+    Raises:
+        ConfigError: it is another kind of tensor.
+    """
+    if tensor.dtype != torch.int8 or tensor.dim() != 2 or not tensor.is_contiguous():
+        raise ConfigError("the pool is not a contiguous int8 [num_blocks, block_bytes] tensor")
+    return PoolRegion(
+        address=tensor.data_ptr(),
+        num_blocks=tensor.shape[0],
+        block_bytes=tensor.shape[1],
+        memory_kind="VRAM" if tensor.is_cuda else "DRAM",
+        device_id=tensor.get_device() if tensor.is_cuda else 0,
+        owner=tensor,
+    )
 
 
 def _allocate(num_blocks: int, block_bytes: int, device: torch.device) -> torch.Tensor:

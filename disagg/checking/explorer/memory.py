@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from disagg.checking.explorer.tokens import Tokens, begun, right
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.scheduling.step import Step
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.scheduling.step import SequenceSlice, Step
 
 NOTHING = "nothing"
 OTHER = "bytes of another request"
@@ -26,6 +26,12 @@ class Running:
     tokens: tuple[Tokens, ...]
 
 
+def whole_tables(part: SequenceSlice) -> tuple[tuple[int, ...], ...]:
+    """Per group the block table; the steps of an explored worker carry it whole."""
+    assert part.is_new
+    return tuple(change.new_blocks for change in part.table_changes)
+
+
 def launch(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, str]:
     """Memory while a step runs, and what it wrongly computes from, if anything."""
     content = list(memory)
@@ -34,7 +40,7 @@ def launch(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory,
         if tuple(part.token_ids) != tokens[start:end]:
             return memory, f"a step computes {part.token_ids}, not {tokens[start:end]}"
         first, num_begun = divmod(start, block_tokens)
-        for table in part.block_tables:
+        for table in whole_tables(part):
             for index, block in enumerate(table[: -(-end // block_tokens)]):
                 wanted = [right(tokens[: (index + 1) * block_tokens])]
                 if index == first:
@@ -53,7 +59,7 @@ def land(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, s
     content = list(memory)
     for part, tokens in zip(running.step.slices, running.tokens, strict=True):
         end = part.start + len(part.token_ids)
-        for table in part.block_tables:
+        for table in whole_tables(part):
             for index in range(part.start // block_tokens, -(-end // block_tokens)):
                 if content[table[index]] != HALF:
                     return memory, f"a step overwrites {content[table[index]]!r}"

@@ -17,7 +17,7 @@ from disagg.checking.explorer.worker_state import Facts
 from disagg.checking.explorer.workers import Moved, Workers
 from disagg.errors import InvariantViolation, ProtocolError
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Cancel, Role, Submit

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from disagg.checking.explorer.memory import Running
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.tokens import Vocabulary
+from disagg.kv.blocks.free_blocks import UncachedBlocks
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.free_blocks import UncachedBlocks
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.scheduling.actions import WorkerAction
 from disagg.scheduling.core import WorkerCore
@@ -160,6 +160,9 @@ def make_canonical(core: WorkerCore) -> None:
     """Forget what no decision depends on: counters, clocks, the order of free blocks."""
     core.counters.counts.clear()
     core.prefill_side.num_refusals = core.batcher.num_preemptions = 0
+    for seq in core.batcher.running:  # the engines here keep no tables: each step carries all
+        seq.sent_tables = None
+    core.batcher._ended.clear()
     if not core.batcher.step_in_flight:
         core.batcher._next_step_id = 0
     for seq in core.prefill_side.backing_off:
@@ -199,9 +202,7 @@ def preempt(core: WorkerCore) -> list[WorkerAction]:
     if not prefills:
         return []
     victim = max(prefills, key=lambda seq: seq.arrival)
-    core.batcher.running.remove(victim)
-    core.kv.free(victim.key)
-    victim.num_computed = 0
+    core.batcher.preempt(victim)
     core.prefill_side.give_back(victim, "preempted")
     core.queue(victim)
     return core._out.take()

@@ -19,7 +19,7 @@ from disagg.checking.explorer.worker_state import (
     preempt,
 )
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.peer import PeerMessage, Reserved

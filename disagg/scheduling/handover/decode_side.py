@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from disagg.kv.request import ExternalReservation
+from disagg.kv.blocks.hits import ExternalReservation
 from disagg.kv.transfer_plan import first_lacked
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs

@@ -1,6 +1,6 @@
 """Cached prefixes that other workers pull from this one."""
 
-from disagg.kv.prefix_pull import WantedPrefix
+from disagg.kv.prefix_sharing import WantedPrefix
 from disagg.messages.identity import Incarnation, LeaseRequest
 from disagg.messages.peer import AskLease
 from disagg.scheduling.handover.worker_state import WorkerState

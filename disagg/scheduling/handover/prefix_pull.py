@@ -7,7 +7,7 @@ queue again, without a pull.
 
 from dataclasses import dataclass
 
-from disagg.kv.request import CacheHit, ExternalReservation
+from disagg.kv.blocks.hits import CacheHit, ExternalReservation
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Offers
 from disagg.messages.session import PullPlan, TransferKind

@@ -1,8 +1,7 @@
 """What a reader tells the router about a transfer."""
 
+from disagg.kv.blocks.hits import ExternalReservation
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.request import ExternalReservation
-from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.session import GroupTransfer, TransferKind, TransferReport
 from disagg.transfer.actions import InboundStats
@@ -37,8 +36,8 @@ def committed_report(
         groups.append(
             GroupTransfer(
                 group=group.group,
-                kind=spec_kind(group.spec),
-                window_tokens=window_tokens_of(group.spec),
+                kind=group.spec.kind,
+                window_tokens=group.spec.window_tokens,
                 block_tokens=group.spec.block_tokens,
                 block_map=block_map.decode(),
                 pulled_blocks=len(lacks),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.prefix_pull import PrefixPulls
+from disagg.kv.prefix_sharing import PrefixSharing
 from disagg.messages.identity import Incarnation
 from disagg.scheduling.actions import Actions
 from disagg.scheduling.batcher import Batcher
@@ -39,7 +39,7 @@ class WorkerState:
     """
 
     kv: KVCacheCoordinator
-    prefixes: PrefixPulls
+    prefixes: PrefixSharing
     limits: WorkerLimits
     counters: Counters
     out: Actions
@@ -80,7 +80,7 @@ def create_state(
     )
     return WorkerState(
         kv=kv,
-        prefixes=PrefixPulls(kv),
+        prefixes=PrefixSharing(kv),
         limits=limits,
         counters=counters,
         out=out,

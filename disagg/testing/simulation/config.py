@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.shapes.layout import KVCacheLayout
 
 
 class FaultKind(StrEnum):

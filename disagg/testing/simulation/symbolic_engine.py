@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
-from disagg.kv.block_pool import NULL_BLOCK
-from disagg.kv.layout import KVCacheLayout
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.sampling import SampledToken
+from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
-from disagg.testing.simulation.symbolic_kinds import GroupHistory, digest_of, first_seen
+from disagg.testing.simulation.symbolic_kinds import GroupHistory, digest_of
 
 VOCAB_SIZE = 997
 
@@ -58,6 +59,7 @@ class SymbolicEngine:
     def __init__(self, layout: KVCacheLayout, memory: SymbolicMemory) -> None:
         self._layout = layout
         self._memory = memory
+        self._tables = BlockTables(len(layout.groups), len(memory.blocks))
 
     def run(self, step: Step) -> StepResult:
         """Read what is seen, write the slices' cells and the states after them, choose tokens.
@@ -65,6 +67,7 @@ class SymbolicEngine:
         Raises:
             InvariantViolation: a null, unwritten or foreign cell was read or would be written.
         """
+        self._tables.apply(step)
         return StepResult(step.step_id, tuple(self._run(part) for part in step.slices))
 
     def _run(self, part: SequenceSlice) -> SampledToken | None:
@@ -75,12 +78,12 @@ class SymbolicEngine:
             digest = digest_of(token, tuple(one.seen(position) for one in histories))
             for group, history in enumerate(histories):
                 history.append(digest)
-                if first_seen(self._layout.groups[group].spec, position) is not None:
+                if self._layout.groups[group].spec.first_seen(position) is not None:
                     block, offset = self._place(part, group, position)
                     self._memory.blocks[block][offset] = Cell(group, position, digest)
         end = part.start + len(part.token_ids)
         for group, history in enumerate(histories):
-            if first_seen(self._layout.groups[group].spec, end) is None:
+            if self._layout.groups[group].spec.first_seen(end) is None:
                 for number, block in enumerate(self._state_blocks(part, group, end)):
                     self._memory.blocks[block][0] = Cell(group, end, history.state, number)
         return None if part.sampling is None else SampledToken(digest % VOCAB_SIZE)
@@ -88,7 +91,7 @@ class SymbolicEngine:
     def _history(self, part: SequenceSlice, group: int) -> GroupHistory:
         """What the slice's first token sees, read from the blocks."""
         spec, start = self._layout.groups[group].spec, part.start
-        first = first_seen(spec, start)
+        first = spec.first_seen(start)
         if first is not None:
             seen = tuple(self._read(part, group, at).digest for at in range(first, start))
             return GroupHistory(spec, start, seen)
@@ -103,7 +106,7 @@ class SymbolicEngine:
 
     def _place(self, part: SequenceSlice, group: int, position: int) -> tuple[int, int]:
         index, offset = divmod(position, self._layout.groups[group].spec.block_tokens)
-        block = part.block_tables[group][index]
+        block = self._tables[part.key][group][index]
         if block == NULL_BLOCK:
             raise InvariantViolation(f"{part.key}: group {group} position {position} is null")
         return block, offset
@@ -112,7 +115,7 @@ class SymbolicEngine:
         """Of the state after so many tokens; it is updated in place up to its block's end."""
         size = self._layout.groups[group].blocks_per_state
         index = (num_tokens - 1) // self._layout.groups[group].spec.block_tokens * size
-        blocks = part.block_tables[group][index : index + size]
+        blocks = self._tables[part.key][group][index : index + size]
         if len(blocks) < size or NULL_BLOCK in blocks:
             raise InvariantViolation(f"{part.key}: group {group} has no state at {num_tokens}")
         return blocks

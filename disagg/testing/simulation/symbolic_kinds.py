@@ -1,43 +1,11 @@
-"""What a query sees in a group of each kind, said once, without block tables.
+"""What a query sees in a group, without block tables.
 
 Everything that is seen flows into what is computed, in a model as here: a token's digest depends
 on the token and, per group, on what its position sees of the positions before it. So wrong KV of
 any group gives other digests from there on, and other tokens.
 """
 
-from typing import assert_never
-
-from disagg.errors import ConfigError
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
-
-
-def first_seen(spec: Spec, position: int) -> int | None:
-    """First position whose KV a query at ``position`` sees; None for a state, which has no tokens.
-
-    Raises:
-        ConfigError: cross-attention. No router takes a worker with such a group (it has no hits),
-            so no hand-over of it can begin.
-    """
-    match spec:
-        case FullAttentionSpec() | MLASpec():
-            return 0
-        case SlidingWindowSpec():
-            return max(0, position - spec.window_tokens + 1)
-        case ChunkedLocalSpec():
-            return position - position % spec.chunk_tokens
-        case LinearStateSpec():
-            return None
-        case CrossAttentionSpec():
-            raise ConfigError("cross_attention is not simulated", param="layout")
-    assert_never(spec)
+from disagg.kv.kinds.kind import Spec
 
 
 class GroupHistory:
@@ -51,7 +19,7 @@ class GroupHistory:
 
     def __init__(self, spec: Spec, start: int = 0, digests: tuple[int, ...] = ()) -> None:
         self._spec = spec
-        first = first_seen(spec, start)
+        first = spec.first_seen(start)
         self._first = first or 0
         self._is_state = first is None
         self._sums = [0]
@@ -62,7 +30,7 @@ class GroupHistory:
 
     def seen(self, position: int) -> int:
         """Summary of what the next position sees of those before it."""
-        first = first_seen(self._spec, position)
+        first = self._spec.first_seen(position)
         return self.state if first is None else self._sums[-1] - self._sums[first - self._first]
 
     def append(self, digest: int) -> None:

@@ -10,10 +10,7 @@ def preempt_youngest(core: WorkerCore) -> list[WorkerAction]:
     if not core.batcher.running:
         return []
     victim = max(core.batcher.running, key=lambda seq: seq.arrival)
-    core.batcher.running.remove(victim)
-    core.kv.free(victim.key)
-    victim.num_computed = 0
-    core.batcher.num_preemptions += 1
+    core.batcher.preempt(victim)
     if victim.role is Role.PREFILL:
         core.prefill_side.give_back(victim, "preempted")
     else:

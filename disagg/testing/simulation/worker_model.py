@@ -5,14 +5,13 @@ from typing import Protocol
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.spec_names import spec_kind, window_tokens_of
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.messages.session import ToRouterMessage, ToWorkerMessage, WorkerStats
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
-from disagg.scheduling.admission import handover_tokens_max
+from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.stats import worker_stats
@@ -115,15 +114,15 @@ class WorkerModel:
             Contract("symbolic", "none", (), 0, layout.hash_block_tokens, "simulation", 1, 1),
             tuple(
                 GroupInfo(
-                    spec_kind(group.spec),
+                    group.spec.kind,
                     group.spec.block_tokens,
-                    window_tokens_of(group.spec),
+                    group.spec.window_tokens,
                     len(group.layers),
                     layout.useful_bytes(group.group),
                 )
                 for group in layout.groups
             ),
-            core.limits.max_model_tokens,
+            served_tokens_max(core.limits, core.kv),
             handover_tokens_max(core.limits, core.kv),
             core.kv.num_usable_blocks,
         )

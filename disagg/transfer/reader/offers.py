@@ -133,7 +133,8 @@ class OfferList:
         if not 0 <= offered.group < len(self._missing) or offered.num_blocks < 1:
             return "an offer names no group or no blocks"
         missing, surplus = self._missing[offered.group], self._surplus[offered.group]
-        first, dst = offered.block_index, []
+        first = offered.block_index
+        dst: list[int] = []
         for i in range(offered.num_blocks):
             if offered.block_index + i in surplus:
                 surplus.remove(offered.block_index + i)

@@ -101,6 +101,7 @@ class RegisterRequest(google.protobuf.message.Message):
     """prefill, decode or both: what the operator prefers it for"""
     model: builtins.str
     max_model_tokens: builtins.int
+    """longest prompt plus output that can end there"""
     handover_tokens_max: builtins.int
     """longest prompt whose hand-over fits this worker's share"""
     num_blocks: builtins.int

@@ -2,9 +2,10 @@
 
 from collections.abc import Hashable
 
+from disagg.kv.blocks.hits import CacheHit
+from disagg.kv.blocks.step_holds import StepHolds
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.request import CacheHit, KVRequest
-from disagg.kv.steps import StepHolds
+from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Ended, PeerMessage, Release, Reserve, Reserved
 from disagg.messages.sampling import SampledToken
@@ -140,7 +141,7 @@ class RecomputesInPlace(Batcher):
 class HitsWholePrompts(KVCacheCoordinator):
     """Finds the last token of a prompt, too."""
 
-    def find_longest_cache_hit(self, request: KVRequest, max_tokens: int) -> CacheHit:
+    def find_longest_cache_hit(self, request: KVSequence, max_tokens: int) -> CacheHit:
         return super().find_longest_cache_hit(request, max_tokens + 1)
 
 

@@ -1,6 +1,6 @@
 """Whole workers with one rule of prefix pulls or take-overs taken away each."""
 
-from disagg.kv.prefix_pull import SharedPrefix, WantedPrefix
+from disagg.kv.prefix_sharing import SharedPrefix, WantedPrefix
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
 from disagg.messages.peer import (
     AskLease,

@@ -1,7 +1,7 @@
 """Workers that wait while holding, overtake or starve; the explorer must find what breaks."""
 
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.request import CacheHit
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import PeerMessage, Reserve, Reserved
 from disagg.messages.session import Role

@@ -52,6 +52,20 @@ def test_the_environment_names_the_file(tmp_path: Path) -> None:
     assert read_settings(environ={"DISAGG_CONFIG": str(path)}).settings.cluster.num_decode == 3
 
 
+def test_what_a_worker_decides_itself_is_auto() -> None:
+    worker = read_settings().settings.worker
+    assert {worker.device, worker.dtype, worker.num_threads, worker.num_blocks} == {"auto"}
+    environ = {"DISAGG_WORKER__NUM_BLOCKS": "64", "DISAGG_WORKER__NUM_THREADS": "auto"}
+    worker = read_settings(environ=environ).settings.worker
+    assert (worker.num_blocks, worker.num_threads) == (64, "auto")
+
+
+def test_variables_of_the_tests_are_no_settings() -> None:
+    assert set(read_settings(environ={"DISAGG_TEST_X": "1"}).sources.values()) == {"default"}
+    with pytest.raises(ConfigError, match="not a setting"):
+        read_settings(environ={"DISAGG_TESTX": "1"})
+
+
 def test_text_becomes_the_type_of_the_setting() -> None:
     environ = {
         "DISAGG_CLUSTER__ROUTER_ADDRESSES": "a:1, b:2",
@@ -91,6 +105,10 @@ def test_text_becomes_the_type_of_the_setting() -> None:
             "router:\n  http_port: 5\n  grpc_port: 5\n",
             "router.grpc_port: must differ from router.h",
         ),
+        (
+            "router:\n  policy: dice\n",
+            "router.policy: 'dice' is not known; known: local, prefix_th",
+        ),
         ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
         ("worker:\n  block_tokens: 24\n", "worker.block_tokens: 24 is not a power of two"),
         (
@@ -98,7 +116,15 @@ def test_text_becomes_the_type_of_the_setting() -> None:
             "worker.kv_events_replay_endpoint: needs kv_events_endpoint",
         ),
         ("worker:\n  device: tpu\n", "worker.device: String should match pattern"),
-        ("worker:\n  dtype: int8\n", "worker.dtype: should be 'float32', 'bfloat16' or 'float16'"),
+        (
+            "worker:\n  dtype: int8\n",
+            "worker.dtype: should be 'float32', 'bfloat16' or 'float16' or ",
+        ),
+        (
+            "worker:\n  num_blocks: 1\n",
+            "worker.num_blocks: should be greater than or equal to 2 or",
+        ),
+        ("worker:\n  num_blocks: all\n", "worker.num_blocks: should be a valid integer or should"),
         ("transfer:\n  handover_share_max: 1.5\n", "transfer.handover_share_max: should be less"),
         ("transfer:\n  handover_share_max: .nan\n", "transfer.handover_share_max: should be"),
         ("transfer:\n  reserve_retry_min_ms: 99\n", "transfer.reserve_retry_min_ms: must not"),
@@ -151,6 +177,7 @@ def test_defaults_are_those_of_the_options(tmp_path: Path) -> None:
 def test_every_option_can_be_set() -> None:
     known = {key.split(".")[1] for key in setting_types()}
     computed = {"worker_id", "role", "model_dir", "model_name", "port", "roles_wanted"}
+    computed |= {"workers_per_host", "workers_per_gpu"}
     for options in (WorkerOptions, RouterOptions):
         assert {field.name for field in fields(options)} <= known | computed
 

@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, Phase, settings
 
-from disagg.kv.block_pool import NULL_BLOCK
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.blocks.retention import Retention
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
-from disagg.kv.request import KVRequest
-from disagg.kv.retention import Retention
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    LinearStateSpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 
 Value = tuple[int, int]
 """(group, hash of the prefix): what one position of one group holds."""
@@ -47,7 +45,7 @@ def needed_blocks(spec: Spec, position: int) -> list[int]:
     return sorted({place // spec.block_tokens for place in visible(spec, position)})
 
 
-def longest_hit(kv: KVCacheCoordinator, request: KVRequest, max_tokens: int) -> int:
+def longest_hit(kv: KVCacheCoordinator, request: KVSequence, max_tokens: int) -> int:
     """Brute force over all lengths: every group has all that the next query reads."""
     if any(isinstance(group.spec, CrossAttentionSpec) for group in kv.layout.groups):
         return 0  # tokens do not tell what the encoder was given
@@ -82,7 +80,7 @@ class Live:
     ``next_query`` is the earliest position that is not given up by its newest step.
     """
 
-    request: KVRequest
+    request: KVSequence
     prompt_tokens: int
     done: int = 0
     launched: int = 0

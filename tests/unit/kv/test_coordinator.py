@@ -7,9 +7,11 @@ import pytest
 from disagg.errors import InvariantViolation
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
-from disagg.kv.request import KVRequest
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec, Spec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 
 FULL = FullAttentionSpec(16, 1, 8, 2)
@@ -25,18 +27,18 @@ def coordinator(*specs: Spec, num_blocks: int, max_step_tokens: int = 64) -> KVC
     )
 
 
-def request(key: str, num_tokens: int, first: int = 0) -> KVRequest:
-    made = KVRequest(key, list(range(first, first + num_tokens)))
+def request(key: str, num_tokens: int, first: int = 0) -> KVSequence:
+    made = KVSequence(key, list(range(first, first + num_tokens)))
     BlockHasher(b"test", 16).extend(made.hashes, made.token_ids)
     return made
 
 
-def compute(kv: KVCacheCoordinator, made: KVRequest) -> None:
+def compute(kv: KVCacheCoordinator, made: KVSequence) -> None:
     assert kv.allocate(made, num_new_tokens=made.num_tokens)
     kv.publish(made.key, made.num_tokens)
 
 
-def two_full_groups_where_the_hit_is_the_oldest() -> tuple[KVCacheCoordinator, KVRequest]:
+def two_full_groups_where_the_hit_is_the_oldest() -> tuple[KVCacheCoordinator, KVSequence]:
     """Nothing is free but the hit (8 blocks) and two blocks that were freed after it."""
     kv = coordinator(FULL, FULL_WIDE, num_blocks=11)
     compute(kv, request("a", 64))

@@ -17,9 +17,12 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_log import KVEventLog
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
-from disagg.kv.request import KVRequest
-from disagg.kv.specs import FullAttentionSpec, LinearStateSpec, SlidingWindowSpec, Spec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.workers.kv_event_publisher import END_OF_REPLAY, KVEventPublisher, pack_batch
 
@@ -97,11 +100,11 @@ def test_token_ranges_are_exact_in_every_group() -> None:
         max_step_tokens=8,
         events_with_tokens=True,
     )
-    request = KVRequest("r", list(range(100, 112)))
+    request = KVSequence("r", list(range(100, 112)))
     BlockHasher(b"key", 2).extend(request.hashes, request.token_ids)
     for new in (8, 4):
         assert kv.allocate(request, num_new_tokens=new)
-        done = kv.num_computed_tokens("r")
+        done = kv.num_scheduled_tokens("r")
         kv.publish("r", done)
         kv.release_out_of_window("r", done)
     batch = kv.events.since(0)

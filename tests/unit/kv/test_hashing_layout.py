@@ -5,10 +5,13 @@ from hashlib import sha256
 import pytest
 
 from disagg.errors import ConfigError, RequestError
-from disagg.kv.free_blocks import UncachedBlocks
+from disagg.kv.blocks.free_blocks import UncachedBlocks
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout, plan_layout
-from disagg.kv.specs import FullAttentionSpec, LinearStateSpec, MLASpec, SlidingWindowSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 
 FULL = FullAttentionSpec(16, 8, 64, 2)
 

@@ -15,17 +15,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from disagg.kv.request import KVRequest
-from disagg.kv.retention import Retention
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.blocks.retention import Retention
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
 from tests.unit.kv.machine_world import (
     STEPS_MAX,
     Live,
@@ -82,18 +80,18 @@ class Machine(RuleBasedStateMachine):
             self.coordinator_patch(self.kv)
         self.live: dict[int, Live] = {}
         self.steps: list[tuple[int, list[Run]]] = []
-        self.inbound: dict[int, tuple[int, KVRequest, Any]] = {}
+        self.inbound: dict[int, tuple[int, KVSequence, Any]] = {}
         self.leases: dict[int, list[tuple[int, dict[int, Any]]]] = {}
         self.count = 0
 
     # -- sequences ----------------------------------------------------------------------------
 
-    def new_request(self, stream: int, shared: int, length: int) -> KVRequest:
+    def new_request(self, stream: int, shared: int, length: int) -> KVSequence:
         self.count += 1
         tokens = [
             stream * 1000 + j if j < shared else self.count * 10_000 + j for j in range(length)
         ]
-        made = KVRequest(self.count, tokens)
+        made = KVSequence(self.count, tokens)
         self.world.hasher.extend(made.hashes, made.token_ids)
         return made
 
@@ -328,10 +326,10 @@ def publishes_early(kv: Any) -> None:
     """Publication at allocation, before the step has completed."""
     allocate = kv.allocate
 
-    def broken(request: KVRequest, **kwargs: Any) -> Any:
+    def broken(request: KVSequence, **kwargs: Any) -> Any:
         done = allocate(request, **kwargs)
         if done:
-            kv.publish(request.key, kv.num_computed_tokens(request.key))
+            kv.publish(request.key, kv.num_scheduled_tokens(request.key))
         return done
 
     kv.allocate = broken
@@ -353,7 +351,7 @@ def publishes_uncommitted(kv: Any) -> None:
     """External tokens become findable when they are reserved."""
     reserve = kv.reserve_external
 
-    def broken(request: KVRequest, *args: Any) -> Any:
+    def broken(request: KVSequence, *args: Any) -> Any:
         made = reserve(request, *args)
         if made is not None:
             for manager in kv.managers:

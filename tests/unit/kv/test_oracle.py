@@ -100,9 +100,9 @@ def test_allocating_before_all_hits_are_touched_is_noticed() -> None:
     first, last = kv.kv.managers[0], kv.kv.managers[-1]
     adopt = last.adopt
 
-    def late(key: Any, hit: Any, num_computed: int) -> None:
-        first.grow(key, num_computed + 1)
-        adopt(key, hit, num_computed)
+    def late(key: Any, hit: Any, position: int) -> None:
+        first.grow(key, position + 1)
+        adopt(key, hit, position)
 
     last.adopt = late  # type: ignore[method-assign]
     with pytest.raises(AssertionError):  # an InvariantViolation, or the mismatch below

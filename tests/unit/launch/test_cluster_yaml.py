@@ -90,8 +90,11 @@ def test_the_hosts_of_both_files_agree() -> None:
     assert CLUSTER["file_mounts"]["~/disagg.yaml"] == "./disagg.yaml"
 
 
-def test_authentication_is_said_wherever_ray_starts() -> None:
+def test_authentication_and_niceness_are_said_wherever_ray_starts() -> None:
     lines = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
     starts = [line for line in lines if "ray start" in line or "disagg workers" in line]
     assert len(starts) == 3
     assert all("RAY_AUTH_MODE=token" in line for line in starts)
+    raylets = [line for line in starts if "ray start" in line]
+    assert len(raylets) == 2
+    assert all("RAY_worker_niceness=0" in line for line in raylets)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,9 @@ from tests.unit.launch.commands import parse_command
 
 ROOT = Path(__file__).parents[3]
 K8S = ROOT / "k8s"
-CRD = ROOT / "tests/data/kuberay/ray.io_rayclusters.yaml"
+CRD_VARIABLE = "DISAGG_TEST_KUBERAY_CRD"
+"""Path of KubeRay's ray.io_rayclusters.yaml, which is not part of this project."""
+CRD = os.environ.get(CRD_VARIABLE, "")
 VERSION = "1.32"
 SETTINGS = read_settings(K8S / "disagg.yaml").settings
 
@@ -167,9 +170,9 @@ def crd_schema(path: Path) -> Manifest:
     return schema
 
 
-@pytest.mark.skipif(not CRD.exists(), reason=f"KubeRay's CRD is not at {CRD.relative_to(ROOT)}")
+@pytest.mark.skipif(not CRD, reason=f"{CRD_VARIABLE} does not name KubeRay's CRD")
 def test_kuberays_crd_accepts_it_and_refuses_broken_ones() -> None:
-    validator = jsonschema.Draft202012Validator(crd_schema(CRD))
+    validator = jsonschema.Draft202012Validator(crd_schema(Path(CRD)))
     assert [error.message for error in validator.iter_errors(RAYCLUSTER)] == []
     for change in BROKEN_RAYCLUSTERS:
         assert not validator.is_valid(broken(RAYCLUSTER, change))
@@ -210,6 +213,20 @@ def test_services_choose_the_router_and_probes_ask_it() -> None:
     container = containers()[0]
     assert container["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
+
+
+def test_one_router_at_a_time() -> None:
+    """A worker serves one session: a second router would take it from the first."""
+    assert ROUTER["spec"]["replicas"] == 1
+    assert ROUTER["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_workers_run_at_the_niceness_of_others() -> None:
+    """Said where the raylet starts, which starts the workers."""
+    raylets = [c for c in containers() if c["name"] in ("ray-head", "ray-worker")]
+    assert len(raylets) == 3
+    for raylet in raylets:
+        assert {"name": "RAY_worker_niceness", "value": "0"} in raylet["env"]
 
 
 def test_pods_are_confined_and_bounded() -> None:

@@ -118,6 +118,18 @@ async def test_chat_without_max_tokens_may_use_the_rest_of_the_context(open_hous
     assert worker.submits[1].sampling.max_tokens == 16
 
 
+async def test_chat_without_max_tokens_fits_every_worker_of_comparable_size(open_house):
+    house = await open_house()
+    first = await house.add("w1", max_model_tokens=40, prompt=6)
+    second = await house.add("w2", max_model_tokens=44, prompt=6)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    await house.http.post("/v1/chat/completions", json=body)
+    assert [s.sampling.max_tokens for w in (first, second) for s in w.submits] == [40 - 6]
+    asked = await house.http.post("/v1/chat/completions", json=body | {"max_tokens": 45 - 6})
+    assert asked.status_code == 400
+    assert "exceed 44" in asked.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_completion_logprobs(house, stream):
     body = BODY | {"max_tokens": 6, "logprobs": 2}

@@ -19,6 +19,7 @@ from disagg.messages.session import (
 )
 from disagg.routing.actions import Deliver, Disconnect, Fail, NewRequest, RouterAction, ToWorker
 from disagg.routing.core import RouterCore
+from disagg.routing.policy.registry import DEFAULT_POLICY
 from disagg.routing.record import RequestRecord
 
 HASH_TOKENS = 4
@@ -66,7 +67,7 @@ def request(
 class Router:
     """A core with its clock; keeps the actions of the last call, readable by kind."""
 
-    def __init__(self, *workers: WorkerInfo, **limits: int) -> None:
+    def __init__(self, *workers: WorkerInfo, policy: str = DEFAULT_POLICY, **limits: int) -> None:
         arguments = {
             "replans_max": 3,
             "requests_max": 8,
@@ -74,7 +75,7 @@ class Router:
             "records_max": 4,
             "worker_silent_ms": 100,
         }
-        self.core = RouterCore(hash_extend=HASHER.extend, **(arguments | limits))
+        self.core = RouterCore(hash_extend=HASHER.extend, policy=policy, **(arguments | limits))
         self.now_ms = 0
         self.actions: list[RouterAction] = []
         for info in workers:

@@ -32,6 +32,7 @@ from disagg.routing.actions import (
     ToWorker,
 )
 from disagg.routing.core import RouterCore
+from disagg.routing.policy.registry import DEFAULT_POLICY
 from tests.unit.routing.builders import HASHER, STATS, hashes_of, worker
 from tests.unit.routing.model_parts import Client, Part, Worker, is_stop, peer_of, token_at
 
@@ -42,7 +43,13 @@ STEP_MS = 5
 class World:
     """One seeded run; every check names the seed."""
 
-    def __init__(self, seed: int, roles: tuple[str, ...] = ("prefill", "decode", "both")) -> None:
+    def __init__(
+        self,
+        seed: int,
+        roles: tuple[str, ...] = ("prefill", "decode", "both"),
+        *,
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.now_ms = 0
@@ -53,6 +60,7 @@ class World:
             request_timeout_ms=20_000,
             records_max=10_000,
             worker_silent_ms=40 * STEP_MS,
+            policy=policy,
         )
         self.clients: dict[str, Client] = {}
         self.submitted: set[tuple[Incarnation, RequestKey]] = set()

@@ -1,15 +1,16 @@
 """What the router does when a part ends, a worker is lost, or all tries are used up."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from disagg.errors import CapacityError, RemoteFault, RequestError
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import EndReason, PrefillReport, Role, Submit
+from disagg.messages.session import EndReason, Role, Submit
 from disagg.routing.actions import NewRequest
-from tests.unit.routing.builders import Router, hashes_of, request, worker
+from tests.unit.routing.builders import STATS, Router, hashes_of, request, worker
 
 P, D, D2, B = (
     worker("p", "prefill"),
@@ -20,7 +21,7 @@ P, D, D2, B = (
 
 
 def started(
-    *workers: WorkerInfo, new: NewRequest | None = None, **limits: int
+    *workers: WorkerInfo, new: NewRequest | None = None, **limits: Any
 ) -> tuple[Router, Submit]:
     """A router with one request; its submit at the decode (or local) worker."""
     router = Router(*workers, **limits)
@@ -70,11 +71,13 @@ def test_a_worker_without_a_part_is_not_believed() -> None:
         (D, EndReason.READ_STUCK, [("d", Role.LOCAL)]),
         (D, EndReason.COMMIT_REFUSED, [("d", Role.LOCAL)]),
         (P, EndReason.LEASE_DEAD, [("d", Role.LOCAL)]),
+        (D, EndReason.EXPIRED, [("d", Role.LOCAL)]),  # its bound ended it, not its fault
         (D, EndReason.PEER_LOST, [("d", Role.LOCAL)]),
         (P, EndReason.PEER_LOST, [("p", Role.LOCAL)]),
         (P, EndReason.PEER_ENDED, [("p", Role.LOCAL)]),
         (P, EndReason.RESERVE_REFUSED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
         (D, EndReason.CAPACITY, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+        (P, EndReason.CAPACITY, [("d2", Role.LOCAL)]),
         (D, EndReason.STEP_FAILED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
     ],
 )
@@ -128,13 +131,81 @@ def test_no_room_anywhere_is_said_as_capacity() -> None:
     assert isinstance(router.error, RemoteFault)
 
 
-def test_rejected_is_the_callers_error_and_not_tried_elsewhere() -> None:
+def test_rejected_by_the_largest_is_the_callers_error() -> None:
     router, submit = started(P, D)
     router.ended(D, submit, EndReason.REJECTED)
     assert isinstance(router.error, RequestError)
+    assert router.error.message == "no larger worker is ready: rejected: because"
     assert router.error.request_id == "r"
     assert sorted(router.cancels) == [("d", 1), ("p", 1)]
     assert router.submits == []
+
+
+def test_what_outgrew_a_worker_goes_on_at_a_larger_one() -> None:
+    large, larger = worker("e", max_model_tokens=1001), worker("f", max_model_tokens=1002)
+    everybody = {"b": B, "e": large, "f": larger}
+    router, submit = started(*everybody.values(), new=request(num_tokens=600))
+    router.tokens(B, submit, 600, 1)
+    router.ended(B, submit, EndReason.REJECTED)
+    for name in ("e", "f"):
+        ((who, submit),) = router.submits
+        assert (who, submit.token_ids[-1]) == (name, 1)
+        router.ended(everybody[who], submit, EndReason.REJECTED)
+    # It was accepted and tokens are out: no mistake of the client's any more.
+    assert isinstance(router.error, RemoteFault)
+    assert router.core.counters["replans", "rejected"] == 3
+
+
+def test_who_rejected_it_does_not_prefill_it_either() -> None:
+    router, submit = started(P, worker("d", "decode", max_model_tokens=1001))
+    router.ended(P, submit, EndReason.REJECTED)
+    assert [(who, again.role) for who, again in router.submits] == [("d", Role.LOCAL)]
+
+
+def test_a_hand_over_that_failed_is_not_tried_again_where_local_is_not_possible() -> None:
+    small = worker("p", "prefill", max_model_tokens=14)
+    router, submit = started(small, D, D2)
+    router.core.from_worker(0, D2.incarnation, replace(STATS, num_running=9))
+    router.ended(small, submit, EndReason.PEER_ENDED)  # it cannot serve the request alone
+    assert [who for who, _ in router.submits] == ["d2", "p"]
+
+
+def test_who_failed_is_not_chosen_to_serve_alone() -> None:
+    router = Router(P, D)
+    router.holds(P, request().token_ids)
+    router.generate()
+    for sender, reason in (
+        (D, EndReason.STEP_FAILED),
+        (P, EndReason.STEP_FAILED),
+        (D, EndReason.READ_FAILED),
+    ):
+        router.ended(sender, router.submits[0][1], reason)
+    assert [(who, again.role) for who, again in router.submits] == [("p", Role.LOCAL)]
+
+
+def test_rejections_count_against_the_bound_of_plans() -> None:
+    router, submit = started(B, worker("e", max_model_tokens=1001), replans_max=0)
+    router.ended(B, submit, EndReason.REJECTED)
+    assert router.submits == []
+    assert isinstance(router.error, RequestError)
+
+
+def test_a_request_whose_only_large_worker_is_lost_is_no_mistake_of_the_clients() -> None:
+    router, submit = started(worker("e", max_model_tokens=1001), B, new=request(max_tokens=991))
+    assert submit.role is Role.DECODE
+    router.lost(worker("e"))
+    assert isinstance(router.error, RemoteFault)
+    assert "need 1001 tokens" in router.error.message
+
+
+def test_who_let_a_hand_over_expire_serves_the_next_request_like_any_other() -> None:
+    router, submit = started(P, D)
+    router.ended(D, submit, EndReason.EXPIRED)
+    router.generate(request("r2"))
+    assert [(who, again.role) for who, again in router.submits] == [
+        ("d", Role.DECODE),
+        ("p", Role.PREFILL),
+    ]
 
 
 def test_an_end_of_the_prefill_part_after_the_pull_changes_nothing() -> None:
@@ -201,78 +272,3 @@ def test_a_new_epoch_is_a_loss() -> None:
     router.did(router.core.register(0, worker("d", "decode", epoch="e2")))
     assert router.disconnected == [D.incarnation]
     assert [who for who, _ in router.submits] == ["d2", "p"]
-
-
-# --- another decode worker takes the lease over
-
-
-def sealed(router: Router) -> tuple[Submit, Submit]:
-    """A hand-over from p to d1 whose prefill is over; the submits of d1 and p."""
-    router.generate()
-    (_, to_decode), (_, to_prefill) = router.submits
-    report = PrefillReport(to_prefill.key, 10, 0, 10)
-    router.core.from_worker(0, worker("p").incarnation, report)
-    router.tokens(worker("p", "prefill"), to_prefill, 10, 7)
-    return to_decode, to_prefill
-
-
-def trio() -> Router:
-    return Router(worker("p", "prefill"), worker("d1", "decode"), worker("d2", "decode"))
-
-
-def test_a_lost_decode_worker_is_replaced_at_the_lease() -> None:
-    router = trio()
-    _, to_prefill = sealed(router)
-    router.lost(worker("d1"))
-    ((name, submit),) = router.submits
-    assert name == "d2"
-    assert (submit.role, submit.take_over) == (Role.DECODE, to_prefill.key)
-    assert submit.token_ids[-1] == 7
-    assert submit.peer is not None
-    assert submit.peer.incarnation == worker("p").incarnation
-    assert router.cancels == [], "the prefill worker keeps the lease"
-    assert router.core.counters["plans", "take_over"] == 1
-    router.pulled(worker("d2"), worker("p"), submit)
-    router.tokens(worker("d2"), submit, 11, 8, 9, 10, 11, finish=FinishReason.LENGTH)
-    assert router.delivered == [8, 9, 10, 11]
-    assert router.finish == [FinishReason.LENGTH]
-
-
-def test_a_lost_link_counts_as_a_lost_decode_worker() -> None:
-    router = trio()
-    to_decode, _ = sealed(router)
-    router.ended(worker("d1"), to_decode, EndReason.PEER_LOST)
-    ((name, submit),) = router.submits
-    assert (name, submit.take_over) == ("d2", to_decode.key)
-    assert router.cancels == [("d1", to_decode.key.generation)]
-
-
-def test_a_refused_take_over_is_planned_anew_and_both_keys_are_cancelled() -> None:
-    router = trio()
-    to_decode, _ = sealed(router)
-    router.lost(worker("d1"))
-    ((_, submit),) = router.submits
-    router.ended(worker("d2"), submit, EndReason.TAKE_OVER_REFUSED)
-    old, new = to_decode.key.generation, submit.key.generation
-    assert set(router.cancels) == {("d2", new), ("p", new), ("p", old)}
-    assert all(one.take_over is None for _, one in router.submits)
-
-
-def test_what_is_not_taken_over() -> None:
-    router = trio()  # no token yet
-    router.generate()
-    router.lost(worker("d1"))
-    assert all(one.take_over is None for _, one in router.submits)
-    router = trio()  # handed over already
-    to_decode, _ = sealed(router)
-    router.pulled(worker("d1"), worker("p"), to_decode)
-    router.lost(worker("d1"))
-    assert all(one.take_over is None for _, one in router.submits)
-    router = trio()  # the prefill worker died
-    sealed(router)
-    router.lost(worker("p"))
-    assert all(one.take_over is None for _, one in router.submits)
-    router = Router(worker("p", "prefill"), worker("d1", "decode"))  # nobody else
-    sealed(router)
-    router.lost(worker("d1"))
-    assert all(one.take_over is None for _, one in router.submits)

@@ -7,6 +7,8 @@ import pytest
 from disagg.errors import ConfigError, RemoteFault
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.messages.registration import Contract
+from disagg.messages.session import EndReason
+from disagg.routing import fleet
 from disagg.routing.actions import Connect
 from tests.unit.routing.builders import (
     CONTRACT,
@@ -32,8 +34,11 @@ def test_a_heartbeat_connects_once() -> None:
 def test_ready_needs_session_and_stats() -> None:
     router = Router()
     router.core.register(0, P)
+    router.core.from_worker(0, P.incarnation, STATS)  # of a session that is not open yet
     with pytest.raises(RemoteFault):
         router.generate()
+    router = Router()
+    router.core.register(0, P)
     router.core.session_up(0, P.incarnation)
     assert not router.core.ready
     router.core.from_worker(0, P.incarnation, STATS)
@@ -60,6 +65,87 @@ def test_a_silent_worker_is_dropped_and_any_message_counts() -> None:
     router.did(router.core.tick(101))
     assert router.disconnected == [P.incarnation]
     assert router.core.counters["workers_lost", "silent"] == 1
+
+
+def test_an_opened_session_counts_as_heard() -> None:
+    router = Router()
+    router.core.register(0, P)
+    router.core.session_up(90, P.incarnation)
+    assert router.did(router.core.tick(190)) == []
+    router.did(router.core.tick(191))
+    assert router.disconnected == [P.incarnation]
+
+
+def test_a_heartbeat_with_new_limits_counts_as_heard() -> None:
+    router = Router(P)
+    assert router.core.register(90, replace(P, max_model_tokens=7)) == []
+    assert router.core.tick(190) == []
+    assert router.core.max_model_tokens == 7
+
+
+def test_the_number_of_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
+    router = Router(P, D)
+    with pytest.raises(ConfigError, match="more than 2 workers"):
+        router.core.register(0, worker("x"))
+    assert router.core.register(1, P) == []
+    assert router.core.register(1, worker("d", "decode", epoch="e2")) != []
+
+
+def test_old_lives_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "RETIRED_MAX", 1)
+    router = Router(P, D)
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        router.join(worker(name, role, epoch="e2"))
+    assert router.core.register(1, D) == []
+    assert router.core.register(1, P) != []  # forgotten, so it is taken for a new life
+    monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
+    router = Router()
+    for info in (P, D, worker("x")):  # the life of p is forgotten for that of x
+        router.join(info)
+        router.lost(info)
+    router.join(worker("p", "prefill", epoch="e2"))
+    assert router.core.register(1, P) != []
+    router.join(worker("x", epoch="e2"))
+    assert router.core.register(1, worker("x")) == []
+
+
+def test_the_life_that_was_seen_last_is_remembered_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
+    router = Router()
+    second, third = (worker("p", "prefill", epoch=epoch) for epoch in ("e2", "e3"))
+    for info in (P, D, second, worker("x"), third):  # x takes the place of d, not of p
+        router.join(info)
+        router.lost(info)
+    assert router.core.register(1, second) == []
+
+
+def test_an_index_goes_with_its_last_worker() -> None:
+    other = worker("x", groups=(FULL,), contract=replace(CONTRACT, groups=("full",)))
+    router = Router(P, other)
+    router.lost(other)
+    assert list(router.core._fleet._indexes) == [P.groups]
+
+
+def test_pairs_that_rest_are_bounded_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "BAD_PAIRS_MAX", 1)
+    router = Router(P, D, worker("d2", "decode"), worker_silent_ms=100)
+
+    def fails_to(name: str, request_id: str) -> None:
+        """The next hand-over goes to that worker, and fails."""
+        for view in router.core.fleet:  # nobody is loaded
+            router.core.from_worker(router.now_ms, view.info.incarnation, STATS)
+        router.generate(request(request_id))
+        who, submit = router.submits[0]
+        assert (who, len(router.submits)) == (name, 2)
+        router.ended(worker(who, "decode"), submit, EndReason.READ_FAILED)
+
+    fails_to("d", "r1")
+    fails_to("d2", "r2")
+    fails_to("d2", "r3")  # there was no room to note it
+    router.now_ms = 101
+    fails_to("d", "r4")
+    fails_to("d2", "r5")
 
 
 @pytest.mark.parametrize("lost_between", [False, True])
@@ -149,6 +235,28 @@ def test_layouts_that_differ_are_indexed_apart() -> None:
     found = {m.worker.worker_id: m for m in router.core.match(len(PROMPT), hashes_of(PROMPT))}
     assert (found["p"].usable_tokens, found["p"].group_tokens) == (0, (40, 0))
     assert (found["x"].usable_tokens, found["x"].group_tokens) == (40, (40,))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "longest", "usual"),
+    [
+        ({}, 0, 0),
+        ({"both": (100, 96, 90)}, 100, 90),
+        ({"both": (100, 50, 49)}, 100, 50),  # less than half: not for requests without a bound
+        ({"prefill": (200,), "decode": (100, 90)}, 200, 90),
+        ({"prefill": (200, 190)}, 200, 190),
+    ],
+)
+def test_the_length_that_can_be_served(
+    sizes: dict[str, tuple[int, ...]], longest: int, usual: int
+) -> None:
+    router = Router()
+    for role, limits in sizes.items():
+        for limit in limits:
+            router.join(worker(f"{role}-{limit}", role, max_model_tokens=limit))
+    router.core.register(0, worker("not ready", max_model_tokens=10_000))
+    assert router.core.max_model_tokens == longest
+    assert router.core.default_model_tokens == usual
 
 
 def test_the_view_counts_what_runs_and_what_is_planned() -> None:

@@ -2,26 +2,27 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import and_
 
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheGroup, KVCacheLayout
-from disagg.kv.request import CacheHit, KVRequest
-from disagg.kv.spec_names import spec_kind, window_tokens_of
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import EVERYBODY, Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.registry import KINDS as REGISTERED
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
-from disagg.routing import prefix_match
 from disagg.routing.index import PrefixIndex
 
 A, B = Incarnation("a", "1"), Incarnation("b", "1")
@@ -137,22 +138,71 @@ def test_equals_brute_force() -> None:
 
 
 def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    usable = {**prefix_match._USABLE, "sliding_window": prefix_match._all_before}
-    monkeypatch.setattr(prefix_match, "_USABLE", usable)
+    monkeypatch.setattr(SlidingWindowSpec, "usable_at", FullAttentionSpec.usable_at)
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
 
 
 def test_control_a_window_taken_one_block_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = SlidingWindowSpec.usable_at
+
     def short(info: GroupInfo, holders: Sequence[int]) -> list[int]:
-        narrower = max(1, info.window_tokens - info.block_tokens)
-        return prefix_match._window_before(
-            GroupInfo(info.kind, info.block_tokens, narrower, 1, 64), holders
+        return right(
+            replace(info, window_tokens=max(1, info.window_tokens - info.block_tokens)), holders
         )
 
-    monkeypatch.setattr(prefix_match, "_USABLE", {**prefix_match._USABLE, "sliding_window": short})
+    monkeypatch.setattr(SlidingWindowSpec, "usable_at", short)
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
+
+
+class CountedSet(int):
+    """A bit set that counts how often one is ANDed."""
+
+    num_ands = 0
+
+    def __and__(self, other: int) -> "CountedSet":
+        CountedSet.num_ands += 1
+        return CountedSet(int(self) & int(other))
+
+    __rand__ = __and__
+
+
+def num_ands(kind: type[Spec], window_tokens: int, num_blocks: int) -> int:
+    """Work of a kind's rule over a prompt that everybody holds."""
+    CountedSet.num_ands = 0
+    kind.usable_at(group(kind.kind, 4, window_tokens), [CountedSet(1)] * num_blocks)
+    return CountedSet.num_ands
+
+
+@pytest.mark.parametrize("kind", REGISTERED.values(), ids=REGISTERED)
+@pytest.mark.parametrize("window_tokens", [6, 64, 4096])
+def test_a_rule_is_linear_in_blocks_whatever_the_window(
+    kind: type[Spec], window_tokens: int
+) -> None:
+    assert num_ands(kind, window_tokens, 2048) <= 3 * 2048
+
+
+def test_control_a_rule_that_walks_each_chunk_anew_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def again(info: GroupInfo, holders: Sequence[int]) -> list[int]:
+        firsts = [first_needed(info, end) for end in range(4, 4 * len(holders) + 1, 4)]
+        return [
+            reduce(and_, holders[first // 4 : i + 1], EVERYBODY) for i, first in enumerate(firsts)
+        ]
+
+    monkeypatch.setattr(ChunkedLocalSpec, "usable_at", again)
+    assert num_ands(ChunkedLocalSpec, 4096, 2048) > 100 * 2048
+
+
+def test_a_chunk_that_begins_inside_a_block_needs_that_block() -> None:
+    for chunk in (2, 3, 5, 6, 10, 16):
+        info, holders = group("chunked_local", 4, chunk), [1 << i for i in range(16)]
+        usable = ChunkedLocalSpec.usable_at(info, [~mask for mask in holders])
+        for i, mask in enumerate(usable):
+            needed = range(first_needed(info, 4 * (i + 1)) // 4, i + 1)
+            assert ~mask == sum(holders[n] for n in needed)
 
 
 def test_an_evicted_window_block_shortens_the_usable_prefix_only() -> None:
@@ -267,9 +317,7 @@ def follow_a_coordinator(specs: list[Spec], seed: int) -> int:
     groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
     layout = KVCacheLayout(groups, 256, 4)
     pool = KVCacheCoordinator(layout, 40, max_model_tokens=64, max_step_tokens=8)
-    infos = [
-        GroupInfo(spec_kind(s), s.block_tokens, window_tokens_of(s), 1, s.page_bytes) for s in specs
-    ]
+    infos = [GroupInfo(s.kind, s.block_tokens, s.window_tokens, 1, s.page_bytes) for s in specs]
     index = PrefixIndex(infos, 4)
     index.add(A, 40)
     hasher = BlockHasher(b"k", 4)
@@ -277,7 +325,7 @@ def follow_a_coordinator(specs: list[Spec], seed: int) -> int:
     for number in range(40):
         tokens = [rng.randint(0, 1)] * 24 + [rng.randint(0, 1)] * 20 + [7] * 16
         tokens = tokens[: rng.randint(1, 60)]
-        request = KVRequest(("r", number), tokens)
+        request = KVSequence(("r", number), tokens)
         hasher.extend(request.hashes, tokens)
         hit = pool.find_longest_cache_hit(request, len(tokens) - 1)
         found = index.match(len(tokens), request.hashes)[A]
@@ -290,7 +338,7 @@ def follow_a_coordinator(specs: list[Spec], seed: int) -> int:
     return num_hits
 
 
-def compute(pool: KVCacheCoordinator, request: KVRequest, found: CacheHit) -> None:
+def compute(pool: KVCacheCoordinator, request: KVSequence, found: CacheHit) -> None:
     """Prefill in steps of 8 tokens; what falls out of windows or is freed may be evicted later."""
     hit: CacheHit | None = found
     computed = found.num_tokens

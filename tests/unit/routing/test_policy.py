@@ -86,9 +86,13 @@ def test_local_when_nothing_can_or_need_be_handed_over(workers: list[WorkerInfo]
     assert [submit.role for _, submit in router.submits] == [Role.LOCAL]
 
 
-def test_a_worker_too_small_for_the_request_is_passed_over() -> None:
-    router = Router(worker("a", max_model_tokens=14), worker("b", max_model_tokens=15))
-    assert planned(router)[:2] == ("b", "b")
+@pytest.mark.parametrize(("tokens_max", "prefill"), [(10, "b"), (11, "a"), (14, "a"), (15, "a")])
+def test_who_holds_the_prompt_may_prefill_and_who_holds_all_of_it_decodes(
+    tokens_max: int, prefill: str
+) -> None:
+    router = Router(worker("a", max_model_tokens=tokens_max), worker("b", max_model_tokens=15))
+    decode = "a" if tokens_max == 15 else "b"
+    assert planned(router)[:2] == (prefill, decode)
 
 
 def test_equal_inputs_give_equal_plans() -> None:
@@ -161,6 +165,16 @@ def test_a_pair_that_failed_is_not_pulled_over() -> None:
     (submit,) = [one for to, one in router.submits if to == "d1"]
     router.ended(worker("d1"), submit, EndReason.READ_FAILED)  # p and d1 are a bad pair now
     router.generate(request("r2", num_tokens=41))
+    assert pull_of(router, "p") is None
+
+
+def test_who_failed_the_request_is_not_pulled_from() -> None:
+    router = three()
+    router.holds(worker("d2"), PROMPT)
+    assert planned(router, LONG)[:2] == ("p", "d2")
+    assert pull_of(router, "p") is not None
+    router.ended(worker("d2"), router.submits[0][1], EndReason.STEP_FAILED)
+    assert [who for who, _ in router.submits] == ["d1", "p"]
     assert pull_of(router, "p") is None
 
 

@@ -1,6 +1,7 @@
 """Every rule of a request's life, one example each, on the production core."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ from disagg.messages.session import (
     PrefillReport,
     Role,
     Submit,
+    ToRouterMessage,
+    TransferKind,
     TransferReport,
 )
 from disagg.routing import request_table
@@ -39,7 +42,7 @@ P, D, D2, B = (
 
 
 def started(
-    *workers: WorkerInfo, new: NewRequest | None = None, **limits: int
+    *workers: WorkerInfo, new: NewRequest | None = None, **limits: Any
 ) -> tuple[Router, Submit]:
     """A router with one request; its submit at the decode (or local) worker."""
     router = Router(*workers, **limits)
@@ -265,6 +268,37 @@ def test_a_report_behind_the_last_token_still_completes_the_record() -> None:
     router.tokens(B, submit, 10, 1, finish=FinishReason.LENGTH)
     router.core.from_worker(3, B.incarnation, PrefillReport(submit.key, 10, 8, 2))
     assert router.record("r").cached_tokens == 8
+
+
+def test_a_report_renews_the_patience_once() -> None:
+    router, submit = started(P, D, worker_silent_ms=100_000)
+    report = PrefillReport(submit.key, 10, 0, 10)
+    for now_ms in (900, 1500):
+        router.core.from_worker(now_ms, P.incarnation, report)
+    assert router.core.tick(1900) == []
+    router.did(router.core.tick(1901))
+    assert isinstance(router.error, ExpiredError)
+    assert "1000 are waited" in router.error.message
+    assert "prefill on p" in router.error.message
+
+
+def test_only_the_first_report_of_the_worker_that_did_it_counts() -> None:
+    router, submit = started(P, D)
+    prefill = PrefillReport(submit.key, 10, 4, 6)
+    handover = TransferReport(submit.key, P.incarnation, (), 1, 2, 3)
+    pull = replace(handover, kind=TransferKind.PREFIX)
+    cases: list[tuple[WorkerInfo, WorkerInfo, ToRouterMessage, ToRouterMessage]] = [
+        (P, D, prefill, replace(prefill, hit_tokens=9)),
+        (P, D, pull, replace(pull, num_reads=9)),
+        (D, P, handover, replace(handover, num_reads=9)),
+    ]
+    for right, wrong, report, repeated in cases:
+        for sender, message in ((wrong, repeated), (right, report), (right, repeated)):
+            assert router.core.from_worker(0, sender.incarnation, message) == []
+    (generation,) = router.record("r").generations
+    assert (generation.hit_tokens, generation.pull, generation.transfer) == (4, pull, handover)
+    assert router.core.counters["prefill_tokens", "hit"] == 4
+    assert router.core.counters["prefix_pulls", "committed"] == 1
 
 
 def test_records_are_bounded() -> None:

@@ -3,15 +3,13 @@
 from collections import Counter
 from dataclasses import replace
 
-from disagg.kv.layout import KVCacheLayout, plan_layout
-from disagg.kv.specs import (
-    ChunkedLocalSpec,
-    FullAttentionSpec,
-    LinearStateSpec,
-    MLASpec,
-    SlidingWindowSpec,
-    Spec,
-)
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.routing.record import GenerationRecord
 from disagg.testing.simulation.config import (
     FaultKind,

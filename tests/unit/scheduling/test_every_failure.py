@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from disagg.errors import ConfigError
-from disagg.kv.chunked_local import ChunkedLocalManager
-from disagg.kv.layout import plan_layout
-from disagg.kv.linear_state import LinearStateManager
-from disagg.kv.manager import GroupManager
+from disagg.kv.kinds.chunked_local import ChunkedLocalManager
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
+from disagg.kv.kinds.linear_state import LinearStateManager
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.sliding_window import SlidingWindowManager
 from disagg.kv.prefix_match import PrefixMatcher
-from disagg.kv.prefix_pull import PrefixPulls
-from disagg.kv.request import KVRequest
-from disagg.kv.sliding_window import SlidingWindowManager
-from disagg.kv.specs import CrossAttentionSpec
+from disagg.kv.prefix_sharing import PrefixSharing
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.session import TransferKind
 from disagg.routing.record import GenerationRecord
 from disagg.scheduling.handover.budget import HandoverBudget
@@ -273,14 +273,17 @@ def test_a_failed_block_that_is_published_is_found_in_every_group(
         number: {group for group, _ in fail_read(config, number).failed}
         for number in range(1, play(config).num_reads + 1)
     }
-    publish = PrefixPulls.publish_intact
+    publish = PrefixSharing.publish_intact
 
     def everything(
-        self: PrefixPulls, request: KVRequest, num_tokens: int, failed: Collection[tuple[int, int]]
+        self: PrefixSharing,
+        request: KVSequence,
+        num_tokens: int,
+        failed: Collection[tuple[int, int]],
     ) -> None:
         publish(self, request, num_tokens, ())
 
-    monkeypatch.setattr(PrefixPulls, "publish_intact", everything)
+    monkeypatch.setattr(PrefixSharing, "publish_intact", everything)
     found = set()
     for number, concerned in groups.items():
         if finds(play, replace(config, failing_reads=(number,))):
@@ -293,7 +296,7 @@ def test_it_is_found_that_too_little_is_kept(layout: str, monkeypatch: pytest.Mo
     """With states only the end of what was pulled can be gone on from: all of it, or nothing."""
     config = two_turns(LAYOUTS[layout])
     num_reads = play(config).num_reads
-    monkeypatch.setattr(PrefixPulls, "publish_intact", lambda *_: None)
+    monkeypatch.setattr(PrefixSharing, "publish_intact", lambda *_: None)
     assert any(finds(fail_read, config, number) for number in range(1, num_reads + 1))
 
 

@@ -9,8 +9,8 @@ import pytest
 from disagg.errors import InvariantViolation
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
-from disagg.kv.specs import FullAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Reserve, Reserved, TakeOver
 from disagg.messages.sampling import SampledToken, SamplingParams
@@ -39,7 +39,7 @@ def submit(number: int, role: Role, num_tokens: int = 5, **more: Any) -> Submit:
     tokens = tuple(range(100 * number, 100 * number + num_tokens))
     peer = None if role is Role.LOCAL else PEER
     key = RequestKey(f"r{number}", 1)
-    return Submit(key, role, tokens, (), b"", SamplingParams(40), peer, **more)
+    return Submit(key, role, tokens, (), b"", SamplingParams(8), peer, **more)
 
 
 def steps(core: WorkerCore, num_steps: int) -> None:
@@ -148,10 +148,7 @@ class Paused(InboundTable):
 
 def test_a_stuck_read_pauses_its_owner_for_all_of_them() -> None:
     core = worker()
-    stuck = frozenset({OWNER})
-    core.admission._inbound = type(
-        "Paused", (), {"peers_paused": stuck, "num_blocks_quarantined": 0}
-    )()  # type: ignore[assignment]
+    core.inbound.__class__ = Paused
     assert reserve(core).reason == "a READ from there is stuck"
     assert ended(take_over(core))[0][1] == "a READ from there is stuck"
     assert requests(pull(core)) == []

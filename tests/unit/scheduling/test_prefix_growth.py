@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
-from disagg.kv.specs import FullAttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, PeerMessage, WithdrawLease
 from disagg.messages.sampling import SampledToken, SamplingParams

@@ -9,8 +9,9 @@ import pytest
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import KVCacheLayout, plan_layout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers, PeerMessage, ReadProgress
 from disagg.messages.sampling import SampledToken, SamplingParams

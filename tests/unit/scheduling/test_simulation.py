@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from disagg.checking.explorer.table_news import TableNews
-from disagg.kv.block_pool import BlockPool
+from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.layout import plan_layout
-from disagg.kv.specs import FullAttentionSpec, SlidingWindowSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, Offers
 from disagg.scheduling.handover.prefix_pull import PrefixPullSide

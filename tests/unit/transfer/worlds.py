@@ -5,7 +5,7 @@ from functools import wraps
 from typing import Any
 
 from disagg.checking.explorer.table_news import TableNews
-from disagg.kv.block_pool import BlockPool
+from disagg.kv.blocks.block_pool import BlockPool
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, OfferedRange, Offers, PeerMessage, Seal
 from disagg.transfer.actions import Send

@@ -1,6 +1,7 @@
 """A router's session that another one has replaced at the worker."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from opentelemetry.trace import NoOpTracer
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.worker_state import limits_of, new_core
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.layout import plan_layout
+from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import PeerAddress, Role, Submit, ToWorkerMessage
@@ -69,16 +70,19 @@ class Session:
         async with asyncio.timeout(TIMEOUT_S):
             return bool(await self._call.read())
 
-    async def ends(self) -> None:
-        """Hears the rest."""
-        while await self.hears():
-            pass
+    async def ends(self) -> str:
+        """Hears the rest; the status and the reason at the end."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.hears():
+                pass
+        code, details = await self._call.code(), await self._call.details()
+        return f"{code.name}: {details}"
 
 
-async def sequences_after_a_late_submit() -> set[RequestKey]:
-    """An old session's submit comes when another session has been opened; then a new one's."""
+@contextlib.asynccontextmanager
+async def serving(core: WorkerCore) -> AsyncIterator[tuple[Any, Control]]:
+    """A worker's service as a router reaches it, and its control."""
     links = cast(Any, NoPeers())
-    core = decode_core()
     trace = TransferTrace(NoOpTracer())
     control = Control(core, cast(Any, None), links, pytest.fail, trace)
     server = grpc.aio.server()
@@ -87,8 +91,27 @@ async def sequences_after_a_late_submit() -> set[RequestKey]:
     port = server.add_insecure_port("127.0.0.1:0")
     control.start(links)
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = worker_pb2_grpc.WorkerStub(channel)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield worker_pb2_grpc.WorkerStub(channel), control
+    finally:
+        await server.stop(0)
+        await control.stop()
+
+
+async def sequences_after_a_late_submit(
+    monkeypatch: pytest.MonkeyPatch, *, end_old: bool
+) -> set[RequestKey]:
+    """An old session's submit comes when another session has been opened; then a new one's.
+
+    Args:
+        end_old: as it is; else the old stream goes on, as if its end were still on its way.
+    """
+    core = decode_core()
+    async with serving(core) as (stub, control):
+        if not end_old:
+            opened = control.open_session
+            monkeypatch.setattr(control, "open_session", lambda send, end: opened(send))
         old = Session(stub)
         assert await old.hears()
         old.tell(submit("before"))
@@ -109,16 +132,32 @@ async def sequences_after_a_late_submit() -> set[RequestKey]:
                 await control.changed.wait()
         keys = set(core.sequences)
         ends.cancel()
-    await server.stop(0)
-    await control.stop()
     return keys
 
 
-def test_a_replaced_session_starts_nothing_any_more() -> None:
-    assert asyncio.run(sequences_after_a_late_submit()) == {RequestKey("after", 1)}
+@pytest.mark.parametrize("end_old", [True, False])
+def test_a_replaced_session_starts_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch, end_old: bool
+) -> None:
+    kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=end_old))
+    assert kept == {RequestKey("after", 1)}
+
+
+async def end_of_a_replaced_session() -> str:
+    """What an old session that says nothing hears when another one is opened."""
+    async with serving(decode_core()) as (stub, _):
+        old = Session(stub)
+        assert await old.hears()
+        assert await Session(stub).hears()
+        return await old.ends()
+
+
+def test_a_replaced_session_ends_with_a_reason() -> None:
+    said = asyncio.run(end_of_a_replaced_session())
+    assert said == "ABORTED: another session with this worker was opened"
 
 
 def test_control_without_the_check_the_late_submit_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Control, "in_session", lambda self, send: True)
-    kept = asyncio.run(sequences_after_a_late_submit())
+    kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=False))
     assert kept == {RequestKey("late", 1), RequestKey("after", 1)}

@@ -1,0 +1,1 @@
+"""Kinds of KV cache groups, a file each; see the README."""

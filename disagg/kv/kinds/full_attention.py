@@ -1,0 +1,101 @@
+"""Full attention: everything stays visible, hits are downward-closed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from disagg.kv.blocks.block_pool import BlockPool
+from disagg.kv.kinds.attention import AttentionSpec
+from disagg.kv.kinds.kind import EVERYBODY, Spec, WindowedPages
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.setting import GroupSetting
+from disagg.messages.registration import GroupInfo
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttentionSpec(AttentionSpec):
+    """Every position sees all positions before it."""
+
+    kind: ClassVar[str] = "full_attention"
+    vllm_kind: ClassVar[str] = "full_attention"
+
+    @property
+    def window_tokens(self) -> int:
+        """None."""
+        return 0
+
+    def first_seen(self, position: int) -> int:
+        """The first of all."""
+        return 0
+
+    def windowed_pages(self) -> WindowedPages:
+        """Pages without a window."""
+        return WindowedPages(
+            self.num_kv_heads, self.block_tokens, self.head_size, self.dtype_bytes, None
+        )
+
+    def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
+        """Tables without nulls, as long as the sequence."""
+        peak = setting.num_blocks(setting.max_model_tokens, self.block_tokens)
+        return FullAttentionManager(self, pool, setting, peak)
+
+    @staticmethod
+    def check_group(group: GroupInfo) -> None:
+        """Nothing besides what holds for all kinds."""
+
+    @staticmethod
+    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
+        """Everything before the boundary is needed."""
+        return all_before(holders)
+
+    def without_window(self) -> Spec:
+        """The same."""
+        return self
+
+
+class FullAttentionManager(GroupManager):
+    """Tables without nulls."""
+
+    hits_nest = True
+
+    def next_drop(self, num_skipped: int) -> None:
+        """Never."""
+
+    def returning(self, blocks: Iterable[int]) -> Iterable[int]:
+        """None."""
+        return ()
+
+    def num_settled(self, num_computed: int) -> int:
+        """Every full block."""
+        return self.num_full_blocks(num_computed)
+
+    def kept_hits(self, hit: Sequence[int], position: int) -> list[int]:
+        """All of them."""
+        return list(hit)
+
+    def match(
+        self,
+        groups: Sequence[int],
+        hashes: Sequence[bytes],
+        max_tokens: int,
+        alignment_tokens: int,
+        drop_last: bool,
+    ) -> tuple[list[int], ...]:
+        """Left-to-right run."""
+        end = min(max_tokens // self.block_tokens, len(hashes))
+        found: list[list[int]] = []
+        for group in groups:
+            found.append(self.pool.cache.leading_run(group, hashes, end))
+            end = len(found[-1])
+        end = max(0, end - drop_last)
+        end -= end % (alignment_tokens // self.block_tokens)
+        return tuple(run if len(run) == end else run[:end] for run in found)
+
+
+def all_before(holders: Sequence[int]) -> list[int]:
+    """The workers that hold every block up to ``i``, for every ``i``."""
+    usable, run = [], EVERYBODY
+    for mask in holders:
+        run &= mask
+        usable.append(run)
+    return usable

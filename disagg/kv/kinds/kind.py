@@ -1,0 +1,105 @@
+"""What a kind of KV cache group says of itself: the protocol that each file beside this fulfils."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from disagg.kv.blocks.block_pool import BlockPool
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.setting import GroupSetting
+from disagg.messages.registration import GroupInfo
+
+EVERYBODY = -1
+"""The bit set of all workers: an int with all bits set."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedPages:
+    """Pages of K, then V, ``[num_kv_heads, block_tokens, head_size]`` each.
+
+    Attributes:
+        num_kv_heads: heads of K and of V.
+        block_tokens: tokens per block.
+        head_size: elements per head.
+        dtype_bytes: bytes per element.
+        window_tokens: position p attends to ``p - window_tokens + 1 .. p``; None: to all before.
+    """
+
+    num_kv_heads: int
+    block_tokens: int
+    head_size: int
+    dtype_bytes: int
+    window_tokens: int | None
+
+
+class Spec(Protocol):
+    """What one layer keeps per token or per request; hashable, equal specs share block tables."""
+
+    kind: ClassVar[str]
+    """Our name: registrations, reports, the router."""
+    vllm_kind: ClassVar[str]
+    """The name in vLLM's KV events (``KVCacheSpecKind`` of 0.33.0)."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block; of a state, the distance of the positions at which it can be kept."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Useful bytes of one layer in one block, or of one layer's state."""
+
+    # -- what a position sees -----------------------------------------------------------------
+
+    @property
+    def window_tokens(self) -> int:
+        """Window or chunk as it is registered; 0 where the kind has none."""
+
+    def first_seen(self, position: int) -> int | None:
+        """First position whose KV a query at ``position`` reads; None: it reads a state instead."""
+
+    def windowed_pages(self) -> WindowedPages | None:
+        """The pages for an engine that knows K, V and windows; None: such an engine cannot."""
+
+    # -- block tables and match ---------------------------------------------------------------
+
+    def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
+        """Tables of one group of this kind; raises ConfigError where the setting rules it out."""
+
+    # -- the router's rule --------------------------------------------------------------------
+
+    @staticmethod
+    def check_group(group: GroupInfo) -> None:
+        """Refuse what a router could not match exactly; raises ConfigError naming the field."""
+
+    @staticmethod
+    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
+        """Bit sets of the workers that can go on after block ``i``, for every ``i``.
+
+        Linear in the number of blocks. ``holders[i]`` is the bit set of the workers that hold
+        block ``i`` of the prompt.
+        """
+
+    # -- events -------------------------------------------------------------------------------
+
+    def event_fields(self) -> dict[str, object]:
+        """What vLLM's stored events carry besides, for this kind."""
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def visible_tokens(self, num_tokens: int) -> int:
+        """Tokens that one layer keeps of a request of ``num_tokens``; 0 for a state."""
+
+    def split_layers(self, num_layers: int, block_bytes: int) -> tuple[int, int]:
+        """How layers share blocks: the groups that they form, the blocks of one of their states."""
+
+    def check_blocks_per_state(self, num_blocks: int) -> None:
+        """Refuse, by ConfigError, a group whose states would take so many blocks."""
+
+    def rank_block_bytes(self, num_layers: int, blocks_per_state: int, tensor_parallel: int) -> int:
+        """Useful bytes of a group's block on one of the ranks that share the heads."""
+
+    def token_and_state_bytes(self, taken_bytes: int) -> tuple[int, int]:
+        """Of what a block or a state takes: bytes per kept token, bytes per state."""
+
+    def without_window(self) -> "Spec":
+        """What an engine without hybrid groups would keep for this layer."""

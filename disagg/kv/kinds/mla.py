@@ -1,0 +1,56 @@
+"""Multi-head latent attention: full attention over one latent vector per token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from disagg.kv.blocks.block_pool import BlockPool
+from disagg.kv.kinds.attention import AttentionSpec
+from disagg.kv.kinds.full_attention import FullAttentionManager, all_before
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.manager import GroupManager
+from disagg.kv.kinds.setting import GroupSetting
+from disagg.messages.registration import GroupInfo
+
+
+@dataclass(frozen=True, slots=True)
+class MLASpec(AttentionSpec):
+    """Every position sees the latents of all positions before it."""
+
+    kind: ClassVar[str] = "mla"
+    vllm_kind: ClassVar[str] = "mla_attention"
+
+    @property
+    def page_bytes(self) -> int:
+        """The latents; there is no separate V."""
+        return self.num_kv_heads * self.block_tokens * self.head_size * self.dtype_bytes
+
+    @property
+    def window_tokens(self) -> int:
+        """None."""
+        return 0
+
+    def first_seen(self, position: int) -> int:
+        """The first of all."""
+        return 0
+
+    def windowed_pages(self) -> None:
+        """Pages without V."""
+
+    def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
+        """As for full attention."""
+        peak = setting.num_blocks(setting.max_model_tokens, self.block_tokens)
+        return FullAttentionManager(self, pool, setting, peak)
+
+    @staticmethod
+    def check_group(group: GroupInfo) -> None:
+        """Nothing besides what holds for all kinds."""
+
+    @staticmethod
+    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
+        """Everything before the boundary is needed."""
+        return all_before(holders)
+
+    def without_window(self) -> Spec:
+        """The same."""
+        return self

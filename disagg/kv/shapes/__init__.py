@@ -1,0 +1,1 @@
+"""From a model's layers to groups, block geometry and what memory holds; see the README."""

@@ -1,0 +1,1 @@
+"""Who prefills and who decodes: one file per rule, chosen by `router.policy`."""

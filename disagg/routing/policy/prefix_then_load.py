@@ -1,0 +1,99 @@
+"""The default policy: the longest usable prefix prefills, the shortest queue decodes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from disagg.routing.exclusions import Exclusions
+from disagg.routing.policy.protocol import Candidate, Demand, Plan, PolicyOptions
+
+
+class PrefixThenLoad:
+    """A prefill and a decode worker, or one worker where a hand-over cannot or need not be.
+
+    The worker that prefills pulls from another one that has at least ``pull_tokens_min`` more
+    tokens of the prefix, whatever its role; of these from the one that has the most.
+    """
+
+    def __init__(self, options: PolicyOptions) -> None:
+        self._pull_tokens_min = max(1, options.pull_tokens_min)
+
+    def plan(self, demand: Demand, candidates: Sequence[Candidate]) -> Plan:
+        """See `Policy.plan`."""
+        plan = _choose(demand, candidates)
+        hit_tokens = plan.prefill.hit.usable_tokens
+        owners = [
+            c
+            for c in candidates
+            if c.hit.usable_tokens - hit_tokens >= self._pull_tokens_min
+            and c.incarnation not in demand.exclusions.workers
+            and demand.may_pair(plan.prefill, c)
+        ]
+        if not owners:
+            return plan
+        owner = min(owners, key=_pull_order)
+        more = owner.hit.usable_tokens - hit_tokens
+        why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
+        return replace(plan, pull=owner, reason=why)
+
+
+def _choose(demand: Demand, candidates: Sequence[Candidate]) -> Plan:
+    """Choose who prefills and who decodes, without a pull."""
+    exclusions = demand.exclusions
+    able = [c for c in candidates if c.can_prefill]
+    fresh = [c for c in able if c.incarnation not in exclusions.workers]
+    if not any(c.can_decode for c in fresh):
+        fresh = able
+    fitting = [c for c in fresh if c.can_decode]
+    for candidate in fitting:
+        if candidate.incarnation == exclusions.local_on and candidate.incarnation not in (
+            exclusions.workers | exclusions.decode
+        ):
+            return _local(candidate, "no hand-over after one failed")
+    if len(fresh) == 1:
+        return _local(fresh[0], "the only worker that is ready and not at fault")
+    prefills = [c for c in fresh if c.view.info.role in ("prefill", "both")]
+    decodes = [c for c in fitting if c.view.info.role in ("decode", "both")]
+    if not prefills or not decodes:
+        missing = "decode" if prefills else "prefill"
+        return _best_local(fitting, exclusions, f"no {missing} worker is ready")
+    tokens = demand.num_tokens
+    prefills = [c for c in prefills if tokens <= c.view.info.handover_tokens_max]
+    decodes = [c for c in decodes if tokens <= c.view.info.handover_tokens_max]
+    if not prefills or not decodes:
+        return _best_local(fitting, exclusions, f"{tokens} tokens are too many to hand over")
+    roomy = [c for c in decodes if c.incarnation not in exclusions.decode]
+    if not roomy:
+        return _best_local(fitting, exclusions, "no other decode worker has room")
+    for prefill in sorted(prefills, key=lambda c: c.prefill_order):
+        partners = [decode for decode in roomy if demand.may_pair(prefill, decode)]
+        if partners:
+            return _paired(prefill, min(partners, key=lambda c: c.decode_order))
+    return _best_local(fitting, exclusions, "no two workers can hand over to each other now")
+
+
+def _pull_order(c: Candidate) -> tuple[int, int, object]:
+    return -c.hit.usable_tokens, c.decode_load, c.incarnation
+
+
+def _best_local(candidates: Sequence[Candidate], exclusions: Exclusions, why: str) -> Plan:
+    roomy = [c for c in candidates if c.incarnation not in exclusions.decode] or candidates
+    return _local(min(roomy, key=lambda c: c.prefill_order), why)
+
+
+def _local(candidate: Candidate, why: str) -> Plan:
+    hit = candidate.hit.usable_tokens
+    return Plan(candidate, candidate, f"local on {candidate.name} (prefix {hit} tokens): {why}")
+
+
+def _paired(prefill: Candidate, decode: Candidate) -> Plan:
+    if prefill.incarnation == decode.incarnation:
+        return _local(prefill, "best for prefill and for decode")
+    queued, waiting = prefill.prefill_queue
+    return Plan(
+        prefill,
+        decode,
+        f"prefill on {prefill.name} (prefix {prefill.hit.usable_tokens} tokens, "
+        f"{queued} tokens and {waiting} requests before it), decode on "
+        f"{decode.name} ({decode.decode_load} requests there, "
+        f"{decode.num_blocks_free} blocks free)",
+    )

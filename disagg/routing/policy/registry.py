@@ -1,0 +1,26 @@
+"""The policies by the name that the setting `router.policy` gives them."""
+
+from collections.abc import Callable
+
+from disagg.errors import ConfigError
+from disagg.routing.policy.local import Local
+from disagg.routing.policy.prefix_then_load import PrefixThenLoad
+from disagg.routing.policy.protocol import Policy, PolicyOptions
+
+POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
+    "prefix_then_load": PrefixThenLoad,
+    "local": Local,
+}
+DEFAULT_POLICY = "prefix_then_load"
+
+
+def make_policy(name: str, options: PolicyOptions) -> Policy:
+    """Build the policy of that name.
+
+    Raises:
+        ConfigError: no policy has it; with the names there are.
+    """
+    if name not in POLICIES:
+        known = ", ".join(sorted(POLICIES))
+        raise ConfigError(f"no policy is named {name!r}; known: {known}", param="router.policy")
+    return POLICIES[name](options)

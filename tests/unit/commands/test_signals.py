@@ -1,0 +1,87 @@
+"""What ends a command before it has begun, and while Ray starts."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+
+from disagg.cluster.ray_cluster import _own_signals
+
+IMPORTING = """
+import importlib.abc, sys, threading
+
+class Hangs(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            print("importing", flush=True)
+            threading.Event().wait()
+
+sys.meta_path.insert(0, Hangs())
+from {module} import main
+main()
+"""
+
+
+def end_while_it_imports(module: str, number: signal.Signals) -> tuple[int, str]:
+    """Exit code and what was said on standard error."""
+    program = [sys.executable, "-c", IMPORTING.format(module=module)]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_imports(number: signal.Signals) -> None:
+    code, said = end_while_it_imports("disagg.commands.__main__", number)
+    assert (code, said) == (128 + number, "disagg: interrupted\n")
+
+
+def test_control_without_the_entry_point_it_is_a_traceback() -> None:
+    _, said = end_while_it_imports("disagg.commands.main", signal.SIGINT)
+    assert "Traceback" in said
+
+
+def ours(signum: int, frame: FrameType | None) -> None:
+    raise AssertionError("not while Ray starts")
+
+
+def rays(signum: int, frame: FrameType | None) -> None:
+    sys.exit(signum)
+
+
+def start(what_happens: Callable[[], object]) -> None:
+    """As Ray does: it sets its handler, then takes seconds."""
+    with _own_signals():
+        signal.signal(signal.SIGTERM, rays)
+        what_happens()
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, ours)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("handler")
+def test_sigterm_while_ray_starts_is_an_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) is ours
+
+
+@pytest.mark.usefixtures("handler")
+def test_other_ends_stay_what_they_are_and_the_handler_is_ours_again() -> None:
+    with pytest.raises(SystemExit):
+        start(lambda: sys.exit(3))
+    start(lambda: None)
+    assert signal.getsignal(signal.SIGTERM) is ours

@@ -1,0 +1,154 @@
+"""What a worker can end, and that nothing else is started: neither here nor by the router."""
+
+from dataclasses import replace
+
+import pytest
+
+from disagg.errors import ContextLengthError
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.sequence import KVSequence
+from disagg.kv.shapes.layout import plan_layout
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import PeerAddress, Role, Submit
+from disagg.scheduling.admission import complaint_about, num_blocks_for, served_tokens_max
+from disagg.scheduling.limits import WorkerLimits
+from tests.unit.routing.builders import Router, request, worker
+
+STEP_TOKENS = 8
+LIMITS = WorkerLimits(
+    max_model_tokens=200,
+    max_step_tokens=STEP_TOKENS,
+    max_sequences=2,
+    max_waiting=2,
+    handover_share_max=1.0,
+    reserve_timeout_ms=100,
+    reserve_passes_max=3,
+    reservation_ttl_ms=5_000,
+    lease_ttl_ms=1_000,
+    committed_max=2,
+    commit_repeat_ms=50,
+    read_stuck_ms=1_000,
+    blocks_per_read_max=4,
+    quarantine_share_max=1.0,
+)
+FULL = FullAttentionSpec(4, 1, 8, 4)
+WINDOW = SlidingWindowSpec(4, 1, 8, 4, 9)  # at most 17 tokens of it at once: 5 blocks
+
+
+def pool(num_blocks: int, *specs: Spec) -> KVCacheCoordinator:
+    """A coordinator with so many usable blocks."""
+    kv = KVCacheCoordinator(
+        plan_layout(list(specs or (FULL,))),
+        num_blocks + 1,
+        max_model_tokens=LIMITS.max_model_tokens,
+        max_step_tokens=STEP_TOKENS,
+    )
+    assert kv.num_usable_blocks == num_blocks
+    return kv
+
+
+def ends(kv: KVCacheCoordinator, num_prompt: int, num_tokens: int) -> bool:
+    """Whether one sequence gets the slots of all its tokens, chunk by chunk, then one by one."""
+    sequence = KVSequence("r", list(range(num_tokens)))
+    computed = 0
+    while computed < num_tokens:
+        left = num_prompt - computed
+        num_new = min(left, STEP_TOKENS) if left > 0 else 1
+        if not kv.allocate(sequence, num_new_tokens=num_new):
+            return False
+        computed += num_new
+    return True
+
+
+@pytest.mark.parametrize(
+    ("specs", "num_blocks", "expected"),
+    [
+        ((FULL,), 6, 24),
+        ((FULL,), 50, 200),
+        ((FULL,), 51, 200),  # the model's own limit
+        ((FULL, WINDOW), 8, 16),  # shorter than the window's peak: both groups grow
+        ((FULL, WINDOW), 11, 24),  # beyond it only the full group does
+        ((FULL, WINDOW), 30, 100),
+        ((WINDOW,), 4, 16),
+        ((WINDOW,), 5, 200),  # a window at its peak: however long it grows
+    ],
+)
+def test_the_longest_sequence_that_ends_here(
+    specs: tuple[Spec, ...], num_blocks: int, expected: int
+) -> None:
+    assert served_tokens_max(LIMITS, pool(num_blocks, *specs)) == expected
+
+
+@pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW), (WINDOW,)])
+@pytest.mark.parametrize("num_blocks", range(2, 24, 3))
+def test_what_is_registered_is_served(specs: tuple[Spec, ...], num_blocks: int) -> None:
+    longest = served_tokens_max(LIMITS, pool(num_blocks, *specs))
+    for num_prompt in {1, longest // 2, longest}:
+        assert ends(pool(num_blocks, *specs), num_prompt, longest)
+    if specs == (FULL,) and longest < LIMITS.max_model_tokens:
+        assert not ends(pool(num_blocks, *specs), 1, longest + 1)
+
+
+def test_a_pool_without_room_for_a_token_serves_none() -> None:
+    kv = pool(1, FULL, WINDOW)
+    assert num_blocks_for(kv, 1) == 2
+    assert served_tokens_max(LIMITS, kv) == 0
+
+
+@pytest.mark.parametrize(
+    ("role", "max_tokens", "said"),
+    [
+        (Role.LOCAL, 16, ""),
+        (Role.LOCAL, 17, "25 tokens need 7 blocks, the pool has 6"),
+        (Role.DECODE, 16, ""),
+        (Role.DECODE, 17, "25 tokens need 7 blocks, the pool has 6"),
+        (Role.PREFILL, 50, ""),  # the decode worker must hold the rest
+        (Role.LOCAL, 1000, "200 tokens need 50 blocks, the pool has 6"),  # it ends at the model's
+    ],
+)
+def test_what_would_outgrow_the_pool_is_not_started(role: Role, max_tokens: int, said: str) -> None:
+    peer = None if role is Role.LOCAL else PeerAddress(Incarnation("x", "e"), "x:1")
+    sampling = SamplingParams(max_tokens)
+    submit = Submit(RequestKey("r", 1), role, tuple(range(8)), (), b"", sampling, peer)
+    assert complaint_about(submit, LIMITS, pool(6)) == said
+
+
+def registered(name: str, num_blocks: int) -> WorkerInfo:
+    kv = pool(num_blocks)
+    longest = served_tokens_max(LIMITS, kv)
+    return worker(name, max_model_tokens=longest, num_blocks=num_blocks)
+
+
+def test_the_router_refuses_what_no_pool_can_end_before_it_starts() -> None:
+    router = Router(registered("small", 6))
+    with pytest.raises(
+        ContextLengthError, match=r"need 58 tokens, the largest worker that is ready serves 24"
+    ):
+        router.generate(request(num_tokens=8, max_tokens=50))
+    assert router.core.num_live == 0
+    assert router.core.max_model_tokens == 24
+    router.generate(request(num_tokens=8, max_tokens=16))
+    ((_, submit),) = router.submits
+    assert complaint_about(submit, LIMITS, pool(6)) == ""
+
+
+def test_of_two_pools_the_larger_one_decodes_what_outgrows_the_other() -> None:
+    small, large = registered("a", 6), registered("b", 15)
+    router = Router(small, replace(large, role="decode"))
+    assert router.core.max_model_tokens == 60
+    router.generate(request(num_tokens=8, max_tokens=50))
+    assert [(who, submit.role) for who, submit in router.submits] == [
+        ("b", Role.DECODE),
+        ("a", Role.PREFILL),
+    ]
+    for who, submit in router.submits:
+        assert complaint_about(submit, LIMITS, pool(6 if who == "a" else 15)) == ""
+    router = Router(replace(small, role="prefill"), large)
+    router.holds(small, request(num_tokens=30).token_ids)
+    router.generate(request(num_tokens=30, max_tokens=20))  # the small one lacks even the prompt
+    assert [(who, submit.role) for who, submit in router.submits] == [("b", Role.LOCAL)]

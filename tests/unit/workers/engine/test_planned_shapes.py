@@ -1,0 +1,23 @@
+"""What `disagg plan` reads from config.json is what the engine allocates."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from disagg.kv.shapes.layout import plan_layout
+from disagg.kv.shapes.model_shapes import read_shape
+from disagg.workers.engine.checkpoint import open_checkpoint
+from tests.checkpoints import FAMILIES, make_checkpoint
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_is_the_engines_layout(tmp_path: Path, family: str) -> None:
+    path = make_checkpoint(tmp_path / "model", family)
+    checkpoint = open_checkpoint(path)
+    config = json.loads((path / "config.json").read_text())
+    shape = read_shape({**config, "dtype": "bfloat16"}, block_tokens=16)
+    engine = checkpoint.layer_specs(block_tokens=16, dtype_bytes=2)
+    assert shape.layer_specs == engine
+    assert plan_layout(shape.layer_specs) == plan_layout(engine)
+    assert shape.max_model_tokens == checkpoint.max_model_tokens

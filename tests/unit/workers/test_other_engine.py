@@ -1,0 +1,84 @@
+"""A worker runs whatever engine it is given: nothing of it but the protocol is asked for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+
+from disagg.messages.identity import RequestKey
+from disagg.messages.outputs import FinishReason, StepOutputs
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import Role, Submit
+from disagg.testing.simulation.symbolic_engine import expected_tokens
+from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
+from disagg.wire.stream_hello import SessionOpen
+from disagg.wire.v1 import session_pb2, worker_pb2_grpc
+from disagg.workers.options import WorkerOptions
+from disagg.workers.transport import TransportInfo
+from disagg.workers.worker import Worker
+from tests.unit.workers.engine.digest_engine import DigestEngine
+
+PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
+NUM_TOKENS = 7
+TIMEOUT_S = 30.0
+
+
+class NoTransport:
+    """Nothing is transferred here."""
+
+    failure = ""
+
+    def local_info(self) -> TransportInfo:
+        return TransportInfo(b"", 0, 2, 1, "DRAM", 0)
+
+    def close(self, timeout_s: float) -> bool:
+        return True
+
+
+async def answer_of(worker: Worker) -> list[int]:
+    submit = Submit(
+        RequestKey("r", 1), Role.LOCAL, PROMPT, (), b"", SamplingParams(max_tokens=NUM_TOKENS)
+    )
+
+    async def requests() -> AsyncIterator[session_pb2.SessionRequest]:
+        yield session_request_to_wire(SessionOpen("router", worker.incarnation))
+        yield session_request_to_wire(submit)
+        await asyncio.Event().wait()
+
+    tokens: list[int] = []
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        grpc.aio.insecure_channel(worker.address) as channel,
+    ):
+        call = cast(Any, worker_pb2_grpc.WorkerStub(channel)).Session(requests())
+        async for response in call:
+            message = session_response_from_wire(response)
+            if isinstance(message, StepOutputs):
+                for output in message.outputs:
+                    tokens += output.token_ids
+                    if output.finish_reason is not FinishReason.NONE:
+                        call.cancel()
+                        return tokens
+    raise AssertionError("the session ended before the request")
+
+
+def test_a_worker_over_another_engine() -> None:
+    engine = DigestEngine(64)
+    options = WorkerOptions(
+        worker_id="w", role="both", model_dir="", model_name="digest", router_addresses=()
+    )
+    worker = Worker(
+        options,
+        engine_factory=lambda _: engine,
+        transport_factory=lambda *_: cast(Any, NoTransport()),
+    )
+    worker.start()
+    try:
+        assert worker.control is not None
+        assert worker.control.core.kv.pool.num_blocks == 64
+        tokens = asyncio.run(answer_of(worker))
+    finally:
+        assert worker.stop()
+    assert tokens == expected_tokens(engine.layout, PROMPT, NUM_TOKENS)
+    assert worker.failed == ""

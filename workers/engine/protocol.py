@@ -1,0 +1,59 @@
+"""What a worker asks of the thing that computes its steps; the folder's README has the rules."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.scheduling.step import Step, StepResult
+from disagg.workers.options import WorkerOptions
+from disagg.workers.pool_region import PoolRegion
+
+
+class RunsSteps(Protocol):
+    """Computes steps, one at a time and in the order of their launch."""
+
+    def run(self, step: Step) -> StepResult:
+        """Make the step's table changes, compute it, sample; blocks until it is done.
+
+        Writes the KV of the slices' tokens into their blocks and nothing else. Raises nothing:
+        whatever goes wrong is the result's ``error``.
+        """
+        ...
+
+
+class Engine(RunsSteps, Protocol):
+    """One model on its device. What it declares stays as it is while the process lives."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of the model: workers exchange KV only if theirs are equal."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Type of weights and KV, such as ``bfloat16``. Part of the contract between workers."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """What it took of its machine, and why, in one line for people."""
+        ...
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        """KV cache groups, and how large a block is. Part of the contract between workers."""
+        ...
+
+    @property
+    def region(self) -> PoolRegion:
+        """The KV memory, with blocks of ``layout.block_bytes``; block 0 is the null block."""
+        ...
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Bound on prompt plus generated tokens."""
+        ...
+
+
+EngineFactory = Callable[[WorkerOptions], Engine]
+"""Loads the model and allocates the pool; raises ConfigError where it cannot."""

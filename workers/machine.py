@@ -1,0 +1,100 @@
+"""What this machine has for a worker: memory, cores, a GPU."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of the host or of a GPU, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+    """What can be taken now without taking it from somebody."""
+
+
+def has_gpu() -> bool:
+    """Whether this process can compute on a CUDA device."""
+    return torch.cuda.is_available()
+
+
+def device_memory(device: str, root: Path = _ROOT) -> Memory:
+    """Memory of ``cpu`` or of a CUDA device.
+
+    The host's is bounded by the control groups of this process (a container's limit). Memory that
+    only caches files counts as available.
+    """
+    if device != "cpu":
+        free, total = torch.cuda.mem_get_info(torch.device(device))
+        return Memory(total, free)
+    words = [line.split() for line in (root / "proc/meminfo").read_text().splitlines()]
+    kib = {name: int(number) for name, number, *_ in words}
+    memory = Memory(kib["MemTotal:"] << 10, kib["MemAvailable:"] << 10)
+    for limit, used in _group_limits(root):
+        memory = Memory(
+            min(memory.total_bytes, limit), max(0, min(memory.available_bytes, limit - used))
+        )
+    return memory
+
+
+def num_cores(root: Path = _ROOT) -> int:
+    """Cores this process may use, by affinity and its control groups' quotas; at least 1."""
+    cores = len(os.sched_getaffinity(0))
+    for folder in _group_folders(root, "cpu"):
+        quota, period = _read(folder / "cpu.max"), 0
+        if " " in quota:  # version 2
+            quota, _, text = quota.partition(" ")
+            period = int(text)
+        else:
+            quota = _read(folder / "cpu.cfs_quota_us")
+            period = int(_read(folder / "cpu.cfs_period_us") or 0)
+        if quota.isdigit() and period:
+            cores = min(cores, math.ceil(int(quota) / period))
+    return max(1, cores)
+
+
+def _group_limits(root: Path) -> list[tuple[int, int]]:
+    """Limit and use of memory of every control group this process is in, innermost first."""
+    found = []
+    for folder in _group_folders(root, "memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        if not limit.isdigit() or not used.isdigit():
+            continue
+        stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+        prefix = (
+            "total_" if "total_inactive_file" in stat else ""
+        )  # version 1 counts children apart
+        files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+        found.append((int(limit), max(0, int(used) - files)))
+    return found
+
+
+def _group_folders(root: Path, controller: str) -> list[Path]:
+    """Folders of the control groups of this process that have a controller, innermost first."""
+    mounted = root / "sys/fs/cgroup"
+    found: list[Path] = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            top = mounted
+        elif controller in controllers.split(","):
+            top = mounted / controller
+        else:
+            continue
+        inner = top / path.strip("/")
+        found += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
+    return found
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # this version of control groups, or this level, has no such file
+        return ""
