@@ -5,9 +5,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from disagg.checking.explorer.num_states import NUM_STATES
 from disagg.checking.explorer.small_worlds import SMALL_WORLDS
-from disagg.checking.explorer.worlds import WORLDS, explore
+from disagg.checking.explorer.worlds import WORLDS, explore, num_states
 
 Report = Callable[[str], None]
 
@@ -49,7 +48,7 @@ def exhaust(full: bool, names: Sequence[str], report: Report) -> int:
     chosen = names or list(WORLDS if full else SMALL_WORLDS)
     sound = []
     for number, name in enumerate(chosen, 1):
-        _progress(f"{number} of {len(chosen)}: {name}, {NUM_STATES[name]:,} states")
+        _progress(f"{number} of {len(chosen)}: {name}, {num_states(name)} states")
         sound.append(_exhaust(name, report))
     return 0 if all(sound) else 1
 

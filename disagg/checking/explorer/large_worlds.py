@@ -79,6 +79,12 @@ LARGE_WORLDS: dict[str, Named] = {
         "blocks of two tokens, two hand-overs of the same prompt",
         _shared(specs=(TWO_TOKENS,), requests=(Request(prompt=LONG_PROMPT),) * 2, num_blocks=7),
     ),
+    "mutual-roomy": ("one block more", mutual(num_blocks=6)),
+    "mutual-preempt": ("a prefill is preempted while its lease grows", mutual(preemptions=1)),
+    "mutual-older": (
+        "a request that lost its memory is overtaken by nobody",
+        mutual(requests=OLDER, num_blocks=6, starved_by=1),
+    ),
     "mutual-three": (
         "and a third hand-over; it may be given up",
         mutual(requests=_THREE, served=False),

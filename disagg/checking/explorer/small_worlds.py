@@ -137,15 +137,9 @@ SMALL_WORLDS: dict[str, Named] = {
         "times, then given up",
         mutual(passes_max=2),
     ),
-    "mutual-roomy": ("one block more", mutual(num_blocks=6)),
-    "mutual-preempt": ("a prefill is preempted while its lease grows", mutual(preemptions=1)),
     "mutual-growing": (
         "decodes outgrow their reservations and preempt prefills",
         mutual(requests=GROWING, num_blocks=6),
-    ),
-    "mutual-older": (
-        "a request that lost its memory is overtaken by nobody",
-        mutual(requests=OLDER, num_blocks=6, starved_by=1),
     ),
     "lockstep": (
         "both do everything at the same moment, back-off of 1 or 2 rounds",

@@ -19,11 +19,16 @@ def explore(setting: LeaseSetting | Setting) -> Exploration:
     return World(setting).explore()
 
 
+def num_states(name: str) -> str:
+    """Seen when the world was last exhausted."""
+    return f"{NUM_STATES[name]:,}" if name in NUM_STATES else "not counted"
+
+
 def document() -> str:
     """The table in ``docs/worlds.md``."""
     lines = ["| world | what may happen | states |", "|---|---|---|"]
     lines += [
-        f"| `{name}`{' (full)' if name in LARGE_WORLDS else ''} | {what} | {NUM_STATES[name]:,} |"
+        f"| `{name}`{' (full)' if name in LARGE_WORLDS else ''} | {what} | {num_states(name)} |"
         for name, (what, _) in (SMALL_WORLDS | LARGE_WORLDS).items()
     ]
     return "\n".join(lines) + "\n"
