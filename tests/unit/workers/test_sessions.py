@@ -9,8 +9,8 @@ import grpc
 import pytest
 from opentelemetry.trace import NoOpTracer
 
+from disagg.checking.explorer import worker_state
 from disagg.checking.explorer.setting import Setting
-from disagg.checking.explorer.worker_state import limits_of, new_core
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
@@ -39,10 +39,11 @@ class NoPeers:
     def send(self, peer: Incarnation, message: object) -> None: ...
 
 
-def decode_core() -> WorkerCore:
+def new_core() -> WorkerCore:
     setting, hasher = Setting(num_blocks=8), BlockHasher(b"test", 1)
     layout = plan_layout(setting.specs)
-    return new_core(ME, layout, hasher, limits_of(setting), setting.num_blocks)
+    limits = worker_state.limits_of(setting)
+    return worker_state.new_core(ME, layout, hasher, limits, setting.num_blocks)
 
 
 def submit(request_id: str) -> Submit:
@@ -107,7 +108,7 @@ async def sequences_after_a_late_submit(
     Args:
         end_old: as it is; else the old stream goes on, as if its end were still on its way.
     """
-    core = decode_core()
+    core = new_core()
     async with serving(core) as (stub, control):
         if not end_old:
             opened = control.open_session
@@ -145,7 +146,7 @@ def test_a_replaced_session_starts_nothing_any_more(
 
 async def end_of_a_replaced_session() -> str:
     """What an old session that says nothing hears when another one is opened."""
-    async with serving(decode_core()) as (stub, _):
+    async with serving(new_core()) as (stub, _):
         old = Session(stub)
         assert await old.hears()
         assert await Session(stub).hears()
