@@ -55,4 +55,6 @@ NUM_STATES = {
     "chain-time-outs": 108_688,
     "take-over-cancel": 29_276,
     "take-over-repeated": 21_762,
+    "take-over-time-outs": 59_337,
+    "generation-take-over": 9_044,
 }

@@ -144,7 +144,7 @@ def labels(name: str) -> frozenset[str]:
         ("mutual", "left: hears CommitAnswer(key=s1"),
         ("mutual", "right: hears CommitAnswer(key=r1"),
         ("mutual", "right: hears Ended(key=r1, reason=<EndReason.RESERVE_REFUSED"),
-        ("mutual-growing", "right: hears Release("),
+        ("mutual-growing", "left: hears Release(key=s1"),
         ("chain", "decode: hears CommitAnswer(key=r1"),
         ("chain", "prefill: hears CommitAnswer(key=r1"),
         ("chain-lost", "cache: hears WithdrawLease("),
