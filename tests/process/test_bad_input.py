@@ -129,22 +129,15 @@ def test_what_is_no_json_object_is_refused(gemma3: ServedModel) -> None:
     assert touched(gemma3) == before
 
 
-def test_a_bad_request_id_is_refused(gemma3: ServedModel) -> None:
-    """Also one that a live request has; that one goes on untouched."""
+def test_the_id_of_a_live_request_is_refused(gemma3: ServedModel) -> None:
+    """That request goes on untouched."""
     expected = gemma3.prompt(40, 30)
     held = gemma3.cluster.tell("p0", "hold steps")
     first = gemma3.ask_later(expected, "twice")
     gemma3.cluster.wait_told("p0", "held steps", held)
     before = touched(gemma3)
-    for request_id, status, param in (
-        ("twice", 409, "request_id"),
-        ("no spaces", 400, "x-request-id"),
-        ("x" * 129, 400, "x-request-id"),
-    ):
-        answer = gemma3.cluster.http.post(
-            COMPLETIONS, json=PROMPT, headers={"x-request-id": request_id}
-        )
-        assert_names(answer, status, param)
+    answer = gemma3.cluster.http.post(COMPLETIONS, json=PROMPT, headers={"x-request-id": "twice"})
+    assert_names(answer, 409, "request_id")
     assert touched(gemma3) == before
     gemma3.cluster.tell("p0", "pass steps")
     assert_exact(first.result(60), expected)

@@ -26,9 +26,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from disagg.errors import RemoteFault
-from disagg.kv.kinds.sliding_window import SlidingWindowManager, SlidingWindowSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.messages.session import ToWorkerMessage
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine.protocol import Engine
@@ -297,10 +298,11 @@ class WorkerUnderTest:
     def narrow(self, tokens: int) -> None:
         """0 restores what the checkpoint says."""
         assert self.worker.control is not None
-        for manager in self.worker.control.core.kv.managers:
-            spec = manager.spec
-            if isinstance(manager, SlidingWindowManager) and isinstance(spec, SlidingWindowSpec):
-                manager.window_tokens = spec.window_tokens - tokens
+        assert self.engine is not None
+        managers = self.worker.control.core.kv.managers
+        for manager, group in zip(managers, self.engine.layout.groups, strict=True):
+            if isinstance(group.spec, SlidingWindowSpec):
+                manager.spec = replace(group.spec, window_tokens=group.spec.window_tokens - tokens)
 
     def take(self, leave: int) -> None:
         """What a leak would do, or other requests; at most once before `give`."""
