@@ -76,6 +76,7 @@ class SimulationConfig:
     arrivals_ms: int = 2_000
     """The random requests arrive until then."""
     tick_ms: int = 20
+    heartbeat_ms: int = 500
     time_limit_ms: int = 300_000
     max_step_tokens: int = 16
     max_sequences: int = 8

@@ -92,7 +92,7 @@ class Simulation:
             self._start_worker(f"w{number}", role)
         plan_requests(self)
         self._plan_faults()
-        self._every(500, self._heartbeat)
+        self._every(self.config.heartbeat_ms, self._heartbeat)
         self._every(self.config.tick_ms, self._tick)
         while not self._at_rest():
             self.now_ms, _, event = heapq.heappop(self._events)
@@ -227,7 +227,7 @@ class Simulation:
     def _heartbeat(self) -> None:
         for worker in self.workers.values():
             if worker.alive:
-                self._perform(self.router.register(self.now_ms, worker.info()))
+                self._perform(self.router.register(self.now_ms, worker.info))
                 self.router.session_up(self.now_ms, worker.me)
                 self.to_router(worker.me, worker.stats())
 

@@ -110,9 +110,9 @@ class WorkerModel:
             limits,
             lambda passes: world.draw(5, 60 * min(passes, 10)),
         )
+        self.info = self._registration()
 
-    def info(self) -> WorkerInfo:
-        """The registration."""
+    def _registration(self) -> WorkerInfo:
         layout, core = self._world.config.layout, self.core
         return WorkerInfo(
             self.me,
