@@ -354,7 +354,8 @@ class Simulation:
     def _check_end(self) -> None:
         assert self.router.num_live == 0
         num_records = sum(self.router.record(one) is not None for one in self.clients)
-        assert num_records <= self.config.records_max
+        records_max = self.config.records_max
+        assert num_records <= records_max, f"{num_records} records, at most {records_max}"
         for request_id, client in self.clients.items():
             expected = expected_tokens(self.config.layout, client.prompt, client.max_tokens)
             got = client.received

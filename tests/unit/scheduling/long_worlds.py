@@ -178,28 +178,39 @@ PRESSURE = SimulationConfig(
 TOKEN_MS = 10
 
 
-def fair_load(num_short: int = 150, num_long: int = 5) -> SimulationConfig:
+def fair_load(num_short: int = 100, num_long: int = 4) -> SimulationConfig:
     """Prompts of seconds among many short ones: both arrive faster than they are prefilled."""
     numbers = random.Random(7)
-    longs = [PlannedRequest(prompt(600, n), 3, at_ms=1_000 + 5_000 * n) for n in range(num_long)]
+    longs = [PlannedRequest(prompt(400, n), 3, at_ms=1_000 + 4_000 * n) for n in range(num_long)]
     shorts = [
         PlannedRequest(prompt(numbers.randint(5, 30), 100 + n), 3, at_ms=1_000 + 150 * n)
         for n in range(num_short)
     ]
     return SimulationConfig(
         HYBRID,
-        num_blocks=2_500,
-        prompt_tokens_max=610,
+        num_blocks=1_500,
+        prompt_tokens_max=410,
         max_step_tokens=32,
         max_sequences=200,
         max_waiting=300,
-        tick_ms=100,
+        tick_ms=200,
         step_ms_max=2,
         step_token_us=TOKEN_MS * 1_000,
         request_timeout_ms=600_000,
         reservation_ttl_ms=120_000,
         script=(*longs, *shorts),
     )
+
+
+def longest_wait_ms(world: Simulation) -> int:
+    """Of a `fair_load`: how much longer than the work that stood before it somebody waited."""
+    clients = list(world.clients.values())
+    waits = []
+    for client in clients:
+        before = [one for one in clients if one.asked_ms <= client.asked_ms < one.ended_ms]
+        work_ms = TOKEN_MS * sum(len(one.prompt) + one.max_tokens for one in before)
+        waits.append(client.ended_ms - client.asked_ms - work_ms)
+    return max(waits)
 
 
 def outcomes(world: Simulation) -> Counter[str]:
