@@ -10,7 +10,6 @@ import pytest
 from disagg.checking.simulation.bounds import check_router, check_step
 from disagg.checking.simulation.config import SimulationConfig
 from disagg.messages.identity import RequestKey
-from disagg.messages.sampling import SamplingParams
 from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import AHEAD_MAX, RequestTable
@@ -125,7 +124,7 @@ def test_a_broken_bound_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_batch_that_is_too_large_is_found() -> None:
-    part = SequenceSlice(RequestKey("r", 1), (1, 2), 0, (), SamplingParams(1))
+    part = SequenceSlice(RequestKey("r", 1), (1, 2), 0, True, ())
     assert check_step(Step(0, (part,) * 8), POOLS_FULL) == 16
     with pytest.raises(AssertionError, match="9 sequences"):
         check_step(Step(0, (part,) * 9), POOLS_FULL)
