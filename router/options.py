@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from disagg.routing.policy.registry import DEFAULT_POLICY
+from disagg.routing.policy.registry import DEFAULT_POLICY as DEFAULT_POLICY
+from disagg.routing.policy.registry import POLICIES
+
+POLICY_NAMES: tuple[str, ...] = tuple(sorted(POLICIES))
 
 
 @dataclass(frozen=True, slots=True)

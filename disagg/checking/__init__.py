@@ -1,1 +1,1 @@
-"""Tools that show the protocol right: explorer and small worlds (core only)."""
+"""The explorer: everything that can happen in small worlds (core only)."""

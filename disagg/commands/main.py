@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from disagg.commands.explore import explore
 from disagg.commands.leases import leases
 from disagg.commands.plan import plan_kv_memory
 from disagg.commands.serve import router, serve, workers
@@ -36,7 +35,6 @@ app.command()(workers)
 app.command("config")(show_config)
 app.command()(leases)
 app.command("plan")(plan_kv_memory)
-app.command()(explore)
 
 
 def main() -> None:

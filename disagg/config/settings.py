@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from disagg.routing.policy.registry import DEFAULT_POLICY, POLICIES
+from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES
 from disagg.workers.options import AUTO, Auto, Dtype
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -147,8 +147,8 @@ class RouterSettings(_Section):
     def _check(self) -> Self:
         if self.http_port and self.http_port == self.grpc_port:
             raise ValueError("grpc_port: must differ from router.http_port")
-        if self.policy not in POLICIES:
-            known = ", ".join(sorted(POLICIES))
+        if self.policy not in POLICY_NAMES:
+            known = ", ".join(POLICY_NAMES)
             raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")
         return self
 

@@ -18,7 +18,6 @@ IN_FLUX: tuple[str, ...] = (
     "disagg/kv/",
     "disagg/transfer/",
     "disagg/scheduling/",
-    "disagg/checking/",
     "tests/unit/transfer/",
 )
 """Folders whose READMEs are still being written."""

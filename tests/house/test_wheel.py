@@ -35,6 +35,17 @@ def test_the_linked_folders_are_inside(wheel_names: list[str]) -> None:
     assert not any("__pycache__" in name or name.endswith(".so") for name in wheel_names)
 
 
+def test_what_others_test_against_is_inside_and_the_explorer_is_not(wheel_names: list[str]) -> None:
+    assert "disagg/testing/scripted_worker.py" in wheel_names
+    assert not any(name.startswith("disagg/checking") for name in wheel_names)
+
+
+def test_nothing_inside_imports_what_is_left_out() -> None:
+    for path in sorted((ROOT / "disagg").rglob("*.py")):
+        if (ROOT / "disagg" / "checking") not in path.parents:
+            assert "disagg.checking" not in path.read_text(), path
+
+
 def test_the_links_are_links() -> None:
     """A checkout without links (some file systems) would install an empty disagg.workers."""
     for name in ("workers", "router"):

@@ -2,13 +2,13 @@
 
 The world is a start state and a function from a state to its possible steps. Steps that break a
 promise say so; the first one found ends the exploration with the shortest trace. Where goals are
-named, exhausted explorations also show that from every state some way leads to a goal ("every
-hold ends"), which is what fairness alone would need.
+named, exhausted explorations also show that from every state that a goal concerns some way leads to
+it ("every hold ends"), which is what fairness alone would need.
 """
 
 import gc
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -46,11 +46,24 @@ class Exploration:
         return "\n".join([f"{seen}: {self.problem}", *lines])
 
 
+def _every_state(state: object) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Goal(Generic[S]):
+    """States that must stay reachable: which they are, and from which others."""
+
+    name: str
+    is_reached: Callable[[S], bool]
+    concerns: Callable[[S], bool] = _every_state
+
+
 def explore(
     start: S,
     steps: Callable[[S], Iterable[Step[S]]],
     *,
-    is_goal: Callable[[S], bool] | None = None,
+    goals: Sequence[Goal[S]] = (),
     states_max: int,
 ) -> Exploration:
     """Visit every state reachable from ``start``, nearest first.
@@ -58,7 +71,7 @@ def explore(
     Args:
         start: the first state; states are immutable and equal when they behave alike.
         steps: everything that can happen in a state.
-        is_goal: states that must stay reachable from everywhere.
+        goals: what must stay reachable.
         states_max: bound on the states visited; beyond it the exploration is not exhausted.
 
     Returns:
@@ -67,7 +80,7 @@ def explore(
     collects = gc.isenabled()
     gc.disable()  # Millions of live tuples, none of them in a circle: it would look in vain.
     try:
-        return _explore(start, steps, is_goal, states_max)
+        return _explore(start, steps, goals, states_max)
     finally:
         if collects:
             gc.enable()
@@ -76,13 +89,12 @@ def explore(
 def _explore(
     start: S,
     steps: Callable[[S], Iterable[Step[S]]],
-    is_goal: Callable[[S], bool] | None,
+    goals: Sequence[Goal[S]],
     states_max: int,
 ) -> Exploration:
     seen = {start: 0}
     came: list[tuple[int, str]] = [(-1, "")]
     before: list[list[int]] = [[]]
-    goals = [0] if is_goal and is_goal(start) else []
     frontier = deque([(0, start)])
     num_steps = 0
 
@@ -108,15 +120,15 @@ def _explore(
                 came.append((here, step.label))
                 before.append([])
                 frontier.append((there, step.state))
-                if is_goal and is_goal(step.state):
-                    goals.append(there)
             before[there].append(here)
-    if is_goal:
-        lost = _first_without(before, goals)
+    for goal in goals:
+        reaches = _reaching(before, (n for state, n in seen.items() if goal.is_reached(state)))
+        missing = (n for state, n in seen.items() if not reaches[n] and goal.concerns(state))
+        lost = next(missing, None)  # `seen` is in the order of discovery: the nearest one.
         if lost is not None:
             at = next(state for state, index in seen.items() if index == lost)
             labels = (*trace(lost), *_to_dead_end(at, steps))
-            problem = "from here no way leads to a goal"
+            problem = f"from here no way leads to a {goal.name}"
             return Exploration(len(came), num_steps, False, problem, labels, len(trace(lost)))
     return Exploration(len(came), num_steps, True)
 
@@ -141,16 +153,15 @@ def _to_dead_end(state: S, steps: Callable[[S], Iterable[Step[S]]]) -> tuple[str
     return ()
 
 
-def _first_without(before: list[list[int]], goals: list[int]) -> int | None:
-    """The nearest state from which no goal can be reached."""
+def _reaching(before: list[list[int]], goals: Iterable[int]) -> bytearray:
+    """From which states some goal can be reached."""
     reaches = bytearray(len(before))
     todo = list(goals)
-    for goal in goals:
+    for goal in todo:
         reaches[goal] = 1
     while todo:
         for index in before[todo.pop()]:
             if not reaches[index]:
                 reaches[index] = 1
                 todo.append(index)
-    found = reaches.find(0)
-    return None if found < 0 else found
+    return reaches

@@ -1,20 +1,24 @@
 """A small world for the explorer: one generation, one owner, one reader, a hostile network.
 
-The lease and inbound tables are the production objects. The bytes of a block are modelled as
-what was last written into it; a free block of the owner is overwritten at once, which is the
-worst moment. Once sent, a message may arrive at any later time, any number of times or never
-(loss, duplication and reordering in one); with ``lossy`` it arrives at most once, which is what
-the repetitions are for.
+The lease and inbound tables are the production objects. The bytes of a block are modelled as what
+was last written into it; a free block of the owner is overwritten at once, which is the worst
+moment. A READ is as many handles as there are ranks: each rank's part of a block lands by itself,
+and its handle ends by itself; the tables hear of the READ's end when the last handle is terminal,
+which is what `PostRead` asks of the shell. Once sent, a message may arrive at any later time, any
+number of times or never (loss, duplication and reordering in one); with ``lossy`` it arrives at
+most once, which is what the repetitions are for.
 """
 
 import io
 import pickle
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from disagg.checking.explorer.exploration import Exploration, Step, explore
-from disagg.checking.explorer.on_way import Envelope, Read
+from disagg.checking.explorer.exploration import Exploration, Goal, Step, explore
+from disagg.checking.explorer.holds import Holds
+from disagg.checking.explorer.memory import NOTHING, OTHER
+from disagg.checking.explorer.state import Envelope, put
 from disagg.checking.explorer.table_news import NEWS
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskOffers, Commit, CommitAnswer, CommitSeen, Offers
@@ -24,8 +28,7 @@ from disagg.transfer.reader.table import InboundTable
 
 KEY = RequestKey("r", 0)
 NUM_BLOCKS = 2
-OTHER = "bytes of another request"
-NOTHING = "nothing"
+BETWEEN = " | "
 
 
 def right(position: int) -> str:
@@ -33,31 +36,8 @@ def right(position: int) -> str:
     return f"KV {position}"
 
 
-class Holds:
-    """A block pool reduced to its named holders."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[Hashable, tuple[int, ...]] = {}
-
-    def hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
-        """Add one hold per block for a new holder."""
-        self.blocks[holder] = tuple(block_ids)
-
-    def add_to_hold(self, holder: Hashable, block_ids: Sequence[int]) -> None:
-        """Add one hold per block for an existing holder."""
-        self.blocks[holder] += tuple(block_ids)
-
-    def drop(self, holder: Hashable) -> int:
-        """End all holds of a holder."""
-        return len(self.blocks.pop(holder, ()))
-
-    def held(self) -> set[int]:
-        """Blocks with a holder."""
-        return {block for blocks in self.blocks.values() for block in blocks}
-
-
 @dataclass(frozen=True)
-class Setting:
+class LeaseSetting:
     """What may happen, how often, and the objects under test (mutants in negative controls)."""
 
     leases: type[LeaseTable] = LeaseTable
@@ -75,6 +55,22 @@ class Setting:
     lossy: bool = False
     checks_addressee: bool = True
     committed_max: int = 2
+    num_ranks: int = 1
+    waits_for: int | None = None
+    """Handles that must be terminal before a READ counts as ended: all, but in a control."""
+
+
+class Read(NamedTuple):
+    """A READ of which some handles are not terminal."""
+
+    read_id: int
+    owner: Incarnation
+    src: int
+    dst: int
+    landed: tuple[bool, ...]
+    ended: tuple[bool, ...]
+    error: str = ""
+    reported: bool = False
 
 
 class State(NamedTuple):
@@ -110,7 +106,7 @@ class View(NamedTuple):
 class LeaseWorld:
     """All steps of the world under one setting."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: LeaseSetting) -> None:
         self.setting = setting
         self._messages: list[Envelope] = []
         self._shown: list[str] = []
@@ -122,7 +118,8 @@ class LeaseWorld:
     def explore(self, states_max: int = 400_000) -> Exploration:
         """Visit everything; goals are the states without holds (lossy: with a valid transfer)."""
         start = State(self._new_leases(0), self._new_inbound(0))
-        return explore(start, self.steps, is_goal=self._is_goal, states_max=states_max)
+        goal = Goal("good end", self._is_goal)
+        return explore(start, self.steps, goals=(goal,), states_max=states_max)
 
     def steps(self, now: State) -> Iterator[Step[State]]:
         """Everything that can happen next."""
@@ -138,7 +135,9 @@ class LeaseWorld:
                 gone = now._replace(on_way=now.on_way - {index})
                 yield Step(f"lost: {self._shown[index]}", gone)
         for read in sorted(now.reads, key=lambda read: read.read_id):
-            yield from self._read_steps(now, read, owner, reader)
+            for rank in range(self.setting.num_ranks):
+                if not read.ended[rank]:
+                    yield from self._handle_steps(now, read, rank, owner, reader)
 
     def _is_goal(self, state: State) -> bool:
         if self.setting.lossy:
@@ -240,29 +239,45 @@ class LeaseWorld:
             )
             yield Step("reader restarts", fresh)
 
-    def _read_steps(
-        self, now: State, read: Read, owner: View, reader: View
+    def _handle_steps(
+        self, now: State, read: Read, rank: int, owner: View, reader: View
     ) -> Iterator[Step[State]]:
-        name = f"READ {read.read_id}"
-        others = now.reads - {read}
+        which = f", rank {rank}" if self.setting.num_ranks > 1 else ""
+        name, others = f"READ {read.read_id}{which}", now.reads - {read}
         alive = read.owner == owner.me
-        if not read.landed and alive:
+        if not read.landed[rank] and alive:
             content = list(now.reader_bytes)
-            content[read.dst] = now.owner_bytes[read.src]
-            after = now._replace(
-                reader_bytes=tuple(content), reads=others | {read._replace(landed=True)}
-            )
+            content[read.dst] = self._with_part(content[read.dst], rank, now.owner_bytes[read.src])
+            landed = others | {read._replace(landed=put(read.landed, rank, True))}
+            after = now._replace(reader_bytes=tuple(content), reads=landed)
             free = read.dst not in reader.held
             broken = f"a READ lands in block {read.dst}, which nobody holds" if free else ""
             label = f"{name} lands: block {read.dst} is now {content[read.dst]!r}"
             yield Step(label, after, broken)
-        after = now._replace(reads=others)
-        if read.landed:
-            yield self._reader_does(after, f"{name} is DONE", "on_read_done", 0, read.read_id, "")
+        if read.landed[rank]:
+            yield self._handle_ends(now, name, read, rank, "")
         if not alive or now.num_read_errors < self.setting.num_read_errors:
-            after = after._replace(num_read_errors=now.num_read_errors + alive)
-            label = f"{name} ends with an error"
-            yield self._reader_does(after, label, "on_read_done", 0, read.read_id, "error")
+            after = now._replace(num_read_errors=now.num_read_errors + alive)
+            yield self._handle_ends(after, name, read, rank, "error")
+
+    def _handle_ends(self, now: State, name: str, read: Read, rank: int, error: str) -> Step[State]:
+        ended = read._replace(ended=put(read.ended, rank, True), error=read.error or error)
+        waits_for = self.setting.waits_for or self.setting.num_ranks
+        reports = not read.reported and sum(ended.ended) >= waits_for
+        ended = ended._replace(reported=read.reported or reports)
+        others = now.reads - {read}
+        after = now._replace(reads=others if all(ended.ended) else others | {ended})
+        label = f"{name} ends with an error" if error else f"{name} is DONE"
+        if not reports:
+            return Step(label, after)
+        return self._reader_does(after, label, "on_read_done", 0, read.read_id, ended.error)
+
+    def _with_part(self, content: str, rank: int, part: str) -> str:
+        """A block's content after one rank's part of it was overwritten."""
+        num_ranks = self.setting.num_ranks
+        parts = content.split(BETWEEN) if BETWEEN in content else [content] * num_ranks
+        parts[rank] = part
+        return part if len(set(parts)) == 1 else BETWEEN.join(parts)
 
     def _reader_does(self, now: State, label: str, method: str, *args: object) -> Step[State]:
         inbound, actions, _ = self._move(now.inbound, method, *args)
@@ -271,7 +286,8 @@ class LeaseWorld:
         for action in actions:
             match action:
                 case PostRead(read_id, _, owner, (src,), (dst,)):
-                    reads.add(Read(read_id, owner, src, dst, False))
+                    none = (False,) * self.setting.num_ranks
+                    reads.add(Read(read_id, owner, src, dst, none, none))
                 case InboundCommitted():
                     if now.reader_bytes != tuple(map(right, range(NUM_BLOCKS))):
                         broken = f"valid with wrong bytes: {list(now.reader_bytes)}"

@@ -1,38 +1,113 @@
 """Canonical snapshots of a live object graph: equal bytes mean equal behaviour.
 
-Mutable objects of our own become numbered parts, in the order in which they are met; everything
-immutable is written out where it stands. So who shares an equal string with whom does not show,
-and what is shared and mutable stays shared when a snapshot is thawed.
+Mutable objects of our own become numbered parts, in the order in which they are met, and so do
+lists, dicts, sets and deques that are met more than once; messages and enumerations are numbered
+by their values; everything else is written out where it stands. So who shares an equal string with
+whom does not show, and what is shared and mutable stays shared when a snapshot is thawed.
 """
 
 import io
 import pickle
+from collections import deque
 from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
-_PLAIN, _PART, _KNOWN = "written out", "a part", "written out, unless it is a constant"
+Frozen = tuple[bytes, tuple[tuple[type, tuple[str, ...]], ...]]
+"""The parts' states, and their classes with the names of their attributes."""
+
+_PLAIN, _PART, _CONTAINER = "written out", "a part", "a part where it is shared"
+_VALUE, _CONSTANT = "written once", "written out, unless it is a constant"
+_CONTAINERS = (list, dict, set, deque)
 
 
-def _is_part(cls: type) -> bool:
-    if not cls.__module__.startswith(("disagg.", "tests.")):
-        return False
-    if issubclass(cls, Enum | tuple | dict | list):
-        return False
+def _kind(cls: type) -> str:
+    if issubclass(cls, _CONTAINERS):
+        return _CONTAINER
+    if cls.__module__.startswith("disagg.messages.") or issubclass(cls, Enum):
+        return _VALUE
+    if not cls.__module__.startswith(("disagg.", "tests.")) or issubclass(cls, tuple):
+        return _PLAIN
     params = getattr(cls, "__dataclass_params__", None)
-    return not (is_dataclass(cls) and params is not None and params.frozen)
+    return _PLAIN if is_dataclass(cls) and params is not None and params.frozen else _PART
+
+
+class Snapshots:
+    """Freezes and thaws graphs that share the given constants.
+
+    Args:
+        constants: objects that never change and are not copied.
+    """
+
+    def __init__(self, constants: list[Any]) -> None:
+        self.constants = list(constants)
+        self.numbers = {id(one): number for number, one in enumerate(constants)}
+        """Of constants, by identity."""
+        self.kinds: dict[type, str] = {}
+        for one in constants:
+            kind = _kind(type(one))
+            self.kinds[type(one)] = _CONSTANT if kind is _PLAIN else kind
+        self._values: dict[Any, int] = {}
+
+    def number_of(self, value: Any) -> int:
+        """Of a message, which is a constant from now on."""
+        number = self._values.get((type(value), value))
+        if number is None:
+            number = self._values[type(value), value] = len(self.constants)
+            self.numbers[id(value)] = number
+            self.constants.append(value)
+        return number
+
+    def freeze(self, root: Any) -> Frozen:
+        """The graph's snapshot; the root must be a mutable object of our own."""
+        shared: set[int] = set()
+        while True:
+            file = io.BytesIO()
+            pickler = _Pickler(file, self, shared)
+            pickler.number(root)
+            classes = []
+            for part in pickler.parts:  # grows meanwhile
+                names, values = _state(part)
+                classes.append((type(part), names))
+                pickler.dump(values)
+            if not pickler.met_again:
+                return file.getvalue(), tuple(classes)
+            shared |= pickler.met_again
+
+    def thaw(self, frozen: Frozen) -> Any:
+        """A new graph that behaves as the frozen one did."""
+        data, classes = frozen
+        parts: list[Any] = [cls.__new__(cls) for cls, _ in classes]  # type: ignore[call-overload]
+        unpickler = _Unpickler(io.BytesIO(data), self.constants, parts)
+        for part, (_, names) in zip(parts, classes, strict=True):
+            *values, items = unpickler.load()
+            for name, value in zip(names, values, strict=True):
+                object.__setattr__(part, name, value)
+            if isinstance(part, dict):
+                for key, value in items:
+                    dict.__setitem__(part, key, value)
+            elif isinstance(part, set):
+                set.update(part, items)
+            elif items:
+                part.extend(items)
+        return parts[0]
 
 
 class _Pickler(pickle.Pickler):
-    """Writes references to parts in place of the parts, and queues these."""
+    """Writes numbers in place of parts and constants, and queues the parts."""
 
-    def __init__(self, file: io.BytesIO, constants: dict[int, Any], kinds: dict[type, str]) -> None:
+    def __init__(self, file: io.BytesIO, snapshots: Snapshots, shared: set[int]) -> None:
         super().__init__(file, protocol=5)
         self.fast = True  # No memo: equal values give equal bytes, whoever shares what.
         self.parts: list[Any] = []
+        self.met_again: set[int] = set()
+        """Containers outside ``shared`` that were met more than once."""
         self._numbers: dict[int, int] = {}
-        self._constants = constants
-        self._kinds = kinds
+        self._met: dict[int, Any] = {}  # Alive, or another one would be met under its id.
+        self._snapshots = snapshots
+        self._kinds = snapshots.kinds
+        self._constants = snapshots.numbers
+        self._shared = shared
 
     def persistent_id(self, obj: Any) -> Any:
         kind = self._kinds.get(type(obj))
@@ -40,68 +115,58 @@ class _Pickler(pickle.Pickler):
             return None
         if kind is None:
             cls = type(obj)
-            kind = self._kinds[cls] = _PART if _is_part(cls) else _PLAIN
-        if id(obj) in self._constants:
-            return ("constant", id(obj))
-        if kind is not _PART:
-            return None
-        number = self._numbers.get(id(obj))
+            kind = self._kinds[cls] = _kind(cls)
+        number = id(obj)
+        constant = self._constants.get(number)
+        if constant is not None:
+            return -1 - constant
+        if kind is _PART or number in self._shared:
+            return self.number(obj)
+        if kind is _VALUE:
+            return -1 - self._snapshots.number_of(obj)
+        if kind is _CONTAINER:
+            if number in self._met:
+                self.met_again.add(number)
+            self._met[number] = obj
+        return None
+
+    def number(self, part: Any) -> int:
+        """Of a part, which is queued when it is met first."""
+        number = self._numbers.get(id(part))
         if number is None:
-            number = self._numbers[id(obj)] = len(self.parts)
-            self.parts.append(obj)
+            number = self._numbers[id(part)] = len(self.parts)
+            self.parts.append(part)
         return number
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, constants: dict[int, Any], parts: list[Any]) -> None:
+    def __init__(self, file: io.BytesIO, constants: list[Any], parts: list[Any]) -> None:
         super().__init__(file)
         self._constants = constants
         self._parts = parts
 
     def persistent_load(self, pid: Any) -> Any:
-        return self._parts[pid] if isinstance(pid, int) else self._constants[pid[1]]
+        return self._parts[pid] if pid >= 0 else self._constants[-1 - pid]
 
 
-class Snapshots:
-    """Freezes and thaws graphs that share the given constants.
-
-    Args:
-        constants: objects that never change and are not copied; they must outlive this.
-    """
-
-    def __init__(self, constants: list[Any]) -> None:
-        self._kept = constants
-        self._constants = {id(one): one for one in constants}
-        self._kinds = {type(one): _PART if _is_part(type(one)) else _KNOWN for one in constants}
-
-    def freeze(self, root: Any) -> tuple[bytes, tuple[type, ...]]:
-        """The graph's snapshot; the root must be a mutable object of our own."""
-        file = io.BytesIO()
-        pickler = _Pickler(file, self._constants, self._kinds)
-        pickler.persistent_id(root)
-        done = 0
-        while done < len(pickler.parts):
-            pickler.dump(_state(pickler.parts[done]))
-            done += 1
-        return file.getvalue(), tuple(map(type, pickler.parts))
-
-    def thaw(self, frozen: tuple[bytes, tuple[type, ...]]) -> Any:
-        """A new graph that behaves as the frozen one did."""
-        data, classes = frozen
-        parts: list[Any] = [object.__new__(cls) for cls in classes]
-        unpickler = _Unpickler(io.BytesIO(data), self._constants, parts)
-        for part in parts:
-            state = unpickler.load()
-            for name, value in state.items():
-                object.__setattr__(part, name, value)
-        return parts[0]
+_SLOTS: dict[type, tuple[str, ...]] = {}
 
 
-def _state(part: Any) -> dict[str, Any]:
-    state: dict[str, Any] = dict(getattr(part, "__dict__", ()))
-    for cls in type(part).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(part, name):
-                state[name] = getattr(part, name)
-    return state
+def _slots(cls: type) -> tuple[str, ...]:
+    if cls not in _SLOTS:
+        slots = (one.__dict__.get("__slots__", ()) for one in cls.__mro__)
+        names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+        _SLOTS[cls] = tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+    return _SLOTS[cls]
+
+
+def _state(part: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The names of its attributes; their values, and at last its items if it is a container."""
+    own: dict[str, Any] = getattr(part, "__dict__", {})
+    slots = tuple(name for name in _slots(type(part)) if hasattr(part, name))
+    items = tuple(part.items() if isinstance(part, dict) else part) if _holds(part) else None
+    return (*own, *slots), (*own.values(), *(getattr(part, name) for name in slots), items)
+
+
+def _holds(part: Any) -> bool:
+    return isinstance(part, _CONTAINERS)

@@ -1,17 +1,19 @@
-"""A worker of a few lines: it speaks the Worker service and answers token(position)."""
+"""The scripted worker of `disagg.testing` behind the Worker service."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
-from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
-from disagg.messages.sampling import TokenLogprobs
-from disagg.messages.session import Cancel, PrefillReport, Role, Submit, WorkerStats
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.registration import Contract, WorkerInfo
+from disagg.messages.session import Cancel, Submit, WorkerStats
+from disagg.testing import scripted_worker
+from disagg.testing.scripted_worker import BLOCK_TOKENS, CONTRACT, READY
 from disagg.wire.kv_events_codec import kv_batch_to_wire
 from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.session_codec import session_request_from_wire, session_response_to_wire
@@ -21,14 +23,6 @@ from disagg.wire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to
 
 BOUND_S = 60
 """A state not seen by then fails its test; a slow and loaded machine takes seconds."""
-BLOCK_TOKENS = 4
-CONTRACT = Contract("fingerprint", "float32", ("full",), 1024, BLOCK_TOKENS, "sha256", 1, 1)
-READY = WorkerStats(0, 0, 0, 100, 100, 0, 0, 0, 0, ready=True, counters=(("steps", 3),))
-
-
-def logprobs_of(token_id: int, num_logprobs: int) -> TokenLogprobs:
-    top = tuple((token_id + i, -0.5 - i) for i in range(num_logprobs))
-    return TokenLogprobs(-0.5, top)
 
 
 class ScriptedWorker(WorkerServicer):
@@ -54,13 +48,16 @@ class ScriptedWorker(WorkerServicer):
         stats: WorkerStats = READY,
     ) -> None:
         self.incarnation = Incarnation(worker_id, epoch)
-        self.token = token
+        self.script = scripted_worker.ScriptedWorker(
+            self.incarnation,
+            token,
+            role=role,
+            hit_tokens=hit_tokens,
+            tokens_per_step=tokens_per_step,
+            contract=contract,
+            max_model_tokens=max_model_tokens,
+        )
         self.gate = gate
-        self.hit_tokens = hit_tokens
-        self.tokens_per_step = tokens_per_step
-        self.contract = contract
-        self.max_model_tokens = max_model_tokens
-        self.role = role
         self.stats = stats
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
@@ -89,17 +86,7 @@ class ScriptedWorker(WorkerServicer):
 
     @property
     def info(self) -> WorkerInfo:
-        return WorkerInfo(
-            incarnation=self.incarnation,
-            address=f"127.0.0.1:{self.port}",
-            role=self.role,
-            model="tiny",
-            contract=self.contract,
-            groups=(GroupInfo("full_attention", BLOCK_TOKENS, 0, 1, 1024),),
-            max_model_tokens=self.max_model_tokens,
-            handover_tokens_max=self.max_model_tokens,
-            num_blocks=100,
-        )
+        return replace(self.script, address=f"127.0.0.1:{self.port}").info
 
     async def register(self, router_port: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{router_port}") as channel:
@@ -182,35 +169,14 @@ class ScriptedWorker(WorkerServicer):
             for message in scripted:
                 outgoing.put_nowait(message)
             return
-        start, sampling = len(submit.token_ids), submit.sampling
-        if submit.role is not Role.DECODE:
-            hits = self.hit_tokens
-            outgoing.put_nowait(PrefillReport(submit.key, start, hits, start - hits))
-        count = 1 if submit.role is Role.PREFILL else sampling.max_tokens
-        position = start
-        while position < start + count:
-            if self.gate is not None:
+        for message in self.script.answers(submit):
+            if isinstance(message, StepOutputs) and self.gate is not None:
                 await self.gate.acquire()
-            size = min(self.tokens_per_step, start + count - position)
-            ids = [self.token(p) for p in range(position, position + size)]
-            finish = FinishReason.NONE
-            for index, token_id in enumerate(ids):
-                if token_id in sampling.stop_token_ids:
-                    ids, finish = ids[: index + 1], FinishReason.STOP
-                    break
-            if finish is FinishReason.NONE and position + size == start + sampling.max_tokens:
-                finish = FinishReason.LENGTH
-            logprobs: tuple[TokenLogprobs, ...] = ()
-            if sampling.num_logprobs is not None:
-                logprobs = tuple(logprobs_of(i, sampling.num_logprobs) for i in ids)
-            output = SequenceOutput(submit.key, position, tuple(ids), logprobs, finish)
-            outgoing.put_nowait(StepOutputs((output,)))
-            self.num_sent += len(ids)
-            await self._notify()
-            if finish is not FinishReason.NONE:
-                return
-            position += size
-            await asyncio.sleep(0)
+            outgoing.put_nowait(message)
+            if isinstance(message, StepOutputs):
+                self.num_sent += sum(len(one.token_ids) for one in message.outputs)
+                await self._notify()
+                await asyncio.sleep(0)
 
     async def _notify(self) -> None:
         async with self.changed:

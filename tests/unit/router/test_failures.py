@@ -13,7 +13,7 @@ from disagg.messages.registration import Contract
 from disagg.messages.session import EndReason, PartEnded
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
-from tests.unit.router.scripted_worker import BLOCK_TOKENS
+from disagg.testing.scripted_worker import BLOCK_TOKENS
 
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": 12}
 

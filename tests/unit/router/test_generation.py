@@ -13,9 +13,10 @@ import pytest
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.sampling import TokenLogprobs
 from disagg.router.text_stream import StopMatcher
-from tests.unit.router import scripted_worker
+from disagg.testing import scripted_worker
+from disagg.testing.scripted_worker import BLOCK_TOKENS
 from tests.unit.router.conftest import TEXT
-from tests.unit.router.scripted_worker import BLOCK_TOKENS, BOUND_S
+from tests.unit.router.scripted_worker import BOUND_S
 
 PROMPT = [5, 6]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12}

@@ -8,9 +8,10 @@ import pytest
 
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.kv_events import KVSnapshot
+from disagg.testing.scripted_worker import BLOCK_TOKENS
 from disagg.wire.v1 import router_pb2, sampling_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
-from tests.unit.router.scripted_worker import BLOCK_TOKENS, BOUND_S, stored
+from tests.unit.router.scripted_worker import BOUND_S, stored
 
 PROMPT = list(range(10, 22))
 

@@ -9,7 +9,7 @@ from disagg.config import read_settings
 from disagg.config.options import router_options
 from disagg.config.sources import Given
 from disagg.routing.core import RouterCore
-from tests.unit.router.scripted_worker import READY
+from disagg.testing.scripted_worker import READY
 from tests.unit.router.test_http_errors import COMPLETION
 
 NOT_READY = dataclasses.replace(READY, ready=False)

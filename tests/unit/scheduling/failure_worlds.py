@@ -3,15 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 
-from disagg.checking.simulation.config import (
-    FaultKind,
-    PlannedFault,
-    PlannedRequest,
-    SimulationConfig,
-)
-from disagg.checking.simulation.failed_read import FailedRead
-from disagg.checking.simulation.simulation import Simulation
-from disagg.checking.simulation.symbolic_engine import expected_tokens
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
@@ -20,6 +11,15 @@ from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.routing.record import GenerationRecord
+from disagg.testing.simulation.config import (
+    FaultKind,
+    PlannedFault,
+    PlannedRequest,
+    SimulationConfig,
+)
+from disagg.testing.simulation.failed_read import FailedRead
+from disagg.testing.simulation.simulation import Simulation
+from disagg.testing.simulation.symbolic_engine import expected_tokens
 
 FULL = FullAttentionSpec(4, 1, 8, 4)
 MLA = MLASpec(4, 1, 16, 4)

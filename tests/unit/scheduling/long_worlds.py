@@ -5,17 +5,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from disagg.checking.simulation.config import (
+from disagg.config.settings import Settings
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import plan_layout
+from disagg.testing.simulation.config import (
     FaultKind,
     PlannedFault,
     PlannedRequest,
     SimulationConfig,
 )
-from disagg.checking.simulation.simulation import Simulation
-from disagg.config.settings import Settings
-from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.shapes.layout import plan_layout
+from disagg.testing.simulation.simulation import Simulation
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from disagg.checking.simulation.bounds import check_router, check_step
-from disagg.checking.simulation.config import SimulationConfig
 from disagg.messages.identity import RequestKey
 from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.request import RoutedRequest
@@ -18,6 +16,8 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.handover.budget import HandoverBudget
 from disagg.scheduling.handover.inbound_admission import InboundAdmission
 from disagg.scheduling.step import SequenceSlice, Step
+from disagg.testing.simulation.bounds import check_router, check_step
+from disagg.testing.simulation.config import SimulationConfig
 from disagg.transfer.owner.table import LeaseTable
 from disagg.transfer.reservation.table import ReservationTable
 from tests.unit.scheduling.long_worlds import (

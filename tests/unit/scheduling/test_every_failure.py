@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.checking.simulation.config import FaultKind, PlannedFault, SimulationConfig
-from disagg.checking.simulation.failed_read import FailedRead
-from disagg.checking.simulation.simulation import Simulation
 from disagg.errors import ConfigError
 from disagg.kv.kinds.chunked_local import ChunkedLocalManager
 from disagg.kv.kinds.cross_attention import CrossAttentionSpec
@@ -22,6 +19,9 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.session import TransferKind
 from disagg.routing.record import GenerationRecord
 from disagg.scheduling.handover.budget import HandoverBudget
+from disagg.testing.simulation.config import FaultKind, PlannedFault, SimulationConfig
+from disagg.testing.simulation.failed_read import FailedRead
+from disagg.testing.simulation.simulation import Simulation
 from disagg.transfer.reader.table import InboundTable
 from tests.unit.scheduling.failure_worlds import (
     FULL,

@@ -1,6 +1,5 @@
 """A prefill that lost its blocks reserves and leases anew."""
 
-from disagg.checking.simulation.worker_faults import preempt_youngest
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.full_attention import FullAttentionSpec
@@ -13,6 +12,7 @@ from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import StepResult
+from disagg.testing.simulation.worker_faults import preempt_youngest
 from disagg.transfer.actions import Send
 
 ME, READER = Incarnation("p", "e1"), Incarnation("d", "e2")

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import grpc
 
-from disagg.checking.simulation.symbolic_engine import expected_tokens
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Role, Submit
+from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import session_pb2, worker_pb2_grpc

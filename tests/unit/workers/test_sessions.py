@@ -9,8 +9,8 @@ import grpc
 import pytest
 from opentelemetry.trace import NoOpTracer
 
-from disagg.checking.explorer.pair_setting import FULL, nothing_taken_away
-from disagg.checking.explorer.pair_worker import Workers
+from disagg.checking.explorer import worker_state
+from disagg.checking.explorer.setting import Setting
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
@@ -40,17 +40,10 @@ class NoPeers:
 
 
 def new_core() -> WorkerCore:
-    hasher = BlockHasher(b"test", 1)
-    workers = Workers(
-        plan_layout((FULL,)),
-        hasher,
-        num_blocks=8,
-        passes_max=1,
-        share=1.0,
-        mutate=nothing_taken_away,
-        positions={},
-    )
-    return workers.thaw(workers.start(ME))
+    setting, hasher = Setting(num_blocks=8), BlockHasher(b"test", 1)
+    layout = plan_layout(setting.specs)
+    limits = worker_state.limits_of(setting)
+    return worker_state.new_core(ME, layout, hasher, limits, setting.num_blocks)
 
 
 def submit(request_id: str) -> Submit:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from disagg.checking.simulation.symbolic_kinds import digest_of
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
@@ -12,6 +11,7 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
+from disagg.testing.simulation.symbolic_kinds import digest_of
 from disagg.workers.pool_region import PoolRegion
 
 BLOCK_TOKENS = 4

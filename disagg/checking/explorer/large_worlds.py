@@ -1,0 +1,180 @@
+"""The worlds that are too large for `make test`: as in `small_worlds`."""
+
+from dataclasses import replace
+from functools import partial
+
+from disagg.checking.explorer.lease_world import LeaseSetting
+from disagg.checking.explorer.setting import EVERY_WAIT, LONG_PROMPT, TWO_TOKENS, Request
+from disagg.checking.explorer.small_worlds import (
+    BOTH,
+    DECODE,
+    GROWING,
+    LONGER,
+    MUTUAL,
+    OLDER,
+    PREFILL,
+    Named,
+    at_any_time,
+    chain,
+    mutual,
+    pair,
+    planned,
+    take_over,
+)
+
+_SHARED = pair(requests=(Request(),) * 2, delivery="in order", any_order=True)
+_THREE = (*MUTUAL.requests, Request(0, 1, (30,)))
+_LONG_LOCAL = (Request(0, 0, (30, 31, 32, 33), 1), Request(1, 1, (40, 41, 42, 43), 1))
+_shared = partial(replace, _SHARED)
+
+
+def _third(role: str) -> dict[str, tuple[str, ...]]:
+    return {"workers": ("prefill", "decode", "second"), "roles": ("prefill", "decode", role)}
+
+
+LARGE_WORLDS: dict[str, Named] = {
+    "lease-ranks-repeated": (
+        "two ranks; everything repeated; READ errors and stuck READs",
+        LeaseSetting(num_read_errors=1, stuck=True, num_ranks=2),
+    ),
+    "pair-time-outs": (
+        "questions, leases, reservations and READs time out at any moment",
+        pair(time_outs=EVERY_WAIT),
+    ),
+    "pair-losses": ("a message is lost for good, the client goes away", pair(losses=1, cancels=1)),
+    "pair-losses-time-outs": (
+        "a message is lost for good; questions, leases, reservations and READs time out at any "
+        "moment; a refused prefill is not tried again",
+        pair(losses=1, passes_max=0, time_outs=EVERY_WAIT),
+    ),
+    "pair-vanishes-time-outs": (
+        "either worker is gone for ever; everything times out at any moment",
+        pair(vanishes=BOTH, time_outs=EVERY_WAIT),
+    ),
+    "pair-strangers-repeated": (
+        "every message repeated and reordered, and also from a wrong epoch",
+        pair(delivery="repeated", wrong_epochs=True),
+    ),
+    "pair-cancel-repeated": (
+        "every message repeated and reordered; the client goes away",
+        pair(delivery="repeated", cancels=1),
+    ),
+    "pair-preempt-repeated": (
+        "every message repeated and reordered; the prefill is preempted",
+        pair(delivery="repeated", preemptions=1),
+    ),
+    "pair-decode-restarts": (
+        "every message repeated and reordered; the decode worker restarts",
+        pair(delivery="repeated", crashes=(DECODE,), returns=True),
+    ),
+    "pair-prefill-restarts": (
+        "every message repeated and reordered; the prefill worker restarts",
+        pair(delivery="repeated", crashes=(PREFILL,), returns=True),
+    ),
+    "pair-shared-more": (
+        "two hand-overs lease the same block, with memory for both and refusals retried",
+        _shared(num_blocks=7),
+    ),
+    "pair-growing-shared": (
+        "blocks of two tokens, two hand-overs of the same prompt",
+        _shared(specs=(TWO_TOKENS,), requests=(Request(prompt=LONG_PROMPT),) * 2, num_blocks=7),
+    ),
+    "mutual-roomy": ("one block more", mutual(num_blocks=6)),
+    "mutual-preempt": ("a prefill is preempted while its lease grows", mutual(preemptions=1)),
+    "mutual-older": (
+        "a request that lost its memory is overtaken by nobody",
+        mutual(requests=OLDER, num_blocks=6, starved_by=1),
+    ),
+    "mutual-three": (
+        "and a third hand-over; it may be given up",
+        mutual(requests=_THREE, served=False),
+    ),
+    "mutual-three-at-once": (
+        "three hand-overs, all submitted before anything else happens; each is refused up to three "
+        "times",
+        mutual(requests=_THREE, at_once=True, passes_max=2),
+    ),
+    "mutual-older-more": (
+        "by nobody of three",
+        mutual(requests=(*OLDER, Request(0, 1, (40,))), num_blocks=6, starved_by=1),
+    ),
+    "mutual-queue": (
+        "both prefills are preempted and queue behind longer prompts",
+        mutual(
+            requests=(*MUTUAL.requests, *_LONG_LOCAL), num_blocks=6, at_once=True, preemptions=2
+        ),
+    ),
+    "mutual-growing-retries": (
+        "decodes outgrow their reservations and preempt prefills, which are refused up to three "
+        "times",
+        mutual(requests=GROWING, num_blocks=6, passes_max=2),
+    ),
+    "take-over-cut": (
+        "D lives on, but its link to P is cut, and so is its session",
+        take_over(crashes=(), cuts=(DECODE,), unlinked=((PREFILL, DECODE),)),
+    ),
+    "chain-repeated": ("every message repeated and reordered", chain(delivery="repeated")),
+    "chain-time-outs": ("questions time out at any moment", chain(time_outs=("question",))),
+    "take-over-cancel": ("the client goes away; eviction", take_over(cancels=1, evictions=1)),
+    "take-over-repeated": ("every message repeated and reordered", take_over(delivery="repeated")),
+    "take-over-time-outs": (
+        "questions and leases time out at any moment",
+        take_over(time_outs=("question", "lease")),
+    ),
+    "take-over-cut-strangers": (
+        "every message also from a wrong epoch; D lives on, cut off",
+        take_over(crashes=(), cuts=(DECODE,), unlinked=((PREFILL, DECODE),), wrong_epochs=True),
+    ),
+    "generation-take-over": (
+        "D crashes, E takes the lease over or is planned anew",
+        planned(**_third("decode"), crashes=(DECODE,), generations_max=4),
+    ),
+    "generation-read-error-evict": (
+        "a READ fails, everything free is evicted; three tokens; at any time",
+        at_any_time(requests=LONGER, read_errors=1, evictions=1),
+    ),
+    "generation-session-evict": (
+        "D's session breaks, everything free is evicted",
+        planned(cuts=(DECODE,), evictions=1),
+    ),
+    "generation-step-error-crash": (
+        "a step fails, P crashes, and may come back",
+        planned(step_errors=1, crashes=(PREFILL,), returns=True, generations_max=4),
+    ),
+    "generation-prefill-crash-more": (
+        "P crashes, and may come back; three tokens; at any time",
+        at_any_time(requests=LONGER, crashes=(PREFILL,), returns=True),
+    ),
+    "generation-prefill-second": (
+        "P crashes, E prefills again for the same D",
+        planned(**_third("prefill"), crashes=(PREFILL,), passes_max=1),
+    ),
+    "generation-decode-second": (
+        "P's question times out, E decodes; at any time",
+        at_any_time(**_third("decode"), time_outs=("question",), num_time_outs=1),
+    ),
+    "generation-take-over-more": (
+        "D crashes, E takes over; at any time",
+        at_any_time(**_third("decode"), crashes=(DECODE,), generations_max=4),
+    ),
+    "generation-take-over-errors": (
+        "and a READ fails",
+        planned(**_third("decode"), crashes=(DECODE,), generations_max=4, read_errors=1),
+    ),
+    "generation-sessions": (
+        "both sessions break, each once; an error is allowed",
+        planned(cuts=BOTH, error_allowed=True),
+    ),
+    "generation-session-error": (
+        "P's session breaks, a READ fails",
+        planned(cuts=(PREFILL,), read_errors=1),
+    ),
+    "generation-both-crash": (
+        "P and D crash, and may come back; an error is allowed",
+        planned(crashes=BOTH, returns=True, error_allowed=True),
+    ),
+    "generation-crash-cancel": (
+        "P crashes, and may come back; the client goes away; at any time",
+        planned(crashes=(PREFILL,), returns=True, cancels=1, delivery="once"),
+    ),
+}

@@ -1,0 +1,80 @@
+"""The bytes of a small pool, as texts: whoever reads what is not there is seen."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from disagg.checking.explorer.tokens import Tokens, begun, right
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.scheduling.step import SequenceSlice, Step
+
+NOTHING = "nothing"
+OTHER = "bytes of another request"
+HALF = "half-written"
+
+Memory = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A step in flight, and what its sequences consist of.
+
+    Attributes:
+        tokens: per slice, up to the end of the last block that it writes.
+    """
+
+    step: Step
+    tokens: tuple[Tokens, ...]
+
+
+def whole_tables(part: SequenceSlice) -> tuple[tuple[int, ...], ...]:
+    """Per group the block table; the steps of an explored worker carry it whole."""
+    assert part.is_new
+    return tuple(change.new_blocks for change in part.table_changes)
+
+
+def launch(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, str]:
+    """Memory while a step runs, and what it wrongly computes from, if anything."""
+    content = list(memory)
+    for part, tokens in zip(running.step.slices, running.tokens, strict=True):
+        start, end = part.start, part.start + len(part.token_ids)
+        if tuple(part.token_ids) != tokens[start:end]:
+            return memory, f"a step computes {part.token_ids}, not {tokens[start:end]}"
+        first, num_begun = divmod(start, block_tokens)
+        for table in whole_tables(part):
+            for index, block in enumerate(table[: -(-end // block_tokens)]):
+                wanted = [right(tokens[: (index + 1) * block_tokens])]
+                if index == first:
+                    wanted.append(begun(tokens[:start]))
+                read = index < first + (num_begun > 0)
+                if read and block != NULL_BLOCK and content[block] not in wanted:
+                    known = wanted[-1]
+                    return memory, f"a step computes from {content[block]!r} as {known!r}"
+                if index >= first:
+                    content[block] = HALF
+    return tuple(content), ""
+
+
+def land(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, str]:
+    """Memory after a step has written, and what it overwrote, if anything."""
+    content = list(memory)
+    for part, tokens in zip(running.step.slices, running.tokens, strict=True):
+        end = part.start + len(part.token_ids)
+        for table in whole_tables(part):
+            for index in range(part.start // block_tokens, -(-end // block_tokens)):
+                if content[table[index]] != HALF:
+                    return memory, f"a step overwrites {content[table[index]]!r}"
+                full = (index + 1) * block_tokens
+                content[table[index]] = right(tokens[:full]) if full <= end else begun(tokens[:end])
+    return tuple(content), ""
+
+
+def reuse(
+    memory: Memory, held_before: Collection[int], held: Collection[int], cached: Collection[int]
+) -> Memory:
+    """Memory after whatever is free, or was taken anew, was overwritten: the worst moment."""
+    return tuple(
+        content
+        if content == NOTHING or block in cached or (block in held and block in held_before)
+        else OTHER
+        for block, content in enumerate(memory)
+    )

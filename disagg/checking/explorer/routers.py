@@ -1,0 +1,142 @@
+"""The router as a world sees it, the core or a scripted one: thawed, moved and frozen again."""
+
+from typing import Any, NamedTuple
+
+from disagg.checking.explorer.scripted_router import ScriptedRouter
+from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.snapshots import Frozen, Snapshots
+from disagg.checking.explorer.tokens import Vocabulary
+from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import WorkerStats
+from disagg.routing.actions import NewRequest, RouterAction
+from disagg.routing.core import RouterCore
+
+_CONTRACT = Contract("model", "float32", ("full",), 2, 1, "scheme", 1, 1)
+_GROUPS = (GroupInfo("full_attention", 1, 0, 1, 2),)
+_READY = WorkerStats(0, 0, 0, 8, 8, 0, 0, 0, 0, ready=True)
+
+
+class RouterMoved(NamedTuple):
+    """One move: the router's number afterwards, and what it wants done."""
+
+    router: int
+    actions: tuple[RouterAction, ...]
+
+
+class Routers:
+    """Every state of the router that was ever seen, by number; each move is made only once.
+
+    Attributes:
+        known: per number, the workers that it believes alive.
+        served: per number, whether it has ended nothing before its time (the scripted one).
+    """
+
+    def __init__(self, setting: Setting, hasher: BlockHasher, vocabulary: Vocabulary) -> None:
+        self._setting = setting
+        self._hasher = hasher
+        self._vocabulary = vocabulary
+        self._infos: dict[Incarnation, WorkerInfo] = {}
+        constants: list[Any] = [hasher, _CONTRACT, _GROUPS, *_GROUPS, _READY]
+        constants += [vocabulary, setting, *setting.requests]
+        self._snapshots = Snapshots(constants)
+        self._frozen: list[Frozen] = []
+        self._numbers: dict[Frozen, int] = {}
+        self._moves: dict[tuple[Any, ...], RouterMoved] = {}
+        self.known: list[frozenset[Incarnation]] = []
+        self.served: list[bool] = []
+
+    def start(self, lives: list[Incarnation]) -> RouterMoved:
+        """A router to which these workers have come, and then every request."""
+        setting, actions = self._setting, list[RouterAction]()
+        if not setting.roles:
+            scripted = ScriptedRouter(setting, self._vocabulary, lives)
+            actions += scripted.start()
+            return RouterMoved(self.freeze(scripted), tuple(actions))
+        core = RouterCore(
+            hash_extend=self._hasher.extend,
+            replans_max=setting.generations_max - 1,
+            requests_max=len(setting.requests),
+            request_timeout_ms=1,
+            records_max=0,
+            worker_silent_ms=1,
+        )
+        setting.mutate_router(core)
+        for life, role in zip(lives, setting.roles, strict=True):
+            self._join(core, life, role)
+        for name, one in zip("rstuv", setting.requests, strict=False):
+            sampling = SamplingParams(max_tokens=one.max_tokens)
+            actions += core.generate(0, NewRequest(name, one.prompt, (), b"", sampling))
+        return RouterMoved(self.freeze(core), tuple(actions))
+
+    def move(self, number: int, method: str, *args: Any) -> RouterMoved:
+        """Call a method; ``join`` is a registration, a session and first stats."""
+        call = (number, method, *args)
+        moved = self._moves.get(call)
+        if moved is None:
+            core = self.thaw(number)
+            if method == "join":
+                actions = self._join(core, *args)
+            else:
+                actions = getattr(core, method)(0, *args)
+            moved = self._moves[call] = RouterMoved(self.freeze(core), tuple(actions))
+        return moved
+
+    def thaw(self, number: int) -> Any:
+        """A copy to look at."""
+        return self._snapshots.thaw(self._frozen[number])
+
+    def _join(self, core: Any, life: Incarnation, role: str) -> list[RouterAction]:
+        if isinstance(core, ScriptedRouter):
+            core.known.append(life)
+            return []
+        if life not in self._infos:
+            self._infos[life] = WorkerInfo(life, "", role, "m", _CONTRACT, _GROUPS, 8, 8, 8)
+        actions: list[RouterAction] = core.register(0, self._infos[life])
+        core.session_up(0, life)
+        core.from_worker(0, life, _READY)
+        return actions
+
+    def freeze(self, core: Any) -> int:
+        """The number of a router; equal ones have equal ones."""
+        if isinstance(core, RouterCore):
+            _make_canonical(core)
+        frozen = self._snapshots.freeze(core)
+        number = self._numbers.get(frozen)
+        if number is None:
+            number = self._numbers[frozen] = len(self._frozen)
+            self._frozen.append(frozen)
+            is_core = isinstance(core, RouterCore)
+            lives = (view.info.incarnation for view in core.fleet) if is_core else core.known
+            self.known.append(frozenset(lives))
+            self.served.append(not is_core and not core.over)
+        return number
+
+
+def _make_canonical(core: RouterCore) -> None:
+    """Forget what no decision depends on: counters and records, the order of sets."""
+    core.counters.clear()
+    requests, fleet = core._requests, core._fleet
+    for request in requests._live.values():
+        current = request.current
+        # Of those given up only the number counts; the rest is for the record.
+        request.generations = [current] * len(request.generations)
+        current.reason = current.cause = ""
+        current.finished_at = set(sorted(current.finished_at))
+        request.killers = set(sorted(request.killers))
+        exclusions = request.exclusions
+        exclusions.workers, exclusions.decode = (
+            set(sorted(exclusions.workers)),
+            set(sorted(exclusions.decode)),
+        )
+        pairs = sorted(map(sorted, exclusions.pairs))
+        exclusions.pairs = {frozenset(pair) for pair in pairs}
+        ahead = request.stream._ahead
+        request.stream._ahead = dict(sorted(ahead.items()))
+    if not requests._live:  # no other request will come
+        requests._last_generation = 0
+        fleet._bad_pairs.clear()
+        for worker in fleet._workers.values():
+            worker.planned_requests = worker.planned_tokens = 0

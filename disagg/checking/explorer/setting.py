@@ -1,0 +1,152 @@
+"""What may happen in a world of whole workers, and how often: all of it is data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+
+PROMPT, LONG_PROMPT = (5, 6), (4, 5, 6)
+FULL: Spec = FullAttentionSpec(1, 1, 1, 2)
+TWO_TOKENS: Spec = FullAttentionSpec(2, 1, 1, 2)
+WINDOW: Spec = SlidingWindowSpec(1, 1, 1, 2, 2)
+
+Wait = Literal["question", "read", "lease", "reservation"]
+EVERY_WAIT: tuple[Wait, ...] = ("question", "read", "lease", "reservation")
+
+
+def nothing_taken_away(core: Any) -> None:
+    """The worker, or the router, as it is."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. Where it is served counts for the scripted router only.
+
+    Attributes:
+        prefill: index of the worker that prefills.
+        decode: of the one that decodes; the same one serves it alone.
+        prompt: token ids.
+        max_tokens: tokens wanted.
+        pull_from: the worker whose cached prefix the prefill pulls.
+        taken_over_by: the worker that takes the lease over when the decode worker is lost.
+    """
+
+    prefill: int = 0
+    decode: int = 1
+    prompt: tuple[int, ...] = PROMPT
+    max_tokens: int = 2
+    pull_from: int | None = None
+    taken_over_by: int | None = None
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Every worker with a part in its first generation."""
+        return tuple(dict.fromkeys((self.prefill, self.decode)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who is there, how messages travel, what may go wrong and how often.
+
+    Attributes:
+        workers: their names.
+        requests: all there are, from the start; named r, s, t ...
+        roles: of each worker, for the router's core, which then plans the requests; empty: a
+            scripted router submits each where it says, and cancels at all what one of them ended.
+        generations_max: plans of a request before the router's core gives up.
+        cached_at: workers that have served the first prompt before.
+
+        specs: layers of the model.
+        num_blocks: of each pool, the null block included.
+        passes_max: refused reservations before a prefill gives up.
+        share: of a pool that hand-overs may take.
+        max_sequences: that may hold blocks at a worker.
+        max_waiting: that may wait there.
+        committed_max: committed leases, and answered questions, that are remembered.
+        quarantine_share: of a pool that READs without an end may hold before the worker exits.
+
+        delivery: what one worker says to another arrives *once*, at any later time or never;
+            *repeated*, any number of times; or *in order*, once, until the stream ends.
+        whole_reads: a READ lands when it is DONE, not at any moment before.
+        any_order: submits to one worker may overtake each other.
+        at_once: every submit arrives before anything else happens, at the first worker first.
+        delays: everything happens at the same moment, in rounds, and who is refused waits for one
+            of so many; empty: anything may happen at any moment.
+
+        cancels: clients that go away.
+        losses: messages lost for good.
+        preemptions: leased prefills that lose their blocks at the end of a step.
+        evictions: of everything that is free, at any worker.
+        step_errors: steps that fail.
+        read_errors: READs that fail.
+        time_outs: what may time out at any moment.
+        num_time_outs: how often; None: without a bound.
+        late_time_outs: only once a message or a worker is lost for good.
+        crashes: workers that may crash, each once.
+        returns: a crashed worker may come back under its name.
+        cuts: workers whose session with the router may break, each once, though they live on.
+        unlinked: pairs that may lose each other at any moment, though both live on.
+        vanishes: workers of which one may be gone for ever, and nobody is told.
+        wrong_epochs: every message also comes from another life of its sender.
+        error_allowed: clients may get an error from the router's core.
+
+        served: from every state in which nobody has used up its passes, all can be served.
+        starved_by: overtaken so often while it waits for memory, a request counts as starved; one
+            overtakes that begins after the other lost its memory and ends before it has it again.
+
+        cancel_overtakes: a cancel may arrive before its submit (a negative control).
+        echoes: the scripted router cancels at both what one of them ended.
+        late_sessions: a new session leaves the old one's orders (a negative control).
+        mutate: takes a rule away from every worker, in negative controls.
+        mutate_router: takes one away from the router's core.
+    """
+
+    workers: tuple[str, ...] = ("prefill", "decode")
+    requests: tuple[Request, ...] = (Request(),)
+    roles: tuple[str, ...] = ()
+    generations_max: int = 3
+    cached_at: tuple[int, ...] = ()
+
+    specs: tuple[Spec, ...] = (FULL,)
+    num_blocks: int = 5
+    passes_max: int = 1
+    share: float = 1.0
+    max_sequences: int = 4
+    max_waiting: int = 4
+    committed_max: int = 2
+    quarantine_share: float = 1.0
+
+    delivery: Literal["once", "repeated", "in order"] = "once"
+    whole_reads: bool = False
+    any_order: bool = False
+    at_once: bool = False
+    delays: tuple[int, ...] = ()
+
+    cancels: int = 0
+    losses: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    step_errors: int = 0
+    read_errors: int = 0
+    time_outs: tuple[Wait, ...] = ()
+    num_time_outs: int | None = None
+    late_time_outs: bool = False
+    crashes: tuple[int, ...] = ()
+    returns: bool = False
+    cuts: tuple[int, ...] = ()
+    unlinked: tuple[tuple[int, int], ...] = ()
+    vanishes: tuple[int, ...] = ()
+    wrong_epochs: bool = False
+    error_allowed: bool = False
+
+    served: bool = False
+    starved_by: int = 0
+
+    cancel_overtakes: bool = False
+    echoes: bool = True
+    late_sessions: bool = False
+    mutate: Callable[[Any], None] = nothing_taken_away
+    mutate_router: Callable[[Any], None] = nothing_taken_away

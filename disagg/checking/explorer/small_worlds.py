@@ -1,0 +1,228 @@
+"""The worlds that `make test` exhausts: what may happen in each, and its setting."""
+
+from dataclasses import replace
+from functools import partial
+
+from disagg.checking.explorer.lease_world import LeaseSetting
+from disagg.checking.explorer.setting import (
+    EVERY_WAIT,
+    FULL,
+    LONG_PROMPT,
+    TWO_TOKENS,
+    WINDOW,
+    Request,
+    Setting,
+)
+
+PREFILL, DECODE, THIRD = range(3)
+BOTH = (PREFILL, DECODE)
+
+LEASE = LeaseSetting(num_read_errors=1, stuck=True)
+"""One generation over the tables alone: one group, two blocks."""
+PAIR = Setting()
+"""One hand-over between two workers: a prompt of two blocks in two chunks, one block per READ."""
+CHAIN = Setting(
+    workers=("cache", "prefill", "decode"),
+    requests=(Request(1, 2, pull_from=0),),
+    cached_at=(0,),
+)
+"""C has the prompt's first block cached, P pulls it and prefills the rest, D decodes."""
+TAKE_OVER = Setting(
+    workers=("prefill", "decode", "second"),
+    requests=(Request(0, 1, taken_over_by=2),),
+    crashes=(DECODE,),
+)
+"""P prefills for D, which is lost, and E takes the lease over."""
+MUTUAL = Setting(
+    workers=("left", "right"),
+    requests=(Request(0, 1, (10, 11)), Request(1, 0, (20, 21))),
+    delivery="in order",
+    whole_reads=True,
+    served=True,
+)
+"""Two hand-overs, one each way, with memory for one of them."""
+GROWING = (Request(0, 1, (10, 11), 3), Request(1, 0, (20, 21), 3))
+OLDER = (Request(1, 1, (10, 11), 3), Request(0, 1, (20,)), Request(0, 1, (30,)))
+PLANNED = Setting(
+    roles=("prefill", "decode"),
+    num_blocks=6,
+    passes_max=0,
+    delivery="in order",
+    whole_reads=True,
+)
+"""One request that the router's core plans, and plans anew."""
+AT_ANY_TIME = replace(PLANNED, delivery="once", whole_reads=False)
+LONGER = (Request(max_tokens=3),)
+
+pair, chain, take_over = (partial(replace, one) for one in (PAIR, CHAIN, TAKE_OVER))
+mutual, planned, at_any_time = (partial(replace, one) for one in (MUTUAL, PLANNED, AT_ANY_TIME))
+Named = tuple[str, LeaseSetting | Setting]
+
+SMALL_WORLDS: dict[str, Named] = {
+    "lease": ("one lease; everything repeated; READ errors and stuck READs", LEASE),
+    "lease-retry": (
+        "abort or death, and a second lease with the same block ids and other bytes",
+        LeaseSetting(num_leases=2, num_inbound=2, repeats=False),
+    ),
+    "lease-reader-restarts": (
+        "the reader restarts",
+        LeaseSetting(num_inbound=2, num_reader_restarts=1, repeats=False),
+    ),
+    "lease-owner-restarts": (
+        "the owner restarts and leases again under the same id",
+        LeaseSetting(num_leases=2, num_owner_restarts=1, repeats=False),
+    ),
+    "lease-forgotten": ("committed leases forgotten at once", LeaseSetting(committed_max=0)),
+    "lease-lossy": (
+        "every message at most once; nothing else goes wrong: a commit stays reachable",
+        LeaseSetting(lossy=True, ends=False),
+    ),
+    "lease-ranks": (
+        "two ranks: every READ is two handles, each lands and ends by itself; READ errors",
+        LeaseSetting(num_read_errors=1, repeats=False, num_ranks=2),
+    ),
+    "pair": ("every message repeated and reordered", pair(delivery="repeated")),
+    "pair-cancel": ("the client goes away", pair(cancels=1)),
+    "pair-preempt-cancel": (
+        "the prefill is preempted while its lease grows, the client goes away; Release and a "
+        "second reservation with READs in progress",
+        pair(preemptions=1, cancels=1),
+    ),
+    "pair-preempt-evict": (
+        "the prefill is preempted, everything free is evicted",
+        pair(preemptions=1, evictions=1),
+    ),
+    "pair-window": (
+        "a full and a window group; the prefill is preempted",
+        pair(specs=(FULL, WINDOW), num_blocks=8, preemptions=1),
+    ),
+    "pair-errors": ("a step fails, a READ fails", pair(step_errors=1, read_errors=1)),
+    "pair-restart": ("each worker restarts under its name", pair(crashes=BOTH, returns=True)),
+    "pair-strangers": (
+        "every message also from a wrong epoch, where it must change nothing; the client goes away",
+        pair(wrong_epochs=True, cancels=1),
+    ),
+    "pair-shared": (
+        "two hand-overs lease the same block, memory for both is lacking; no message is lost",
+        pair(requests=(Request(),) * 2, passes_max=0, delivery="in order", any_order=True),
+    ),
+    "pair-growing": (
+        "blocks of two tokens, a chunk ends within one; the prefill is preempted, eviction",
+        pair(
+            specs=(TWO_TOKENS,), requests=(Request(prompt=LONG_PROMPT),), preemptions=1, evictions=1
+        ),
+    ),
+    "pair-vanishes": (
+        "either worker is gone for ever and nobody is told; then what the other waits for times "
+        "out, and it holds nothing any more",
+        pair(vanishes=BOTH, time_outs=EVERY_WAIT, late_time_outs=True),
+    ),
+    "pair-limits": (
+        "two hand-overs, and each worker takes one sequence and lets one wait",
+        pair(
+            requests=(Request(), Request(prompt=(8, 9))),
+            num_blocks=7,
+            max_sequences=1,
+            max_waiting=1,
+            delivery="in order",
+            any_order=True,
+        ),
+    ),
+    "quarantine": (
+        "READs are stuck and hold more of the pool than they may: the decode worker exits",
+        pair(time_outs=("read",), quarantine_share=0.3),
+    ),
+    "mutual": (
+        "two hand-overs, one each way; memory for one of them; each is refused up to three "
+        "times, then given up",
+        mutual(passes_max=2),
+    ),
+    "mutual-growing": (
+        "decodes outgrow their reservations and preempt prefills",
+        mutual(requests=GROWING, num_blocks=6),
+    ),
+    "lockstep": (
+        "both do everything at the same moment, back-off of 1 or 2 rounds",
+        mutual(delays=(1, 2), passes_max=6),
+    ),
+    "chain": (
+        "C's cached prefix to P, P's prompt to D; everything free is evicted",
+        chain(evictions=1),
+    ),
+    "chain-lost": (
+        "P and C lose each other at any moment; eviction",
+        chain(unlinked=((0, 1),), evictions=1),
+    ),
+    "chain-window": (
+        "a full and a window group; eviction",
+        chain(specs=(FULL, WINDOW), num_blocks=9, evictions=1),
+    ),
+    "chain-errors": (
+        "a READ of either hop fails, what arrived is kept; eviction",
+        chain(read_errors=1, evictions=1),
+    ),
+    "chain-two": (
+        "two pulls, room to lend for one, one given up; answers are remembered of live leases only",
+        chain(
+            requests=(Request(1, 1, max_tokens=1, pull_from=0),) * 2,
+            num_blocks=7,
+            committed_max=0,
+            share=0.2,
+            cancels=1,
+            delivery="in order",
+            whole_reads=True,
+        ),
+    ),
+    "take-over": (
+        "D crashes at any moment, E takes the lease over; eviction",
+        take_over(evictions=1),
+    ),
+    "take-over-errors": ("and a READ fails", take_over(read_errors=1)),
+    "take-over-window": (
+        "a full and a window group",
+        take_over(specs=(FULL, WINDOW), num_blocks=9),
+    ),
+    "take-over-limits": (
+        "E takes one sequence, and has one of its own",
+        take_over(
+            requests=(*TAKE_OVER.requests, Request(2, 2, (8, 9))),
+            num_blocks=8,
+            max_sequences=1,
+            max_waiting=1,
+        ),
+    ),
+    "chain-strangers": (
+        "every message also from a wrong epoch; P and C lose each other",
+        chain(wrong_epochs=True, unlinked=((0, 1),)),
+    ),
+    "take-over-strangers": (
+        "every message also from a wrong epoch; D crashes; eviction",
+        take_over(wrong_epochs=True, evictions=1),
+    ),
+    "generation": (
+        "one request, nothing goes wrong; three tokens; peers' messages and READs at any time",
+        at_any_time(requests=LONGER),
+    ),
+    "generation-read-error": (
+        "a READ fails; three tokens; at any time",
+        at_any_time(requests=LONGER, read_errors=1),
+    ),
+    "generation-step-error": ("a step fails, a READ fails", planned(step_errors=1, read_errors=1)),
+    "generation-refused": (
+        "P's question times out, D's yes is on its way; three tokens; at any time",
+        at_any_time(requests=LONGER, time_outs=("question",), num_time_outs=1),
+    ),
+    "generation-prefill-crash": (
+        "P crashes; the router may or may not have heard what it said before",
+        planned(crashes=(PREFILL,)),
+    ),
+    "generation-decode-crash": (
+        "D crashes, and may come back; three tokens; at any time",
+        at_any_time(requests=LONGER, crashes=(DECODE,), returns=True),
+    ),
+    "generation-session": (
+        "D's session with the router breaks, D lives on and gets another",
+        planned(cuts=(DECODE,)),
+    ),
+    "generation-cancel": ("a READ fails, the client goes away", planned(read_errors=1, cancels=1)),
+}

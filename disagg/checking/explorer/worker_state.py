@@ -1,0 +1,233 @@
+"""What the explorer knows of the inside of a worker: all of it stands here.
+
+How a core is made, what of its state no decision depends on, and what a world must see of it.
+"""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from disagg.checking.explorer.memory import Running
+from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.tokens import Vocabulary
+from disagg.kv.blocks.free_blocks import UncachedBlocks
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.hashing import BlockHasher
+from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.messages.identity import Incarnation
+from disagg.scheduling.actions import WorkerAction
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.stats import check_load
+from disagg.transfer.owner.states import LeaseState
+
+ASK_TIMEOUT_MS, TAKE_OVER_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 15, 20, 30
+"""Everything else happens at 0 ms, so that each of them can come first."""
+NEVER_MS = 1_000
+
+
+class Facts(NamedTuple):
+    """What a world needs to know of a worker."""
+
+    me: Incarnation
+    keys: tuple[Any, ...]
+    """Generations it works on."""
+    running: Running | None
+    num_leases: int
+    orphans: bool
+    """Leases that wait for another reader."""
+    held: frozenset[int]
+    cached: tuple[tuple[str, int], ...]
+    """(content, block) of everything the prefix cache offers."""
+    inbound_held: frozenset[int]
+    """Blocks that READs may write."""
+    at_rest: bool
+    """Nothing is held and nothing goes on."""
+    holds_nothing: bool
+    """No block, promise, lease or reservation; somebody may wait."""
+    asking: bool
+    repeats: bool
+    granted: bool
+    reading: bool
+    backing_off: bool
+    preemptible: bool
+    """A prefill that is leased runs."""
+    memory_awaited: bool
+    """Somebody who lost its memory waits for it."""
+    has_passes: bool
+    """Nobody has used up more than half of its refusals."""
+
+
+def limits_of(setting: Setting) -> WorkerLimits:
+    """Of each worker."""
+    return WorkerLimits(
+        max_model_tokens=8,
+        max_step_tokens=1,
+        max_sequences=setting.max_sequences,
+        max_waiting=setting.max_waiting,
+        handover_share_max=setting.share,
+        reserve_timeout_ms=ASK_TIMEOUT_MS,
+        reserve_passes_max=setting.passes_max,
+        reservation_ttl_ms=RESERVATION_TTL_MS,
+        lease_ttl_ms=LEASE_TTL_MS,
+        committed_max=setting.committed_max,
+        # In order nothing is lost: what is repeated would only come twice.
+        commit_repeat_ms=NEVER_MS if setting.delivery == "in order" else 0,
+        read_stuck_ms=ASK_TIMEOUT_MS,
+        blocks_per_read_max=1,
+        quarantine_share_max=setting.quarantine_share,
+        take_over_ms=TAKE_OVER_MS,
+    )
+
+
+def new_core(
+    me: Incarnation,
+    layout: KVCacheLayout,
+    hasher: BlockHasher,
+    limits: WorkerLimits,
+    num_blocks: int,
+) -> WorkerCore:
+    """A worker that has just started."""
+    kv = KVCacheCoordinator(
+        layout,
+        num_blocks,
+        max_model_tokens=limits.max_model_tokens,
+        max_step_tokens=limits.max_step_tokens,
+    )
+    core = WorkerCore(me, layout, kv, hasher, limits, _no_delay)
+    kv.pool._emit = _ignore
+    kv.events._read_hashes = _no_hashes
+    return core
+
+
+def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
+    """As it is now."""
+    batcher, kv = core.batcher, core.kv
+    inbound = core.inbound.statuses()
+    num_granted, num_leases = core.decode_side._reservations.num_granted, core.leases.num_live
+    all_free = kv.num_available_blocks == kv.num_usable_blocks
+    return Facts(
+        me=core.me,
+        keys=tuple(core.sequences),
+        running=_running(core, vocabulary),
+        num_leases=num_leases,
+        orphans=any(one.state is LeaseState.ORPHANED for one in core.leases.statuses()),
+        held=frozenset(filter(kv.pool.num_holds, range(1, kv.pool.num_blocks))),
+        cached=tuple(
+            (vocabulary.contents[value], block)
+            for group in range(len(kv.layout.groups))
+            for value, block in kv.pool.index(group).items()
+        ),
+        inbound_held=frozenset(
+            block
+            for holder, blocks in kv.pool.holders().items()
+            if isinstance(holder, tuple) and holder[0] == "inbound"
+            for block in blocks
+        ),
+        at_rest=not core.sequences and not batcher.step_in_flight and all_free,
+        holds_nothing=all_free and not num_granted and not num_leases,
+        asking=bool(core.prefill_side.reserving or core.lease_requests._entries),
+        repeats=any(entry.repeats for entry in core.inbound._entries.values()),
+        granted=num_granted > 0,
+        reading=any(entry.num_reads_in_progress for entry in inbound),
+        backing_off=bool(core.prefill_side.backing_off),
+        preemptible=any(seq.lease_id is not None for seq in batcher.running),
+        memory_awaited=batcher.preempted_waiting,
+        has_passes=all(
+            2 * seq.passes <= core.limits.reserve_passes_max for seq in core.sequences.values()
+        ),
+    )
+
+
+def _running(core: WorkerCore, vocabulary: Vocabulary) -> Running | None:
+    if core.batcher._in_flight is None:
+        return None
+    step, sequences = core.batcher._in_flight
+    size = core.kv.layout.hash_block_tokens
+    return Running(
+        step,
+        tuple(
+            vocabulary.extended(
+                tuple(seq.submit.token_ids),
+                seq.key.generation,
+                -(-(part.start + len(part.token_ids)) // size) * size,
+            )
+            for part, seq in zip(step.slices, sequences, strict=True)
+        ),
+    )
+
+
+def make_canonical(core: WorkerCore) -> None:
+    """Forget what no decision depends on: counters, clocks, the order of free blocks."""
+    core.counters.counts.clear()
+    core.prefill_side.num_refusals = core.batcher.num_preemptions = 0
+    for seq in core.batcher.running:  # the engines here keep no tables: each step carries all
+        seq.sent_tables = None
+    core.batcher._ended.clear()
+    if not core.batcher.step_in_flight:
+        core.batcher._next_step_id = 0
+    for seq in core.prefill_side.backing_off:
+        seq.retry_at_ms = 0
+    for entry in core.inbound._entries.values():
+        entry.posted_ms = entry.done_ms = entry.sealed_ms = 0
+        entry.repeat_ms = core.limits.commit_repeat_ms
+    core.kv.events._events.clear()
+    core.kv.events.next_seq = 0
+    pool, steps = core.kv.pool, core.kv._steps
+    if not steps._given_up:
+        steps._num_records = 0
+    for counts in vars(pool).values():
+        if isinstance(counts, dict) and all(isinstance(block, int) for block in counts):
+            for block, count in sorted(counts.items()):
+                del counts[block]
+                dict.__setitem__(counts, block, count)
+    free = sorted(pool._uncached)
+    pool._uncached = UncachedBlocks(1, 1)
+    pool._uncached.add(free)
+    cached = pool._cached_free
+    if cached._stale:  # entries that are passed over; of a block's the last one counts
+        last = reversed(dict.fromkeys(reversed(cached._queue)))
+        cached._queue = deque(block for block in last if block in cached)
+        cached._stale.clear()
+
+
+def forget_stranger(core: WorkerCore, stranger: Incarnation) -> None:
+    """One number per owner ever heard, and requests withdrawn before they arrive."""
+    core.inbound._lease_seen.pop(stranger, None)
+    core.lease_answers.on_peer_lost(stranger)
+
+
+def preempt(core: WorkerCore) -> list[WorkerAction]:
+    """Lack of memory took the youngest prefill's blocks, as in `Batcher.build_step`."""
+    prefills = [seq for seq in core.batcher.running if seq.lease_id is not None]
+    if not prefills:
+        return []
+    victim = max(prefills, key=lambda seq: seq.arrival)
+    core.batcher.preempt(victim)
+    core.prefill_side.give_back(victim, "preempted")
+    core.queue(victim)
+    return core._out.take()
+
+
+def check(core: WorkerCore) -> None:
+    """Counts that must add up, and bounds on load, whatever happens."""
+    core.kv.check()
+    check_load(core)
+
+
+def evict(core: WorkerCore) -> list[WorkerAction]:
+    """Others needed every free block for a moment."""
+    pool = core.kv.pool
+    pool.release(pool.allocate(pool.num_free))
+    return []
+
+
+def _no_delay(passes: int) -> int:
+    return 0
+
+
+def _ignore(event: object) -> None:
+    """Routing data is not modelled: it is never trusted."""
+
+
+def _no_hashes() -> tuple[tuple[bytes, ...], ...]:
+    return ()

@@ -1,0 +1,331 @@
+"""Whole workers, a router and a hostile network: everything that can happen under one setting.
+
+The workers are production cores, and so is the router where the setting gives them roles. Steps
+take time and leave half-written blocks until they end; READs land at any moment; whatever is free,
+or taken anew, is overwritten at once. A session with the router's core keeps its order, both ways,
+and is late by any time; of what a worker has said that crashed, or whose session broke, the router
+hears any beginning. The scripted router hears everything at once.
+"""
+
+from collections.abc import Iterator
+
+from disagg.checking.explorer.exploration import Exploration, Goal, Step, explore
+from disagg.checking.explorer.moves import Moves
+from disagg.checking.explorer.rounds import rounds
+from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.state import (
+    CRASHED,
+    STRANGER,
+    VANISHED,
+    Envelope,
+    Read,
+    State,
+    put,
+    shown,
+)
+from disagg.checking.explorer.worker_state import (
+    ASK_TIMEOUT_MS,
+    LEASE_TTL_MS,
+    RESERVATION_TTL_MS,
+    TAKE_OVER_MS,
+    Facts,
+)
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.peer import AskLease, PeerMessage, TakeOver
+from disagg.messages.session import Cancel, Submit
+
+
+class World:
+    """All steps of the world under one setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.moves = Moves(setting)
+        self._names = setting.workers
+        self._does, self._routes = self.moves.does, self.moves.routes
+
+    def explore(self, states_max: int = 3_000_000) -> Exploration:
+        """Visit everything."""
+        goals = [Goal("good end", self._rests)]
+        if self.setting.served:
+            goals.append(Goal("served", self._all_served, self._has_passes))
+        return explore(self.start(), self.steps, goals=goals, states_max=states_max)
+
+    def start(self) -> State:
+        """Nothing has happened yet, but the requests."""
+        start = self.moves.start()
+        if self.setting.delays:
+            start = start._replace(waits=(0,) * len(start.workers))
+        for side in range(len(start.workers)) if self.setting.at_once else ():
+            while start.down[side]:
+                start = next(self._order_steps(start, side)).state
+        return start
+
+    # -- good ends ----------------------------------------------------------------------------
+
+    def _rests(self, now: State) -> bool:
+        """Nothing is held or goes on, and every client of the router's core has its end."""
+        if now.reads or (now.clients and not self.moves.is_over(now)):
+            return False
+        facts = self.moves.workers.facts
+        if VANISHED in now.workers:
+            # Only the router, which is not told, could end what waits without holding anything.
+            return all(facts[one].holds_nothing for one in now.workers if one >= 0)
+        return all(facts[one].at_rest for one in now.workers if one >= 0)
+
+    def _all_served(self, now: State) -> bool:
+        served = self.moves.routers.served[now.router]
+        return served and not any(now.down) and self._rests(now)
+
+    def _has_passes(self, now: State) -> bool:
+        facts = self.moves.workers.facts
+        served = self.moves.routers.served[now.router]
+        return served and all(facts[one].has_passes for one in now.workers)
+
+    # -- what happens next --------------------------------------------------------------------
+
+    def steps(self, now: State) -> Iterator[Step[State]]:
+        """Everything that can happen next."""
+        if self.setting.delays:
+            yield from rounds(self.moves, now)
+            return
+        over = self.moves.is_over(now)
+        for side, worker in enumerate(now.workers):
+            yield from self._hearing_steps(now, side)
+            yield from self._order_steps(now, side)
+            if worker >= 0:
+                facts = self.moves.facts(now, side)
+                yield from self._worker_steps(now, side, facts)
+                yield from self._waiting_steps(now, side, facts, over)
+                yield from self._losing_steps(now, side, facts)
+                if not over:
+                    yield from self._fault_steps(now, side, facts)
+                yield from self._session_steps(now, side, facts, over)
+            elif worker == CRASHED:
+                yield from self._crashed_steps(now, side, over)
+        yield from self._message_steps(now)
+        for read in now.reads:
+            yield from self._read_steps(now, read, over)
+        if not over and len(now.faults.cancels) < self.setting.cancels:
+            yield from self._cancel_steps(now)
+
+    # -- sessions -----------------------------------------------------------------------------
+
+    def _hearing_steps(self, now: State, side: int) -> Iterator[Step[State]]:
+        if now.up[side]:
+            first, *rest = now.up[side]
+            message, life = self.moves.messages[first], self.moves.life_of(now, side)
+            after = now._replace(up=put(now.up, side, tuple(rest)))
+            label = f"router: hears of {self._names[side]} {shown(message)}"
+            yield self._routes(after, label, "from_worker", life, message)
+
+    def _order_steps(self, now: State, side: int) -> Iterator[Step[State]]:
+        queue = now.down[side]
+        submitted: list[RequestKey] = []
+        for place, index in enumerate(queue):
+            order = self.moves.messages[index]
+            assert isinstance(order, Submit | Cancel)
+            if self.setting.roles:
+                waits = place > 0
+            elif isinstance(order, Cancel):
+                waits = order.key in submitted and not self.setting.cancel_overtakes
+            else:
+                waits = bool(submitted) and not self.setting.any_order
+                submitted.append(order.key)
+            if not waits:
+                after = now._replace(down=put(now.down, side, queue[:place] + queue[place + 1 :]))
+                label = f"hears {shown(order)}"
+                yield self._does(after, side, label, "on_router_message", 0, order)
+
+    def _session_steps(
+        self, now: State, side: int, facts: Facts, over: bool
+    ) -> Iterator[Step[State]]:
+        """The session of a worker that lives has broken: both notice, then there is another."""
+        if side not in now.cut:
+            return
+        name, life = self._names[side], facts.me
+        if facts.keys or now.down[side]:
+            after = now._replace(down=put(now.down, side, ()))
+            yield self._does(after, side, "loses the router", "on_router_lost", 0)
+        if life in self.moves.routers.known[now.router]:
+            after = now._replace(up=put(now.up, side, ()))
+            yield self._routes(after, f"router: loses {name}", "session_lost", life)
+        elif not over and self.setting.roles:
+            label = "has a new session"
+            said = now.down[side] if self.setting.late_sessions else ()
+            ended = self._does(now, side, label, "on_router_lost", 0)
+            after = ended.state._replace(
+                down=put(now.down, side, said), cut=tuple(one for one in now.cut if one != side)
+            )
+            joined = self._joins(after, f"{name}: {label}", life, side)
+            yield Step(joined.label, joined.state, ended.broken or joined.broken)
+
+    def _joins(self, now: State, label: str, life: Incarnation, side: int) -> Step[State]:
+        role = self.setting.roles[side] if self.setting.roles else ""
+        return self._routes(now, label, "join", life, role)
+
+    def _crashed_steps(self, now: State, side: int, over: bool) -> Iterator[Step[State]]:
+        name, life = self._names[side], self.moves.life_of(now, side)
+        if life in self.moves.routers.known[now.router]:
+            after = now._replace(up=put(now.up, side, ()))
+            yield self._routes(after, f"router: loses {name}", "session_lost", life)
+        if self.setting.returns and not over:
+            again = self.moves.life(side, now.lives[side] + 1)
+            after = now._replace(
+                workers=put(now.workers, side, self.moves.workers.start(again)),
+                lives=put(now.lives, side, now.lives[side] + 1),
+                up=put(now.up, side, ()),
+            )
+            yield self._joins(after, f"{name} is back", again, side)
+
+    def _cancel_steps(self, now: State) -> Iterator[Step[State]]:
+        for index, name in enumerate("rstuv"[: len(self.setting.requests)]):
+            ended = bool(now.clients) and bool(now.clients[index].outcome)
+            if index in now.faults.cancels or ended:
+                continue
+            faults = now.faults._replace(cancels=tuple(sorted((*now.faults.cancels, index))))
+            after = now._replace(faults=faults)
+            if now.clients:
+                client = now.clients[index]._replace(outcome="cancelled")
+                after = after._replace(clients=put(now.clients, index, client))
+            step = self._routes(after, f"the client of {name} goes away", "cancel", name, "gone")
+            if step.state.router != now.router:  # or it had ended already
+                yield step
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def _worker_steps(self, now: State, side: int, facts: Facts) -> Iterator[Step[State]]:
+        again = self.setting.delivery == "repeated" or self.setting.losses > 0
+        if facts.running is not None:
+            keys = ", ".join(part.key.request_id for part in facts.running.step.slices)
+            yield self.moves.ends_step(now, side, f"a step of {keys} ends", "ends")
+        if facts.backing_off or (again and (facts.repeats or facts.asking)):
+            yield self._does(now, side, "asks or retries", "tick", 0)
+        if facts.orphans:
+            yield self._does(now, side, "nobody took it over", "tick", TAKE_OVER_MS)
+
+    def _fault_steps(self, now: State, side: int, facts: Facts) -> Iterator[Step[State]]:
+        name, setting, faults = self._names[side], self.setting, now.faults
+        if facts.running is not None and faults.step_errors < setting.step_errors:
+            after = now._replace(faults=faults._replace(step_errors=faults.step_errors + 1))
+            yield self.moves.ends_step(after, side, "a step fails", "fails")
+        if facts.running and facts.preemptible and faults.preemptions < setting.preemptions:
+            after = now._replace(faults=faults._replace(preemptions=faults.preemptions + 1))
+            label = "a step ends and a prefill is preempted"
+            yield self.moves.ends_step(after, side, label, "preempt")
+        if facts.cached and faults.evictions < setting.evictions:
+            after = now._replace(faults=faults._replace(evictions=faults.evictions + 1))
+            yield self._does(after, side, "everything free is evicted", "evict")
+        if side in setting.crashes and side not in faults.crashes:
+            after = self.moves.gone(now, side, CRASHED)
+            faults = faults._replace(crashes=(*faults.crashes, side))
+            yield Step(f"{name} crashes", after._replace(faults=faults))
+        if side in setting.cuts and side not in (*now.cut, *now.faults.cuts):
+            faults = now.faults._replace(cuts=(*now.faults.cuts, side))
+            after = now._replace(cut=(*now.cut, side), faults=faults)
+            yield Step(f"{name}'s session breaks", after)
+        if side in setting.vanishes and VANISHED not in now.workers:
+            yield Step(f"{name} vanishes", self.moves.gone(now, side, VANISHED))
+
+    def _waiting_steps(
+        self, now: State, side: int, facts: Facts, over: bool
+    ) -> Iterator[Step[State]]:
+        setting, faults = self.setting, now.faults
+        too_early = setting.late_time_outs and not (faults.losses or VANISHED in now.workers)
+        num, num_max = faults.time_outs, setting.num_time_outs
+        if over or too_early or (num_max is not None and num >= num_max):
+            return
+        after = now
+        if num_max is not None:
+            after = now._replace(faults=faults._replace(time_outs=num + 1))
+        kinds = setting.time_outs
+        if ("question" in kinds and facts.asking) or ("read" in kinds and facts.reading):
+            yield self._does(after, side, "a question or READ times out", "tick", ASK_TIMEOUT_MS)
+        if "lease" in kinds and facts.num_leases:
+            yield self._does(after, side, "its leases expire", "tick", LEASE_TTL_MS)
+        if "reservation" in kinds and facts.granted:
+            yield self._does(after, side, "reservations expire", "tick", RESERVATION_TTL_MS)
+
+    def _losing_steps(self, now: State, side: int, facts: Facts) -> Iterator[Step[State]]:
+        if not (facts.keys or facts.num_leases):
+            return
+        lost = [(other, self.moves.life(other, 0)) for other in now.faults.crashes]
+        for pair in self.setting.unlinked:
+            lost += [(other, self.moves.life_of(now, other)) for other in pair if side in pair]
+        for other, life in lost:
+            if other == side or (now.workers[other] == VANISHED):
+                continue
+            after = now
+            if self.setting.delivery == "in order":  # their stream has ended
+                on_way = (i for i in now.on_way if not self._is_between(i, life, facts.me))
+                after = now._replace(on_way=tuple(on_way))
+            label = f"loses {self._names[other]}"
+            yield self._does(after, side, label, "on_peer_lost", 0, life)
+
+    def _is_between(self, index: int, sender: Incarnation, to: Incarnation) -> bool:
+        envelope = self.moves.messages[index]
+        assert isinstance(envelope, Envelope)
+        return envelope.sender == sender and envelope.to == to
+
+    # -- READs and messages -------------------------------------------------------------------
+
+    def _read_steps(self, now: State, read: Read, over: bool) -> Iterator[Step[State]]:
+        side, name = read.side, self._names[read.side]
+        others = tuple(one for one in now.reads if one != read)
+        alive = now.workers[read.owner] >= 0 and now.lives[read.owner] == read.owner_life
+        landed, broken = now._replace(reads=others), ""
+        if not read.landed and alive:
+            landed, broken = self.moves.lands(landed, read)
+            if not self.setting.whole_reads:
+                reads = tuple(sorted((*others, read._replace(landed=True))))
+                content = self.moves.workers.memory[landed.workers[side]][read.dst]
+                label = f"{name}: READ {read.read_id} lands: {content!r} in {read.dst}"
+                yield Step(label, landed._replace(reads=reads), broken)
+        done = ("on_read_done", 0, read.read_id)
+        if read.landed or (self.setting.whole_reads and alive):
+            label = f"READ {read.read_id} is DONE"
+            yield self._does(landed, side, label, *done, "", broken=broken)
+        errors = now.faults.read_errors
+        if not alive or (errors < self.setting.read_errors and not over):
+            faults = now.faults._replace(read_errors=errors + alive)
+            after = now._replace(reads=others, faults=faults)
+            yield self._does(after, side, f"READ {read.read_id} fails", *done, "error")
+
+    def _message_steps(self, now: State) -> Iterator[Step[State]]:
+        setting, seen = self.setting, set()
+        for place, index in enumerate(now.on_way):
+            envelope = self.moves.messages[index]
+            assert isinstance(envelope, Envelope)
+            sender, to, message = envelope
+            if setting.delivery == "in order" and (sender, to) in seen:
+                continue
+            seen.add((sender, to))
+            rest = now._replace(on_way=now.on_way[:place] + now.on_way[place + 1 :])
+            after = now if setting.delivery == "repeated" else rest
+            side, label = self._names.index(to.worker_id), f"hears {shown(message)}"
+            yield self._does(after, side, label, "on_peer_message", 0, sender, message)
+            if now.faults.losses < setting.losses:
+                faults = now.faults._replace(losses=now.faults.losses + 1)
+                yield Step(f"lost: {shown(message)}", rest._replace(faults=faults))
+            if setting.wrong_epochs:
+                yield from self._stranger_steps(now, side, sender.worker_id, message)
+        side, name = now.faults.stranger
+        if name and side >= 0 and now.workers[side] >= 0:
+            after = now._replace(faults=now.faults._replace(stranger=(-1, name)))
+            gone = ("on_peer_lost", 0, Incarnation(name, STRANGER))
+            yield self._does(after, side, f"loses the stranger {name}", *gone)
+
+    def _stranger_steps(
+        self, now: State, side: int, name: str, message: PeerMessage
+    ) -> Iterator[Step[State]]:
+        """The same message from another life of its sender, which must change nothing."""
+        stranger, known = Incarnation(name, STRANGER), now.faults.stranger
+        label = f"hears from a stranger {shown(message)}"
+        asks = isinstance(message, AskLease | TakeOver)
+        if known == (side, name) or (asks and not known[1]):
+            # What it does to itself is its own affair; the promises to all others hold.
+            after = now._replace(faults=now.faults._replace(stranger=(side, name)))
+            yield self._does(after, side, label, "on_peer_message", 0, stranger, message)
+        elif not asks and self.moves.workers.minds(now.workers[side], stranger, message):
+            label = f"{self._names[side]}: {label}"
+            yield Step(label, now, "a stranger's message did something")

@@ -1,0 +1,135 @@
+"""An engine whose KV are symbols: reading a wrong, torn or unwritten block cannot go unnoticed.
+
+A cell stands for one token's K and V in one group, or for a part of a linear state. It names its
+group and position, and carries a digest of all that it was computed from, as real KV does. The
+next token is a function of every cell that is seen, so wrong KV gives wrong tokens, as in a real
+model; a cell of another group or position, and a state whose parts do not belong together, is a
+violation at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from disagg.errors import InvariantViolation
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.messages.sampling import SampledToken
+from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.step import SequenceSlice, Step, StepResult
+from disagg.testing.simulation.symbolic_kinds import GroupHistory, digest_of
+
+VOCAB_SIZE = 997
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One token's KV in one group, or one block of a state."""
+
+    group: int
+    position: int
+    """Of the token; for a state, the number of tokens it stands for."""
+    digest: int
+    part: int = 0
+    """Which of a state's blocks."""
+
+
+def expected_tokens(layout: KVCacheLayout, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What greedy decoding gives on a machine where nothing ever goes wrong."""
+    histories = [GroupHistory(group.spec) for group in layout.groups]
+    tokens = list(prompt)
+    for position in range(len(prompt) + num_tokens - 1):
+        digest = digest_of(tokens[position], tuple(one.seen(position) for one in histories))
+        for history in histories:
+            history.append(digest)
+        if position >= len(prompt) - 1:
+            tokens.append(digest % VOCAB_SIZE)
+    return tokens[len(prompt) :]
+
+
+class SymbolicMemory:
+    """The pool of one incarnation; ``blocks[id][offset]``."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks: list[dict[int, Cell]] = [{} for _ in range(num_blocks)]
+
+
+class SymbolicEngine:
+    """Runs steps over a symbolic memory."""
+
+    def __init__(self, layout: KVCacheLayout, memory: SymbolicMemory) -> None:
+        self._layout = layout
+        self._memory = memory
+        self._tables = BlockTables(len(layout.groups), len(memory.blocks))
+
+    def run(self, step: Step) -> StepResult:
+        """Read what is seen, write the slices' cells and the states after them, choose tokens.
+
+        Raises:
+            InvariantViolation: a null, unwritten or foreign cell was read or would be written.
+        """
+        self._tables.apply(step)
+        return StepResult(step.step_id, tuple(self._run(part) for part in step.slices))
+
+    def _run(self, part: SequenceSlice) -> SampledToken | None:
+        groups = range(len(self._layout.groups))
+        histories = [self._history(part, group) for group in groups]
+        digest = 0
+        for position, token in enumerate(part.token_ids, part.start):
+            digest = digest_of(token, tuple(one.seen(position) for one in histories))
+            for group, history in enumerate(histories):
+                history.append(digest)
+                if self._layout.groups[group].spec.first_seen(position) is not None:
+                    block, offset = self._place(part, group, position)
+                    self._memory.blocks[block][offset] = Cell(group, position, digest)
+        end = part.start + len(part.token_ids)
+        for group, history in enumerate(histories):
+            if self._layout.groups[group].spec.first_seen(end) is None:
+                for number, block in enumerate(self._state_blocks(part, group, end)):
+                    self._memory.blocks[block][0] = Cell(group, end, history.state, number)
+        return None if part.sampling is None else SampledToken(digest % VOCAB_SIZE)
+
+    def _history(self, part: SequenceSlice, group: int) -> GroupHistory:
+        """What the slice's first token sees, read from the blocks."""
+        spec, start = self._layout.groups[group].spec, part.start
+        first = spec.first_seen(start)
+        if first is not None:
+            seen = tuple(self._read(part, group, at).digest for at in range(first, start))
+            return GroupHistory(spec, start, seen)
+        if start == 0:
+            return GroupHistory(spec)
+        blocks = self._state_blocks(part, group, start)
+        parts = [self._cell(part, block, 0, (group, start, n)) for n, block in enumerate(blocks)]
+        digests = {cell.digest for cell in parts}
+        if len(digests) > 1:
+            raise InvariantViolation(f"{part.key}: blocks {blocks} are parts of several states")
+        return GroupHistory(spec, start, tuple(digests))
+
+    def _place(self, part: SequenceSlice, group: int, position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self._layout.groups[group].spec.block_tokens)
+        block = self._tables[part.key][group][index]
+        if block == NULL_BLOCK:
+            raise InvariantViolation(f"{part.key}: group {group} position {position} is null")
+        return block, offset
+
+    def _state_blocks(self, part: SequenceSlice, group: int, num_tokens: int) -> Sequence[int]:
+        """Of the state after so many tokens; it is updated in place up to its block's end."""
+        size = self._layout.groups[group].blocks_per_state
+        index = (num_tokens - 1) // self._layout.groups[group].spec.block_tokens * size
+        blocks = self._tables[part.key][group][index : index + size]
+        if len(blocks) < size or NULL_BLOCK in blocks:
+            raise InvariantViolation(f"{part.key}: group {group} has no state at {num_tokens}")
+        return blocks
+
+    def _read(self, part: SequenceSlice, group: int, position: int) -> Cell:
+        block, offset = self._place(part, group, position)
+        return self._cell(part, block, offset, (group, position, 0))
+
+    def _cell(
+        self, part: SequenceSlice, block: int, offset: int, wanted: tuple[int, int, int]
+    ) -> Cell:
+        cell = self._memory.blocks[block].get(offset)
+        if cell is None or (cell.group, cell.position, cell.part) != wanted:
+            raise InvariantViolation(
+                f"{part.key}: block {block} holds {cell}, not (group, position, part) {wanted}"
+            )
+        return cell

@@ -1,0 +1,266 @@
+"""A worker process of the simulated world: the production core over a symbolic engine."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.kv_events import KVEvent
+from disagg.messages.peer import PeerMessage
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.session import ToRouterMessage, ToWorkerMessage, WorkerStats
+from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
+from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.stats import check_load, worker_stats
+from disagg.scheduling.step import Step
+from disagg.testing.simulation.bounds import check_step
+from disagg.testing.simulation.config import SimulationConfig
+from disagg.testing.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
+from disagg.testing.simulation.worker_faults import expire_leases, preempt_youngest
+from disagg.transfer.actions import PostRead, Send
+
+
+class World(Protocol):
+    """What a worker sees of the world around it."""
+
+    config: SimulationConfig
+    hasher: BlockHasher
+    now_ms: int
+
+    def draw(self, low: int, high: int) -> int:
+        """A seeded random number, both ends included."""
+
+    def later(self, delay_ms: int, event: "Event") -> None:
+        """Let something happen after a delay."""
+
+    def event(self, delay_ms: int, happen: "Event") -> None:
+        """The same, for what a planned fault may come before."""
+
+    def read_fault(self, reader: "WorkerModel", read: PostRead) -> str:
+        """Why a READ that is posted now will fail, or ""."""
+
+    def computed(self, key: RequestKey, num_tokens: int) -> None:
+        """A step has computed so many positions of a generation."""
+
+    def has_read(self, key: RequestKey) -> None:
+        """A READ of a generation has ended well."""
+
+    def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
+        """Send on the session."""
+
+    def to_peer(self, sender: Incarnation, to: Incarnation, message: PeerMessage) -> None:
+        """Send on a peer stream."""
+
+    def find(self, incarnation: Incarnation) -> "WorkerModel | None":
+        """The living worker of that incarnation."""
+
+
+class Event(Protocol):
+    """Something that happens at a moment."""
+
+    def __call__(self) -> None:
+        """Let it happen."""
+
+
+class WorkerModel:
+    """One incarnation; dead ones do nothing any more."""
+
+    def __init__(self, world: World, me: Incarnation, role: str) -> None:
+        config = world.config
+        self.me = me
+        self.role = role
+        self.alive = True
+        self._world = world
+        self._kv_sequence = 0
+        self._preemption_due = False
+        self._stalled_until_ms = 0
+        self.memory = SymbolicMemory(config.num_blocks)
+        self._engine = SymbolicEngine(config.layout, self.memory)
+        limits = WorkerLimits(
+            max_model_tokens=config.prompt_tokens_max + config.output_tokens_max + 1,
+            max_step_tokens=config.max_step_tokens,
+            max_sequences=config.max_sequences,
+            max_waiting=config.max_waiting,
+            handover_share_max=config.handover_share_max,
+            reserve_timeout_ms=config.reserve_timeout_ms,
+            reserve_passes_max=config.reserve_passes_max,
+            reservation_ttl_ms=config.reservation_ttl_ms,
+            lease_ttl_ms=config.lease_ttl_ms,
+            committed_max=16,
+            commit_repeat_ms=config.commit_repeat_ms,
+            read_stuck_ms=config.read_stuck_ms,
+            blocks_per_read_max=config.blocks_per_read_max,
+            quarantine_share_max=1.0,
+            take_over_ms=config.take_over_ms,
+        )
+        kv = KVCacheCoordinator(
+            config.layout,
+            config.num_blocks,
+            max_model_tokens=limits.max_model_tokens,
+            max_step_tokens=limits.max_step_tokens,
+        )
+        self.core = WorkerCore(
+            me,
+            config.layout,
+            kv,
+            world.hasher,
+            limits,
+            lambda passes: world.draw(5, 60 * min(passes, 10)),
+        )
+        self.info = self._registration()
+
+    def _registration(self) -> WorkerInfo:
+        layout, core = self._world.config.layout, self.core
+        return WorkerInfo(
+            self.me,
+            "simulated:1",
+            self.role,
+            "symbolic",
+            Contract("symbolic", "none", (), 0, layout.hash_block_tokens, "simulation", 1, 1),
+            tuple(
+                GroupInfo(
+                    group.spec.kind,
+                    group.spec.block_tokens,
+                    group.spec.window_tokens,
+                    len(group.layers),
+                    layout.useful_bytes(group.group),
+                )
+                for group in layout.groups
+            ),
+            served_tokens_max(core.limits, core.kv),
+            handover_tokens_max(core.limits, core.kv),
+            core.kv.num_usable_blocks,
+        )
+
+    def stats(self) -> WorkerStats:
+        """Load as of now."""
+        return worker_stats(self.core)
+
+    def at_rest(self) -> bool:
+        """Nothing is held and nothing is going on."""
+        kv = self.core.kv
+        return (
+            not self.core.sequences
+            and not self.core.batcher.step_in_flight
+            and kv.num_free_blocks == kv.num_available_blocks == kv.num_usable_blocks
+            and self.core.budget.num_blocks == 0
+        )
+
+    def kv_events(self) -> tuple[int, Sequence[KVEvent]]:
+        """Number of the first, and events, since the last call."""
+        batch = self.core.kv.events.since(self._kv_sequence)
+        if batch is None:
+            return self._kv_sequence, ()
+        self._kv_sequence = batch.next_seq
+        return batch.first_seq, batch.events
+
+    # --- events
+
+    def on_router_message(self, message: ToWorkerMessage) -> None:
+        """A submit or cancel arrived."""
+        if self.alive:
+            self._perform(self.core.on_router_message(self._world.now_ms, message))
+
+    def on_peer_message(self, sender: Incarnation, message: PeerMessage) -> None:
+        """Another worker's message arrived."""
+        if self.alive:
+            self._perform(self.core.on_peer_message(self._world.now_ms, sender, message))
+
+    def on_peer_lost(self, peer: Incarnation) -> None:
+        """A stream to or from the peer ended."""
+        if self.alive:
+            self._perform(self.core.on_peer_lost(self._world.now_ms, peer))
+
+    def tick(self) -> None:
+        """Time went by."""
+        self._perform(self.core.tick(self._world.now_ms))
+
+    def expire_leases(self) -> None:
+        """The time to live of every lease is over."""
+        expire_leases(self.core, self._world.now_ms)
+        self.tick()
+
+    def preempt(self) -> None:
+        """The youngest that runs loses its blocks, when the step in flight is over."""
+        if self.core.batcher.step_in_flight:
+            self._preemption_due = True
+        else:
+            self._perform(preempt_youngest(self.core))
+
+    def stall(self, stall_ms: int) -> None:
+        """Its engine stands still for so long."""
+        self._stalled_until_ms = self._world.now_ms + stall_ms
+
+    # --- carrying out
+
+    def _perform(self, actions: Iterable[WorkerAction]) -> None:
+        for action in actions:
+            match action:
+                case ToRouter(message):
+                    self._world.to_router(self.me, message)
+                case Send(to, peer_message):
+                    self._world.to_peer(self.me, to, peer_message)
+                case PostRead():
+                    self._read(action)
+                case Exit(reason):
+                    raise AssertionError(f"{self.me} would exit: {reason}")
+                case _:
+                    pass  # links are always there
+        step, more = self.core.next_step(self._world.now_ms)
+        if step is not None:
+            running, config = step, self._world.config
+            num_tokens = check_step(step, config)
+            delay_ms = self._world.draw(1, config.step_ms_max)
+            delay_ms += num_tokens * config.step_token_us // 1_000
+            self._world.event(delay_ms, lambda: self._run(running))
+        if more:
+            self._perform(more)
+        check_load(self.core)
+
+    def _run(self, step: Step) -> None:
+        wait_ms = self._stalled_until_ms - self._world.now_ms
+        if wait_ms > 0:
+            self._world.later(wait_ms, lambda: self._run(step))
+        elif self.alive:
+            for part in step.slices:
+                self._world.computed(part.key, part.start + len(part.token_ids))
+            actions = self.core.on_step_done(self._world.now_ms, self._engine.run(step))
+            if self._preemption_due:
+                self._preemption_due = False
+                actions += preempt_youngest(self.core)
+            self._perform(actions)
+
+    def _read(self, read: PostRead) -> None:
+        """Copy block by block, each at a time of its own, from whatever is there then."""
+        owner = self._world.find(read.owner)
+        error = "" if owner is not None else "owner is gone"
+        error = self._world.read_fault(self, read) or error
+        last = 0
+        if owner is not None:
+            for src, dst in zip(read.src_blocks, read.dst_blocks, strict=True):
+                delay = self._world.draw(0, self._world.config.read_ms_max)
+                last = max(last, delay)
+                self._copy_later(owner, src, dst, delay, torn=bool(error))
+        self._world.event(last + 1, lambda: self._read_done(read, error))
+
+    def _copy_later(
+        self, owner: "WorkerModel", src: int, dst: int, delay_ms: int, *, torn: bool
+    ) -> None:
+        def copy() -> None:
+            if self.alive and owner.alive:
+                cells = list(owner.memory.blocks[src].items())
+                self.memory.blocks[dst] = dict(cells[: len(cells) // 2] if torn else cells)
+
+        self._world.later(delay_ms, copy)
+
+    def _read_done(self, read: PostRead, error: str) -> None:
+        if not self.alive:
+            return
+        if self._world.find(read.owner) is None:
+            error = "owner died"
+        if not error:
+            self._world.has_read(read.key)
+        self._perform(self.core.on_read_done(self._world.now_ms, read.read_id, error))

@@ -1,0 +1,121 @@
+"""Rules taken away from a single lease's tables."""
+
+from tests.unit.checking import lease_mutants as mutants
+from tests.unit.checking.taken_away import without
+
+LEASE_RULES = (
+    without(
+        "a commit is sent only when every READ is DONE",
+        "lease",
+        8,
+        "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
+        inbound=mutants.CommitBeforeDone,
+    ),
+    without(
+        "a READ has ended when the last rank's handle has",
+        "lease-ranks",
+        7,
+        "READ 1, rank 1 lands: block 0 is now 'nothing | KV 0': "
+        "a READ lands in block 0, which nobody holds",
+        waits_for=1,
+    ),
+    without(
+        "destinations are held until every READ is terminal",
+        "lease",
+        6,
+        "READ 1 lands: block 0 is now 'KV 0': a READ lands in block 0, which nobody holds",
+        inbound=mutants.DestinationsDroppedAtAbort,
+        stuck=False,
+    ),
+    without(
+        "an OK counts for the current attempt only",
+        "lease-retry",
+        24,
+        "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
+        inbound=mutants.OldAttemptAccepted,
+    ),
+    without(
+        "a commit names its reader's epoch",
+        "lease-reader-restarts",
+        20,
+        "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
+        "the owner's look at who commits, addressee epochs",
+        leases=mutants.AnyReaderAccepted,
+        inbound=mutants.AttemptWithoutEpoch,
+        checks_addressee=False,
+    ),
+    without(
+        "an OK is believed from the owner's epoch only",
+        "lease-owner-restarts",
+        16,
+        "arrives: O1 -> R0 CommitAnswer: valid with wrong bytes",
+        "addressee epochs",
+        inbound=mutants.AnySenderAccepted,
+        checks_addressee=False,
+    ),
+    without(
+        "the seal says how many ranges there are",
+        "lease",
+        8,
+        "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
+        "counts in the commit, numbers of offers, coverage of the destinations",
+        leases=mutants.CommitWithoutCountsOwner,
+        inbound=mutants.CommitWithoutCountsReader,
+    ),
+    without(
+        "an offer is made with a hold",
+        "lease",
+        11,
+        "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
+        leases=mutants.OfferWithoutHold,
+    ),
+    without(
+        "a lease is dead before its blocks are reused",
+        "lease",
+        12,
+        "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
+        leases=mutants.ReusedBeforeDead,
+    ),
+    without(
+        "an unknown lease answers NO",
+        "lease",
+        12,
+        "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
+        leases=mutants.UnknownLeaseSaysOk,
+    ),
+    without(
+        "a READ's error is no success",
+        "lease",
+        11,
+        "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
+        inbound=mutants.ReadErrorsIgnored,
+    ),
+    without(
+        "what arrived beside READ errors is right only after the commit",
+        "lease",
+        10,
+        "READ 2 ends with an error: valid with wrong bytes",
+        inbound=mutants.PartlyRightBeforeCommit,
+    ),
+    without(
+        "the commit ends the owner's hold",
+        "lease",
+        10,
+        "arrives: R0 -> O0 Commit: nothing leads to a good end any more",
+        leases=mutants.HoldKeptAfterCommit,
+    ),
+    without(
+        "the last READ's end ends the reader's hold",
+        "lease",
+        5,
+        "reader aborts: nothing leads to a good end any more",
+        inbound=mutants.HoldKeptAfterDraining,
+    ),
+    without(
+        "commits and questions are repeated until they are answered",
+        "lease-lossy",
+        5,
+        "lost: O0 -> R0 Offers: nothing leads to a good end any more",
+        repeats=False,
+    ),
+)
