@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.checking.simulation.config import FaultKind, PlannedFault, PlannedRequest
 from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.sequence import KVSequence
+from disagg.testing.simulation.config import FaultKind, PlannedFault, PlannedRequest
 from tests.unit.scheduling.long_worlds import (
     HOUR_MS,
     LONG_TOKENS,
