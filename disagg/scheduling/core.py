@@ -271,8 +271,7 @@ class WorkerCore:
             self.prefill_side.offer(now_ms, seq, renew=due)
         if due:
             seq.progress_shown_ms = now_ms
-            if not seq.prefill_reported:
-                self._out.add(ToRouter(PrefillProgress(seq.key, seq.num_computed)))
+            self._out.add(ToRouter(PrefillProgress(seq.key, seq.num_computed)))
 
     def _sampled(self, now_ms: int, seq: Sequence, sample: SampledToken) -> SequenceOutput:
         """A step sampled a token: go on, finish, or hand over."""

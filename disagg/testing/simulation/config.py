@@ -11,6 +11,10 @@ class FaultKind(StrEnum):
 
     KILL = "kill"
     """The worker dies and comes back with a new epoch."""
+    LOSE = "lose"
+    """The worker dies and does not come back."""
+    STALL = "stall"
+    """Its engine stands still: no step ends before ``stall_ms`` are over."""
     CUT = "cut"
     """Its link to the other worker breaks: what is under way is lost, both notice."""
     EXPIRE = "expire"
@@ -23,7 +27,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """A fault just before the event of that number (from 1)."""
+    """A fault just before the event of that number (from 1), or at a time where one is given."""
 
     event: int
     kind: FaultKind
@@ -31,6 +35,8 @@ class PlannedFault:
     """Whom it befalls; of a cut link one end."""
     other: str = ""
     """The other end."""
+    at_ms: int | None = None
+    stall_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class PlannedRequest:
 
     prompt: tuple[int, ...]
     max_tokens: int
+    at_ms: int | None = None
+    """When it arrives; None: when the one before it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +71,31 @@ class SimulationConfig:
     read_ms_max: int = 30
     blocks_per_read_max: int = 4
     step_ms_max: int = 10
-    lease_ttl_ms: int = 60_000
+    step_token_us: int = 0
+    """Time of a step for each of its tokens, beside the random part."""
+    arrivals_ms: int = 2_000
+    """The random requests arrive until then."""
+    tick_ms: int = 20
+    heartbeat_ms: int = 500
     time_limit_ms: int = 300_000
+    max_step_tokens: int = 16
+    max_sequences: int = 8
+    max_waiting: int = 100
+    handover_share_max: float = 0.5
+    reserve_timeout_ms: int = 200
+    reserve_passes_max: int = 50
+    reservation_ttl_ms: int = 5_000
+    lease_ttl_ms: int = 60_000
+    commit_repeat_ms: int = 50
+    read_stuck_ms: int = 2_000
+    take_over_ms: int = 200
+    replans_max: int = 8
+    requests_max: int = 1_000
+    request_timeout_ms: int = 60_000
+    records_max: int = 1_000
+    worker_silent_ms: int = 5_000
     script: tuple[PlannedRequest, ...] = ()
-    """In place of ``num_requests`` random ones; each is asked when the one before it has ended."""
+    """In place of ``num_requests`` random ones."""
     faults: tuple[PlannedFault, ...] = ()
     """Beside the random ones. Events are arrivals of messages, ends of steps and of READs."""
     failing_reads: tuple[int, ...] = ()

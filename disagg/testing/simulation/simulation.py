@@ -10,16 +10,19 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
 from disagg.errors import DisaggError
 from disagg.kv.hashing import BlockHasher
-from disagg.messages.identity import Incarnation
+from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason
 from disagg.messages.peer import PeerMessage
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import (
+    PartEnded,
     PeerAddress,
+    PrefillReport,
     PullPlan,
     Role,
     Submit,
@@ -30,27 +33,17 @@ from disagg.messages.session import (
 from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction, ToWorker
 from disagg.routing.core import RouterCore
 from disagg.scheduling.stats import check_core
+from disagg.testing.simulation.bounds import Client, Patience, check_router
 from disagg.testing.simulation.config import FaultKind, PlannedFault, SimulationConfig
 from disagg.testing.simulation.failed_read import FailedRead, failed_read
 from disagg.testing.simulation.links import SimulatedLinks
-from disagg.testing.simulation.symbolic_engine import VOCAB_SIZE, expected_tokens
+from disagg.testing.simulation.load import plan_requests
+from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.testing.simulation.worker_model import WorkerModel
 from disagg.transfer.actions import PostRead
 
 HASH_KEY = b"simulation"
 ROUTER = "router"
-SCRIPT_PAUSE_MS = 50
-
-
-@dataclass(slots=True)
-class Client:
-    """What one request asked for and got."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    received: list[int] = field(default_factory=list)
-    outcome: str = ""
-    """Empty while it runs; then finished, cancelled, or the error."""
 
 
 class Simulation:
@@ -73,14 +66,15 @@ class Simulation:
         self.hasher = BlockHasher(HASH_KEY, config.layout.hash_block_tokens)
         self.router = RouterCore(
             hash_extend=self.hasher.extend,
-            replans_max=8,
-            requests_max=1000,
-            request_timeout_ms=60_000,
-            records_max=1000,
-            worker_silent_ms=5_000,
+            replans_max=config.replans_max,
+            requests_max=config.requests_max,
+            request_timeout_ms=config.request_timeout_ms,
+            records_max=config.records_max,
+            worker_silent_ms=config.worker_silent_ms,
             pull_tokens_min=config.pull_tokens_min,
         )
-        self._random = random.Random(seed)
+        self._patience = Patience(config, self.clients)
+        self.random = random.Random(seed)
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._num_planned = 0
         self._links = SimulatedLinks(self)
@@ -90,18 +84,19 @@ class Simulation:
         """Play the world to its end.
 
         Raises:
-            InvariantViolation: somebody read what it must not, or a count does not add up.
+            InvariantViolation: somebody read what it must not, a count does not add up, or a bound
+                on load or on waiting was broken.
             AssertionError: wrong tokens, a request without an end, or blocks that stayed held.
         """
         for number, role in enumerate(self.config.roles):
             self._start_worker(f"w{number}", role)
-        self._plan_requests()
+        plan_requests(self)
         self._plan_faults()
-        self._every(500, self._heartbeat)
-        self._every(20, self._tick)
+        self._every(self.config.heartbeat_ms, self._heartbeat)
+        self._every(self.config.tick_ms, self._tick)
         while not self._at_rest():
             self.now_ms, _, event = heapq.heappop(self._events)
-            assert self.now_ms < self.config.time_limit_ms, f"no end: {self._unfinished()}"
+            assert self.now_ms < self.config.time_limit_ms, f"no end: {self.unfinished()}"
             event()
         self._check_end()
 
@@ -109,7 +104,7 @@ class Simulation:
 
     def draw(self, low: int, high: int) -> int:
         """A seeded random number, both ends included."""
-        return self._random.randint(low, high)
+        return self.random.randint(low, high)
 
     def later(self, delay_ms: int, event: Callable[[], None]) -> None:
         """Let something happen after a delay; ties are broken by order of planning."""
@@ -122,7 +117,7 @@ class Simulation:
         def numbered() -> None:
             self.num_events += 1
             for fault in self.config.faults:
-                if fault.event == self.num_events:
+                if fault.event == self.num_events and fault.at_ms is None:
                     self._suffer(fault)
             happen()
 
@@ -154,6 +149,10 @@ class Simulation:
 
     def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
         """A message on a worker's session."""
+        if isinstance(message, PartEnded):
+            self._patience.part_ended(self.now_ms, message)
+        if isinstance(message, TransferReport | PrefillReport):
+            self._patience.reported(self.now_ms, message.key)
         if isinstance(message, TransferReport):
             if message.failed:
                 self.pulls_failed[message.failed.partition(":")[0]] += 1
@@ -167,6 +166,14 @@ class Simulation:
 
         self._links.send(sender.worker_id, ROUTER, deliver)
 
+    def computed(self, key: RequestKey, num_tokens: int) -> None:
+        """A step has computed so many positions of a generation."""
+        self._patience.computed(self.now_ms, key, num_tokens)
+
+    def has_read(self, key: RequestKey) -> None:
+        """A READ of a generation has ended well."""
+        self._patience.has_read(self.now_ms, key)
+
     # --- router
 
     def _perform(self, actions: list[RouterAction]) -> None:
@@ -177,12 +184,16 @@ class Simulation:
                 case Deliver():
                     self._deliver(action)
                 case Fail(request_id, error):
-                    self.clients[request_id].outcome = f"{error.code}: {error.message}"
+                    self._patience.failed(self.now_ms, request_id, error)
+                    self._over(request_id, f"{error.code}: {error.message}")
                 case _:
                     pass  # sessions are opened by the heartbeat
+        check_router(self.router, self.config)
 
     def _to_worker(self, action: ToWorker) -> None:
         message = action.message
+        if isinstance(message, Submit):
+            self._patience.planned(self.now_ms, message.key)
         if isinstance(message, Submit) and message.role is not Role.DECODE:
             message = self._perhaps_wild(action.worker, message)
 
@@ -197,7 +208,7 @@ class Simulation:
         """What the router knows of caches is never trusted: let it be anything."""
         if self.draw(1, 1000) > self.config.wild_pulls_per_mille:
             return submit
-        name = self._random.choice([one for one in sorted(self.workers) if one != worker.worker_id])
+        name = self.random.choice([one for one in sorted(self.workers) if one != worker.worker_id])
         owner = PeerAddress(self.workers[name].me, "simulated:1")
         return replace(submit, pull=PullPlan(owner, self.draw(0, len(submit.token_ids) + 8)))
 
@@ -205,18 +216,24 @@ class Simulation:
         client = self.clients[action.request_id]
         assert not client.outcome, f"{action} after the end: {client}"
         client.received += action.token_ids
+        self._patience.delivered(self.now_ms, action.request_id)
         if action.finish_reason is not FinishReason.NONE:
-            client.outcome = "finished"
+            self._over(action.request_id, "finished")
+
+    def _over(self, request_id: str, outcome: str) -> None:
+        client = self.clients[request_id]
+        client.outcome, client.ended_ms = outcome, self.now_ms
 
     def _heartbeat(self) -> None:
         for worker in self.workers.values():
             if worker.alive:
-                self._perform(self.router.register(self.now_ms, worker.info()))
+                self._perform(self.router.register(self.now_ms, worker.info))
                 self.router.session_up(self.now_ms, worker.me)
                 self.to_router(worker.me, worker.stats())
 
     def _tick(self) -> None:
         self._perform(self.router.tick(self.now_ms))
+        self._patience.check(self.now_ms)
         for worker in self.workers.values():
             if worker.alive:
                 worker.tick()
@@ -235,36 +252,10 @@ class Simulation:
 
     # --- load
 
-    def _tokens(self, num: int) -> tuple[int, ...]:
-        return tuple(self._random.randrange(VOCAB_SIZE) for _ in range(num))
-
-    def _plan_requests(self) -> None:
-        stems = [self._tokens(self.config.prompt_tokens_max) for _ in range(3)]
-        for number in range(0 if self.config.script else self.config.num_requests):
-            stem = self._random.choice(stems)
-            prompt = stem[: self.draw(0, len(stem) - 10)] + self._tokens(self.draw(1, 10))
-            client = Client(prompt, self.draw(1, self.config.output_tokens_max))
-            self._plan_request(f"r{number}", client)
-        self.later(SCRIPT_PAUSE_MS, self._go_on)
-
-    def _plan_request(self, request_id: str, client: Client) -> None:
-        def ask() -> None:
-            self._continue(client)
-            self._ask(request_id, client)
-
-        self.later(self.draw(50, 2_000), ask)
-
-    def _go_on(self) -> None:
-        """Ask the next of the script when its turn has come, and look again later."""
-        script, number = self.config.script, len(self.clients)
-        if number < len(script):
-            if not self._unfinished():
-                one = script[number]
-                self._ask(f"r{number}", Client(one.prompt, one.max_tokens))
-            self.later(SCRIPT_PAUSE_MS, self._go_on)
-
-    def _ask(self, request_id: str, client: Client) -> None:
+    def ask(self, request_id: str, client: Client) -> None:
+        """A request arrives."""
         self.clients[request_id] = client
+        client.asked_ms = client.progress_ms = self.now_ms
         hashes: list[bytes] = []
         self.hasher.extend(hashes, client.prompt)
         sampling = SamplingParams(client.max_tokens)
@@ -272,19 +263,7 @@ class Simulation:
         try:
             self._perform(self.router.generate(self.now_ms, new))
         except DisaggError as error:
-            client.outcome = f"{error.code}: {error.message}"
-
-    def _continue(self, client: Client) -> None:
-        """Let a request be the next turn after one that is finished, perhaps."""
-        if self.draw(1, 1000) > self.config.continued_per_mille:
-            return
-        over = [one for one in self.clients.values() if one.outcome == "finished"]
-        if over:
-            before = self._random.choice(over)
-            history = (*before.prompt, *before.received)
-            room = self.config.prompt_tokens_max - len(history)
-            if room > 0:
-                client.prompt = history + client.prompt[-min(room, 3) :]
+            self._over(request_id, f"{error.code}: {error.message}")
 
     # --- faults
 
@@ -296,11 +275,18 @@ class Simulation:
         ):
             for _ in range(num):
                 self.later(self.draw(50, 2_500), fault)
+        for one in self.config.faults:
+            if one.at_ms is not None:
+                self.later(one.at_ms, partial(self._suffer, one))
 
     def _suffer(self, fault: PlannedFault) -> None:
         match fault.kind:
             case FaultKind.KILL:
                 self._kill(fault.worker)
+            case FaultKind.LOSE:
+                self._kill(fault.worker, returns=False)
+            case FaultKind.STALL:
+                self.workers[fault.worker].stall(fault.stall_ms)
             case FaultKind.CUT:
                 self._cut(fault.worker, fault.other)
             case FaultKind.EXPIRE:
@@ -308,13 +294,13 @@ class Simulation:
             case FaultKind.PREEMPT:
                 self.workers[fault.worker].preempt()
             case FaultKind.CANCEL:
-                for request_id in self._unfinished():
+                for request_id in self.unfinished():
                     self._cancel(request_id)
 
     def _kill_one(self) -> None:
-        self._kill(self._random.choice(sorted(self.workers)))
+        self._kill(self.random.choice(sorted(self.workers)))
 
-    def _kill(self, name: str) -> None:
+    def _kill(self, name: str, *, returns: bool = True) -> None:
         victim = self.workers[name]
         if not victim.alive:
             return
@@ -322,7 +308,8 @@ class Simulation:
         for other in (ROUTER, *self.workers):
             self._links.cut(name, other)
         self.later(self.draw(1, 50), lambda: self._notice_death(victim))
-        self.later(self.draw(100, 800), lambda: self._start_worker(name, victim.role))
+        if returns:
+            self.later(self.draw(100, 800), lambda: self._start_worker(name, victim.role))
 
     def _notice_death(self, victim: WorkerModel) -> None:
         self._perform(self.router.session_lost(self.now_ms, victim.me))
@@ -331,7 +318,7 @@ class Simulation:
                 worker.on_peer_lost(victim.me)
 
     def _cut_one(self) -> None:
-        self._cut(*self._random.sample(sorted(self.workers), 2))
+        self._cut(*self.random.sample(sorted(self.workers), 2))
 
     def _cut(self, one: str, other: str) -> None:
         self._links.cut(one, other)
@@ -339,12 +326,12 @@ class Simulation:
         self.workers[other].on_peer_lost(self.workers[one].me)
 
     def _cancel_one(self) -> None:
-        live = self._unfinished()
+        live = self.unfinished()
         if live:
-            self._cancel(self._random.choice(live))
+            self._cancel(self.random.choice(live))
 
     def _cancel(self, request_id: str) -> None:
-        self.clients[request_id].outcome = "cancelled"
+        self._over(request_id, "cancelled")
         self._perform(self.router.cancel(self.now_ms, request_id, "client"))
 
     def _start_worker(self, name: str, role: str) -> None:
@@ -353,17 +340,22 @@ class Simulation:
 
     # --- the end
 
-    def _unfinished(self) -> list[str]:
+    def unfinished(self) -> list[str]:
+        """Requests that have not ended."""
         return sorted(request for request, client in self.clients.items() if not client.outcome)
 
     def _at_rest(self) -> bool:
         return (
             len(self.clients) == (len(self.config.script) or self.config.num_requests)
-            and not self._unfinished()
+            and not self.unfinished()
             and all(worker.at_rest() for worker in self.workers.values() if worker.alive)
         )
 
     def _check_end(self) -> None:
+        assert self.router.num_live == 0
+        num_records = sum(self.router.record(one) is not None for one in self.clients)
+        records_max = self.config.records_max
+        assert num_records <= records_max, f"{num_records} records, at most {records_max}"
         for request_id, client in self.clients.items():
             expected = expected_tokens(self.config.layout, client.prompt, client.max_tokens)
             got = client.received

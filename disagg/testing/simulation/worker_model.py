@@ -5,7 +5,7 @@ from typing import Protocol
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.messages.identity import Incarnation
+from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
@@ -14,8 +14,9 @@ from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.stats import worker_stats
+from disagg.scheduling.stats import check_load, worker_stats
 from disagg.scheduling.step import Step
+from disagg.testing.simulation.bounds import check_step
 from disagg.testing.simulation.config import SimulationConfig
 from disagg.testing.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
 from disagg.testing.simulation.worker_faults import expire_leases, preempt_youngest
@@ -40,6 +41,12 @@ class World(Protocol):
 
     def read_fault(self, reader: "WorkerModel", read: PostRead) -> str:
         """Why a READ that is posted now will fail, or ""."""
+
+    def computed(self, key: RequestKey, num_tokens: int) -> None:
+        """A step has computed so many positions of a generation."""
+
+    def has_read(self, key: RequestKey) -> None:
+        """A READ of a generation has ended well."""
 
     def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
         """Send on the session."""
@@ -69,24 +76,25 @@ class WorkerModel:
         self._world = world
         self._kv_sequence = 0
         self._preemption_due = False
+        self._stalled_until_ms = 0
         self.memory = SymbolicMemory(config.num_blocks)
         self._engine = SymbolicEngine(config.layout, self.memory)
         limits = WorkerLimits(
             max_model_tokens=config.prompt_tokens_max + config.output_tokens_max + 1,
-            max_step_tokens=16,
-            max_sequences=8,
-            max_waiting=100,
-            handover_share_max=0.5,
-            reserve_timeout_ms=200,
-            reserve_passes_max=50,
-            reservation_ttl_ms=5_000,
+            max_step_tokens=config.max_step_tokens,
+            max_sequences=config.max_sequences,
+            max_waiting=config.max_waiting,
+            handover_share_max=config.handover_share_max,
+            reserve_timeout_ms=config.reserve_timeout_ms,
+            reserve_passes_max=config.reserve_passes_max,
+            reservation_ttl_ms=config.reservation_ttl_ms,
             lease_ttl_ms=config.lease_ttl_ms,
             committed_max=16,
-            commit_repeat_ms=50,
-            read_stuck_ms=2_000,
+            commit_repeat_ms=config.commit_repeat_ms,
+            read_stuck_ms=config.read_stuck_ms,
             blocks_per_read_max=config.blocks_per_read_max,
             quarantine_share_max=1.0,
-            take_over_ms=200,
+            take_over_ms=config.take_over_ms,
         )
         kv = KVCacheCoordinator(
             config.layout,
@@ -102,9 +110,9 @@ class WorkerModel:
             limits,
             lambda passes: world.draw(5, 60 * min(passes, 10)),
         )
+        self.info = self._registration()
 
-    def info(self) -> WorkerInfo:
-        """The registration."""
+    def _registration(self) -> WorkerInfo:
         layout, core = self._world.config.layout, self.core
         return WorkerInfo(
             self.me,
@@ -182,6 +190,10 @@ class WorkerModel:
         else:
             self._perform(preempt_youngest(self.core))
 
+    def stall(self, stall_ms: int) -> None:
+        """Its engine stands still for so long."""
+        self._stalled_until_ms = self._world.now_ms + stall_ms
+
     # --- carrying out
 
     def _perform(self, actions: Iterable[WorkerAction]) -> None:
@@ -199,14 +211,22 @@ class WorkerModel:
                     pass  # links are always there
         step, more = self.core.next_step(self._world.now_ms)
         if step is not None:
-            running = step
-            delay_ms = self._world.draw(1, self._world.config.step_ms_max)
+            running, config = step, self._world.config
+            num_tokens = check_step(step, config)
+            delay_ms = self._world.draw(1, config.step_ms_max)
+            delay_ms += num_tokens * config.step_token_us // 1_000
             self._world.event(delay_ms, lambda: self._run(running))
         if more:
             self._perform(more)
+        check_load(self.core)
 
     def _run(self, step: Step) -> None:
-        if self.alive:
+        wait_ms = self._stalled_until_ms - self._world.now_ms
+        if wait_ms > 0:
+            self._world.later(wait_ms, lambda: self._run(step))
+        elif self.alive:
+            for part in step.slices:
+                self._world.computed(part.key, part.start + len(part.token_ids))
             actions = self.core.on_step_done(self._world.now_ms, self._engine.run(step))
             if self._preemption_due:
                 self._preemption_due = False
@@ -241,4 +261,6 @@ class WorkerModel:
             return
         if self._world.find(read.owner) is None:
             error = "owner died"
+        if not error:
+            self._world.has_read(read.key)
         self._perform(self.core.on_read_done(self._world.now_ms, read.read_id, error))
