@@ -5,7 +5,6 @@ import logging
 import os
 import random
 import secrets
-import socket
 import threading
 from collections.abc import Callable
 
@@ -16,12 +15,10 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
-from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
-from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
+from disagg.workers.announcement import Announcement, announced_host, pool_of
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
 from disagg.workers.engine.checkpoint import open_checkpoint
@@ -35,11 +32,10 @@ from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.registration import keep_registered
 from disagg.workers.service import WorkerService
 from disagg.workers.transfer_trace import TransferTrace, exporter_named_in, tracer_for
-from disagg.workers.transport import KVTransport, TransportInfo
+from disagg.workers.transport import KVTransport
 
 log = logging.getLogger(__name__)
 
-WIRE_MIN = WIRE_MAX = 1
 START_TIMEOUT_S = 300.0
 TRANSPORT_CLOSE_S = 2.0
 
@@ -167,11 +163,13 @@ class Worker:
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         port = server.add_insecure_port(f"{options.host}:{options.port}")
         self.address = f"{announced_host(options.host)}:{port}"
-        contract = self._contract()
+        announcement = Announcement(
+            self.incarnation, options, engine, self._hash_key(), self.address
+        )
         links = GrpcPeerLinks(
             self.incarnation,
-            self._hello(contract, transport.local_info()),
-            on_hello=lambda who, hello: transport.add_peer(agent_name(who), _info_of(hello)),
+            announcement.hello(transport.local_info()),
+            on_hello=lambda who, hello: transport.add_peer(agent_name(who), pool_of(hello)),
             on_message=control.peer_message,
             on_lost=control.peer_lost,
         )
@@ -179,7 +177,7 @@ class Worker:
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         control.start(links)
         await server.start()
-        info = self._info(contract, core)
+        info = announcement.worker_info(core)
         tasks = [
             asyncio.create_task(
                 keep_registered(address, info, options.heartbeat_ms), name=f"router {address}"
@@ -270,86 +268,6 @@ class Worker:
 
     def _hash_key(self) -> bytes:
         return (self.options.hash_key or self._engine.fingerprint).encode()
-
-    def _contract(self) -> Contract:
-        layout = self._engine.layout
-        hasher = BlockHasher(self._hash_key(), layout.hash_block_tokens)
-        return Contract(
-            model_fingerprint=self._engine.fingerprint,
-            dtype=self._engine.dtype,
-            groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
-            block_bytes=layout.block_bytes,
-            hash_block_tokens=layout.hash_block_tokens,
-            # The first chain value tells keys apart without telling the key.
-            hash_scheme=f"sha256-chain-v1:{hasher.seed().hex()[:16]}",
-            wire_min=WIRE_MIN,
-            wire_max=WIRE_MAX,
-        )
-
-    def _info(self, contract: Contract, core: WorkerCore) -> WorkerInfo:
-        layout = self._engine.layout
-        return WorkerInfo(
-            incarnation=self.incarnation,
-            address=self.address,
-            role=self.options.role,
-            model=self.options.model_name,
-            contract=contract,
-            groups=tuple(
-                GroupInfo(
-                    kind=group.spec.kind,
-                    block_tokens=group.spec.block_tokens,
-                    window_tokens=group.spec.window_tokens,
-                    num_layers=len(group.layers),
-                    useful_bytes=layout.useful_bytes(group.group),
-                )
-                for group in layout.groups
-            ),
-            max_model_tokens=self._served_tokens_max(core),
-            handover_tokens_max=handover_tokens_max(core.limits, core.kv),
-            num_blocks=core.kv.num_usable_blocks,
-        )
-
-    def _served_tokens_max(self, core: WorkerCore) -> int:
-        longest = served_tokens_max(core.limits, core.kv)
-        if longest < core.limits.max_model_tokens:
-            log.warning(
-                "worker %s serves at most %d tokens of the model's %d: its pool has %d blocks",
-                self.options.worker_id,
-                longest,
-                core.limits.max_model_tokens,
-                core.kv.num_usable_blocks,
-            )
-        return longest
-
-    def _hello(self, contract: Contract, info: TransportInfo) -> PeerHello:
-        return PeerHello(
-            contract=contract,
-            address=self.address,
-            transport_metadata=info.metadata,
-            pool_address=info.pool_address,
-            num_blocks=info.num_blocks,
-            block_bytes=info.block_bytes,
-            memory_kind=info.memory_kind,
-            device_id=info.device_id,
-        )
-
-
-def announced_host(host: str) -> str:
-    """The address others reach this host by: the bound one unless that means "all"."""
-    if host not in ("0.0.0.0", "::", ""):
-        return host
-    return socket.gethostbyname(socket.gethostname())
-
-
-def _info_of(hello: PeerHello) -> TransportInfo:
-    return TransportInfo(
-        metadata=hello.transport_metadata,
-        pool_address=hello.pool_address,
-        num_blocks=hello.num_blocks,
-        block_bytes=hello.block_bytes,
-        memory_kind=hello.memory_kind,
-        device_id=hello.device_id,
-    )
 
 
 def _call_soon(

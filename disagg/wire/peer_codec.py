@@ -2,8 +2,6 @@
 
 from typing import assert_never
 
-from google.protobuf.message import Message
-
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import (
     AskLease,
@@ -13,19 +11,17 @@ from disagg.messages.peer import (
     CommitSeen,
     Ended,
     LeaseRefused,
-    OfferedRange,
     Offers,
     PeerMessage,
     ReadProgress,
     Release,
     Reserve,
     Reserved,
-    Seal,
     TakeOver,
     WithdrawLease,
     WrongEpoch,
 )
-from disagg.wire.checks import join_hashes, malformed, require_text, split_hashes
+from disagg.wire.checks import malformed, require_text
 from disagg.wire.identity_codec import (
     attempt_from_wire,
     attempt_to_wire,
@@ -34,8 +30,16 @@ from disagg.wire.identity_codec import (
     key_from_wire,
     key_to_wire,
 )
+from disagg.wire.offers_codec import (
+    ask_lease_from_wire,
+    ask_lease_to_wire,
+    offers_from_wire,
+    offers_to_wire,
+    request_number_from_wire,
+    take_over_from_wire,
+    take_over_to_wire,
+)
 from disagg.wire.registration_codec import contract_from_wire, contract_to_wire
-from disagg.wire.sampling_codec import top_from_wire, top_to_wire
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import peer_pb2
 
@@ -73,7 +77,7 @@ def peer_to_wire(
         case Release(key, number):
             envelope.release.CopyFrom(peer_pb2.Release(key=key_to_wire(key), number=number))
         case Offers():
-            envelope.offers.CopyFrom(_offers_to_wire(message))
+            envelope.offers.CopyFrom(offers_to_wire(message))
         case ReadProgress(key, lease_id, num_blocks_read):
             envelope.read_progress.CopyFrom(
                 peer_pb2.ReadProgress(
@@ -110,25 +114,9 @@ def peer_to_wire(
                 )
             )
         case AskLease():
-            envelope.ask_lease.CopyFrom(
-                peer_pb2.AskLease(
-                    key=key_to_wire(message.key),
-                    number=message.number,
-                    num_tokens=message.num_tokens,
-                    first_hash=message.first_hash,
-                    hashes=join_hashes(message.hashes),
-                    first_lacked=message.first_lacked,
-                )
-            )
-        case TakeOver(key, number, old, first_lacked):
-            envelope.take_over.CopyFrom(
-                peer_pb2.TakeOver(
-                    key=key_to_wire(key),
-                    number=number,
-                    old=key_to_wire(old),
-                    first_lacked=first_lacked,
-                )
-            )
+            envelope.ask_lease.CopyFrom(ask_lease_to_wire(message))
+        case TakeOver():
+            envelope.take_over.CopyFrom(take_over_to_wire(message))
         case LeaseRefused(key, request_number):
             envelope.lease_refused.CopyFrom(
                 peer_pb2.LeaseRefused(key=key_to_wire(key), request_number=request_number)
@@ -183,7 +171,7 @@ def _body_from_wire(envelope: peer_pb2.PeerEnvelope) -> PeerMessage | PeerHello:
             release = envelope.release
             return Release(key_from_wire(release), release.number)
         case "offers":
-            return _offers_from_wire(envelope.offers)
+            return offers_from_wire(envelope.offers)
         case "read_progress":
             progress = envelope.read_progress
             return ReadProgress(
@@ -214,21 +202,19 @@ def _body_from_wire(envelope: peer_pb2.PeerEnvelope) -> PeerMessage | PeerHello:
             seen = envelope.commit_seen
             return CommitSeen(key_from_wire(seen), seen.lease_id, attempt_from_wire(seen))
         case "ask_lease":
-            return _ask_lease_from_wire(envelope.ask_lease)
+            return ask_lease_from_wire(envelope.ask_lease)
         case "take_over":
-            transfer = envelope.take_over
-            return TakeOver(
-                key_from_wire(transfer),
-                _number(transfer),
-                key_from_wire(transfer, "old"),
-                tuple(transfer.first_lacked),
-            )
+            return take_over_from_wire(envelope.take_over)
         case "lease_refused":
             refused = envelope.lease_refused
-            return LeaseRefused(key_from_wire(refused), _number(refused, "request_number"))
+            return LeaseRefused(
+                key_from_wire(refused), request_number_from_wire(refused, "request_number")
+            )
         case "withdraw_lease":
             withdraw = envelope.withdraw_lease
-            return WithdrawLease(key_from_wire(withdraw), _number(withdraw), withdraw.reason)
+            return WithdrawLease(
+                key_from_wire(withdraw), request_number_from_wire(withdraw), withdraw.reason
+            )
         case "ended":
             return Ended(key_from_wire(envelope.ended), envelope.ended.reason)
         case "wrong_epoch":
@@ -267,87 +253,4 @@ def _hello_from_wire(wire: peer_pb2.PeerHello) -> PeerHello:
         block_bytes=wire.block_bytes,
         memory_kind=wire.memory_kind,
         device_id=wire.device_id,
-    )
-
-
-def _offers_to_wire(offers: Offers) -> peer_pb2.Offers:
-    return peer_pb2.Offers(
-        key=key_to_wire(offers.key),
-        lease_id=offers.lease_id,
-        first=offers.first,
-        ranges=[
-            peer_pb2.OfferedRange(
-                group=r.group,
-                block_index=r.block_index,
-                block_id=r.block_id,
-                num_blocks=r.num_blocks,
-            )
-            for r in offers.ranges
-        ],
-        seal=None if offers.seal is None else _seal_to_wire(offers.seal),
-        dead=offers.dead,
-        request_number=offers.request_number,
-        num_computed_tokens=offers.num_computed_tokens,
-    )
-
-
-def _offers_from_wire(wire: peer_pb2.Offers) -> Offers:
-    for offered in wire.ranges:
-        if not offered.num_blocks:
-            raise malformed(offered, "num_blocks", "is 0")
-    return Offers(
-        key=key_from_wire(wire),
-        lease_id=wire.lease_id,
-        first=wire.first,
-        ranges=tuple(
-            OfferedRange(r.group, r.block_index, r.block_id, r.num_blocks) for r in wire.ranges
-        ),
-        seal=_seal_from_wire(wire.seal) if wire.HasField("seal") else None,
-        dead=wire.dead,
-        request_number=(
-            _number(wire, "request_number") if wire.HasField("request_number") else None
-        ),
-        num_computed_tokens=wire.num_computed_tokens,
-    )
-
-
-def _ask_lease_from_wire(wire: peer_pb2.AskLease) -> AskLease:
-    for field in ("num_tokens", "hashes"):
-        if not getattr(wire, field):
-            raise malformed(wire, field, "is empty")
-    return AskLease(
-        key=key_from_wire(wire),
-        number=_number(wire),
-        num_tokens=wire.num_tokens,
-        first_hash=wire.first_hash,
-        hashes=split_hashes(wire, "hashes"),
-        first_lacked=tuple(wire.first_lacked),
-    )
-
-
-def _number(wire: Message, field: str = "number") -> int:
-    """The number of a request for a lease; they count from 1."""
-    number: int = getattr(wire, field)
-    if not number:
-        raise malformed(wire, field, "is 0")
-    return number
-
-
-def _seal_to_wire(seal: Seal) -> peer_pb2.Seal:
-    return peer_pb2.Seal(
-        num_tokens=seal.num_tokens,
-        num_ranges=seal.num_ranges,
-        first_token_id=seal.first_token_id,
-        first_logprob=seal.first_logprob,
-        first_top=top_to_wire(seal.first_top_logprobs),
-    )
-
-
-def _seal_from_wire(wire: peer_pb2.Seal) -> Seal:
-    return Seal(
-        num_tokens=wire.num_tokens,
-        num_ranges=tuple(wire.num_ranges),
-        first_token_id=wire.first_token_id if wire.HasField("first_token_id") else None,
-        first_logprob=wire.first_logprob,
-        first_top_logprobs=top_from_wire(wire.first_top),
     )

@@ -1,0 +1,123 @@
+"""What a worker announces of itself: to routers when it registers, to peers on a new stream."""
+
+import logging
+import socket
+
+from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
+from disagg.scheduling.core import WorkerCore
+from disagg.wire.stream_hello import PeerHello
+from disagg.workers.engine.protocol import Engine
+from disagg.workers.options import WorkerOptions
+from disagg.workers.transport import TransportInfo
+
+log = logging.getLogger(__name__)
+
+WIRE_MIN = WIRE_MAX = 1
+
+
+class Announcement:
+    """Registration and hello of one incarnation, both with the same contract.
+
+    Args:
+        incarnation: this worker.
+        options: what it was started with.
+        engine: its engine.
+        hash_key: key of its block hashes; only a value derived from it is announced.
+        address: host:port of its gRPC service.
+    """
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        options: WorkerOptions,
+        engine: Engine,
+        hash_key: bytes,
+        address: str,
+    ) -> None:
+        self._incarnation = incarnation
+        self._options = options
+        self._layout = layout = engine.layout
+        self._address = address
+        hasher = BlockHasher(hash_key, layout.hash_block_tokens)
+        self._contract = Contract(
+            model_fingerprint=engine.fingerprint,
+            dtype=engine.dtype,
+            groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
+            block_bytes=layout.block_bytes,
+            hash_block_tokens=layout.hash_block_tokens,
+            # The first chain value distinguishes keys and does not reveal them.
+            hash_scheme=f"sha256-chain-v1:{hasher.seed().hex()[:16]}",
+            wire_min=WIRE_MIN,
+            wire_max=WIRE_MAX,
+        )
+
+    def worker_info(self, core: WorkerCore) -> WorkerInfo:
+        """The registration; logs a warning if the pool shortens what the model could serve."""
+        layout, options = self._layout, self._options
+        return WorkerInfo(
+            incarnation=self._incarnation,
+            address=self._address,
+            role=options.role,
+            model=options.model_name,
+            contract=self._contract,
+            groups=tuple(
+                GroupInfo(
+                    kind=group.spec.kind,
+                    block_tokens=group.spec.block_tokens,
+                    window_tokens=group.spec.window_tokens,
+                    num_layers=len(group.layers),
+                    useful_bytes=layout.useful_bytes(group.group),
+                )
+                for group in layout.groups
+            ),
+            max_model_tokens=self._served_tokens_max(core),
+            handover_tokens_max=handover_tokens_max(core.limits, core.kv),
+            num_blocks=core.kv.num_usable_blocks,
+        )
+
+    def _served_tokens_max(self, core: WorkerCore) -> int:
+        longest = served_tokens_max(core.limits, core.kv)
+        if longest < core.limits.max_model_tokens:
+            log.warning(
+                "worker %s serves at most %d tokens of the model's %d: its pool has %d blocks",
+                self._options.worker_id,
+                longest,
+                core.limits.max_model_tokens,
+                core.kv.num_usable_blocks,
+            )
+        return longest
+
+    def hello(self, pool: TransportInfo) -> PeerHello:
+        """First message of a peer stream: the contract, and where the pool is found."""
+        return PeerHello(
+            contract=self._contract,
+            address=self._address,
+            transport_metadata=pool.metadata,
+            pool_address=pool.pool_address,
+            num_blocks=pool.num_blocks,
+            block_bytes=pool.block_bytes,
+            memory_kind=pool.memory_kind,
+            device_id=pool.device_id,
+        )
+
+
+def pool_of(hello: PeerHello) -> TransportInfo:
+    """The pool that a peer announced, as the transport takes it."""
+    return TransportInfo(
+        metadata=hello.transport_metadata,
+        pool_address=hello.pool_address,
+        num_blocks=hello.num_blocks,
+        block_bytes=hello.block_bytes,
+        memory_kind=hello.memory_kind,
+        device_id=hello.device_id,
+    )
+
+
+def announced_host(host: str) -> str:
+    """The address by which other hosts reach this one: the bound one unless that means "all"."""
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    return socket.gethostbyname(socket.gethostname())
