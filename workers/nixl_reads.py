@@ -93,7 +93,7 @@ class NixlReads:
             peer.waiting.append(read)
 
     def check(self) -> None:
-        """Have the agent READ from itself; raises where no peer can be at fault: the thread ends."""
+        """Have the agent READ from itself; raises, where no peer can be at fault."""
         if not self._closing:
             self._agent.check()
 

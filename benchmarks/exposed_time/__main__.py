@@ -14,8 +14,8 @@ import argparse
 import sys
 
 from benchmarks.transfer.figures import MS, figure
-from benchmarks.transfer.node import NodePlan
 from benchmarks.transfer.pair import Pair, Pull
+from benchmarks.transfer.plan import NodePlan
 from benchmarks.transfer_bytes.shapes import SHAPES
 
 SHAPE = next(shape for shape in SHAPES if shape.name == "gemma-3-4b")

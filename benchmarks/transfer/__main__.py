@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from benchmarks.transfer.cost import measure_nodes, measure_tables
 from benchmarks.transfer.figures import MS, figure
 from benchmarks.transfer.load import measure as measure_load
-from benchmarks.transfer.node import NodePlan
 from benchmarks.transfer.pair import Pair, Pull
+from benchmarks.transfer.plan import NodePlan
 from benchmarks.transfer.raw import SHAPES, RawOwner, RawReader, SocketOwner, SocketReader
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 

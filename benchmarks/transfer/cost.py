@@ -10,8 +10,8 @@ from random import Random
 from types import TracebackType
 
 from benchmarks.transfer.figures import figure
-from benchmarks.transfer.node import NodePlan
 from benchmarks.transfer.pair import Pair
+from benchmarks.transfer.plan import NodePlan
 from disagg.checking.explorer.table_news import TableNews
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.full_attention import FullAttentionSpec

@@ -51,10 +51,10 @@ class PacedEngine:
         end = part.start + len(part.token_ids)
         for group, table in zip(self.layout.groups, self._tables[part.key], strict=True):
             size = group.spec.block_tokens
-            for position in range(part.start // size, -(-end // size)):
-                if table[position] != NULL_BLOCK:
-                    number = number_of(part.key, group.group, position)
-                    words(self.pool)[table[position]].fill_(number)
+            for block_index in range(part.start // size, -(-end // size)):
+                if table[block_index] != NULL_BLOCK:
+                    number = number_of(part.key, group.group, block_index)
+                    words(self.pool)[table[block_index]].fill_(number)
 
 
 def words(pool: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ def words(pool: torch.Tensor) -> torch.Tensor:
     return pool.view(torch.int64)
 
 
-def number_of(key: Hashable, group: int, position: int) -> int:
+def number_of(key: Hashable, group: int, block_index: int) -> int:
     """What a block of a request holds in every word; different for each."""
     assert isinstance(key, RequestKey)
-    return int(key.request_id) << 40 | group << 32 | position
+    return int(key.request_id) << 40 | group << 32 | block_index

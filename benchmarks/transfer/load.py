@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.transfer.figures import MS, figure
-from benchmarks.transfer.node import Node, NodePlan
+from benchmarks.transfer.node import Node
 from benchmarks.transfer.pair import Pair
+from benchmarks.transfer.plan import NodePlan
 from benchmarks.transfer.raw import RawOwner, RawReader
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.messages.session import Role

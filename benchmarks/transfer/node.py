@@ -10,7 +10,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,13 +19,12 @@ from opentelemetry.trace import NoOpTracer
 
 from benchmarks.transfer.engine import PacedEngine, number_of, words
 from benchmarks.transfer.marks import MarkedEngine, Marks
+from benchmarks.transfer.plan import NodePlan, hello_of
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
-from disagg.kv.kinds.kind import Spec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers, PeerMessage
-from disagg.messages.registration import Contract
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import (
     Cancel,
@@ -38,51 +36,21 @@ from disagg.messages.session import (
     TransferReport,
 )
 from disagg.scheduling.core import WorkerCore
-from disagg.scheduling.limits import WorkerLimits
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
+from disagg.workers.announcement import pool_of
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
 from disagg.workers.engine.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
-from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.service import WorkerService
 from disagg.workers.transfer_trace import TransferTrace
-from disagg.workers.transport import TransportInfo
 
 WAIT_S = 120.0
-HANDLE_BYTES_MAX = int(
-    next(str(one.default) for one in fields(WorkerOptions) if one.name == "read_handle_bytes_max")
-)
 WORDS_PER_PAGE = 512
 """One 64-bit word in so many is compared after a pull."""
-
-
-@dataclass(frozen=True)
-class NodePlan:
-    """What a node is made of.
-
-    Attributes:
-        name: worker id.
-        layers: what each layer keeps; both nodes of a pair have the same.
-        num_blocks: of the pool, the null block included.
-        max_step_tokens: of a prefill chunk.
-        tokens_per_s: of the stand-in engine; 0 is as fast as it goes.
-        writes: the stand-in writes what can be compared.
-        handle_bytes_max: as `WorkerOptions.read_handle_bytes_max`.
-        model_dir: checkpoint of a real engine, whose layers replace ``layers``; "" for none.
-    """
-
-    name: str
-    layers: tuple[Spec | None, ...]
-    num_blocks: int
-    max_step_tokens: int = 1 << 20
-    tokens_per_s: float = 0.0
-    writes: bool = True
-    handle_bytes_max: int = HANDLE_BYTES_MAX
-    model_dir: str = ""
 
 
 class MarkedLinks(GrpcPeerLinks):
@@ -139,22 +107,7 @@ class Node:
         kv = KVCacheCoordinator(
             layout, plan.num_blocks, max_model_tokens=max_model_tokens, max_step_tokens=step_tokens
         )
-        limits = WorkerLimits(
-            max_model_tokens=max_model_tokens,
-            max_step_tokens=step_tokens,
-            max_sequences=64,
-            max_waiting=1024,
-            handover_share_max=1.0,
-            reserve_timeout_ms=2_000,
-            reserve_passes_max=20,
-            reservation_ttl_ms=120_000,
-            lease_ttl_ms=60_000,
-            committed_max=1024,
-            commit_repeat_ms=500,
-            read_stuck_ms=60_000,
-            blocks_per_read_max=max(1, plan.handle_bytes_max // layout.block_bytes),
-            quarantine_share_max=0.05,
-        )
+        limits = plan.limits(layout, max_model_tokens, step_tokens)
         self.hasher = BlockHasher(b"benchmark", layout.hash_block_tokens)
         self.core = WorkerCore(self.incarnation, layout, kv, self.hasher, limits, lambda _: 5)
         self._note_destinations()
@@ -175,17 +128,7 @@ class Node:
         )
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        info = self.transport.local_info()
-        hello = PeerHello(
-            contract=Contract("benchmark", "", (), layout.block_bytes, 16, "", 1, 1),
-            address=self.address,
-            transport_metadata=info.metadata,
-            pool_address=info.pool_address,
-            num_blocks=info.num_blocks,
-            block_bytes=info.block_bytes,
-            memory_kind=info.memory_kind,
-            device_id=info.device_id,
-        )
+        hello = hello_of(layout, self.address, self.transport.local_info())
         links = MarkedLinks(
             self.incarnation,
             hello,
@@ -223,15 +166,7 @@ class Node:
         self.transport.read = noted  # type: ignore[method-assign, assignment]
 
     def _on_hello(self, who: Incarnation, hello: PeerHello) -> None:
-        info = TransportInfo(
-            metadata=hello.transport_metadata,
-            pool_address=hello.pool_address,
-            num_blocks=hello.num_blocks,
-            block_bytes=hello.block_bytes,
-            memory_kind=hello.memory_kind,
-            device_id=hello.device_id,
-        )
-        self.transport.add_peer(agent_name(who), info)
+        self.transport.add_peer(agent_name(who), pool_of(hello))
 
     def _on_worker_message(self, message: ToRouterMessage) -> None:
         match message:
@@ -323,9 +258,9 @@ class Node:
         wrong = total = 0
         for group, pairs in enumerate(self.destinations.pop(key)):
             total += len(pairs)
-            for position, block in pairs:
+            for block_index, block in pairs:
                 row = words(self.pool)[block]
-                want = number_of(key, group, position)
+                want = number_of(key, group, block_index)
                 right = bool((row[::WORDS_PER_PAGE] == want).all()) and int(row[-1]) == want
                 wrong += not right
         return wrong, total

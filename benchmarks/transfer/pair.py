@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.transfer.marks import Marks
-from benchmarks.transfer.node import NodePlan, serve
+from benchmarks.transfer.node import serve
+from benchmarks.transfer.plan import NodePlan
 from disagg.messages.session import Role
 
 START_S = 120.0

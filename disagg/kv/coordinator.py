@@ -6,18 +6,17 @@ A sequence's life: ``find_longest_cache_hit`` -> (``admit``) -> ``allocate`` per
 """
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from math import lcm
 
 from disagg.errors import ConfigError, InvariantViolation
 from disagg.kv.admission import Admission
-from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
+from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.blocks.hits import CacheHit, ExternalReservation
 from disagg.kv.blocks.retention import Retention
 from disagg.kv.blocks.step_holds import StepHolds
 from disagg.kv.event_log import KVEventLog
-from disagg.kv.kinds.setting import GroupSetting
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.sequence import KVSequence, SequenceState
+from disagg.kv.sequence_tables import SequenceTables, alignment_tokens, create_managers
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.kv.transfer_plan import moved_blocks
 
@@ -64,25 +63,18 @@ class KVCacheCoordinator:
         self._is_dense = retention.is_dense
         self._deduplicate = deduplicate
         self.events_with_tokens = events_with_tokens
-        alignment_tokens = lcm(*(group.spec.block_tokens for group in layout.groups))
-        self.managers = tuple(
-            group.spec.create_manager(
-                self.pool,
-                GroupSetting(
-                    group.group,
-                    group.blocks_per_state,
-                    hash_block_tokens=layout.hash_block_tokens,
-                    alignment_tokens=alignment_tokens,
-                    max_model_tokens=max_model_tokens,
-                    max_step_tokens=max_step_tokens,
-                    drops_last=group.group in eagle_groups,
-                    steps_max=steps_max,
-                ),
-            )
-            for group in layout.groups
+        self.managers = create_managers(
+            layout,
+            self.pool,
+            max_model_tokens=max_model_tokens,
+            max_step_tokens=max_step_tokens,
+            steps_max=steps_max,
+            eagle_groups=eagle_groups,
         )
-        self._moving = tuple(m for m in self.managers if m.next_drop(0) is not None)
-        self._matcher = PrefixMatcher(self.managers, alignment_tokens, frozenset(eagle_groups))
+        self._tables = SequenceTables(self.managers)
+        self._matcher = PrefixMatcher(
+            self.managers, alignment_tokens(layout), frozenset(eagle_groups)
+        )
         self._steps = StepHolds(self.pool, steps_max)
         self.admission = Admission(self.managers, self.pool, self._steps)
         self._promises = self.admission.promises
@@ -168,7 +160,7 @@ class KVCacheCoordinator:
             return False
         sequence = self._begin(request, hit, computed, bool(num_external_tokens))
         sequence.num_external = computed if delay_publication else None
-        self._grow(sequence, total)
+        sequence.room_end = self._tables.grow(key, total)
         self._launched(sequence, computed + num_new_tokens)
         return True
 
@@ -207,8 +199,7 @@ class KVCacheCoordinator:
         if not self.admission.fits(key, total, hit, computed):
             return None
         self._begin(request, hit, computed, True).num_external = computed
-        for manager in self.managers:
-            manager.grow(key, total)
+        self._tables.grow(key, total)
         hits = [len(blocks) for blocks in hit.block_ids]
         lacks = moved_blocks(self.managers, key, computed, hits)
         spans = (m.spanned_tokens(n) for m, n in zip(self.managers, hits, strict=True))
@@ -255,7 +246,7 @@ class KVCacheCoordinator:
 
         Steps in flight keep them until they end; cached ones stay findable until evicted.
         """
-        for manager in self._moving:
+        for manager in self._tables.moving:
             if not self._is_dense and (sequence := self._sequences.get(key)):
                 manager.forget_skipped(key, num_computed_tokens, sequence.kept, self._retention)
             manager.drop_skipped(key, num_computed_tokens, self._steps.drop)
@@ -265,8 +256,7 @@ class KVCacheCoordinator:
     def free(self, key: Hashable) -> None:
         """End a sequence, its promise included; idempotent. Steps in flight keep its blocks."""
         self._promises.end(key)
-        for manager in self.managers:
-            manager.free(key, self._steps.drop)
+        self._tables.free(key, self._steps.drop)
         self._steps.forget(key)
         self._sequences.pop(key, None)
 
@@ -284,15 +274,15 @@ class KVCacheCoordinator:
 
     def in_window_blocks(self, key: Hashable, num_tokens: int) -> tuple[list[tuple[int, int]], ...]:
         """Per group the (block index, block id) pairs a query at position num_tokens reads."""
-        return tuple(manager.in_window_blocks(key, num_tokens) for manager in self.managers)
+        return self._tables.in_window_blocks(key, num_tokens)
 
     def block_table(self, key: Hashable) -> tuple[list[int], ...]:
         """Per group the live table (do not change it): block ids, NULL_BLOCK out of window."""
-        return tuple(manager.tables[key].blocks for manager in self.managers)
+        return self._tables.blocks(key)
 
     def held(self, key: Hashable) -> tuple[int, ...]:
         """Per group the number of blocks the sequence holds (zeros if unknown)."""
-        return tuple(m.tables[key].held if key in m.tables else 0 for m in self.managers)
+        return self._tables.num_held(key)
 
     def num_scheduled_tokens(self, key: Hashable) -> int:
         """Tokens computed or in a launched step, external ones included."""
@@ -315,16 +305,8 @@ class KVCacheCoordinator:
 
     def check(self) -> None:
         """Verify all invariants; raises InvariantViolation (linear in the pool)."""
-        group_of: dict[int, int] = {}
-        for manager in self.managers:
-            for block in {b for t in manager.tables.values() for b in t.blocks} - {NULL_BLOCK}:
-                if group_of.setdefault(block, manager.group) != manager.group:
-                    raise InvariantViolation(f"block {block} is in tables of two groups")
-        for manager in self.managers:
-            manager.check(self._sequences.keys())
-        self.pool.check(
-            table.blocks for manager in self.managers for table in manager.tables.values()
-        )
+        self._tables.check(self._sequences.keys())
+        self.pool.check(self._tables.all_blocks())
         self._promises.check()
 
     # -- inside -------------------------------------------------------------------------------
@@ -339,11 +321,7 @@ class KVCacheCoordinator:
         self, request: KVSequence, hit: CacheHit | None, num_computed: int, external: bool
     ) -> SequenceState:
         """Start all tables: every group's hit is held before any group allocates."""
-        for manager in self.managers:
-            manager.adopt(request.key, hit.block_ids[manager.group] if hit else [], num_computed)
-        if external:
-            for manager in self.managers:
-                manager.grow_external(request.key, num_computed)
+        self._tables.start(request.key, hit, num_computed, external=external)
         sequence = self._sequences[request.key] = SequenceState(request, num_computed)
         if not self._is_dense:
             known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
@@ -359,25 +337,15 @@ class KVCacheCoordinator:
         if total > sequence.room_end:
             if not self.admission.fits(key, total, None, computed):
                 return False
-            self._grow(sequence, total)
+            sequence.room_end = self._tables.grow(key, total)
         self._launched(sequence, computed + num_new_tokens)
         return True
-
-    def _grow(self, sequence: SequenceState, num_tokens: int) -> None:
-        key = sequence.request.key
-        for manager in self.managers:
-            manager.grow(key, num_tokens)
-        sequence.room_end = min([manager.room_end(key) for manager in self.managers])
 
     def _launched(self, sequence: SequenceState, num_scheduled: int) -> None:
         key, sequence.num_scheduled = sequence.request.key, num_scheduled
         if sequence.num_external is None:
-            quiet_end = min(sequence.room_end, self.max_model_tokens)
-            for manager in self._moving:
-                drop = manager.next_drop(manager.tables[key].num_skipped)
-                if drop is not None:
-                    quiet_end = min(quiet_end, max(drop, num_scheduled))
-            sequence.quiet_end = quiet_end
+            room_end = min(sequence.room_end, self.max_model_tokens)
+            sequence.quiet_end = self._tables.quiet_end(key, num_scheduled, room_end)
         if key in self._promises:
             self._promises.adopted(key)
             self.admission.update(key)

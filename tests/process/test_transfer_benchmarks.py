@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.transfer.__main__ import LAYERS
-from benchmarks.transfer.node import Node, NodePlan
+from benchmarks.transfer.node import Node
 from benchmarks.transfer.pair import Pair
+from benchmarks.transfer.plan import NodePlan
 from disagg.messages.identity import RequestKey
 
 
