@@ -1,1 +1,1 @@
-"""The demo's checkpoint, trained from configuration, and the prompts it is asked."""
+"""The demo's checkpoint, trained from configuration, and its prompts."""

@@ -1,4 +1,4 @@
-"""``python -m demo``: a whole cluster on this machine, real requests, and what happened to them.
+"""``python -m demo``: a whole cluster on this machine, real requests, and a drawing of each.
 
 Exit status: 0 all answers were the same as those of one process; 1 they were not, or something
 could not be started.
@@ -48,7 +48,7 @@ def demo_settings(checkpoint: Path) -> Settings:
 
 
 def run(console: Console, checkpoint: Path, seed: int) -> bool:
-    """Train if need be, serve, ask, draw, stop; True if every answer was as it must be."""
+    """Train if need be, serve, send the prompts, draw, stop; returns whether all was right."""
     start_s = time.monotonic()
     console.rule("[bold]1. A small hybrid-attention checkpoint", align="left")
     if make_checkpoint(checkpoint, 0, RECIPE, console) is None:

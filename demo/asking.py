@@ -23,7 +23,7 @@ class Answer:
         num_tokens: generated tokens.
         ttft_ms: from sending the request to the first token.
         tpot_ms: mean time per token after the first; 0 with one token.
-        record: what the router says happened.
+        record: the router's record of the request.
     """
 
     prompt: DemoPrompt

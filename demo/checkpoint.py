@@ -25,11 +25,11 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Written last, so its presence says that everything else is there.
+    """Written last, so its presence proves that everything else is there.
 
     Attributes:
         recipe: digest of the code and numbers that made the weights.
-        seed: the seed that was asked for.
+        seed: the seed of the training run.
         trained_seed: the seed that met the target; differs when the first one missed it.
         accuracy: share of whole answers that are right on held-out prompts.
     """

@@ -1,4 +1,4 @@
-"""Draws what happened to a request: answer, workers, and a map of its KV blocks."""
+"""Draws one request: answer, workers, and a map of its KV blocks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +29,7 @@ def legend() -> Text:
 
 
 def draw(answer: Answer, single_process: str) -> RenderableType:
-    """One request as a panel."""
+    """Draw one request as a panel."""
     prompt, record = answer.prompt, answer.record
     generation = record["generations"][-1]
     question = prompt.text if prompt.kind == "completion" else prompt.messages[-1][1]

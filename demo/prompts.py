@@ -1,4 +1,4 @@
-"""What the demo asks the cluster: completions, a shared prefix, and a chat of two turns."""
+"""The demo's prompts: completions, a shared prefix, and a chat of two turns."""
 
 from dataclasses import dataclass
 from random import Random

@@ -1,4 +1,4 @@
-"""The same questions to plain transformers in this one process: what the cluster must say."""
+"""The same prompts to plain transformers in this one process: the answers to compare with."""
 
 from pathlib import Path
 from typing import Any

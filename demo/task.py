@@ -44,7 +44,7 @@ class Record:
     values: tuple[str, ...]
 
     def words(self) -> list[str]:
-        """The record as it stands in a document."""
+        """The record's words in a document."""
         return [self.key, *self.values, END]
 
 
@@ -57,7 +57,7 @@ class Question:
     num_dots: int
 
     def words(self) -> list[str]:
-        """The question as it is asked."""
+        """The question's words in a document."""
         return [ASK, self.joiner, self.record.key, *[DOT] * self.num_dots]
 
     def answer(self) -> list[str]:

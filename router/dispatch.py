@@ -117,7 +117,7 @@ class Dispatcher:
         """Chain values of the full hash blocks; may run in any thread.
 
         Raises:
-            RemoteFault: no worker has said yet how blocks are hashed.
+            RemoteFault: no worker has registered yet, so how blocks are hashed is unknown.
         """
         if self._hasher is None:
             raise RemoteFault("no worker has registered yet")
@@ -167,7 +167,7 @@ class Dispatcher:
         self._do(self.core.cancel(self.now_ms(), request_id, reason))
 
     async def stop(self) -> None:
-        """Cancel what lives, tell the workers, close all streams."""
+        """Cancel what lives, inform the workers, close all streams."""
         self.stopping = True
         for request_id, live in list(self._live.items()):
             self.cancel(request_id, "router stops")
@@ -244,7 +244,7 @@ class Dispatcher:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    # --- what the sessions tell
+    # --- events of the sessions
 
     def _up(self, info: WorkerInfo) -> None:
         worker = info.incarnation

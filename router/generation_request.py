@@ -14,7 +14,7 @@ CACHE_SALT_CHARS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation as asked for; HTTP and gRPC both end here. None means the default."""
+    """One generation as its client requests it, over HTTP or gRPC. None means the default."""
 
     model: str
     prompt: str | tuple[int, ...] | tuple[dict[str, str], ...] = field(repr=False)

@@ -52,7 +52,7 @@ class BodyBudget:
         self._used += size
 
     def give_back(self, size: int) -> None:
-        """They are no longer kept."""
+        """Release the bytes of a body, which is no longer kept."""
         self._used -= size
 
 

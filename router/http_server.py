@@ -38,13 +38,13 @@ class HttpServer(uvicorn.Server):
         self.is_up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say when connections are accepted."""
+        """Start, and log when connections are accepted."""
         await super().startup(sockets)
         self.is_up.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Install no signal handlers: the process has its own."""
         yield
 
 

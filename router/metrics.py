@@ -53,7 +53,7 @@ class CoreCollector:
         self._counters = counters
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Called by the registry."""
+        """All metrics, for the registry that calls it."""
         families: dict[str, CounterMetricFamily] = {}
         for (name, label), value in sorted(self._counters.items()):
             label_name = CORE_LABELS.get(name, "label" if label else "")
@@ -136,7 +136,7 @@ class Metrics:
         self._requests.labels(outcome).inc()
 
     def delivered(self, num_tokens: int, waited_s: float, *, first: bool) -> None:
-        """Tokens for a client."""
+        """Count tokens delivered to a client."""
         self._tokens.inc(num_tokens)
         if first:
             self._ttft.observe(waited_s)
@@ -170,5 +170,5 @@ class Metrics:
         self.registry.register(CoreCollector(counters))
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """All metrics in Prometheus' exposition format."""
         return generate_latest(self.registry)

@@ -68,7 +68,7 @@ class Answer:
     num_chars: int = 0
 
     def count(self, piece: Piece) -> None:
-        """Account for a piece."""
+        """Add a piece's tokens to the usage."""
         self.num_tokens += len(piece.token_ids)
         self.num_chars += len(piece.text)
         self.finish_reason = piece.finish_reason

@@ -118,7 +118,7 @@ class StreamOptions(_Strict):
 
 
 class _Generation(_Strict):
-    """The fields both endpoints share."""
+    """Fields that the bodies of both endpoints share."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -150,7 +150,7 @@ class CompletionRequest(_Generation):
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_LOGPROBS_MAX)] | None = None
 
     def ask(self) -> GenerationRequest:
-        """Hand over what is asked for, in the form both front ends share."""
+        """The body as a `GenerationRequest`, the form that both front ends share."""
         return GenerationRequest(
             model=self.model,
             prompt=self.prompt,
@@ -185,7 +185,7 @@ class ChatRequest(_Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
 
     def ask(self) -> GenerationRequest:
-        """Hand over what is asked for, in the form both front ends share."""
+        """The body as a `GenerationRequest`, the form that both front ends share."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return GenerationRequest(
             model=self.model,

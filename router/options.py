@@ -46,4 +46,4 @@ class RouterOptions:
     """Name of the rule that chooses workers (`disagg.routing.policy.registry`)."""
     pull_tokens_min: int = 256
     """So many more tokens of prefix another worker must have to be pulled from. A pull costs a
-    question, a READ and a commit before the first chunk; fewer tokens are computed as fast."""
+    request, a READ and a commit before the first chunk; fewer tokens are computed as fast."""

@@ -1,4 +1,4 @@
-"""From what is asked to a request the core can plan: checked, tokenised and hashed once."""
+"""From a front end's request to one the core can plan: checked, tokenised and hashed once."""
 
 import asyncio
 import re
@@ -49,7 +49,7 @@ class Preparation:
         self._preparing = 0
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check_model(self, model: str) -> None:

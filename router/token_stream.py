@@ -19,7 +19,7 @@ class TokenStream:
     nobody else.
 
     Attributes:
-        request: what was asked.
+        request: the client's request.
     """
 
     def __init__(self, request: NewRequest, cancel: Callable[[str, str], None]) -> None:
@@ -36,7 +36,7 @@ class TokenStream:
         return self.request.request_id
 
     def put(self, delta: Deliver) -> None:
-        """Dispatcher's side: new tokens."""
+        """Hand new tokens to the reader; called by the dispatcher."""
         self._pending.append(delta)
         self._ended = delta.finish_reason is not FinishReason.NONE
         self._wake()
@@ -75,7 +75,7 @@ class TokenStream:
         return Deliver(self.request_id, tuple(tokens), tuple(logprobs), last)
 
     def cancel(self, reason: str) -> None:
-        """Reader's side: nobody wants the rest. The workers are told at once; idempotent."""
+        """End the stream, whose client is gone. The workers are informed at once; idempotent."""
         if not self._ended:
             self._cancel(self.request_id, reason)
             self._pending.clear()

@@ -45,7 +45,7 @@ CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """What a session tells its owner; all called on the event loop."""
+    """Events of a session for its owner; all called on the event loop."""
 
     up: Callable[[], None]
     message: Callable[[ToRouterMessage], None]

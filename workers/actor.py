@@ -29,7 +29,7 @@ class HostedWorker(Protocol):
     failed: str
 
     def start(self) -> None:
-        """Return when it serves."""
+        """Start the worker; return when it serves."""
 
     def wait_failed(self, timeout_s: float | None = None) -> bool:
         """Block until it failed or stopped."""
@@ -40,7 +40,7 @@ class HostedWorker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What an actor says of its worker; valid for the incarnation it names."""
+    """State of an actor's worker; valid for the incarnation it names."""
 
     worker_id: str
     role: str
@@ -85,7 +85,7 @@ class WorkerActor:
         threading.Thread(target=self._end_with_worker, name="worker-watch", daemon=True).start()
 
     def describe(self) -> WorkerState:
-        """Who this is; also the sign of life the supervisor asks for."""
+        """State of the worker; also the sign of life that the supervisor awaits."""
         return WorkerState(
             worker_id=self._options.worker_id,
             role=self._options.role,

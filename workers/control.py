@@ -123,7 +123,7 @@ class Control:
         send: Callable[[ToRouterMessage], None],
         end: Callable[[str], None] = _nobody_hears,
     ) -> None:
-        """A router's session begins; an earlier one ends at once, with all that it asked for.
+        """Open a router's session; an earlier one ends at once, with all its generations.
 
         Args:
             send: takes what the router is to hear.

@@ -66,7 +66,7 @@ def plan_engine(options: WorkerOptions, checkpoint: Checkpoint) -> EnginePlan:
     specs = checkpoint.layer_specs(
         block_tokens=options.block_tokens, dtype_bytes=DTYPE_BYTES[dtype]
     )
-    # Blocks and their bytes depend on the model alone: any budget tells them.
+    # Blocks and their bytes depend on the model alone: any budget gives them.
     whole = plan_memory(specs, 1 << 62, max_model_tokens)
     block_bytes = whole.layout.block_bytes
     most = 1 + options.max_sequences * whole.blocks_per_sequence
@@ -148,7 +148,7 @@ class _Budget:
 
     @property
     def pool_bytes(self) -> int:
-        """What it takes when nobody says."""
+        """Bytes of the pool where no setting fixes them."""
         if self.where == "the GPU":
             return int(self.room_bytes * GPU_ROOM_SHARE)
         return int(min(self.room_bytes * CPU_ROOM_SHARE, self.share_bytes * CPU_TOTAL_SHARE))

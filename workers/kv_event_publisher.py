@@ -27,10 +27,10 @@ LONG_MAP = b"\xde"
 
 
 class KVEventPublisher:
-    """Sends what a coordinator's event log says, never waiting for a subscriber.
+    """Sends the events of a coordinator's log, never waiting for a subscriber.
 
     To be used on the control thread only. Whoever reads too slowly loses messages (ZeroMQ's high
-    water mark), sees a gap in the numbers and asks for a replay.
+    water mark), sees a gap in the numbers and requests a replay.
 
     Args:
         log: the coordinator's log; it must carry token ids (``events_with_tokens``).
@@ -77,18 +77,18 @@ class KVEventPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Where subscribers connect."""
+        """Address to which subscribers connect."""
         return _address(self._pub)
 
     @property
     def replay_endpoint(self) -> str:
-        """Where replays are asked for, "" for nowhere."""
+        """Address for requests of a replay; "" where there is none."""
         return "" if self._replay is None else _address(self._replay)
 
     def publish(self) -> None:
         """Send what the log has since the last call, as one batch.
 
-        If the log no longer reaches back so far, subscribers are told to forget all they know.
+        If the log no longer reaches back so far, subscribers get an event that clears all.
         """
         batch = self._log.since(self._next_event)
         events = (AllCleared(),) if batch is None else batch.events

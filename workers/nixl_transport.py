@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 5.0
 READS_MAX = 4096
-"""Reads taken and not reported yet; whoever has more asks again later."""
+"""Reads taken and not reported yet; a caller with more tries again later."""
 
 
 class NixlTransport:

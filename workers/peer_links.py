@@ -46,8 +46,8 @@ class GrpcPeerLinks:
 
     Args:
         me: this incarnation.
-        hello: what is said first on every stream.
-        on_hello: a peer said hello (before any of its messages).
+        hello: the first message of every stream.
+        on_hello: called with a peer's hello, before any of its messages.
         on_message: a message arrived.
         on_lost: a stream to or from the peer ended; called once per loss.
     """
@@ -114,7 +114,7 @@ class GrpcPeerLinks:
                 elif who != sender:
                     raise ProtocolError(f"{who} sent {type(body).__name__} before its hello")
                 elif self._incoming.get(who) is not stream:
-                    return  # lost in between; ending the stream tells the peer
+                    return  # lost in between; the peer notices the stream's end
                 else:
                     self._on_message(who, body)
         except ProtocolError as error:

@@ -99,7 +99,7 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class Posted:
-    """A handle in progress."""
+    """A handle in progress, with its peer and its read."""
 
     peer: Peer
     read: Read

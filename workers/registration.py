@@ -1,4 +1,4 @@
-"""Tells the routers who this worker is, again and again: a router that restarted learns it."""
+"""Registers the worker at its routers, again and again: a router that restarted learns of it."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ REGISTER_TIMEOUT_S = 5.0
 
 
 async def keep_registered(address: str, info: WorkerInfo, heartbeat_ms: int) -> None:
-    """Register with one router for ever; says once when it fails and once when it works."""
+    """Register with one router for ever; log the first failure and the first success after it."""
     request = worker_info_to_wire(info)
     said = ""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:

@@ -41,7 +41,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         request_iterator: AsyncIterator[session_pb2.SessionRequest],
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> AsyncIterator[session_pb2.SessionResponse]:
-        """One router's ordered stream; its end cancels everything it asked for."""
+        """One router's ordered stream; its end cancels every generation that it started."""
         opening = await anext(aiter(request_iterator), None)
         opened = None if opening is None else session_request_from_wire(opening)
         if not isinstance(opened, SessionOpen) or opened.worker != self._me:
@@ -130,7 +130,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Status(
         self, request: worker_pb2.StatusRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> worker_pb2.StatusResponse:
-        """Pools, holders, leases and inbound transfers, as of now."""
+        """Pools, holders, leases and inbound transfers at this moment."""
         core = self._control.core
         return worker_pb2.StatusResponse(
             worker=incarnation_to_wire(self._me),

@@ -33,7 +33,7 @@ def exporter_named_in(environ: Mapping[str, str]) -> str:
 
 
 def tracer_for(exporter: str, me: Incarnation, role: str) -> trace.Tracer:
-    """A tracer that exports as OpenTelemetry's ``OTEL_*`` variables say; for the whole process.
+    """A tracer that exports as the variables ``OTEL_*`` of OpenTelemetry set; one per process.
 
     Args:
         exporter: ``OTEL_TRACES_EXPORTER``: ``none``, ``console`` (standard output) or ``otlp``
@@ -113,7 +113,7 @@ class TransferTrace:
         one.num_blocks_posted += len(read.dst_blocks)
 
     def offered(self, sender: Incarnation, offers: Offers) -> None:
-        """An owner said what there is to read; to be called after the READs it led to."""
+        """Note offers of an owner; to be called after the READs they led to."""
         one = self._open.get(offers.key)
         if one is None or one.owner != sender or offers.dead:
             return
@@ -122,7 +122,7 @@ class TransferTrace:
             one.num_ranges = offers.seal.num_ranges
 
     def told(self, message: ToRouterMessage) -> None:
-        """The router is told of a transfer's end, or of the end of its generation."""
+        """Note that the router is informed of a transfer's end, or of its generation's end."""
         if isinstance(message, TransferReport):
             one = self._open.pop(message.key, None) or _Open(message.owner, time.time_ns())
             one.attributes = _of_report(message)
@@ -137,7 +137,7 @@ class TransferTrace:
             self._end(key, one, outcome, message)
 
     def forget_all(self, outcome: str) -> None:
-        """Every generation ended here."""
+        """Forget every generation: all have ended here."""
         for key in list(self._open):
             self.ended(key, outcome)
 

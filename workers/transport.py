@@ -1,4 +1,4 @@
-"""What a worker asks of the thing that moves KV blocks."""
+"""The transport that moves KV blocks into a worker: its protocol."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,15 +63,15 @@ class KVTransport(Protocol):
 
         The end is reported exactly once, when every handle of the read is terminal. Until then
         the destinations must stay held. After it they hold the peer's bytes, or anything where an
-        error was reported; only the owner's commit says whether they are the right ones.
+        error was reported; only the owner's commit confirms that they are the right ones.
 
         Raises:
-            CapacityError: it has enough reads for now; to be asked again when some have ended.
+            CapacityError: it has enough reads for now; to be called again when some have ended.
         """
         ...
 
     def check(self) -> None:
-        """Have it seen whether this worker can still READ; if not, `failure` says so."""
+        """Start a check whether this worker can still READ; its result is in `failure`."""
         ...
 
     def close(self, timeout_s: float) -> bool:

@@ -123,7 +123,7 @@ class Worker:
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Stop serving; False when that took longer.
 
-        READs that are still in progress are told in `failed` and end with the process only.
+        READs that are still in progress are named in `failed` and end with the process only.
         """
         if self._loop is not None and self._stop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)

@@ -81,7 +81,7 @@ class _InertFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._names = names
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Say that the module exists."""
+        """Claim every module of the missing packages."""
         if fullname.split(".")[0] in self._names or fullname.startswith(UNUSED):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
@@ -93,7 +93,7 @@ class _InertFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Run no code: the module is inert."""
 
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -109,14 +109,14 @@ class DecodeSteps:
         self._core.on_step_done(0, _result(step))
 
     def _decodes(self, step: Step) -> bool:
-        """Nobody prefills any more."""
+        """Whether every sequence decodes: no prefill is left."""
         return all(len(part.token_ids) == 1 for part in step.slices) and not (
             self._core.batcher.waiting
         )
 
 
 def _result(step: Step) -> StepResult:
-    """As the engine gives it: a token for every sequence that asked for one."""
+    """A result as an engine gives it: a token for every sequence that is to be sampled."""
     return StepResult(
         step.step_id, tuple(SAMPLED if part.sampling else None for part in step.slices)
     )

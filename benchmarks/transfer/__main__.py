@@ -32,7 +32,7 @@ TRANSPORTS = {"shm": "", "tcp": "tcp"}
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

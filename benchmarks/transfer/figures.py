@@ -43,7 +43,7 @@ def figure(
 
 
 def spread_of(samples: Sequence[float]) -> str:
-    """Least and most."""
+    """Least and largest value, as text."""
     return f"{min(samples):.4g} to {max(samples):.4g}"
 
 

@@ -1,4 +1,4 @@
-"""When something happened in a benchmark's node."""
+"""Times of events in a benchmark's node."""
 
 import time
 from collections.abc import Callable, Hashable
@@ -10,13 +10,13 @@ from disagg.scheduling.step import Step, StepResult
 
 @dataclass
 class Marks:
-    """When something happened first and last to a request, in s of the machine's clock."""
+    """First and last time of each event of a request, in s of the machine's clock."""
 
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
 
     def add(self, what: str) -> None:
-        """It happened now."""
+        """Note that an event happened now."""
         now_s = time.monotonic()
         self.first.setdefault(what, now_s)
         self.last[what] = now_s

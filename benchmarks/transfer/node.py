@@ -54,7 +54,7 @@ WORDS_PER_PAGE = 512
 
 
 class MarkedLinks(GrpcPeerLinks):
-    """Notes when the seal leaves."""
+    """Peer streams that note when a seal leaves."""
 
     node: "Node"
 
@@ -190,7 +190,7 @@ class Node:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
 
     def mark(self, key: Hashable, what: str) -> None:
-        """Something happened to a request."""
+        """Note an event of a request."""
         assert isinstance(key, RequestKey)
         self.marks[key].add(what)
 
@@ -266,7 +266,7 @@ class Node:
         return wrong, total
 
     def take_reads(self) -> Marks:
-        """When READs were asked for and ended since the last call."""
+        """Times of READs posted and ended since the last call."""
         reads, self.reads = self.reads, Marks()
         return reads
 

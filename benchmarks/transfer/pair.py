@@ -76,7 +76,7 @@ class Pull:
 
     @property
     def reads_s(self) -> float:
-        """From the first READ asked for to the end of the last one."""
+        """Seconds from the first READ posted to the end of the last one."""
         return self.reads.last["done"] - self.reads.first["posted"]
 
     @property
@@ -138,7 +138,7 @@ class Pair:
             remote.end()
 
     def new_number(self) -> int:
-        """Of a request."""
+        """A number that no request of this pair had."""
         return next(self._numbers)
 
     def pull(self, num_tokens: int, *, decode: bool = False, check: bool = True) -> Pull:

@@ -35,7 +35,7 @@ class RawOwner:
         self._agent = NixlAgent("raw-owner", region_of(node.pool))
 
     def info(self) -> TransportInfo:
-        """Metadata and address."""
+        """Metadata of the agent, and address of its pool."""
         return self._agent.info
 
 
@@ -90,13 +90,13 @@ class RawReader:
 
 
 def bytes_of(node: Node) -> memoryview:
-    """The pool's memory."""
+    """The pool's memory as bytes."""
     array: Any = node.pool.view(-1).numpy()
     return memoryview(array).cast("B")
 
 
 class SocketOwner:
-    """Sends the pool's first bytes to whoever asks."""
+    """Sends the pool's first bytes to every peer that requests them."""
 
     def __init__(self, node: Node) -> None:
         self._bytes = bytes_of(node)
@@ -104,7 +104,7 @@ class SocketOwner:
         threading.Thread(target=self._serve, name="socket", daemon=True).start()
 
     def port(self) -> int:
-        """Where it listens."""
+        """Port on which the owner listens."""
         return int(self._listener.getsockname()[1])
 
     def _serve(self) -> None:
@@ -116,7 +116,7 @@ class SocketOwner:
 
 
 class SocketReader:
-    """Asks for bytes and receives them into the pool."""
+    """Requests bytes and receives them into the pool."""
 
     def __init__(self, node: Node) -> None:
         self._bytes = bytes_of(node)
@@ -127,7 +127,7 @@ class SocketReader:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read_s(self, num_bytes: int) -> float:
-        """Time from the question to the last byte."""
+        """Seconds from the request to the last byte."""
         begin_s = time.perf_counter()
         self._socket.sendall(num_bytes.to_bytes(8, "big"))
         received = 0

@@ -74,7 +74,7 @@ def hand_over(shape: Shape, num_tokens: int, num_cached: int = 0) -> HandOver:
 
 
 def layers(shape: Shape) -> range:
-    """Numbers of the layers."""
+    """Numbers of the model's layers."""
     return range(shape.num_layers)
 
 

@@ -39,7 +39,7 @@ class Shape:
         return self.full_every > 0 and layer % self.full_every == self.full_every - 1
 
     def spec(self, layer: int) -> Spec:
-        """What the layer keeps."""
+        """Spec of what the layer keeps."""
         sizes = (BLOCK_TOKENS, self.kv_heads, self.head_size, DTYPE_BYTES)
         if self.is_full(layer):
             return FullAttentionSpec(*sizes)

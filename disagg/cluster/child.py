@@ -18,7 +18,7 @@ class Child:
     def __init__(self, name: str, command: Sequence[str], log_path: Path) -> None:
         self.name = name
         self.log_path = log_path
-        # The child is told its settings in a file; variables would override them a second time.
+        # The child gets its settings in a file; variables would override them a second time.
         environ = {k: v for k, v in os.environ.items() if not k.startswith("DISAGG_")}
         with log_path.open("ab") as sink:
             self._process = subprocess.Popen(
@@ -56,7 +56,7 @@ class Child:
         return "\n".join(lines[-_TAIL_LINES:])
 
     def stop(self, timeout_s: float) -> None:
-        """Ask it to end; kill it when it has not after ``timeout_s``.
+        """End the process by SIGTERM; kill it when it has not ended after ``timeout_s``.
 
         Raises:
             ExpiredError: it had to be killed.

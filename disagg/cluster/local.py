@@ -99,7 +99,7 @@ class LocalCluster:
         """
         if self._folder is not None:
             raise ConfigError("the cluster is started already")
-        router_options(self.settings)  # a bad checkpoint is told before anything starts
+        router_options(self.settings)  # a bad checkpoint is reported before anything starts
         self.settings = _decide_ports(self.settings)
         self._before = find_children(os.getpid())
         self._folder = RunFolder()

@@ -31,7 +31,7 @@ def has_room(settings: Settings, resources: Mapping[str, float]) -> bool:
     """Whether hosts for all workers have joined.
 
     Args:
-        settings: how many workers, and what they ask for.
+        settings: how many workers, and the resources of each.
         resources: of all hosts together, as ``ray.cluster_resources()`` lists them.
     """
     cluster = settings.cluster
@@ -48,7 +48,7 @@ def place_workers(settings: Settings, nodes: Sequence[Mapping[str, Any]]) -> Pla
     than workers.
 
     Args:
-        settings: how many workers, and what they ask for.
+        settings: how many workers, and the resources of each.
         nodes: as ``ray.nodes()`` lists them.
     """
     count = num_workers(settings)

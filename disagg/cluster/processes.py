@@ -37,7 +37,7 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def find_children(pid: int) -> set[ProcessId]:
-    """Direct children of a process."""
+    """Process ids of the direct children of a process."""
     return {process for process, parent in _all() if parent == pid}
 
 

@@ -22,7 +22,7 @@ _RETRY_S = 1.0
 
 
 def num_workers(settings: Settings) -> int:
-    """How many workers the settings ask for."""
+    """Number of workers in the settings."""
     cluster = settings.cluster
     return cluster.num_prefill + cluster.num_decode + cluster.num_both
 
@@ -67,7 +67,7 @@ def start_ray(settings: Settings, folder: Path) -> None:
 def join_ray(settings: Settings) -> None:
     """Connect to the cluster of ``cluster.ray_address``, waiting for it while it starts.
 
-    Authentication is what the environment says (RAY_AUTH_MODE, RAY_AUTH_TOKEN); unsaid means none,
+    Authentication is what the environment sets (RAY_AUTH_MODE, RAY_AUTH_TOKEN); unset means none,
     so that a stray token file cannot turn it on for one node only.
 
     Raises:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def plan_workers(settings: Settings, placement: Placement) -> list[WorkerOptions]:
-    """Options of every worker the settings ask for, in its place.
+    """Options of every worker in the settings, in its place.
 
     Raises:
         ConfigError: no usable checkpoint directory, or no router to register with.

@@ -1,4 +1,4 @@
-"""What every worker lends, pulls and holds back, asked of the workers themselves."""
+"""What every worker lends, pulls and quarantines, as the workers themselves report it."""
 
 import http.client
 import json
@@ -36,7 +36,7 @@ class WorkerLeases:
 
 
 def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
-    """Ask the router for its workers, in the order of their names.
+    """Fetch the router's list of workers, in the order of their names.
 
     Raises:
         ConfigError: the URL is no http URL.
@@ -60,7 +60,7 @@ def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
 
 
 def ask_workers(workers: list[WorkerAddress], timeout_s: float) -> list[WorkerLeases]:
-    """Ask all workers at once; one that does not answer in time is reported as such."""
+    """Fetch all workers' status at once; one that does not answer in time is reported as such."""
     channels = [grpc.insecure_channel(worker.address) for worker in workers]
     try:
         asked = [
@@ -76,12 +76,12 @@ def ask_workers(workers: list[WorkerAddress], timeout_s: float) -> list[WorkerLe
 
 
 def as_json(answers: list[WorkerLeases]) -> dict[str, Any]:
-    """The same for programs."""
+    """The view as JSON, for programs."""
     return {"workers": [_as_json(answer) for answer in answers]}
 
 
 def key_text(key: identity_pb2.RequestKey) -> str:
-    """A request and its try."""
+    """A request's id and its generation, as one text."""
     return f"{key.request_id}#{key.generation}"
 
 

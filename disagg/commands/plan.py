@@ -84,7 +84,7 @@ class MemoryReport:
         return json.dumps(answer, indent=2)
 
     def print_to(self, console: Console) -> None:
-        """The report for people."""
+        """Print the plan as a table for people."""
         plan, full = self.plan, self.full
         table = Table(box=None, header_style="bold")
         for name in ("group", "kind"):

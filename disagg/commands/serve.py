@@ -73,7 +73,7 @@ def serve(
         except KeyboardInterrupt:
             console.print("stopping")
     except KeyboardInterrupt:
-        pass  # while it started, which has said so
+        pass  # while it started, which has reported it
     finally:
         ignore_signals()
         cluster.stop()

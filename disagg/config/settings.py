@@ -51,7 +51,7 @@ class WorkerSettings(_Section):
     block_tokens: int = Field(default=16, ge=1, le=4096)
     """Tokens per block; a power of two."""
     kv_events_endpoint: str = ""
-    """Publish vLLM-compatible KV events at this ZeroMQ address; port 0, told in the log, lets
+    """Publish vLLM-compatible KV events at this ZeroMQ address; port 0, reported in the log, lets
     several workers share a machine.
     """
     kv_events_replay_endpoint: str = ""
@@ -67,7 +67,7 @@ class WorkerSettings(_Section):
 
 
 class SchedulingSettings(_Section):
-    """How a worker batches."""
+    """Limits of a worker's batches and of their steps."""
 
     max_model_tokens: int = Field(default=0, ge=0)
     """Longest prompt plus answer; 0 takes the model's own limit."""

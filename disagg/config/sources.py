@@ -121,7 +121,7 @@ def parse_text(key: str, text: str) -> object:
 
 
 def unknown_key(key: str) -> str:
-    """What is said of a key that is no setting, with the nearest that is one."""
+    """Message about a key that is no setting, with the nearest name that is one."""
     keys = list(setting_types())
     near = [known for known in keys if known.split(".")[1] == key.rpartition(".")[2]]
     near = near or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)

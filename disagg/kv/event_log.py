@@ -12,7 +12,7 @@ class KVEventLog:
 
     Args:
         read_hashes: returns per group the hashes findable now (for snapshots).
-        num_groups: higher group numbers are not told: they hold what follows the first block of
+        num_groups: higher group numbers are not logged: they hold what follows the first block of
             a linear state, and nobody finds that without the first.
         events_max: bound of the buffer; older events are dropped, readers then see a gap.
     """

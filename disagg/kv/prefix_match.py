@@ -11,7 +11,7 @@ class PrefixMatcher:
     """Fixed point over the groups, as in vLLM v1's hybrid coordinator.
 
     Groups with equal specs are looked up jointly. Kinds that need only what is in their window
-    go first: they find a bound with few look-ups, and are asked again until the length is stable.
+    go first: they find a bound with few look-ups, and match again until the length is stable.
     Kinds whose hits are downward-closed are looked up once and then trimmed. The longest common
     prefix does not depend on the order; with EAGLE groups, where a step proves more than it
     returns, it does, and downward-closed kinds go first as in the peer.
@@ -55,7 +55,7 @@ class PrefixMatcher:
                     length -= length % lead.block_tokens
                     continue
                 drop_last = eagle and number not in proven
-                # The proof may lie beyond max_tokens; one kind alone is asked as the peer does.
+                # The proof may lie beyond max_tokens; one kind alone is matched as the peer does.
                 further = lead.proof_tokens if drop_last and len(self._kinds) > 1 else 0
                 runs = self._match(
                     members, hashes, length + further, self.alignment_tokens, drop_last

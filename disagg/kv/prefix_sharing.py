@@ -101,7 +101,7 @@ class PrefixSharing:
     def wanted(
         self, request: KVSequence, reservation: ExternalReservation, own_tokens: int
     ) -> WantedPrefix:
-        """What to ask an owner for, if boundaries up to ``own_tokens`` are of no use."""
+        """The prefix to request of an owner, if boundaries up to ``own_tokens`` are of no use."""
         num_tokens = reservation.num_external_tokens
         shortest = min(own_tokens + self._alignment, num_tokens)
         first = tuple(

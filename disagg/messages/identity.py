@@ -1,4 +1,4 @@
-"""Who is who: requests, incarnations of workers, attempts."""
+"""Identities: requests and their generations, incarnations of workers, attempts of commits."""
 
 from typing import NamedTuple
 

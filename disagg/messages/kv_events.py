@@ -14,7 +14,7 @@ class BlocksStored:
         first_position: position of the first token of the first block.
         block_tokens: tokens per block; the event covers exactly
             ``first_position .. first_position + len(hashes) * block_tokens``.
-        token_ids: those tokens if the log was asked to carry them, else empty.
+        token_ids: those tokens if the log carries token ids, else empty.
     """
 
     group: int
@@ -35,7 +35,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllCleared:
-    """The cache is empty."""
+    """The worker's prefix cache was emptied."""
 
 
 KVEvent = BlocksStored | BlocksRemoved | AllCleared
@@ -50,7 +50,7 @@ class KVEventBatch:
 
     @property
     def next_seq(self) -> int:
-        """Number to ask for next."""
+        """Number of the next event to request."""
         return self.first_seq + len(self.events)
 
 

@@ -24,7 +24,7 @@ class SequenceOutput:
     """Absolute index in the sequence of the first of ``token_ids``."""
     token_ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Parallel to ``token_ids``, or empty when not asked for."""
+    """Parallel to ``token_ids``, or empty when not requested."""
     finish_reason: FinishReason = FinishReason.NONE
 
 

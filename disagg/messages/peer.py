@@ -40,7 +40,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Asks for memory for a hand-over; ``number`` counts up at the prefill worker."""
+    """Requests memory for a hand-over; ``number`` counts up at the prefill worker."""
 
     key: RequestKey
     number: int
@@ -102,7 +102,7 @@ class ReadProgress:
 
 @dataclass(frozen=True, slots=True)
 class AskOffers:
-    """Reader -> owner: asks for all offers from a number on."""
+    """Reader -> owner: requests all offers from a number on."""
 
     key: RequestKey
     lease_id: int | None
@@ -112,7 +112,7 @@ class AskOffers:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Reader -> owner, after every READ is done: asks whether all of it was held until now."""
+    """Reader -> owner, after every READ: requests the confirmation that all was held until now."""
 
     key: RequestKey
     lease_id: int
@@ -145,7 +145,7 @@ class CommitSeen:
 
 @dataclass(frozen=True, slots=True)
 class AskLease:
-    """Asks for a cached prefix; the lease is born sealed, with all ranges in the answer.
+    """Requests a cached prefix; the lease is born sealed, with all ranges in the answer.
 
     Refused where reader and owner together have no boundary in all groups.
     """
@@ -165,7 +165,7 @@ class AskLease:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Asks for the lease of an earlier generation, whose reader is gone; for this reader now."""
+    """Requests the lease of an earlier generation, whose reader is gone, for this reader."""
 
     key: RequestKey
     number: int

@@ -37,7 +37,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token and, where asked for, its log-probabilities."""
+    """One sampled token and, where requested, its log-probabilities."""
 
     token_id: int = field(repr=False)
     logprobs: TokenLogprobs | None = None

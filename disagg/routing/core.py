@@ -25,7 +25,7 @@ from disagg.routing.record import RequestRecord
 from disagg.routing.request_table import HashExtend, RequestTable
 
 PULL_TOKENS_MIN = 256
-"""A pull costs a question, a READ and a commit before the first chunk: tens of milliseconds under
+"""A pull costs a request, a READ and a commit before the first chunk: tens of milliseconds under
 load. So much prefix costs more to compute on any worker worth pulling to."""
 
 
@@ -137,7 +137,7 @@ class RouterCore:
         return actions
 
     def session_up(self, now_ms: int, incarnation: Incarnation) -> None:
-        """The session stream is open; the worker takes requests once its stats say ready."""
+        """The session stream is open; the worker takes requests once its stats are ready."""
         self._fleet.connected(now_ms, incarnation)
 
     def session_lost(self, now_ms: int, incarnation: Incarnation) -> list[RouterAction]:
@@ -229,7 +229,7 @@ class RouterCore:
         return actions + self._requests.expire(now_ms)
 
     def record(self, request_id: str) -> RequestRecord | None:
-        """What happened to a live or recently finished request; None if unknown."""
+        """Record of a live or recently finished request; None if it is unknown."""
         return self._requests.record(request_id)
 
     def _drop(self, now_ms: int, incarnation: Incarnation, cause: str) -> list[RouterAction]:

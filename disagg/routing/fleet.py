@@ -1,4 +1,4 @@
-"""Who is alive, ready and how loaded."""
+"""The workers of the fleet: which of them are alive and ready, and how loaded they are."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -203,7 +203,7 @@ class Fleet:
         return frozenset(pair for pair, until_ms in self._bad_pairs.items() if until_ms > now_ms)
 
     def views(self, num_live: dict[Incarnation, int] | None = None) -> Iterator[WorkerView]:
-        """Every worker as it stands, sorted by id."""
+        """Views of all workers at this moment, sorted by id."""
         for _, worker in sorted(self._workers.items()):
             incarnation = worker.info.incarnation
             yield WorkerView(

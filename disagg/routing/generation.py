@@ -101,7 +101,7 @@ class Generation:
     ) -> Iterator[ToWorker]:
         """``Cancel`` for every part, or for those that may still hold something.
 
-        With ``keeps_lease`` the prefill worker is told nothing: another one takes it over.
+        With ``keeps_lease`` the prefill worker is not cancelled: another one takes its lease over.
         """
         prefill = self.prefill.incarnation
         for worker in self.workers:

@@ -9,7 +9,7 @@ from disagg.routing.request import RoutedRequest
 
 
 class Planner:
-    """Asks the policy, and holds it to what no policy may break.
+    """Calls the policy, and holds its plan to what no policy may break.
 
     Args:
         fleet: the workers.

@@ -1,7 +1,7 @@
 """Which workers hold everything that one KV cache group needs at each block boundary.
 
 Workers are bits of an int, so one pass answers for the whole fleet. What a kind of group needs is
-said in its file in ``disagg.kv.kinds``.
+defined in its file in ``disagg.kv.kinds``.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What happened to one request, readable while it lives and for a while afterwards."""
+"""Record of one request, readable while it lives and for a while afterwards."""
 
 from dataclasses import dataclass
 

@@ -89,7 +89,7 @@ class RoutedRequest:
             pull = PullPlan(owner, plan.pull.hit.usable_tokens)
         if plan.local:
             return [ToWorker(current.decode.incarnation, replace(submit, pull=pull))]
-        # The decode worker first: it refuses a Reserve of a generation it has not been told of.
+        # The decode worker first: it refuses a Reserve of a generation not submitted to it.
         return [
             ToWorker(info.incarnation, replace(submit, role=role, peer=_address(peer), pull=first))
             for info, role, peer, first in (

@@ -11,7 +11,7 @@ _Sampled = tuple[int, TokenLogprobs | None]
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What became deliverable."""
+    """The tokens, and perhaps the end, that became deliverable."""
 
     token_ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[TokenLogprobs, ...]

@@ -1,4 +1,4 @@
-"""What the worker's core asks its shell to do, in the order given."""
+"""Commands of the worker's core to its shell, to be carried out in the order given."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from disagg.transfer.actions import PostRead, Send
 
 @dataclass(frozen=True, slots=True)
 class ToRouter:
-    """Send on the router's session."""
+    """Send a message on the router's session."""
 
     message: ToRouterMessage
 

@@ -1,7 +1,7 @@
 """Block tables on their way to the engine: each step carries what changed since the last one.
 
 A table grows at its end and loses leading entries when they leave the window; no other entry of
-it ever changes. So two numbers per table say what the engine has of it. The engine sees the steps
+it ever changes. So two numbers per table are what the engine has of it. The engine sees the steps
 in the order of their launch and makes the changes of each one before it computes it, also of one
 that then fails: after that its tables equal those the coordinator had at the launch.
 """

@@ -276,7 +276,7 @@ class WorkerCore:
     def _sampled(self, now_ms: int, seq: Sequence, sample: SampledToken) -> SequenceOutput:
         """A step sampled a token: go on, finish, or hand over."""
         output = self.generations.emit(seq, sample)
-        self.kv.unpromise(seq.key)  # the prompt is complete; from here on memory is asked for
+        self.kv.unpromise(seq.key)  # the prompt is complete; from here on memory is requested
         if not seq.prefill_reported:
             seq.prefill_reported = True
             self._out.add(ToRouter(seq.prefill_report()))
@@ -336,7 +336,7 @@ class WorkerCore:
     def _end(
         self, seq: Sequence, reason: EndReason, message: str, *, tell_peer: bool = True
     ) -> None:
-        """End this worker's part: give everything back, tell the peer and the router."""
+        """End this worker's part: give everything back, inform the peer and the router."""
         self.prefix_pull.end(seq.key, reason)
         if seq.role is Role.PREFILL:
             self.prefill_side.end(seq, reason, message, tell_peer=tell_peer)

@@ -99,7 +99,7 @@ class Sequence:
     def emit(
         self, token: SampledToken, hasher: BlockHasher, max_model_tokens: int
     ) -> SequenceOutput:
-        """Append a sampled token; the result says whether it ends the request."""
+        """Append a sampled token; returns whether it ends the request."""
         position = self.num_tokens
         self.request.token_ids.append(token.token_id)
         if self.num_tokens % hasher.block_tokens == 0:

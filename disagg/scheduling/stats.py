@@ -6,7 +6,7 @@ from disagg.scheduling.core import WorkerCore
 
 
 def worker_stats(core: WorkerCore) -> WorkerStats:
-    """Load and counters, as of now."""
+    """Load and counters of a worker at this moment."""
     batcher, inbound = core.batcher, core.inbound
     counters = core.counters.counts | {
         "preemptions": batcher.num_preemptions,

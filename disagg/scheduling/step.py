@@ -1,4 +1,4 @@
-"""One step of the engine: what the scheduler asks for and what comes back."""
+"""One step of the engine: the scheduler's order, and the engine's result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -84,7 +84,7 @@ class LeaseEnded:
 
 
 class LeaseListener(Protocol):
-    """Whoever opened a lease."""
+    """Gets the news of the leases that it opened."""
 
     def lease_committed(self, event: LeaseCommitted) -> None:
         """The reader needs the lease no more."""
@@ -97,7 +97,7 @@ class LeaseListener(Protocol):
 
 
 class LeaseRequester(Protocol):
-    """Whoever requested a lease."""
+    """Gets the answers to the leases that it requested."""
 
     def lease_granted(self, now_ms: int, owner: Incarnation, offers: Offers) -> None:
         """The lease is there: begin the inbound transfer, or give the request up."""
@@ -111,7 +111,7 @@ class LeaseRequester(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InboundStats:
-    """What a committed transfer cost."""
+    """Figures of a committed transfer: what it moved and how long it took."""
 
     num_reads: int
     num_blocks: tuple[int, ...]
@@ -181,7 +181,7 @@ class InboundDrained:
 
 
 class InboundListener(Protocol):
-    """Whoever began an inbound transfer."""
+    """Gets the news of the inbound transfers that it began."""
 
     def progressed(self, now_ms: int, key: RequestKey) -> None:
         """Something new was offered or read: the transfer does not stand still."""

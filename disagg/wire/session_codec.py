@@ -41,7 +41,7 @@ from disagg.wire.v1 import session_pb2
 
 
 def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_pb2.SessionRequest:
-    """Encode what the router says."""
+    """Encode a message of the router to a worker."""
     match message:
         case SessionOpen(router_id, worker):
             opening = session_pb2.SessionOpen(
@@ -59,7 +59,7 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
 
 
 def session_request_from_wire(request: session_pb2.SessionRequest) -> ToWorkerMessage | SessionOpen:
-    """Decode what the router says.
+    """Decode a message of the router to a worker.
 
     Raises:
         ProtocolError: a field is missing or malformed, or the kind of message is unknown.
@@ -78,7 +78,7 @@ def session_request_from_wire(request: session_pb2.SessionRequest) -> ToWorkerMe
 
 
 def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionResponse:
-    """Encode what a worker says."""
+    """Encode a message of a worker to the router."""
     match message:
         case StepOutputs():
             return session_pb2.SessionResponse(outputs=outputs_to_wire(message))
@@ -108,7 +108,7 @@ def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionRes
 
 
 def session_response_from_wire(response: session_pb2.SessionResponse) -> ToRouterMessage:
-    """Decode what a worker says.
+    """Decode a message of a worker to the router.
 
     Raises:
         ProtocolError: a field is missing or malformed, or the kind of message is unknown.

@@ -8,7 +8,7 @@ from disagg.messages.registration import Contract
 
 @dataclass(frozen=True, slots=True)
 class PeerHello:
-    """First message of a peer stream, in both directions: who I am and where my pool lies."""
+    """First message of a peer stream, in both directions: the sender, and where its pool lies."""
 
     contract: Contract
     address: str

@@ -15,7 +15,7 @@ HARMLESS_ARGUMENTS = frozenset({"output_router_logits", "position_ids", "use_cac
 """What models pass beside the named arguments without meaning anything to attention here.
 
 Positions were already applied by RoPE, which keys a query sees follows from the batch, the cache
-of transformers is never asked for, and reporting expert choices changes no output.
+of transformers is never needed, and reporting expert choices changes no output.
 """
 
 _NOT_PASSED = object()
@@ -50,7 +50,7 @@ def paged_attention(
         query: [1, num_heads, T, head_size] after RoPE and norms.
         key: [1, num_kv_heads, T, head_size].
         value: like ``key``.
-        attention_mask: must be None; the batch says what each query sees.
+        attention_mask: must be None; the batch defines what each query sees.
         scaling: factor on the scores.
         dropout: must be 0.
         sliding_window: must agree with the layer's spec where a model passes it.

@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family tells which layers have a window.
+    """A family of models: how its config states which layers have a window.
 
     Attributes:
         name: short name, as tests and messages use it.

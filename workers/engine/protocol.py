@@ -1,4 +1,4 @@
-"""What a worker asks of the thing that computes its steps; the folder's README has the rules."""
+"""The engine that computes a worker's steps: its protocol; the folder's README has the rules."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -170,7 +170,7 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> A
     except (KeyError, OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{checkpoint.path}: {error}", param="model.safetensors") from error
     model, report = loaded
-    # transformers fills missing weights with random numbers and says so in a log line only.
+    # transformers fills missing weights with random numbers and only logs a line.
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if report.get(kind):
             raise ConfigError(

@@ -143,7 +143,7 @@ class BlockPool:
             deque(map(self._private.__setitem__, block_ids, repeat(private)), maxlen=0)
 
     def _has_private(self, block_ids: list[int], all_of_them: bool = False) -> bool:
-        """Whether one of these blocks is private, or all of them are."""
+        """Whether some of these blocks are private, or with ``all_of_them`` every one."""
         if len(block_ids) == 1:
             return bool(self._private[block_ids[0]])
         side = self.cache.neighbours(block_ids)

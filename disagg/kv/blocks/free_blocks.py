@@ -123,7 +123,7 @@ class CachedBlocks:
         return taken
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all free blocks."""
         self._free.clear()
         self._queue.clear()
         self._stale.clear()

@@ -27,7 +27,7 @@ class Retention:
 
     @property
     def is_dense(self) -> bool:
-        """Whether everything is kept."""
+        """Whether blocks are kept findable at every boundary."""
         return self.interval_tokens is None
 
     def positions(

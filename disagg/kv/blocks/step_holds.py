@@ -1,4 +1,4 @@
-"""Steps in flight as holders."""
+"""Steps in flight as holders of the blocks that they use."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass

@@ -51,15 +51,15 @@ class AttentionSpec:
 
     @property
     def page_bytes(self) -> int:
-        """K, then V."""
+        """Bytes of one layer's K and V in one block."""
         return 2 * self.num_kv_heads * self.block_tokens * self.head_size * self.dtype_bytes
 
     def event_fields(self) -> dict[str, object]:
-        """Nothing besides."""
+        """No field besides those of all kinds."""
         return {}
 
     def visible_tokens(self, num_tokens: int) -> int:
-        """All of them."""
+        """One layer keeps every token of the request."""
         return num_tokens
 
     def split_layers(self, num_layers: int, block_bytes: int) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class AttentionSpec:
         return -(-num_layers // (block_bytes // self.page_bytes)), 1
 
     def check_blocks_per_state(self, num_blocks: int) -> None:
-        """A page lies in one block."""
+        """Refuse pages of several blocks: a page lies in one block."""
         if num_blocks != 1:
             raise ConfigError(f"{type(self).__name__} has no states", param="blocks_per_state")
 
@@ -77,5 +77,5 @@ class AttentionSpec:
         return num_layers * replace(self, num_kv_heads=heads).page_bytes
 
     def token_and_state_bytes(self, taken_bytes: int) -> tuple[int, int]:
-        """All of it is tokens'."""
+        """All bytes belong to tokens, none to a state."""
         return -(-taken_bytes // self.block_tokens), 0

@@ -34,15 +34,15 @@ class ChunkedLocalSpec(AttentionSpec):
 
     @property
     def window_tokens(self) -> int:
-        """The chunk."""
+        """Length of the chunk."""
         return self.chunk_tokens
 
     def first_seen(self, position: int) -> int:
-        """The chunk's first position."""
+        """First position of the chunk that ``position`` stands in."""
         return chunk_start(position, self.chunk_tokens)
 
     def windowed_pages(self) -> None:
-        """A chunk is no window."""
+        """No such pages: a chunk is not a sliding window."""
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
         """Tables that start with nulls up to the current chunk."""
@@ -55,7 +55,7 @@ class ChunkedLocalSpec(AttentionSpec):
 
     @staticmethod
     def check_group(group: GroupInfo) -> None:
-        """A chunk without tokens."""
+        """Refuse a chunk of no tokens."""
         if group.window_tokens < 1:
             raise ConfigError(f"a {group.kind} group needs a window", param="groups.window_tokens")
 
@@ -73,7 +73,7 @@ class ChunkedLocalSpec(AttentionSpec):
         return usable
 
     def visible_tokens(self, num_tokens: int) -> int:
-        """The chunk, once it is full."""
+        """One layer keeps at most one chunk of tokens."""
         return min(self.chunk_tokens, num_tokens)
 
     def without_window(self) -> Spec:

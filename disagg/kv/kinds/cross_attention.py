@@ -33,12 +33,12 @@ class CrossAttentionSpec(AttentionSpec):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of one request."""
+        """Blocks that the encoder's outputs of one request need."""
         return -(-self.encoder_tokens // self.block_tokens)
 
     @property
     def window_tokens(self) -> int:
-        """None."""
+        """No window: 0."""
         return 0
 
     def first_seen(self, position: int) -> int:
@@ -46,10 +46,10 @@ class CrossAttentionSpec(AttentionSpec):
         return 0
 
     def windowed_pages(self) -> None:
-        """Nothing that tokens have."""
+        """No such pages: the K and V here are not those of tokens."""
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
-        """Tables of fixed length."""
+        """A manager whose tables have a fixed length."""
         setting.refuse_eagle(type(self).__name__)
         return CrossAttentionManager(self, pool, setting, self.num_blocks)
 
@@ -60,7 +60,7 @@ class CrossAttentionSpec(AttentionSpec):
 
     @staticmethod
     def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        """Nobody, nowhere."""
+        """No worker can go on after any block: nothing of this kind is shared."""
         return [0] * len(holders)
 
     def visible_tokens(self, num_tokens: int) -> int:
@@ -68,7 +68,7 @@ class CrossAttentionSpec(AttentionSpec):
         return self.encoder_tokens
 
     def without_window(self) -> Spec:
-        """The same."""
+        """The spec itself: it has no window."""
         return self
 
 
@@ -88,7 +88,7 @@ class CrossAttentionManager(GroupManager):
         self._num_blocks = spec.num_blocks
 
     def num_blocks(self, num_tokens: int) -> int:
-        """The same for every length."""
+        """The length of a table, whatever ``num_tokens`` is."""
         return self._num_blocks
 
     def spanned_tokens(self, num_blocks: int) -> int:
@@ -96,14 +96,14 @@ class CrossAttentionManager(GroupManager):
         return 0
 
     def next_drop(self, num_skipped: int) -> None:
-        """Never."""
+        """No block is ever dropped before the request ends."""
 
     def returning(self, blocks: Iterable[int]) -> Iterable[int]:
-        """None."""
+        """No block returns to the promise while the request lives."""
         return ()
 
     def room_end(self, key: Hashable) -> int:
-        """No sequence outgrows it."""
+        """A table has room for every length of its sequence."""
         return sys.maxsize
 
     def match(
@@ -114,11 +114,11 @@ class CrossAttentionManager(GroupManager):
         alignment_tokens: int,
         drop_last: bool,
     ) -> tuple[list[int], ...]:
-        """Nothing."""
+        """No hit: chain values do not name the encoder's input."""
         return tuple([] for _ in groups)
 
     def in_window_blocks(self, key: Hashable, num_tokens: int) -> list[tuple[int, int]]:
-        """All of them, whatever the position."""
+        """All blocks of the table, whatever the position."""
         return list(enumerate(self.tables[key].blocks))
 
     def publish(
@@ -129,7 +129,7 @@ class CrossAttentionManager(GroupManager):
         num_computed: int,
         deduplicate: bool,
     ) -> None:
-        """Nothing."""
+        """Publish no block: nothing of this kind is shared."""
 
     def publish_around(
         self,
@@ -139,4 +139,4 @@ class CrossAttentionManager(GroupManager):
         num_computed: int,
         failed: Collection[int],
     ) -> None:
-        """Nothing."""
+        """Publish no block: nothing of this kind is shared."""

@@ -21,15 +21,15 @@ class FullAttentionSpec(AttentionSpec):
 
     @property
     def window_tokens(self) -> int:
-        """None."""
+        """No window: 0."""
         return 0
 
     def first_seen(self, position: int) -> int:
-        """The first of all."""
+        """Position 0, whatever ``position`` is."""
         return 0
 
     def windowed_pages(self) -> WindowedPages:
-        """Pages without a window."""
+        """The pages of K and V, without a window."""
         return WindowedPages(
             self.num_kv_heads, self.block_tokens, self.head_size, self.dtype_bytes, None
         )
@@ -41,7 +41,7 @@ class FullAttentionSpec(AttentionSpec):
 
     @staticmethod
     def check_group(group: GroupInfo) -> None:
-        """Nothing besides what holds for all kinds."""
+        """Refuse nothing besides what is refused of all kinds."""
 
     @staticmethod
     def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
@@ -49,28 +49,28 @@ class FullAttentionSpec(AttentionSpec):
         return all_before(holders)
 
     def without_window(self) -> Spec:
-        """The same."""
+        """The spec itself: it has no window."""
         return self
 
 
 class FullAttentionManager(GroupManager):
-    """Tables without nulls."""
+    """Tables without null blocks: no block is ever out of sight."""
 
     hits_nest = True
 
     def next_drop(self, num_skipped: int) -> None:
-        """Never."""
+        """No block is ever dropped before the sequence ends."""
 
     def returning(self, blocks: Iterable[int]) -> Iterable[int]:
-        """None."""
+        """No block returns to the promise while the sequence lives."""
         return ()
 
     def num_settled(self, num_computed: int) -> int:
-        """Every full block."""
+        """Number of full blocks: each of them is settled."""
         return self.num_full_blocks(num_computed)
 
     def kept_hits(self, hit: Sequence[int], position: int) -> list[int]:
-        """All of them."""
+        """Every block of the hit is kept."""
         return list(hit)
 
     def match(
@@ -81,7 +81,7 @@ class FullAttentionManager(GroupManager):
         alignment_tokens: int,
         drop_last: bool,
     ) -> tuple[list[int], ...]:
-        """Left-to-right run."""
+        """Longest run of cached blocks from the left."""
         end = min(max_tokens // self.block_tokens, len(hashes))
         found: list[list[int]] = []
         for group in groups:

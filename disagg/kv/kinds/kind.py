@@ -1,4 +1,4 @@
-"""What a kind of KV cache group says of itself: the protocol that each file beside this fulfils."""
+"""What each kind of KV cache group defines: the protocol that every file beside this fulfils."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -32,19 +32,19 @@ class LinearStateSpec:
 
     @property
     def page_bytes(self) -> int:
-        """The state."""
+        """Bytes of one layer's state."""
         return self.state_bytes
 
     @property
     def window_tokens(self) -> int:
-        """None."""
+        """No window: 0."""
         return 0
 
     def first_seen(self, position: int) -> None:
-        """A state, no tokens."""
+        """No position: a query reads a state instead."""
 
     def windowed_pages(self) -> None:
-        """No K and V."""
+        """No such pages: a state has no K and V."""
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
         """Tables of the running state and those that steps in flight started from."""
@@ -54,7 +54,7 @@ class LinearStateSpec:
 
     @staticmethod
     def check_group(group: GroupInfo) -> None:
-        """Nothing besides what holds for all kinds."""
+        """Refuse nothing besides what is refused of all kinds."""
 
     @staticmethod
     def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
@@ -62,11 +62,11 @@ class LinearStateSpec:
         return list(holders)
 
     def event_fields(self) -> dict[str, object]:
-        """Nothing besides."""
+        """No field besides those of all kinds."""
         return {}
 
     def visible_tokens(self, num_tokens: int) -> int:
-        """A state keeps no tokens."""
+        """A state keeps no tokens: 0."""
         return 0
 
     def split_layers(self, num_layers: int, block_bytes: int) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class LinearStateSpec:
         return 1, -(-num_layers * self.page_bytes // block_bytes)
 
     def check_blocks_per_state(self, num_blocks: int) -> None:
-        """Any number will do."""
+        """Refuse nothing: a state may take any number of blocks."""
 
     def rank_block_bytes(self, num_layers: int, blocks_per_state: int, tensor_parallel: int) -> int:
         """States are split as far as the block is."""
@@ -82,11 +82,11 @@ class LinearStateSpec:
         return -(-useful_bytes // tensor_parallel)
 
     def token_and_state_bytes(self, taken_bytes: int) -> tuple[int, int]:
-        """All of it is the state's."""
+        """All bytes belong to the state, none to tokens."""
         return 0, taken_bytes
 
     def without_window(self) -> Spec:
-        """The same."""
+        """The spec itself: it has no window."""
         return self
 
 
@@ -240,7 +240,7 @@ class LinearStateManager(GroupManager):
         num_computed: int,
         failed: Collection[int],
     ) -> None:
-        """Nothing: a state of which a block did not arrive is none."""
+        """Publish no block: a state of which a block did not arrive is useless."""
 
     def _publish_state(
         self,

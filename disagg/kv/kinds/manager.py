@@ -336,5 +336,5 @@ class GroupManager:
 
 
 def without_null(blocks: Sequence[int]) -> list[int]:
-    """The blocks that are kept."""
+    """The blocks of a table that are not null blocks."""
     return list(filter(None, blocks))

@@ -22,29 +22,29 @@ class MLASpec(AttentionSpec):
 
     @property
     def page_bytes(self) -> int:
-        """The latents; there is no separate V."""
+        """Bytes of one layer's latents in one block; there is no separate V."""
         return self.num_kv_heads * self.block_tokens * self.head_size * self.dtype_bytes
 
     @property
     def window_tokens(self) -> int:
-        """None."""
+        """No window: 0."""
         return 0
 
     def first_seen(self, position: int) -> int:
-        """The first of all."""
+        """Position 0, whatever ``position`` is."""
         return 0
 
     def windowed_pages(self) -> None:
-        """Pages without V."""
+        """The pages of latents, without V."""
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
-        """As for full attention."""
+        """A manager as for full attention."""
         peak = setting.num_blocks(setting.max_model_tokens, self.block_tokens)
         return FullAttentionManager(self, pool, setting, peak)
 
     @staticmethod
     def check_group(group: GroupInfo) -> None:
-        """Nothing besides what holds for all kinds."""
+        """Refuse nothing besides what is refused of all kinds."""
 
     @staticmethod
     def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
@@ -52,5 +52,5 @@ class MLASpec(AttentionSpec):
         return all_before(holders)
 
     def without_window(self) -> Spec:
-        """The same."""
+        """The spec itself: it has no window."""
         return self

@@ -36,11 +36,11 @@ class SlidingWindowSpec(AttentionSpec):
         require_positive(self, "window_tokens")
 
     def first_seen(self, position: int) -> int:
-        """The window's first position."""
+        """First position of the window that ends at ``position``."""
         return max(0, position - self.window_tokens + 1)
 
     def windowed_pages(self) -> WindowedPages:
-        """Pages with this window."""
+        """The pages of K and V, with this window."""
         return WindowedPages(
             self.num_kv_heads,
             self.block_tokens,
@@ -50,7 +50,7 @@ class SlidingWindowSpec(AttentionSpec):
         )
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
-        """Tables that start with nulls."""
+        """A manager whose tables start with null blocks."""
         tokens = self.window_tokens - 1 + setting.max_step_tokens
         # One more block than the tokens fill: the window may start inside a block.
         peak = setting.num_blocks(tokens, self.block_tokens) + 1
@@ -58,7 +58,7 @@ class SlidingWindowSpec(AttentionSpec):
 
     @staticmethod
     def check_group(group: GroupInfo) -> None:
-        """A window without tokens."""
+        """Refuse a window of no tokens."""
         if group.window_tokens < 1:
             raise ConfigError(f"a {group.kind} group needs a window", param="groups.window_tokens")
 
@@ -89,11 +89,11 @@ class SlidingWindowSpec(AttentionSpec):
         ]
 
     def event_fields(self) -> dict[str, object]:
-        """The window."""
+        """The window's length, besides the fields of all kinds."""
         return {"kv_cache_spec_sliding_window": self.window_tokens}
 
     def visible_tokens(self, num_tokens: int) -> int:
-        """The window, once it is full."""
+        """One layer keeps at most one window of tokens."""
         return min(self.window_tokens, num_tokens)
 
     def without_window(self) -> Spec:

@@ -136,7 +136,7 @@ def plan_layout(layer_specs: Sequence[Spec | None]) -> KVCacheLayout:
                 f"{type(spec).__name__} has {spec.block_tokens}",
                 param="block_tokens",
             )
-    # A state is a list of blocks: it has no say in their size where there are pages.
+    # A state is a list of blocks: it does not affect their size where there are pages.
     paged = {s: layers for s, layers in kinds.items() if s.visible_tokens(REFERENCE_TOKENS)}
     # States alone: as large as the smallest of them, the others are lists.
     block_bytes = _block_bytes(paged) if paged else min(s.page_bytes * len(kinds[s]) for s in kinds)

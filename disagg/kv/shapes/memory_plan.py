@@ -180,7 +180,7 @@ def _plan_group(layout: KVCacheLayout, group: KVCacheGroup, context_tokens: int)
         max_model_tokens=context_tokens,
         max_step_tokens=1,
     )
-    # Asked of the manager that workers use: the plan and admission cannot disagree.
+    # From the manager that workers use: the plan and admission cannot disagree.
     manager = spec.create_manager(BlockPool(2, len(layout.groups) + 1), setting)
     taken_bytes = layout.block_bytes * group.blocks_per_state
     token_bytes, state_bytes = spec.token_and_state_bytes(taken_bytes)

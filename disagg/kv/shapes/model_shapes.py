@@ -58,11 +58,11 @@ class ConfigFields:
         return value
 
     def layers(self) -> range:
-        """Layer numbers."""
+        """Numbers of the model's layers."""
         return range(self.number("num_hidden_layers"))
 
     def heads(self) -> tuple[int, int]:
-        """KV heads and their size."""
+        """Number of KV heads, and the size of one."""
         num_heads = self.number("num_attention_heads")
         size = self.get("head_dim") or self.get("attention_head_dim")
         size = size or self.number("hidden_size") // num_heads
@@ -255,7 +255,7 @@ class ModelShape:
     Attributes:
         architecture: as config.json names it.
         layer_specs: per layer what it keeps, None for nothing (an MLP alone).
-        max_model_tokens: longest sequence, 0 if the config does not say.
+        max_model_tokens: longest sequence, 0 if the config has none.
     """
 
     architecture: str

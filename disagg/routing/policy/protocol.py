@@ -92,7 +92,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who does what, and why."""
+    """Workers of one generation with their parts, and the reason."""
 
     prefill: Candidate
     decode: Candidate
@@ -120,7 +120,7 @@ class PolicyOptions:
 class Policy(Protocol):
     """The rule by which workers are chosen.
 
-    Equal arguments give equal plans: no I/O, no clock, no chance. A policy is made once, by
+    Equal arguments give equal plans: no I/O, no clock, no randomness. A policy is made once, by
     calling its class with `PolicyOptions`.
     """
 

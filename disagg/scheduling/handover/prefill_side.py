@@ -125,7 +125,7 @@ class PrefillSide:
             self._budget.take(lease.key, lease.num_blocks)
 
     def lease_committed(self, event: LeaseCommitted) -> None:
-        """The decode worker has everything."""
+        """The decode worker has committed: it has every block."""
         self._budget.give_back(event.key)
 
     def lease_ended(self, event: LeaseEnded) -> None:
@@ -180,7 +180,7 @@ class PrefillSide:
         self._budget.give_back(key)
 
     def on_peer_lost(self, peer: Incarnation) -> None:
-        """Forget what a decode worker that is gone granted or was asked for."""
+        """Forget grants of a decode worker that is gone, and requests to it."""
         self._requests.on_peer_lost(peer)
 
     def end(

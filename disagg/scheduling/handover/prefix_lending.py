@@ -39,7 +39,7 @@ class PrefixLender:
         self._answers.refuse(request)
 
     def lease_committed(self, event: LeaseCommitted) -> None:
-        """The reader has the prefix."""
+        """The reader has committed: it has every block of the prefix."""
         self._budget.give_back(event.pull)
 
     def lease_ended(self, event: LeaseEnded) -> None:

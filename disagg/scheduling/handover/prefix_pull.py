@@ -1,4 +1,4 @@
-"""Prefix pulls into this worker: reserve, ask, read, commit; whatever fails, compute instead.
+"""Prefix pulls into this worker: reserve, request, read, commit; after any failure, compute.
 
 A pull never fails its generation. While it goes on the sequence holds its blocks for a bounded
 time only; when it ends without a commit the sequence gives them back and takes its place in the

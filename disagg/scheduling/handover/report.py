@@ -1,4 +1,4 @@
-"""What a reader tells the router about a transfer."""
+"""The reader's report of a transfer to the router."""
 
 from disagg.kv.blocks.hits import ExternalReservation
 from disagg.kv.coordinator import KVCacheCoordinator
@@ -65,5 +65,5 @@ def failed_report(key: RequestKey, owner: Incarnation, why: str) -> TransferRepo
 
 
 def pulled_bytes(report: TransferReport) -> int:
-    """Over all groups."""
+    """Bytes that were pulled, over all groups."""
     return sum(group.pulled_bytes for group in report.groups)

@@ -1,4 +1,4 @@
-"""Leases that were committed, remembered until their readers know it."""
+"""Committed leases, remembered until their readers know of the commit."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ class CommittedLeases:
         return len(self._leases)
 
     def find(self, lease_id: int) -> Lease | None:
-        """A lease that is remembered."""
+        """The committed lease with this id, if it is remembered."""
         return self._leases.get(lease_id)
 
     def add(self, lease: Lease) -> None:

@@ -58,7 +58,7 @@ class Lease:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks offered and held."""
+        """Number of blocks offered and held."""
         return sum(map(len, self.offered.values()))
 
     @property
@@ -67,7 +67,7 @@ class Lease:
         return self.request if self.is_pull else None
 
     def status(self) -> LeaseStatus:
-        """The lease for display."""
+        """A copy of the lease's figures, for display."""
         return LeaseStatus(self.lease_id, self.key, self.reader, self.state, self.num_blocks)
 
     def offers(self, first: int) -> Offers:

@@ -74,7 +74,7 @@ class LiveLeases:
         return lease
 
     def is_hand_over(self, lease: Lease) -> None:
-        """From now on the lease is the live one of its generation."""
+        """Make the lease the live one of its generation."""
         self._by_key[lease.key] = lease.lease_id
 
     def find(self, lease_id: int) -> Lease | None:
@@ -87,7 +87,7 @@ class LiveLeases:
         return None if lease_id is None else self._live[lease_id]
 
     def die(self, lease: Lease, event: LeaseEvent, reason: str) -> None:
-        """Dead first, reused after: nobody can commit it any more when its blocks go."""
+        """End a lease: dead first, reused after; nobody can commit it when its blocks go."""
         lease.state = LEASE_TABLE.move(lease.state, event)
         self._no_longer_live(lease)
         LEASE_TABLE.leave(lease.state, LeaseEvent.FORGET)
@@ -116,12 +116,12 @@ class LiveLeases:
         return key in self._by_key or any(one.key == key for one in self._committed)
 
     def statuses(self) -> list[LeaseStatus]:
-        """All leases, live ones first."""
+        """Statuses of all leases, live ones first."""
         return [one.status() for one in (*self._live.values(), *self._committed)]
 
     @property
     def num_live(self) -> int:
-        """Leases that hold blocks."""
+        """Number of leases that hold blocks."""
         return len(self._live)
 
     @property

@@ -87,7 +87,7 @@ class LeaseAnswers:
         self._table.out.add(Send(sender, lease.offers(0)))
 
     def refuse(self, request: LeaseRequest) -> None:
-        """Refuse a new request."""
+        """Refuse a request that has no answer yet."""
         self._note(request, None)
         self._send_refusal(request)
 

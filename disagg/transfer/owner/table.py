@@ -130,7 +130,7 @@ class LeaseTable(LiveLeases):
     # -- messages -----------------------------------------------------------------------------
 
     def on_ask(self, sender: Incarnation, ask: AskOffers) -> None:
-        """Answer with the offers from a number on, the seal if there is one, or dead.
+        """Send the offers from a number on, with the seal if there is one, or the lease's end.
 
         A reader that does not know the lease's id yet gets no answer when there is no lease, as
         it may be about to be opened.
@@ -189,7 +189,7 @@ class LeaseTable(LiveLeases):
         self._committed.on_seen(sender, seen)
 
     def on_ended(self, sender: Incarnation, ended: Ended) -> None:
-        """The reader ended its part: so does its live lease."""
+        """The reader ended its part of a generation: end its live lease."""
         lease = self.hand_over_of(ended.key)
         if lease and lease.reader == sender and lease.state is not LeaseState.ORPHANED:
             self.die(lease, LeaseEvent.END, ended.reason)
@@ -211,7 +211,7 @@ class LeaseTable(LiveLeases):
     # -- inside -------------------------------------------------------------------------------
 
     def _judge(self, lease: Lease, sender: Incarnation, commit: Commit) -> tuple[LeaseEvent, str]:
-        """Which row of the table a Commit fits, and why if it is a NO."""
+        """Event of the table that a Commit is, and the reason of a refusal."""
         if not self._is_readers(lease, sender, commit):
             return LeaseEvent.COMMIT_OTHER, "the lease belongs to another reader"
         if lease.state is LeaseState.COMMITTED:

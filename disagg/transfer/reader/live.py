@@ -86,7 +86,7 @@ class LiveTransfers:
         return len(self._live)
 
     def statuses(self) -> list[InboundStatus]:
-        """All transfers, draining ones included."""
+        """Statuses of all transfers, draining ones included."""
         return [one.status() for one in self._entries.values()]
 
     # -- inside -------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class Run:
 
     @property
     def sources(self) -> range:
-        """Blocks of the owner."""
+        """Block ids at the owner."""
         return range(self.src, self.src + len(self.dst))
 
     @property
@@ -90,7 +90,7 @@ class OfferList:
     def take(self, offers: Offers) -> list[Run] | ProtocolBreach:
         """Add what is new; returns the blocks to pull for it. Repetitions add nothing.
 
-        Offers beyond a gap must not be given; `has_gap` says so.
+        Offers beyond a gap must not be given; check `has_gap` first.
         """
         repeated = len(self.ranges) - offers.first
         seen = self.ranges[max(0, offers.first) : offers.first + len(offers.ranges)]
@@ -116,7 +116,7 @@ class OfferList:
 
     @property
     def num_ranges(self) -> tuple[int, ...]:
-        """Offers per group."""
+        """Number of offered ranges per group."""
         return tuple(self._num_ranges)
 
     def incomplete(self, seal: Seal) -> ProtocolBreach | None:

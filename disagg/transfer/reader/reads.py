@@ -21,7 +21,7 @@ class Read:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that it writes."""
+        """Number of blocks that the READ writes."""
         return sum(len(run.dst) for run in self.runs)
 
     @property

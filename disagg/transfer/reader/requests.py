@@ -115,7 +115,7 @@ class LeaseRequests:
             entry.expires_ms = now_ms + self._ttl_ms
 
     def finished(self, key: RequestKey) -> None:
-        """The lease is committed."""
+        """Forget the request of a committed lease."""
         self._leave(key, LeaseRequestEvent.FINISH)
 
     def on_peer_lost(self, now_ms: int, owner: Incarnation) -> None:

@@ -88,7 +88,7 @@ class InboundTable(LiveTransfers):
     # -- what happens -------------------------------------------------------------------------
 
     def on_offers(self, now_ms: int, sender: Incarnation, offers: Offers) -> None:
-        """Post READs for what is new; ask at a gap; fail if the lease is dead or breaks a rule."""
+        """Post READs of what is new, request what is missing; fail if the lease is dead or bad."""
         self._lease_seen[sender] = max(self._lease_seen.get(sender, 0), offers.lease_id)
         entry = self._of(offers.key)
         if entry is None or entry.owner != sender or entry.is_over:
@@ -233,7 +233,7 @@ class InboundTable(LiveTransfers):
         )
 
     def _ask_gap(self, now_ms: int, entry: InboundTransfer) -> None:
-        """Ask for a gap once; every later Offers over the same gap would ask again."""
+        """Request the offers of a gap once; each later Offers over the same gap would repeat it."""
         if entry.asked != len(entry.offers.ranges):
             entry.asked = len(entry.offers.ranges)
             self._repeat(now_ms, entry)

@@ -32,12 +32,12 @@ class InboundTransfer:
     lease_floor: int
     """Leases up to this id are older than this transfer."""
     repeat_ms: int
-    """When to ask or to send the Commit again."""
+    """When to send the request for offers, or the Commit, again."""
     state: InboundState = InboundState.RESERVED
     lease_id: int | None = None
     """None until the first Offers."""
     asked: int | None = None
-    """Offer number a gap was last asked for; asked once, then at the interval."""
+    """Offer number of the gap last requested; requested once, then at the interval."""
     waiting: list[Run] = field(default_factory=list)
     """Offered, but reading from the owner is paused."""
     reads: set[int] = field(default_factory=set)
@@ -65,7 +65,7 @@ class InboundTransfer:
 
     @property
     def num_blocks(self) -> int:
-        """Destinations held."""
+        """Number of destinations held."""
         return sum(self.offers.num_blocks)
 
     @property
@@ -80,11 +80,11 @@ class InboundTransfer:
         return ReadProgress(self.key, self.lease_id, self.num_blocks_read)
 
     def status(self) -> InboundStatus:
-        """The transfer for display."""
+        """A copy of the transfer's figures, for display."""
         return InboundStatus(self.key, self.owner, self.state, self.num_blocks, len(self.reads))
 
     def report_commit(self, now_ms: int, seal: Seal) -> None:
-        """Tell the listener what the owner confirmed, and what it cost."""
+        """Inform the listener of the commit: what the owner confirmed, and what it cost."""
         stats = InboundStats(
             self.num_reads,
             self.offers.num_blocks,
@@ -108,14 +108,14 @@ class InboundTransfer:
 
     @property
     def repeats(self) -> bool:
-        """Whether there is something to ask for at an interval."""
+        """Whether a message is due at an interval."""
         if self.state is InboundState.READING:
             return not self.offers.all_listed
         return self.state in (InboundState.RESERVED, InboundState.COMMITTING)
 
     @property
     def repeated(self) -> AskOffers | Commit:
-        """What is asked for at an interval: the missing offers, or the commit."""
+        """The message due at an interval: a request for missing offers, or the commit."""
         if self.attempt is None:
             return AskOffers(self.key, self.lease_id, len(self.offers.ranges))
         assert self.lease_id is not None

@@ -1,4 +1,4 @@
-"""Requests for reservations, at the prefill worker: ask, wait a bounded time, give back."""
+"""Requests for reservations, at the prefill worker: send, wait a bounded time, give back."""
 
 from dataclasses import dataclass
 
@@ -52,7 +52,7 @@ class ReservationRequests:
         self._entries: dict[RequestKey, _Request] = {}
 
     def ask(self, now_ms: int, key: RequestKey, peer: Incarnation) -> Send:
-        """Ask for memory, under a new number.
+        """Request memory for a hand-over, under a new number.
 
         Raises:
             InvariantViolation: an earlier reservation of the generation was not given back.

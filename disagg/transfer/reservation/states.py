@@ -1,4 +1,4 @@
-"""States of a reservation: at the decode worker that grants it, and at the one that asks."""
+"""States of a reservation, at the decode worker that grants it and the requesting worker."""
 
 from enum import StrEnum
 
