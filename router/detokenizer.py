@@ -28,7 +28,7 @@ WINDOW_TOKENS_MAX = 6
 
 
 class Detokenizer(Protocol):
-    """The text of one continuation."""
+    """Turns the token ids of one continuation into its text."""
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that is final now; often none, sometimes more."""

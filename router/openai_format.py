@@ -108,7 +108,7 @@ class Format(Protocol):
 
 
 class CompletionFormat:
-    """``text_completion``."""
+    """Bodies and chunks of ``text_completion``."""
 
     kind = "text_completion"
 
@@ -203,7 +203,7 @@ class CompletionFormat:
 
 
 class ChatFormat:
-    """``chat.completion`` and its chunks."""
+    """Bodies and chunks of ``chat.completion``."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"

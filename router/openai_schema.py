@@ -110,7 +110,7 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """``stream_options``."""
+    """The ``stream_options`` of a request: whether its stream ends with the usage."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None

@@ -48,7 +48,7 @@ class Case:
         """Seconds of one run (with the tokens hit, for look-ups)."""
 
     def request(self, name: str, tokens: list[int]) -> KVSequence:
-        """A request with its hashes."""
+        """A token sequence of a case, with its hashes."""
         made = KVSequence(name, tokens)
         HASHER.extend(made.hashes, made.token_ids)
         return made

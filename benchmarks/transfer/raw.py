@@ -49,7 +49,7 @@ class RawReader:
         self._lists: dict[tuple[int, int], tuple[object, object, int]] = {}
 
     def connect(self, info: TransportInfo) -> None:
-        """Meet the owner."""
+        """Connect to the owner."""
         self._made.add_peer("raw-owner", info)
         self._address = info.pool_address
 
@@ -122,7 +122,7 @@ class SocketReader:
         self._bytes = bytes_of(node)
 
     def connect(self, port: int) -> None:
-        """Meet the owner."""
+        """Connect to the owner."""
         self._socket = socket.create_connection(("127.0.0.1", port), BOUND_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

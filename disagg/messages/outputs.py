@@ -30,6 +30,6 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Everything one engine step emitted."""
+    """All tokens that one engine step emitted."""
 
     outputs: tuple[SequenceOutput, ...]

@@ -173,7 +173,7 @@ class TransferReport:
     read_ms: int
     """From the first READ posted to the last one done."""
     exposed_ms: int
-    """From the seal's arrival to the commit's OK."""
+    """From the seal's arrival to the confirmation of the commit."""
     kind: TransferKind = TransferKind.HANDOVER
     num_tokens: int = 0
     """The boundary that a prefix pull reached."""

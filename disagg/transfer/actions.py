@@ -147,7 +147,7 @@ class InboundPartial:
 
 
 class InboundFailure(StrEnum):
-    """Why an inbound transfer failed."""
+    """The reasons for which an inbound transfer fails."""
 
     LEASE_DEAD = "lease_dead"
     COMMIT_REFUSED = "commit_refused"

@@ -21,7 +21,7 @@ def key_from_wire(parent: Message, field: str = "key") -> RequestKey:
 
 
 def incarnation_to_wire(incarnation: Incarnation) -> identity_pb2.Incarnation:
-    """Encode an incarnation."""
+    """Encode a worker's incarnation."""
     return identity_pb2.Incarnation(worker_id=incarnation.worker_id, epoch=incarnation.epoch)
 
 

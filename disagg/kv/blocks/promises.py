@@ -129,7 +129,7 @@ class PromiseBook:
             self._pool.drop(("promise", key))
 
     def check(self) -> None:
-        """Verify the sums; raises InvariantViolation."""
+        """Verify the sums of all promises; raises InvariantViolation."""
         if self._total != sum(promise.num_blocks for promise in self._promises.values()):
             raise InvariantViolation("the total of promises is not their sum")
         if any(promise.num_blocks < 0 for promise in self._promises.values()):

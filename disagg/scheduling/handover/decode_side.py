@@ -65,7 +65,7 @@ class DecodeSide:
             self._reservations.submitted(now_ms, seq.key, seq.peer.incarnation)
 
     def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
-        """Grant or refuse at once."""
+        """Grant or refuse a reservation at once."""
         verdict = self._reservations.consider(sender, message)
         if isinstance(verdict, Ignore):
             return

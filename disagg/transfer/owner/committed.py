@@ -9,7 +9,7 @@ from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent
 
 
 class CommittedLeases:
-    """The last committed leases, whose holds are gone: a repeated Commit gets its OK again.
+    """The last committed leases, whose holds are gone: a repeated Commit is confirmed again.
 
     Args:
         leases_max: how many are remembered.
@@ -36,7 +36,7 @@ class CommittedLeases:
             self._forget(next(iter(self._leases.values())), LeaseEvent.CROWDED_OUT)
 
     def on_seen(self, sender: Incarnation, seen: CommitSeen) -> None:
-        """Forget a lease whose reader got its OK."""
+        """Forget a lease whose reader got the confirmation."""
         lease = self._leases.get(seen.lease_id)
         whose = (sender, seen.key, seen.attempt)
         if lease is not None and whose == (lease.reader, lease.key, lease.attempt):

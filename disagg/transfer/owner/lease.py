@@ -26,7 +26,7 @@ class LeaseStatus:
 
 @dataclass(slots=True)
 class Lease:
-    """Changed by `LeaseTable` only."""
+    """A lease and what it lists; changed by `LeaseTable` only."""
 
     lease_id: int
     key: RequestKey

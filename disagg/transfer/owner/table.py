@@ -161,9 +161,9 @@ class LeaseTable(LiveLeases):
             self._refresh(now_ms, lease, LEASE_TABLE.move(lease.state, LeaseEvent.READ_ON))
 
     def on_commit(self, sender: Incarnation, commit: Commit) -> None:
-        """Answer OK if everything offered was held until now, else NO; both idempotent.
+        """Confirm if everything offered was held until now, else refuse; both idempotent.
 
-        An OK drops the lease's hold. A NO changes nothing: the reader gives up by itself.
+        A confirmation drops the lease's hold. A refusal changes nothing: the reader gives up.
         """
         lease = self.find(commit.lease_id)
         if lease is None:
@@ -185,7 +185,7 @@ class LeaseTable(LiveLeases):
         lease.listener.lease_committed(LeaseCommitted(lease.key, lease.lease_id, lease.pull))
 
     def on_seen(self, sender: Incarnation, seen: CommitSeen) -> None:
-        """Forget a committed lease whose reader got its OK."""
+        """Forget a committed lease whose reader got the confirmation."""
         self._committed.on_seen(sender, seen)
 
     def on_ended(self, sender: Incarnation, ended: Ended) -> None:

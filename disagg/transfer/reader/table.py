@@ -152,7 +152,7 @@ class InboundTable(LiveTransfers):
             self._resume(now_ms, read.owner)
 
     def on_commit_answer(self, now_ms: int, sender: Incarnation, answer: CommitAnswer) -> None:
-        """Only an OK for the current attempt makes the blocks valid; NO fails the transfer."""
+        """Only a confirmation of the current attempt makes blocks valid; a refusal fails all."""
         entry = self._of(answer.key)
         if (
             entry is None

@@ -22,7 +22,7 @@ class InboundStatus:
 
 @dataclass(slots=True)
 class InboundTransfer:
-    """Changed by `InboundTable` only."""
+    """An inbound transfer and its destinations; changed by `InboundTable` only."""
 
     serial: int
     key: RequestKey
