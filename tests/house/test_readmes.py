@@ -14,14 +14,6 @@ UNNAMED = ("__init__.py", "conftest.py", "test_*.py")
 """Files whose name says what they are; a folder of tests is named as a whole."""
 ELSEWHERE = ("disagg/wire/v1/", "tests/data/")
 """Generated, and taken over from elsewhere."""
-IN_FLUX: tuple[str, ...] = (
-    "disagg/kv/",
-    "disagg/transfer/",
-    "disagg/scheduling/",
-    "tests/unit/transfer/",
-)
-"""Folders whose READMEs are still being written."""
-
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)\)")
 
@@ -34,7 +26,7 @@ def find_unnamed(root: Path) -> list[str]:
     return [
         f"{readme} does not name {path.as_posix()}"
         for path in sorted(paths)
-        if not f"{path.as_posix()}/".startswith((*ELSEWHERE, *IN_FLUX))
+        if not f"{path.as_posix()}/".startswith(ELSEWHERE)
         and not any(fnmatch(path.name, pattern) for pattern in UNNAMED)
         and not _is_named(root, readme := _nearest_readme(root, path), path)
     ]
@@ -75,10 +67,6 @@ def test_every_file_stands_in_its_readme() -> None:
     assert find_unnamed(ROOT) == []
 
 
-def test_nothing_in_flux_is_forgotten() -> None:
-    assert [folder for folder in IN_FLUX if not (ROOT / folder).is_dir()] == []
-
-
 SOUND = {
     "disagg/README.md": "| `errors.py` | errors |\n| [kv](kv/README.md) | blocks |",
     "disagg/errors.py": "",
@@ -112,9 +100,8 @@ SOUND = {
     ],
 )
 def test_a_file_without_an_entry_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, missing: str
+    tmp_path: Path, name: str, text: str, missing: str
 ) -> None:
-    monkeypatch.setattr(f"{__name__}.IN_FLUX", ())
     for file, content in (SOUND | {name: text}).items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(content)

@@ -16,7 +16,7 @@ from disagg.transfer.actions import (
     Send,
 )
 from disagg.transfer.reader.states import InboundState
-from tests.unit.transfer.worlds import (
+from tests.unit.transfer.two_workers import (
     ASK_REPEAT,
     COMMIT_REPEAT,
     KEY,

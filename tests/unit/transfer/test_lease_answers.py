@@ -16,7 +16,7 @@ from disagg.transfer.actions import LeaseCommitted, LeaseEnded, Send
 from disagg.transfer.owner.requests import LeaseAnswers
 from disagg.transfer.owner.states import LeaseState
 from disagg.transfer.owner.table import LeaseTable
-from tests.unit.transfer.worlds import (
+from tests.unit.transfer.two_workers import (
     KEY,
     OWNER,
     READER,

@@ -10,7 +10,7 @@ from disagg.messages.peer import AskLease, LeaseRefused, Offers, TakeOver, Withd
 from disagg.transfer.actions import Send
 from disagg.transfer.reader.requests import LeaseRequests
 from disagg.transfer.reader.table import InboundTable
-from tests.unit.transfer.worlds import KEY, OTHER_KEY, OWNER, OWNER_AGAIN, READER, SEAL, sent
+from tests.unit.transfer.two_workers import KEY, OTHER_KEY, OWNER, OWNER_AGAIN, READER, SEAL, sent
 
 TIMEOUT, TTL, REPEAT = 100, 1000, 30
 ASK = AskLease(KEY, 0, 8, 0, (b"x" * 32,), (0,))

@@ -10,7 +10,7 @@ from disagg.messages.peer import AskOffers, CommitAnswer, CommitSeen, Ended, Off
 from disagg.transfer.actions import LeaseCommitted, LeaseEnded
 from disagg.transfer.owner.lease import ranges_of
 from disagg.transfer.owner.states import LeaseState
-from tests.unit.transfer.worlds import (
+from tests.unit.transfer.two_workers import (
     COMMITTED_MAX,
     KEY,
     OTHER_KEY,

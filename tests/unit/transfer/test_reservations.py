@@ -7,7 +7,7 @@ from disagg.messages.peer import Release, Reserve, Reserved
 from disagg.transfer.actions import Send
 from disagg.transfer.reservation.requests import Granted, Refused, ReservationRequests
 from disagg.transfer.reservation.table import Decide, Ignore, Refuse, Repeat, ReservationTable
-from tests.unit.transfer.worlds import KEY, OTHER_KEY, OWNER, OWNER_AGAIN, READER, READER_AGAIN
+from tests.unit.transfer.two_workers import KEY, OTHER_KEY, OWNER, OWNER_AGAIN, READER, READER_AGAIN
 
 TTL, TIMEOUT = 1000, 100
 

@@ -19,7 +19,7 @@ from disagg.messages.peer import (
     Seal,
 )
 from disagg.transfer.actions import InboundCommitted, PostRead, Send
-from tests.unit.transfer.worlds import KEY, OWNER, READER, Owner, Reader
+from tests.unit.transfer.two_workers import KEY, OWNER, READER, Owner, Reader
 
 
 class Play:
