@@ -52,9 +52,15 @@ class SequenceState:
     def require_committed(self, act: str) -> None:
         """Check that what comes from elsewhere is valid: nothing else may read a pulled block.
 
-        Every step, publication and lease of the sequence passes here. `commit_external` is called
-        when the owner has confirmed, for the current attempt, that it held every block until all
-        READs were done (``InboundTable.on_commit_answer``).
+        What must hold: the seal is there, all blocks it counts were offered, all READs are done,
+        and after that the owner confirmed, for the current attempt, that it had held them all.
+        ``InboundTable.on_commit_answer`` finds that out; its listener calls `commit_external`.
+
+        Where it is enforced: ``KVCacheCoordinator.allocate`` (no step computes on the sequence: the
+        short cut for decodes is closed too, as ``quiet_end`` is 0 until then) and its publication.
+        A lease or tier holds only what was published or computed, so it passes here by way of
+        those. ``PrefixSharing.publish_intact`` alone publishes from a sequence that stays
+        uncommitted: what arrived, where the owner confirmed and some READs had failed.
 
         Raises:
             InvariantViolation: the transfer is not committed; ``act`` names what was to be done.

@@ -1,9 +1,16 @@
 """Which blocks move in a transfer: one computation for both sides of it.
 
-A query at the end of the prompt reads all blocks of a full-attention group, and of other kinds
-those in its window. Of these move the ones that the reader lacks: it names the first block it
-lacks in each group (`first_lacked`), and the owner offers what is read from there on
-(`moved_blocks`), full-attention blocks as soon as they are complete (`complete_blocks`).
+A query at position ``n``, the end of the prompt, reads all blocks of a full-attention group, and
+of another kind those from ``spec.first_seen(n)`` on (`disagg/kv/kinds/`). For a sliding window of
+``W`` tokens in blocks of ``B`` tokens these are the block indexes ``max(0, n - W + 1) // B`` to
+``(n - 1) // B``.
+
+Of these move the ones that the reader lacks: it names the first block it lacks in each group
+(`first_lacked`), and the owner offers what is read from there on (`moved_blocks`), full-attention
+blocks as soon as they are complete (`complete_blocks`), everything else with the seal. At a
+hand-over the reader counts as its own what its cache has of kinds that see everything; windows and
+states move whole, as only the run that ends at ``n`` would be of use. A prefix pull counts hits of
+all kinds.
 """
 
 from collections.abc import Hashable, Sequence

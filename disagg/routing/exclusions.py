@@ -3,10 +3,32 @@
 from dataclasses import dataclass, field
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.session import EndReason
+from disagg.messages.session import EndReason, PartEnded
 
 TRANSFER_FAULTS = frozenset({EndReason.PEER_LOST, EndReason.READ_FAILED, EndReason.READ_STUCK})
 """Reasons that speak against the link between two workers, for other requests too."""
+OF_THE_HANDOVER = frozenset(
+    {
+        EndReason.RESERVE_REFUSED,
+        EndReason.LEASE_DEAD,
+        EndReason.EXPIRED,
+        EndReason.COMMIT_REFUSED,
+        EndReason.READ_FAILED,
+        EndReason.READ_STUCK,
+    }
+)
+"""Reasons that mean the same for the next plan, whichever of the two workers reports them."""
+
+
+def first_cause(ended: PartEnded) -> EndReason:
+    """Why a hand-over ended, also where its other worker reports first that its peer has ended.
+
+    The two reports travel on two streams, so the echo may arrive before what it echoes; its message
+    is the reason that the peer gave.
+    """
+    if ended.reason is EndReason.PEER_ENDED:
+        return next((r for r in OF_THE_HANDOVER if r.value == ended.message), ended.reason)
+    return ended.reason
 
 
 @dataclass(slots=True)

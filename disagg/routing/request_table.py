@@ -23,7 +23,7 @@ from disagg.messages.session import (
 )
 from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction
 from disagg.routing.ended_requests import EndedRequests
-from disagg.routing.exclusions import TRANSFER_FAULTS
+from disagg.routing.exclusions import TRANSFER_FAULTS, first_cause
 from disagg.routing.fleet import Fleet
 from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import Plan
@@ -158,8 +158,9 @@ class RequestTable:
             request.outgrown_tokens = max(request.outgrown_tokens, size)
             return self._replan(now_ms, request, ended.reason.value, ended.message)
         prefill, decode = generation.prefill.incarnation, generation.decode.incarnation
-        request.exclusions.learn(ended.reason, ended_by=incarnation, prefill=prefill, decode=decode)
-        if ended.reason in TRANSFER_FAULTS and not generation.local:
+        cause = first_cause(ended)
+        request.exclusions.learn(cause, ended_by=incarnation, prefill=prefill, decode=decode)
+        if cause in TRANSFER_FAULTS and not generation.local:
             self._fleet.mark_bad_pair(now_ms, prefill, decode)
         linkless = ended.reason is EndReason.PEER_LOST and incarnation == decode
         return self._replan(

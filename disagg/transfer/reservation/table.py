@@ -18,8 +18,6 @@ class Decide:
 
     key: RequestKey
     number: int
-    free_first: bool
-    """An older reservation of the generation is still granted; the prefill worker gave it up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,9 @@ class ReservationTable:
         if number <= entry.released:
             return _refuse(reserve, "the reservation was released")
         if number > entry.number:
-            free_first = entry.state is ReservationState.GRANTED
             entry.state = RESERVATION_TABLE.move(entry.state, ReservationEvent.RESERVE_NEWER)
             entry.number, entry.answer = number, None
-            return Decide(key, number, free_first)
+            return Decide(key, number)
         if number < entry.number or entry.answer is None:
             return Ignore()
         RESERVATION_TABLE.move(entry.state, ReservationEvent.RESERVE_SAME)

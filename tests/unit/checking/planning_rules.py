@@ -34,16 +34,16 @@ PLANNING_RULES = (
         "the generation of ends is checked",
         "generation-decode-crash",
         10,
-        "router: hears of prefill PartEnded: an error to the client: given up after 3 plans, at "
-        "last for reserve_refused: refused 1 times",
+        "router: loses decode: an error to the client: given up after 3 plans, at last for "
+        "worker_lost: decode: session_ended",
         planner=mutants.EndsOfAnyGeneration,
     ),
     without(
         "every plan has its number",
         "generation-decode-crash",
         10,
-        "router: hears of prefill PartEnded: an error to the client: given up after 3 plans, at "
-        "last for reserve_refused: refused 1 times",
+        "router: loses decode: an error to the client: given up after 3 plans, at last for "
+        "worker_lost: decode: session_ended",
         planner=mutants.NumbersNothing,
     ),
     without(
@@ -56,7 +56,7 @@ PLANNING_RULES = (
     without(
         "what has all its tokens is cancelled where it may go on",
         "generation-take-over",
-        16,
+        17,
         "second: hears Submit: nothing leads to a good end any more",
         planner=mutants.TellsNobodyOfTheEnd,
     ),

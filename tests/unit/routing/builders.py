@@ -105,8 +105,10 @@ class Router:
         message = StepOutputs((output,))
         return self.did(self.core.from_worker(self.now_ms, who.incarnation, message))
 
-    def ended(self, who: WorkerInfo, submit: Submit, reason: EndReason) -> list[RouterAction]:
-        message = PartEnded(submit.key, reason, "because")
+    def ended(
+        self, who: WorkerInfo, submit: Submit, reason: EndReason, text: str = "because"
+    ) -> list[RouterAction]:
+        message = PartEnded(submit.key, reason, text)
         return self.did(self.core.from_worker(self.now_ms, who.incarnation, message))
 
     def pulled(self, who: WorkerInfo, owner: WorkerInfo, submit: Submit) -> list[RouterAction]:

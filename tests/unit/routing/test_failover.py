@@ -90,6 +90,25 @@ def test_the_next_plan_avoids_what_failed(
     assert router.core.counters["replans", reason.value] == 1
 
 
+@pytest.mark.parametrize(
+    ("echoes", "reason", "expected"),
+    [
+        (D, EndReason.RESERVE_REFUSED, [("d2", Role.DECODE), ("p", Role.PREFILL)]),
+        (D, EndReason.LEASE_DEAD, [("d", Role.LOCAL)]),
+        (P, EndReason.READ_STUCK, [("d", Role.LOCAL)]),
+        (P, EndReason.EXPIRED, [("d", Role.LOCAL)]),
+        (P, EndReason.STEP_FAILED, [("p", Role.LOCAL)]),  # not of the hand-over
+    ],
+)
+def test_an_echo_that_comes_first_tells_the_cause(
+    echoes: WorkerInfo, reason: EndReason, expected: list[tuple[str, Role]]
+) -> None:
+    """Two streams have no order: what the peer heard may arrive before what it heard it of."""
+    router, submit = started(P, D, D2)
+    router.ended(echoes, submit, EndReason.PEER_ENDED, reason.value)
+    assert [(who, again.role) for who, again in router.submits] == expected
+
+
 def test_without_another_decode_worker_it_is_decoded_where_it_is_prefilled() -> None:
     router, submit = started(P, D)
     router.ended(P, submit, EndReason.RESERVE_REFUSED)

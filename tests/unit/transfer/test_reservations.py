@@ -20,7 +20,7 @@ def submitted() -> ReservationTable:
 
 def granted(number: int = 1) -> ReservationTable:
     table = submitted()
-    assert table.consider(OWNER, Reserve(KEY, number)) == Decide(KEY, number, False)
+    assert table.consider(OWNER, Reserve(KEY, number)) == Decide(KEY, number)
     table.decided(0, KEY, number, True, first_lacked=(2, 0))
     return table
 
@@ -51,7 +51,7 @@ def test_lower_numbers_are_ignored() -> None:
 
 def test_a_higher_number_replaces_the_old_reservation() -> None:
     table = granted()
-    assert table.consider(OWNER, Reserve(KEY, 2)) == Decide(KEY, 2, free_first=True)
+    assert table.consider(OWNER, Reserve(KEY, 2)) == Decide(KEY, 2)
     table.decided(0, KEY, 2, True)
     assert not table.on_release(OWNER, Release(KEY, 1)), "1 was freed already: no double release"
     assert table.num_granted == 1
