@@ -169,6 +169,8 @@ class ServedModel:
 def is_busy(view: dict[str, Any]) -> bool:
     """Whether a worker has anything to do, or blocks in use, as the router sees it."""
     stats = view["stats"]
+    if stats is None:  # its session was opened anew, and has not reported yet
+        return True
     return bool(
         view["planned_requests"]
         or stats["num_running"]

@@ -26,7 +26,7 @@ SHOWN_MS = 1_000
 class Client:
     """What one request asked for and got."""
 
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] = field(repr=False)
     max_tokens: int
     received: list[int] = field(default_factory=list)
     outcome: str = ""

@@ -1,6 +1,6 @@
 """What kind of world a simulation plays; the seed picks one of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from disagg.kv.shapes.layout import KVCacheLayout
@@ -43,7 +43,7 @@ class PlannedFault:
 class PlannedRequest:
     """A request of a script, in which everything has its number."""
 
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] = field(repr=False)
     max_tokens: int
     at_ms: int | None = None
     """When it arrives; None: when the one before it has ended."""
