@@ -79,4 +79,6 @@ NUM_STATES = {
     "pair-growing-shared": 31_416,
     "pair-shared-more": 24_942,
     "mutual-growing-retries": 25_624,
+    "mutual-queue": 19_669,
+    "mutual-three": 264_185,
 }
