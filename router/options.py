@@ -6,6 +6,7 @@ from disagg.routing.policy.registry import DEFAULT_POLICY as DEFAULT_POLICY
 from disagg.routing.policy.registry import POLICIES
 
 POLICY_NAMES: tuple[str, ...] = tuple(sorted(POLICIES))
+"""What `router.policy` may be set to."""
 
 
 @dataclass(frozen=True, slots=True)

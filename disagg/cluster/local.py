@@ -79,15 +79,6 @@ class LocalCluster:
         """
         return self._started()[1].pid
 
-    @property
-    def log_folder(self) -> Path:
-        """Where router.log and Ray's logs are; gone after a stop without faults.
-
-        Raises:
-            ConfigError: not started.
-        """
-        return self._started()[0].path
-
     def start(self) -> None:
         """Start router, Ray and workers; returns when requests can be served.
 
