@@ -335,7 +335,8 @@ def test_random_lives_leak_nothing() -> None:
             kv.free(key)
             del live[key]
         kv.check()
-    assert refused > 3 and pulled > 3  # the seed is random: only that both happen
+    assert refused > 3  # the seed is random: only that both happen
+    assert pulled > 3
     for key in live:
         kv.free(key)
     for holder in [*leases, *(("pull", key) for key in pulls)]:
