@@ -98,7 +98,8 @@ class TransferSettings(_Section):
     """Committed leases remembered for repeated commits."""
     commit_repeat_ms: Milliseconds = 500
     read_stuck_ms: Milliseconds = 10_000
-    """A read in progress for longer quarantines its blocks."""
+    """A read that stands still for longer quarantines its blocks; one that waits behind others from
+    the same worker does so since the last of them ended."""
     read_handle_bytes_max: int = Field(default=16 << 20, ge=4096, le=16 << 20)
     """Bytes per transfer handle; tests use less than the 1 to 16 MiB that pay."""
     quarantine_share_max: Share = 0.05

@@ -28,7 +28,8 @@ class LiveTransfers:
         out: takes READs, and messages to owners.
         commit_repeat_ms: a Commit is repeated at this interval until it is answered.
         ask_repeat_ms: missing offers are requested at this interval until the list is complete.
-        read_stuck_ms: a READ in progress longer fails its transfer and quarantines its blocks.
+        read_stuck_ms: a READ that stands still longer fails its transfer, whose blocks are then in
+            quarantine.
         blocks_per_read_max: blocks in one READ.
         progress_ms: an owner is shown at most so often that READs of its lease end.
     """

@@ -1,7 +1,7 @@
 """The READs in progress of a worker, and which of them are stuck."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from disagg.messages.identity import Incarnation, RequestKey
@@ -37,8 +37,27 @@ class Read:
         return f"{where} is in progress since {self.posted_ms} ms"
 
 
+@dataclass(slots=True)
+class _Queue:
+    """READs of one owner that are neither terminal nor stuck, in the order of their posting."""
+
+    reads: dict[int, Read] = field(default_factory=dict)
+    first_ms: int = 0
+    """Since when the first of them is the first."""
+    ended_ms: int = 0
+    """When one of them ended last."""
+
+    @property
+    def since_ms(self) -> int:
+        """Since when the first stands still."""
+        return max(next(iter(self.reads.values())).posted_ms, self.first_ms)
+
+
 class ReadsInProgress:
     """READs whose handles are not terminal; as many as the posted destinations allow.
+
+    The transport takes the READs of an owner in order, so one that waits behind others stands still
+    only since the last of those before it has ended.
 
     Args:
         out: takes the READs.
@@ -49,8 +68,9 @@ class ReadsInProgress:
         self._out = out
         self._blocks_max = blocks_max
         self._last_id = 0
-        self._moving: dict[int, Read] = {}
-        """In the order of their posting."""
+        self._owner_of: dict[int, Incarnation] = {}
+        """Of every READ in a queue."""
+        self._queues: dict[Incarnation, _Queue] = {}
         self._stuck: dict[int, Read] = {}
 
     def post(
@@ -60,30 +80,54 @@ class ReadsInProgress:
         first = self._last_id + 1
         for piece in in_pieces(runs, self._blocks_max):
             self._last_id += 1
-            self._moving[self._last_id] = Read(inbound, owner, piece, now_ms)
+            queue = self._queues.setdefault(owner, _Queue())
+            queue.reads[self._last_id] = Read(inbound, owner, piece, now_ms)
+            self._owner_of[self._last_id] = owner
             src = tuple(chain.from_iterable(run.sources for run in piece))
             dst = tuple(chain.from_iterable(run.dst for run in piece))
             self._out.add(PostRead(self._last_id, key, owner, src, dst))
         return list(range(first, self._last_id + 1))
 
-    def end(self, read_id: int) -> tuple[Read, bool] | None:
+    def end(self, now_ms: int, read_id: int) -> tuple[Read, bool] | None:
         """A READ is terminal: returns it and whether its owner may be read from again now."""
         stuck = self._stuck.pop(read_id, None)
-        read = stuck or self._moving.pop(read_id, None)
-        if read is None:
+        if stuck is not None:
+            return stuck, stuck.owner not in self.owners_stuck
+        if read_id not in self._owner_of:
             return None
-        return read, stuck is not None and read.owner not in self.owners_stuck
+        queue = self._queues[self._owner_of[read_id]]
+        if read_id == next(iter(queue.reads)):
+            queue.first_ms = now_ms
+        queue.ended_ms = now_ms
+        return self._take(read_id), False
 
-    def take_stuck(self, posted_ms: int) -> list[Read]:
-        """Mark the READs posted at or before ``posted_ms`` as stuck; returns the new ones."""
-        found: list[Read] = []
-        while self._moving:
-            read_id, read = next(iter(self._moving.items()))
-            if read.posted_ms > posted_ms:
-                break
-            self._stuck[read_id] = self._moving.pop(read_id)
-            found.append(read)
-        return found
+    def take_stuck(self, since_ms: int) -> list[Read]:
+        """Mark the READs that stand still since ``since_ms`` or longer; returns the new ones.
+
+        Behind a stuck one, READs of its owner stand still since the last of them has ended.
+        """
+        found: dict[int, Read] = {}
+        for queue in self._queues.values():
+            if queue.since_ms > since_ms:
+                continue
+            first = next(iter(queue.reads))
+            found |= {
+                read_id: read
+                for read_id, read in queue.reads.items()
+                if read_id == first or max(read.posted_ms, queue.ended_ms) <= since_ms
+            }
+            queue.first_ms = queue.ended_ms
+        for read_id in sorted(found):
+            self._stuck[read_id] = self._take(read_id)
+        return list(found.values())
+
+    def _take(self, read_id: int) -> Read:
+        owner = self._owner_of.pop(read_id)
+        queue = self._queues[owner]
+        read = queue.reads.pop(read_id)
+        if not queue.reads:
+            del self._queues[owner]
+        return read
 
     @property
     def owners_stuck(self) -> frozenset[Incarnation]:
@@ -97,5 +141,5 @@ class ReadsInProgress:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the oldest READ that is not stuck yet was posted."""
-        return next((read.posted_ms for read in self._moving.values()), None)
+        """Since when a READ that is not stuck yet stands still, of the one that does longest."""
+        return min((queue.since_ms for queue in self._queues.values()), default=None)

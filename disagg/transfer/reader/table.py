@@ -129,7 +129,7 @@ class InboundTable(LiveTransfers):
 
     def on_read_done(self, now_ms: int, read_id: int, error: str = "") -> None:
         """A READ is terminal; ``error`` is "" when it is DONE. Unknown ids are ignored."""
-        ended = self._reads.end(read_id)
+        ended = self._reads.end(now_ms, read_id)
         if ended is None:
             return
         read, owner_free = ended
