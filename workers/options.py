@@ -1,6 +1,6 @@
 """Plain numbers and names a worker is built from; settings are read elsewhere."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 AUTO: Final = "auto"
@@ -32,7 +32,7 @@ class WorkerOptions:
     num_threads: int | Auto = AUTO
     num_blocks: int | Auto = AUTO
     block_tokens: int = 16
-    hash_key: str = ""
+    hash_key: str = field(default="", repr=False)
     """Secret of the block hashes; "" derives it from the model's fingerprint."""
     kv_events_endpoint: str = ""
     """ZeroMQ address that vLLM-compatible KV events are published at; "" for none."""

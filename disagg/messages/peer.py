@@ -4,7 +4,7 @@ The envelope (sender's and addressee's incarnation) is the shell's; a message wi
 addressee epoch is answered `WrongEpoch` and changes nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.messages.identity import Attempt, RequestKey
 
@@ -29,10 +29,10 @@ class Seal:
     """Tokens whose KV the lease covers: the prompt's length at a hand-over."""
     num_ranges: tuple[int, ...]
     """Per group."""
-    first_token_id: int | None = None
+    first_token_id: int | None = field(default=None, repr=False)
     """Token 0 of a hand-over; None for a prefix pull."""
     first_logprob: float = 0.0
-    first_top_logprobs: tuple[tuple[int, float], ...] = ()
+    first_top_logprobs: tuple[tuple[int, float], ...] = field(default=(), repr=False)
 
 
 # --- reservation: prefill worker (owner-to-be) -> decode worker (reader-to-be) and back

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +75,7 @@ class PackedBatch:
     sampled, ``sampled`` the indices of their slices.
     """
 
-    input_ids: torch.Tensor
+    input_ids: torch.Tensor = field(repr=False)
     positions: torch.Tensor
     last_rows: torch.Tensor
     sampled: tuple[int, ...]

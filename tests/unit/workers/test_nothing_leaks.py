@@ -32,8 +32,10 @@ SALT = "salt-of-one-tenant"
 SUBMIT = Submit(
     RequestKey("r", 1), Role.LOCAL, TOKENS, (), SALT.encode(), SamplingParams(max_tokens=4)
 )
-CLIENTS = {"token_ids", "token_id", "stop_token_ids", "top", "cache_salt", "prompt", "stop", "text"}
-"""Fields that hold what belongs to a client."""
+TOKEN_FIELDS = {"token_ids", "token_id", "stop_token_ids", "input_ids", "first_token_id"}
+TOP_FIELDS = {"top", "first_top_logprobs"}
+CLIENTS = TOKEN_FIELDS | TOP_FIELDS | {"cache_salt", "hash_key", "prompt", "stop", "text"}
+"""Fields that hold what belongs to a client, or what keeps clients apart."""
 
 
 def leaks(text: str) -> list[str]:
