@@ -84,7 +84,7 @@ class TransferSettings(_Section):
 
     handover_share_max: Share = 0.5
     """Share of a pool that reservations, leases and prefills to be handed over may take together.
-    One alone may take more; 0 allows none."""
+    One alone may take more."""
     reserve_timeout_ms: Milliseconds = 2_000
     reserve_passes_max: Positive = 20
     """Refused reservations after which the router plans the request anew."""
