@@ -109,8 +109,9 @@ class Batcher:
             self.waiting.popleft()
             if not pulls:
                 seq.starts_from(hit.num_tokens)
-            num_elsewhere += 1
             yield seq
+            if seq.phase is not Phase.RUNNING:
+                num_elsewhere += 1
 
     def build_step(self) -> tuple[Step | None, list[Sequence]]:
         """Allocate for the next step and launch it.

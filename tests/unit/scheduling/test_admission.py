@@ -6,6 +6,7 @@ import pytest
 
 from disagg.errors import ContextLengthError
 from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
@@ -16,6 +17,7 @@ from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import PeerAddress, Role, Submit
 from disagg.scheduling.admission import complaint_about, num_blocks_for, served_tokens_max
+from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from tests.unit.routing.builders import Router, request, worker
 
@@ -152,3 +154,19 @@ def test_of_two_pools_the_larger_one_decodes_what_outgrows_the_other() -> None:
     router.holds(small, request(num_tokens=30).token_ids)
     router.generate(request(num_tokens=30, max_tokens=20))  # the small one lacks even the prompt
     assert [(who, submit.role) for who, submit in router.submits] == [("b", Role.LOCAL)]
+
+
+def test_as_many_start_in_one_step_as_may_run() -> None:
+    layout = plan_layout([FULL])
+    limits = replace(LIMITS, max_sequences=3, max_waiting=4)
+    core = WorkerCore(
+        Incarnation("w", "1"), layout, pool(50), BlockHasher(b"key", 4), limits, lambda _: 1
+    )
+    for number in range(4):
+        submit = Submit(
+            RequestKey(f"r{number}", 1), Role.LOCAL, (number, 1), (), b"", SamplingParams(2)
+        )
+        core.on_router_message(0, submit)
+    step, _ = core.next_step(0)
+    assert step is not None
+    assert len(step.slices) == limits.max_sequences
