@@ -1,6 +1,7 @@
 """The worker's gRPC service: the router's session, KV events, peers' streams, status."""
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -22,6 +23,8 @@ from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import kv_events_pb2, peer_pb2, session_pb2, worker_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
 from disagg.workers.peer_links import GrpcPeerLinks
+
+log = logging.getLogger(__name__)
 
 SESSION_QUEUE_MAX = 65_536
 """Messages waiting for the router; a router so slow loses its session."""
@@ -74,6 +77,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 yield session_response_to_wire(message)
             if replaced:
                 await context.abort(grpc.StatusCode.ABORTED, replaced)
+            await reading
+        except ProtocolError as error:
+            log.error("session of a router: %s", error.message)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         finally:
             reading.cancel()
             self._control.close_session(send)
@@ -103,19 +110,19 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> AsyncIterator[kv_events_pb2.KvEventBatch]:
         """Events from a number on; a snapshot where the log does not reach back so far."""
-        log = self._control.core.kv.events
+        events = self._control.core.kv.events
         sequence, epoch = int(request.from_sequence), self._me.epoch
         while True:
             changed = self._control.changed
-            batch = log.since(sequence)
+            batch = events.since(sequence)
             if batch is None:
-                snapshot = log.snapshot()
+                snapshot = events.snapshot()
                 sequence = snapshot.next_seq
                 yield kv_batch_to_wire(epoch, snapshot)
             elif batch.events:
                 sequence = batch.next_seq
                 yield kv_batch_to_wire(epoch, batch)
-            if log.next_seq == sequence:
+            if events.next_seq == sequence:
                 await changed.wait()
 
     async def Peer(

@@ -158,6 +158,22 @@ def test_a_replaced_session_ends_with_a_reason() -> None:
     assert said == "ABORTED: another session with this worker was opened"
 
 
+async def end_of_a_session_that_opens_twice() -> str:
+    async with serving(new_core()) as (stub, _):
+        session = Session(stub)
+        assert await session.hears()
+        session.tell(cast(ToWorkerMessage, SessionOpen("router", ME)))
+        return await session.ends()
+
+
+def test_a_message_that_breaks_the_protocol_ends_the_session_with_a_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = asyncio.run(end_of_a_session_that_opens_twice())
+    assert said == "INVALID_ARGUMENT: a session is opened once"
+    assert "a session is opened once" in caplog.text
+
+
 def test_control_without_the_check_the_late_submit_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Control, "in_session", lambda self, send: True)
     kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=False))
