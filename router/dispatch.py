@@ -16,9 +16,9 @@ from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
+from disagg.router.client_stream import STOP_STRING, ClientStream
 from disagg.router.metrics import Metrics
 from disagg.router.options import RouterOptions
-from disagg.router.token_stream import STOP_STRING, TokenStream
 from disagg.router.worker_session import SessionEvents, WorkerSession
 from disagg.routing.actions import (
     Connect,
@@ -48,7 +48,7 @@ class DuplicateRequestError(RequestError):
 
 @dataclass(slots=True)
 class _Live:
-    stream: TokenStream
+    stream: ClientStream
     last_s: float
     """When it was accepted, then of its last delivery."""
     has_tokens: bool = False
@@ -139,7 +139,7 @@ class Dispatcher:
             key = self._options.hash_key or contract.model_fingerprint
             self._hasher = BlockHasher(key.encode(), contract.hash_block_tokens)
 
-    def generate(self, request: NewRequest) -> TokenStream:
+    def generate(self, request: NewRequest) -> ClientStream:
         """Start a request.
 
         Raises:
@@ -152,7 +152,7 @@ class Dispatcher:
                 "a live request has this id", param="request_id", request_id=request.request_id
             )
         actions = self.core.generate(self.now_ms(), request)
-        stream = TokenStream(request, self.cancel)
+        stream = ClientStream(request, self.cancel)
         self._live[request.request_id] = _Live(stream, time.monotonic())
         self._metrics.accepted(len(request.token_ids))
         self._do(actions)

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 from disagg.errors import CancelledError, DisaggError, RequestError
+from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import BodyBudget, Exchange, Receive, Scope, Send
 from disagg.router.metrics import Metrics
@@ -27,7 +28,6 @@ from disagg.router.openai_schema import ChatRequest, CompletionRequest, parse_ch
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, clip, usable_as_request_id
 from disagg.router.text_stream import Piece, pieces
-from disagg.router.token_stream import TokenStream
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.fleet import WorkerView
 from disagg.routing.record import RequestRecord
@@ -176,7 +176,7 @@ class HttpApp:
         return await asyncio.to_thread(parse, data)
 
     async def _answer(
-        self, exchange: Exchange, body: RequestBody, stream: TokenStream, id_prefix: str
+        self, exchange: Exchange, body: RequestBody, stream: ClientStream, id_prefix: str
     ) -> None:
         answer = Answer(
             id_prefix + stream.request_id,
@@ -218,7 +218,7 @@ class HttpApp:
             if chunk:
                 await exchange.write(chunk)
 
-    def _usage(self, stream: TokenStream, answer: Answer) -> dict[str, Any]:
+    def _usage(self, stream: ClientStream, answer: Answer) -> dict[str, Any]:
         record = self._dispatcher.core.record(stream.request_id)
         num_prompt = len(stream.request.token_ids)
         cached = min(record.cached_tokens, num_prompt) if record is not None else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from disagg.messages.outputs import FinishReason
 from disagg.messages.sampling import TokenLogprobs
-from disagg.router.token_stream import STOP_STRING, TokenStream
+from disagg.router.client_stream import STOP_STRING, ClientStream
 from disagg.router.tokenizer import Tokenizer
 
 
@@ -53,7 +53,7 @@ class StopMatcher:
 
 
 async def pieces(
-    stream: TokenStream, tokenizer: Tokenizer, stop: tuple[str, ...]
+    stream: ClientStream, tokenizer: Tokenizer, stop: tuple[str, ...]
 ) -> AsyncGenerator[Piece, None]:
     """Decode a token stream; a stop string ends it and cancels the rest at the workers.
 

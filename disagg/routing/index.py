@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 
+from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import EVERYBODY
+from disagg.kv.kinds.registry import KINDS
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
-from disagg.routing.prefix_match import check_group, usable_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class _Member:
 class PrefixIndex:
     """Block holders of workers that share one layout of KV cache groups.
 
-    It may be stale: that costs time, never correctness, for workers match again by themselves.
+    Workers are bits of an int, so one pass answers for the whole fleet; which boundaries a kind of
+    group can use is defined in its file in ``disagg.kv.kinds``. The index may be stale: that costs
+    time, never correctness, for workers match again by themselves.
 
     Args:
         groups: the layout; group ``i`` of events is ``groups[i]``.
@@ -115,7 +118,7 @@ class PrefixIndex:
         for group, holders in zip(self._groups, self._holders, strict=True):
             stride = group.block_tokens // self._hash_block_tokens
             masks = [holders.get(value, 0) for value in hashes[stride - 1 :: stride]]
-            per_group.append(usable_at(group, masks))
+            per_group.append(KINDS[group.kind].usable_at(group, masks))
         longest = min(num_tokens - 1, len(hashes) * self._hash_block_tokens)
         agreed = []
         for end in range(self._step_tokens, longest + 1, self._step_tokens):
@@ -178,6 +181,28 @@ class PrefixIndex:
             holders[value] = rest
         else:
             del holders[value]
+
+
+def check_group(group: GroupInfo, hash_block_tokens: int) -> None:
+    """Refuse a group that could not be matched exactly.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    if group.kind not in KINDS:
+        raise ConfigError(
+            f"unknown kind of KV cache group {group.kind!r}; known: {', '.join(sorted(KINDS))}",
+            param="groups.kind",
+        )
+    if hash_block_tokens < 1:
+        raise ConfigError("hash_block_tokens must be positive", param="hash_block_tokens")
+    if group.block_tokens < 1 or group.block_tokens % hash_block_tokens:
+        raise ConfigError(
+            f"block of {group.block_tokens} tokens is no multiple of the hash block "
+            f"of {hash_block_tokens}",
+            param="groups.block_tokens",
+        )
+    KINDS[group.kind].check_group(group)
 
 
 def _bits(mask: int) -> Iterator[int]:

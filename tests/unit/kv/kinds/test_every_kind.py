@@ -24,7 +24,7 @@ from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.kv.shapes.memory_plan import all_layers_full, plan_memory
 from disagg.messages.kv_events import BlocksStored
 from disagg.messages.registration import GroupInfo
-from disagg.routing.prefix_match import check_group
+from disagg.routing.index import check_group
 
 HASHER = BlockHasher(b"kinds", 4)
 

@@ -12,11 +12,11 @@ STOP_STRING = "stop string"
 """The reason of a cancel that is a success for the client."""
 
 
-class TokenStream:
-    """Single reader, single writer, one event loop.
+class ClientStream:
+    """Deltas that wait for one client: written by the dispatcher, read by its answer.
 
-    What the client has not taken waits here; ``max_tokens`` bounds it, and a slow client delays
-    nobody else.
+    One writer, one reader, one event loop. ``max_tokens`` bounds what waits, and a slow client
+    delays nobody else.
 
     Attributes:
         request: the client's request.
