@@ -1,4 +1,4 @@
-"""The router's core meets the world: its actions are performed here, on one event loop."""
+"""Performs the actions of the router's core, on one event loop."""
 
 import asyncio
 import logging

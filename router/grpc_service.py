@@ -80,7 +80,9 @@ class GrpcService(RouterServicer):
                         "must be 1 to 128 letters, digits or any of . _ : / + = @ | ~ , ; -",
                         param="request_id",
                     )
-                new = await self._preparation.prepare(_ask(request), request.request_id)
+                new = await self._preparation.prepare(
+                    _generation_request(request), request.request_id
+                )
                 stream = self._dispatcher.generate(new)
             except DisaggError as error:
                 self._metrics.refused(error.code)
@@ -139,7 +141,7 @@ def _prompt(
     return request.prompt, "prompt"
 
 
-def _ask(request: router_pb2.GenerateRequest) -> GenerationRequest:
+def _generation_request(request: router_pb2.GenerateRequest) -> GenerationRequest:
     prompt, field = _prompt(request)
     build = functools.partial(
         GenerationRequest,

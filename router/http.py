@@ -145,7 +145,9 @@ class HttpApp:
             raise
         try:
             try:
-                request = await self._preparation.prepare(body.ask(), exchange.request_id)
+                request = await self._preparation.prepare(
+                    body.generation_request(), exchange.request_id
+                )
                 if left.done():
                     raise CancelledError("the client left")
                 stream = self._dispatcher.generate(request)

@@ -149,7 +149,7 @@ class CompletionRequest(_Generation):
     prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt), Field(repr=False)]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_LOGPROBS_MAX)] | None = None
 
-    def ask(self) -> GenerationRequest:
+    def generation_request(self) -> GenerationRequest:
         """The body as a `GenerationRequest`, the form that both front ends share."""
         return GenerationRequest(
             model=self.model,
@@ -184,7 +184,7 @@ class ChatRequest(_Generation):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
 
-    def ask(self) -> GenerationRequest:
+    def generation_request(self) -> GenerationRequest:
         """The body as a `GenerationRequest`, the form that both front ends share."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return GenerationRequest(

@@ -40,7 +40,7 @@ class RouterOptions:
     """Finished requests whose record stays readable."""
     heartbeat_ms: int = 1_000
     worker_silent_ms: int = 10_000
-    """A worker not heard of for so long is dropped."""
+    """A worker that sends nothing for so long is dropped."""
     roles_wanted: tuple[str, ...] = ("prefill", "decode")
     """Each must have had a ready worker before the router is ready; ``both`` counts as either."""
     policy: str = DEFAULT_POLICY

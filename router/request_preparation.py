@@ -61,7 +61,7 @@ class Preparation:
                 param="model",
             )
 
-    async def prepare(self, ask: GenerationRequest, request_id: str = "") -> NewRequest:
+    async def prepare(self, request: GenerationRequest, request_id: str = "") -> NewRequest:
         """Check, tokenise and hash.
 
         Raises:
@@ -69,35 +69,35 @@ class Preparation:
             RemoteFault: no worker is ready.
             CapacityError: too many requests are being prepared.
         """
-        ask.check()
-        self.check_model(ask.model)
+        request.check()
+        self.check_model(request.model)
         limit = self._dispatcher.core.max_model_tokens
         if not limit or not self._dispatcher.can_serve:
             raise RemoteFault("no worker is ready")
         token_ids, hashes = await self.tokens(
-            ask.prompt, ask.prompt_field, limit, ask.cache_salt.encode()
+            request.prompt, request.prompt_field, limit, request.cache_salt.encode()
         )
         room = limit - len(token_ids)
         if room < 1:
             raise ContextLengthError(
                 f"has {len(token_ids)} tokens; prompt and output together may have {limit}",
-                param=ask.prompt_field,
+                param=request.prompt_field,
             )
-        max_tokens = ask.max_tokens
+        max_tokens = request.max_tokens
         if max_tokens is None:
             usual = self._dispatcher.core.default_model_tokens - len(token_ids)
-            max_tokens = min(ask.default_max_tokens or (usual if usual > 0 else room), room)
+            max_tokens = min(request.default_max_tokens or (usual if usual > 0 else room), room)
         elif max_tokens > room:
             raise ContextLengthError(
                 f"{len(token_ids)} prompt tokens and {max_tokens} to generate exceed {limit}",
-                param=ask.max_tokens_field,
+                param=request.max_tokens_field,
             )
-        sampling = self._sampling(ask, max_tokens)
+        sampling = self._sampling(request, max_tokens)
         return NewRequest(
             request_id or secrets.token_hex(12),
             token_ids,
             tuple(hashes),
-            ask.cache_salt.encode(),
+            request.cache_salt.encode(),
             sampling,
         )
 
@@ -150,19 +150,19 @@ class Preparation:
             )
         return token_ids, self._dispatcher.hashes(token_ids, salt)
 
-    def _sampling(self, ask: GenerationRequest, max_tokens: int) -> SamplingParams:
+    def _sampling(self, request: GenerationRequest, max_tokens: int) -> SamplingParams:
         defaults = self._tokenizer.sampling_defaults
         default = defaults.get("temperature", 1.0)
-        top_p = defaults.get("top_p", 1.0) if ask.top_p is None else ask.top_p
-        top_k = int(defaults.get("top_k", 0)) if ask.top_k is None else ask.top_k
+        top_p = defaults.get("top_p", 1.0) if request.top_p is None else request.top_p
+        top_k = int(defaults.get("top_k", 0)) if request.top_k is None else request.top_k
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=float(default if ask.temperature is None else ask.temperature),
+            temperature=float(default if request.temperature is None else request.temperature),
             top_p=float(top_p),
             top_k=max(top_k, 0),
-            seed=secrets.randbits(63) if ask.seed is None else ask.seed,
-            stop_token_ids=() if ask.ignore_eos else self._tokenizer.eos_token_ids,
-            num_logprobs=ask.num_logprobs,
+            seed=secrets.randbits(63) if request.seed is None else request.seed,
+            stop_token_ids=() if request.ignore_eos else self._tokenizer.eos_token_ids,
+            num_logprobs=request.num_logprobs,
         )
 
 

@@ -40,7 +40,7 @@ TRANSPORT_CHECK_S = 1.0
 """Between two checks of the own transport, however much is doubted."""
 
 
-def _nobody_hears(reason: str) -> None:
+def _no_stream(reason: str) -> None:
     """End a session that has no stream."""
 
 
@@ -89,7 +89,7 @@ class Control:
         self._links: PeerLinks | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._session: Callable[[ToRouterMessage], None] | None = None
-        self._end_session: Callable[[str], None] = _nobody_hears
+        self._end_session: Callable[[str], None] = _no_stream
         self._reads: deque[PostRead] = deque()
         self._sent_stats: object = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -121,12 +121,12 @@ class Control:
     def open_session(
         self,
         send: Callable[[ToRouterMessage], None],
-        end: Callable[[str], None] = _nobody_hears,
+        end: Callable[[str], None] = _no_stream,
     ) -> None:
         """Open a router's session; an earlier one ends at once, with all its generations.
 
         Args:
-            send: takes what the router is to hear.
+            send: takes messages for the router.
             end: takes the reason when a later session replaces this one.
         """
         if self._session is not None:
@@ -150,7 +150,7 @@ class Control:
 
     def router_message(self, message: ToWorkerMessage) -> None:
         """Handle a submit or a cancel."""
-        # The router counts as load what it submitted since the last stats it got: they are said
+        # The router counts as load what it submitted since the last stats it got: they are sent
         # again even if they are the same, or a short request would count for ever.
         self._sent_stats = None
         self._guard(lambda: self.core.on_router_message(now_ms(), message))
@@ -201,7 +201,7 @@ class Control:
         for action in actions:
             match action:
                 case ToRouter(message):
-                    self._trace.told(message)
+                    self._trace.reported(message)
                     if self._session is not None:
                         self._session(message)
                 case Send(to, peer_message):
@@ -258,7 +258,7 @@ class Control:
             self._on_failed(reason)
 
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
-        """Neither ends but by `stop`: a worker that has stopped to tick must not look healthy."""
+        """Fail the worker if a task of it fails: one that no longer ticks must not look healthy."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the control failed", exc_info=error)
             self._fail(f"{type(error).__name__}: {error}")
@@ -283,7 +283,7 @@ class Control:
                 self._guard(self._check)
 
     def _check_transport(self) -> None:
-        """Have the transport look at itself where that is in doubt and due."""
+        """Make the transport check itself, if there is doubt and a check is due."""
         now_s = time.monotonic()
         if self._transport_checks and now_s >= self._transport_check_due_s:
             self._transport_checks -= 1

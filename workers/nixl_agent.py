@@ -148,7 +148,7 @@ class NixlAgent:
             self._agent.release_xfer_handle(handle)
 
     def check(self) -> None:
-        """READ the own null block onto itself: takes 50 us, and no peer can be at fault.
+        """READ this worker's null block onto itself: takes 50 us, and no peer can be at fault.
 
         Raises:
             RemoteFault: this agent cannot READ, so that no peer will ever be read from here.

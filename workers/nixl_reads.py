@@ -205,10 +205,10 @@ class NixlReads:
         self.num_bytes = sum(posted.num_bytes for posted in self._posted.values())
         self.oldest_s = next((posted.posted_s for posted in self._posted.values()), None)
 
-    def _settle(self, handle: ReadHandle, ask: Callable[[ReadHandle], bool]) -> None:
+    def _settle(self, handle: ReadHandle, is_done: Callable[[ReadHandle], bool]) -> None:
         error = ""
         try:
-            if not ask(handle):
+            if not is_done(handle):
                 return
         except RemoteFault as fault:
             error = fault.message

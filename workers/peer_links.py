@@ -154,7 +154,7 @@ class GrpcPeerLinks:
             self._lost(peer, reason)
 
     async def _write(self, call: PeerCall, peer: Incarnation, link: _Link) -> None:
-        """Send what is queued until the stream ends; why it did, its reader hears."""
+        """Send what is queued until the stream ends; the task that reads it reports why."""
         try:
             await call.write(peer_to_wire(self._me, peer.epoch, self._hello))
             while True:

@@ -22,7 +22,7 @@ REGISTER_TIMEOUT_S = 5.0
 async def keep_registered(address: str, info: WorkerInfo, heartbeat_ms: int) -> None:
     """Register with one router for ever; log the first failure and the first success after it."""
     request = worker_info_to_wire(info)
-    said = ""
+    logged = ""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stub = cast("RouterAsyncStub", RouterStub(channel))
         while True:
@@ -31,7 +31,7 @@ async def keep_registered(address: str, info: WorkerInfo, heartbeat_ms: int) -> 
                 now = "registered"
             except grpc.aio.AioRpcError as error:
                 now = f"not registered: {error.code().name}: {error.details()}"
-            if now != said:
+            if now != logged:
                 log.info("router %s: %s", address, now)
-                said = now
+                logged = now
             await asyncio.sleep(heartbeat_ms / 1000)

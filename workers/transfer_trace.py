@@ -121,7 +121,7 @@ class TransferTrace:
         if offers.seal is not None:
             one.num_ranges = offers.seal.num_ranges
 
-    def told(self, message: ToRouterMessage) -> None:
+    def reported(self, message: ToRouterMessage) -> None:
         """Note that the router is informed of a transfer's end, or of its generation's end."""
         if isinstance(message, TransferReport):
             one = self._open.pop(message.key, None) or _Open(message.owner, time.time_ns())

@@ -104,7 +104,7 @@ def report(
         unit="ms",
         target=TARGET if mib >= TARGET_FROM_MIB else None,
         peer_name=f"raw NIXL READ, {best} (the best of {len(raw)} shapes)",
-        note=f"from the seal sent to the commit's OK, {blocks}: {split}",
+        note=f"from the seal sent to the commit's confirmation, {blocks}: {split}",
     )
     figure(
         f"{name}, its READs alone",
@@ -123,7 +123,7 @@ def report(
             unit="ms",
             target=None,
             peer_name=peer,
-            note="from the seal sent to the commit's OK",
+            note="from the seal sent to the commit's confirmation",
         )
     return reached
 

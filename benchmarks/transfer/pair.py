@@ -81,7 +81,7 @@ class Pull:
 
     @property
     def seal_to_commit_s(self) -> float:
-        """From the seal that leaves the owner to the commit's OK at the reader."""
+        """From the seal that leaves the owner to the commit's confirmation at the reader."""
         return self.reader.first["committed"] - self.owner.last["seal sent"]
 
     @property

@@ -71,7 +71,7 @@ class Admission:
         return self.promises.give(key, fresh, num_tokens, hit, held, returning)
 
     def update(self, key: Hashable) -> None:
-        """A sequence with a promise has changed: what can it still need?"""
+        """Fit the promise of a sequence that has changed to what it can still need."""
         num_tokens = self.promises.num_tokens(key)
         blocks = 0
         for manager in self._managers:

@@ -212,7 +212,7 @@ class KVCacheCoordinator:
     # -- after a step -------------------------------------------------------------------------
 
     def publish(self, key: Hashable, num_computed_tokens: int) -> None:
-        """The step that computed up to there has completed: its full blocks become findable.
+        """Make the full blocks of computed tokens findable, once their step has completed.
 
         Call it before the window moves past them. Blocks without a hash yet wait for the next
         call. A published block is never written again.

@@ -1,4 +1,4 @@
-"""What enters the router's core and the wishes that leave it."""
+"""What enters the router's core, and the actions that leave it."""
 
 from dataclasses import dataclass, field
 

@@ -41,7 +41,7 @@ class RouterCore:
         requests_max: live requests; more are refused.
         request_timeout_ms: without any progress for so long a request expires.
         records_max: finished requests whose record is kept.
-        worker_silent_ms: a worker not heard of for so long is lost.
+        worker_silent_ms: a worker that sends nothing for so long is lost.
         policy: name of the rule that chooses workers.
         pull_tokens_min: tokens of prefix that another worker must have more, to be pulled from.
 
@@ -167,8 +167,8 @@ class RouterCore:
     def from_worker(
         self, now_ms: int, incarnation: Incarnation, message: ToRouterMessage
     ) -> list[RouterAction]:
-        """A message from the session; of unknown incarnations and old generations: nothing."""
-        if not self._fleet.heard(now_ms, incarnation):
+        """Handle a worker's message; unknown incarnations and old generations change nothing."""
+        if not self._fleet.note_alive(now_ms, incarnation):
             return []
         match message:
             case WorkerStats():

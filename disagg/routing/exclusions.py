@@ -1,4 +1,4 @@
-"""What one request has met with and its next plan should not repeat."""
+"""Faults that one request has met, and that its next plan should avoid."""
 
 from dataclasses import dataclass, field
 

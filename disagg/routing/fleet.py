@@ -58,7 +58,7 @@ class Fleet:
     """The workers, their load and their blocks.
 
     Args:
-        silent_ms: a worker not heard of for so long is lost; also for how long a pair of
+        silent_ms: a worker that sends nothing for so long is lost; also for how long a pair of
             workers that failed to transfer is not chosen again.
 
     Attributes:
@@ -137,7 +137,7 @@ class Fleet:
             worker.connected = True
             worker.heard_ms = now_ms
 
-    def heard(self, now_ms: int, incarnation: Incarnation) -> bool:
+    def note_alive(self, now_ms: int, incarnation: Incarnation) -> bool:
         """A message of the worker arrived; False for an incarnation that is not in the fleet."""
         worker = self._find(incarnation)
         if worker is None:

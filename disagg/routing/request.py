@@ -109,7 +109,7 @@ class RoutedRequest:
             self.progress_ms = now_ms
 
     def lost(self, worker: Incarnation) -> RemoteFault | None:
-        """A worker was lost while it had a part here; an error when it was one too many."""
+        """Count the loss of a worker that had a part here; an error if it is one too many."""
         self.exclusions.local_on = None
         self.killers.add(worker)
         if len(self.killers) < KILLS_MAX:

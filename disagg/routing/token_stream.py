@@ -95,7 +95,7 @@ class TokenStream:
                 f"{len(output.logprobs)} logprobs came with {len(output.token_ids)} tokens"
             )
         if not self._with_logprobs and output.logprobs:
-            raise ProtocolError("logprobs came that were not asked for")
+            raise ProtocolError("logprobs came that were not requested")
         if output.position < 0:
             raise ProtocolError(f"tokens came for position {output.position}")
         for position, token in enumerate(output.token_ids, output.position):

@@ -1,4 +1,4 @@
-"""What a worker refuses at the door, whatever else is going on."""
+"""What a worker can never serve, whatever its load."""
 
 from bisect import bisect_right
 
@@ -12,7 +12,7 @@ def num_blocks_for(kv: KVCacheCoordinator, num_tokens: int) -> int:
     return sum(min(m.num_blocks(num_tokens), m.peak_blocks) for m in kv.managers)
 
 
-def complaint_about(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator) -> str:
+def rejection_of(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator) -> str:
     """Why this request can never be served here; "" when it can."""
     num_tokens = len(submit.token_ids)
     if num_tokens == 0:

@@ -55,7 +55,7 @@ from disagg.scheduling.actions import (
     ToRouter,
     WorkerAction,
 )
-from disagg.scheduling.admission import complaint_about, num_blocks_for
+from disagg.scheduling.admission import num_blocks_for, rejection_of
 from disagg.scheduling.handover.decode_side import DecodeSide
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.prefix_lending import PrefixLender
@@ -119,8 +119,8 @@ class WorkerCore:
         """Start a generation; a repeated submit changes nothing."""
         if submit.key in self.sequences:
             return
-        if complaint := complaint_about(submit, self.limits, self.kv):
-            self._out.add(ToRouter(PartEnded(submit.key, EndReason.REJECTED, complaint)))
+        if rejection := rejection_of(submit, self.limits, self.kv):
+            self._out.add(ToRouter(PartEnded(submit.key, EndReason.REJECTED, rejection)))
             return
         seq = self.generations.add(now_ms, submit)
         if submit.role is Role.DECODE:
@@ -216,7 +216,7 @@ class WorkerCore:
     def _doubt(self, reader: Incarnation, reason: str) -> None:
         """A reader's READs failed. It looks at its own transport; ours may be at fault as well."""
         if reason in READ_FAULTS:
-            self._out.add(CheckTransport(f"{reader} says {reason}"))
+            self._out.add(CheckTransport(f"{reader} reported {reason}"))
 
     # --- engine
 

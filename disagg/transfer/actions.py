@@ -119,7 +119,7 @@ class InboundStats:
     read_ms: int
     """From the first READ posted to the last one done; 0 without READs."""
     exposed_ms: int
-    """From the seal's arrival to the commit's OK."""
+    """From the seal's arrival to the owner's confirmation of the commit."""
 
 
 @dataclass(frozen=True, slots=True)

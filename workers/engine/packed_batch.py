@@ -118,7 +118,7 @@ class BatchBuilder:
             tables: where the KV of their sequences lies, the step's changes included.
 
         Raises:
-            ValueError: the slices ask for what must not be computed: tokens out of range, a read
+            ValueError: the slices name what must not be computed: tokens out of range, a read
                 or write of the null block, or two tokens in one slot. Nothing was changed.
         """
         if not slices:

@@ -76,11 +76,11 @@ class CachedBlocks:
         return iter(self._free)
 
     def has_all(self, block_ids: Sequence[int]) -> bool:
-        """Whether all of these are here."""
+        """Whether all of these blocks are among them."""
         return self._free.issuperset(block_ids)
 
     def num_among(self, block_ids: Iterable[int]) -> int:
-        """How many of these different blocks are here."""
+        """How many of these different blocks are among them."""
         return len(self._free.intersection(block_ids))
 
     def add(self, block_ids: Sequence[int]) -> None:
@@ -96,7 +96,7 @@ class CachedBlocks:
         self._queue.extend(block_ids)
 
     def remove(self, block_ids: Sequence[int]) -> None:
-        """Blocks that are here are held again."""
+        """Remove blocks, which are held again."""
         self._free.difference_update(block_ids)
         if not self._free:
             self.clear()

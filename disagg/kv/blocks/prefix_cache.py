@@ -1,4 +1,4 @@
-"""Which block has which content: the prefix cache, without a word on who holds what."""
+"""Which block has which content: the prefix cache, apart from who holds it."""
 
 from array import array
 from bisect import bisect_left
@@ -19,7 +19,7 @@ class PrefixCache:
 
     Neighbouring blocks of a prefix usually lie side by side in the pool, as they were allocated.
     So a run of values is looked up by one probe, and by comparing a slice of ``_value_of`` with
-    the values asked for; where that fails, by a probe each.
+    the values looked for; where that fails, by a probe each.
 
     Args:
         block_ids: 0, 1, .. : the integers that the pool hands out. Slices of it are compared with

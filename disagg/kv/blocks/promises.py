@@ -107,7 +107,7 @@ class PromiseBook:
         return True
 
     def update(self, key: Hashable, num_blocks: int) -> None:
-        """The request changed: it can still need ``num_blocks`` at once."""
+        """Change a promise to ``num_blocks``, which is what its request can still need at once."""
         promise = self._promises[key]
         self._total += num_blocks - promise.num_blocks
         promise.num_blocks = num_blocks
@@ -117,7 +117,7 @@ class PromiseBook:
         promise.expected = now
 
     def adopted(self, key: Hashable) -> None:
-        """The request holds its hit itself now."""
+        """Drop the promise's hold on a hit that its request holds itself now."""
         self._pool.drop(("promise", key))
 
     def end(self, key: Hashable) -> None:

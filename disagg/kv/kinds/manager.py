@@ -79,7 +79,7 @@ class GroupManager:
     def skipped_tokens(self, position: int) -> int:
         """Leading tokens that a query at position ``position`` does not see."""
         first = self.spec.first_seen(position)
-        assert first is not None, "kinds with states say it themselves"
+        assert first is not None, "kinds with states override this"
         return first
 
     def next_drop(self, num_skipped: int) -> int | None:

@@ -102,7 +102,7 @@ class DecodeSide:
             or seal.num_tokens != pull.reservation.num_external_tokens
             or seal.first_token_id != pull.seq.submit.token_ids[-1]
         ):
-            self.lease_refused(now_ms, offers.key, "answer", "not what was asked for")
+            self.lease_refused(now_ms, offers.key, "answer", "not what was requested")
             return
         lacks = pull.reservation.lacks
         self._inbound.begin(now_ms, offers.key, owner, lacks, self, offers.lease_id)

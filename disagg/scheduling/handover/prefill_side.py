@@ -164,8 +164,8 @@ class PrefillSide:
     def give_back(self, seq: Sequence, reason: str) -> None:
         """End reservation and lease of a sequence that goes no further here.
 
-        The release goes first, so that the reader forgets the inbound transfer before it hears
-        that the lease is dead.
+        The release goes first, so that the reader forgets the inbound transfer before it
+        learns that the lease is dead.
         """
         self.reserving.pop(seq.key, None)
         if seq in self.backing_off:

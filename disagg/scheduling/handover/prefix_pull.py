@@ -102,15 +102,15 @@ class PrefixPullSide:
         """
         key = offers.key
         pull = self.pulls[key]
-        asked = pull.reservation.num_external_tokens
+        requested = pull.reservation.num_external_tokens
         num_tokens = offers.seal.num_tokens if offers.seal else 0
-        if num_tokens > asked or self._prefixes.boundary(num_tokens) < num_tokens:
+        if num_tokens > requested or self._prefixes.boundary(num_tokens) < num_tokens:
             self._give_up(key, "answer", f"no boundary: {num_tokens} tokens")
             return
         if num_tokens <= pull.own_tokens:
             self._give_up(key, "none", "the owner has no more of it")
             return
-        if num_tokens < asked:
+        if num_tokens < requested:
             self._kv.free(key)
             shorter = self._prefixes.reserve(pull.seq.request, num_tokens, pull.seq.num_tokens)
             if shorter is None:

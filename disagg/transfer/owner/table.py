@@ -135,11 +135,11 @@ class LeaseTable(LiveLeases):
         A reader that does not know the lease's id yet gets no answer when there is no lease, as
         it may be about to be opened.
         """
-        asked = ask.lease_id
-        lease = self.hand_over_of(ask.key) if asked is None else self.find(asked)
+        lease_id = ask.lease_id
+        lease = self.hand_over_of(ask.key) if lease_id is None else self.find(lease_id)
         if lease is None or lease.key != ask.key or lease.reader != sender:
-            if asked is not None:
-                self.out.add(Send(sender, Offers(ask.key, asked, 0, dead=True)))
+            if lease_id is not None:
+                self.out.add(Send(sender, Offers(ask.key, lease_id, 0, dead=True)))
             return
         state = LEASE_TABLE.move(lease.state, LeaseEvent.ASK)
         if state is LeaseState.ORPHANED:

@@ -31,7 +31,7 @@ class Read:
 
     @property
     def stuck(self) -> str:
-        """The READ and its age, for whoever hears that it is stuck."""
+        """The READ and its age, for the report that it is stuck."""
         group, block_index = self.first
         where = f"the READ of block {group}:{block_index} (group:block)"
         return f"{where} is in progress since {self.posted_ms} ms"

@@ -21,7 +21,7 @@ class _Request:
     requester: LeaseRequester
     expires_ms: int
     repeat_ms: int
-    state: LeaseRequestState = LeaseRequestState.ASKED
+    state: LeaseRequestState = LeaseRequestState.WAITING
 
 
 class LeaseRequests:
@@ -68,7 +68,7 @@ class LeaseRequests:
             InvariantViolation: an earlier request of the generation is not over.
         """
         if message.key in self._entries:
-            raise InvariantViolation(f"{message.key} has asked already")
+            raise InvariantViolation(f"{message.key} has a request for a lease already")
         self._last_number += 1
         numbered = replace(message, number=self._last_number)
         self._entries[message.key] = _Request(
@@ -83,7 +83,7 @@ class LeaseRequests:
             self._decline(sender, offers)
             return
         event = LeaseRequestEvent.NONE if offers.dead else LeaseRequestEvent.LEASE
-        if entry.state is LeaseRequestState.ANSWERED:
+        if entry.state is LeaseRequestState.GRANTED:
             LEASE_REQUEST_TABLE.move(entry.state, event)
             self._inbound.on_offers(now_ms, sender, offers)
         elif offers.dead:
@@ -96,7 +96,7 @@ class LeaseRequests:
     def on_refused(self, now_ms: int, sender: Incarnation, refused: LeaseRefused) -> None:
         """The owner has no lease for a request; one that is being read ends by itself."""
         entry = self._current(sender, refused.key, refused.request_number)
-        if entry is not None and entry.state is LeaseRequestState.ASKED:
+        if entry is not None and entry.state is LeaseRequestState.WAITING:
             self._refused(now_ms, refused.key, entry)
 
     def give_up(self, key: RequestKey, reason: str = "") -> None:
@@ -105,13 +105,12 @@ class LeaseRequests:
         The withdrawal carries a ``reason`` that is one of `READ_FAULTS`, and no other.
         """
         if key in self._entries:
-            told = reason if reason in READ_FAULTS else ""
-            self._withdraw(key, LeaseRequestEvent.GIVE_UP, told)
+            self._withdraw(key, LeaseRequestEvent.GIVE_UP, reason if reason in READ_FAULTS else "")
 
     def renew(self, now_ms: int, key: RequestKey) -> None:
         """The transfer of a granted lease goes on; nothing if there is no such request."""
         entry = self._entries.get(key)
-        if entry is not None and entry.state is LeaseRequestState.ANSWERED:
+        if entry is not None and entry.state is LeaseRequestState.GRANTED:
             entry.expires_ms = now_ms + self._ttl_ms
 
     def finished(self, key: RequestKey) -> None:
@@ -124,7 +123,7 @@ class LeaseRequests:
         for key, _ in lost:
             self._leave(key, LeaseRequestEvent.PEER_LOST)
         for key, one in lost:
-            if one.state is LeaseRequestState.ASKED:
+            if one.state is LeaseRequestState.WAITING:
                 one.requester.lease_refused(now_ms, key, "peer_lost", f"{owner} is gone")
 
     def tick(self, now_ms: int) -> None:
@@ -133,7 +132,7 @@ class LeaseRequests:
             if entry.expires_ms <= now_ms:
                 self._withdraw(key, LeaseRequestEvent.TIME_OUT)
                 entry.requester.lease_refused(now_ms, key, "timeout", _cause(entry))
-            elif entry.state is LeaseRequestState.ASKED and entry.repeat_ms <= now_ms:
+            elif entry.state is LeaseRequestState.WAITING and entry.repeat_ms <= now_ms:
                 LEASE_REQUEST_TABLE.move(entry.state, LeaseRequestEvent.REPEAT)
                 entry.repeat_ms = now_ms + self._repeat_ms
                 self._out.add(Send(entry.owner, entry.message))
@@ -143,7 +142,7 @@ class LeaseRequests:
         return min(
             (
                 min(one.expires_ms, one.repeat_ms)
-                if one.state is LeaseRequestState.ASKED
+                if one.state is LeaseRequestState.WAITING
                 else one.expires_ms
                 for one in self._entries.values()
             ),
@@ -177,6 +176,6 @@ class LeaseRequests:
 
 
 def _cause(entry: _Request) -> str:
-    if entry.state is LeaseRequestState.ASKED:
+    if entry.state is LeaseRequestState.WAITING:
         return "the owner did not answer in time"
     return "nothing was offered or read for too long"

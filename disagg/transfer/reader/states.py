@@ -8,8 +8,8 @@ from disagg.transfer.transitions import TransitionTable
 class LeaseRequestState(StrEnum):
     """Where a request for a lease is: an `AskLease` or a `TakeOver`."""
 
-    ASKED = "ASKED"
-    ANSWERED = "ANSWERED"
+    WAITING = "WAITING"
+    GRANTED = "GRANTED"
 
 
 class LeaseRequestEvent(StrEnum):
@@ -24,59 +24,59 @@ class LeaseRequestEvent(StrEnum):
     FINISH = "committed"
 
 
-_Q, _V = LeaseRequestState, LeaseRequestEvent
+_R, _V = LeaseRequestState, LeaseRequestEvent
 
 LEASE_REQUEST_TABLE: TransitionTable[LeaseRequestState, LeaseRequestEvent] = TransitionTable(
     "request for a lease",
     [
         (
-            _Q.ASKED,
+            _R.WAITING,
             _V.REPEAT,
-            _Q.ASKED,
+            _R.WAITING,
             "send the same request again",
         ),
         (
-            _Q.ASKED,
+            _R.WAITING,
             _V.LEASE,
-            _Q.ANSWERED,
+            _R.GRANTED,
             "begin the inbound transfer up to the answer's boundary",
         ),
-        (_Q.ASKED, _V.NONE, None, "tell the caller"),
+        (_R.WAITING, _V.NONE, None, "inform the requester"),
         (
-            _Q.ASKED,
+            _R.WAITING,
             _V.TIME_OUT,
             None,
-            "tell the caller; send WithdrawLease(n)",
+            "send WithdrawLease(n), inform the requester",
         ),
-        (_Q.ASKED, _V.GIVE_UP, None, "send WithdrawLease(n)"),
-        (_Q.ASKED, _V.PEER_LOST, None, "tell the caller"),
+        (_R.WAITING, _V.GIVE_UP, None, "send WithdrawLease(n)"),
+        (_R.WAITING, _V.PEER_LOST, None, "inform the requester"),
         (
-            _Q.ANSWERED,
+            _R.GRANTED,
             _V.LEASE,
-            _Q.ANSWERED,
+            _R.GRANTED,
             "a repetition: pass it on to the inbound transfer",
         ),
         (
-            _Q.ANSWERED,
+            _R.GRANTED,
             _V.NONE,
-            _Q.ANSWERED,
+            _R.GRANTED,
             "pass it on to the inbound transfer, which fails",
         ),
         (
-            _Q.ANSWERED,
+            _R.GRANTED,
             _V.TIME_OUT,
             None,
-            "tell the caller; send WithdrawLease(n)",
+            "send WithdrawLease(n), inform the requester",
         ),
-        (_Q.ANSWERED, _V.GIVE_UP, None, "send WithdrawLease(n)"),
+        (_R.GRANTED, _V.GIVE_UP, None, "send WithdrawLease(n)"),
         (
-            _Q.ANSWERED,
+            _R.GRANTED,
             _V.PEER_LOST,
             None,
             "forget: the inbound transfer fails",
         ),
         (
-            _Q.ANSWERED,
+            _R.GRANTED,
             _V.FINISH,
             None,
             "forget: the lease is committed",
@@ -105,9 +105,9 @@ class InboundEvent(StrEnum):
     READ_DONE = "a READ done"
     COMPLETE = "every READ done, counts met, all covered"
     REPEAT = "interval"
-    OK = "OK(current attempt)"
-    OK_PARTLY = "OK(current attempt), a READ had an error"
-    FAIL = "abort, dead, NO, lost, error, stuck"
+    OK = "CommitAnswer(ok, this attempt)"
+    OK_PARTLY = "CommitAnswer(ok, this attempt), a READ had an error"
+    FAIL = "abort, dead, refused, lost, error, stuck"
     READS_LEFT = "a READ in progress"
     READS_TERMINAL = "no READ in progress"
     FINISH = "finish"
@@ -120,7 +120,7 @@ INBOUND_TABLE: TransitionTable[InboundState, InboundEvent] = TransitionTable(
     [
         (_S.RESERVED, _E.LEASE_KNOWN, _S.READING, "remember the lease's id"),
         (_S.RESERVED, _E.REPEAT, _S.RESERVED, "AskOffers"),
-        (_S.RESERVED, _E.FAIL, _S.FAILED, "tell the caller"),
+        (_S.RESERVED, _E.FAIL, _S.FAILED, "inform the listener"),
         (
             _S.READING,
             _E.OFFERS,
@@ -130,16 +130,16 @@ INBOUND_TABLE: TransitionTable[InboundState, InboundEvent] = TransitionTable(
         (_S.READING, _E.READ_DONE, _S.READING, "count it, with its error"),
         (_S.READING, _E.REPEAT, _S.READING, "AskOffers, unless the list is complete"),
         (_S.READING, _E.COMPLETE, _S.COMMITTING, "take a new attempt, send Commit"),
-        (_S.READING, _E.FAIL, _S.FAILED, "tell the caller"),
+        (_S.READING, _E.FAIL, _S.FAILED, "inform the listener"),
         (_S.COMMITTING, _E.REPEAT, _S.COMMITTING, "send the same Commit again"),
-        (_S.COMMITTING, _E.OK, _S.VALID, "tell the caller, send CommitSeen"),
+        (_S.COMMITTING, _E.OK, _S.VALID, "inform the listener, send CommitSeen"),
         (
             _S.COMMITTING,
             _E.OK_PARTLY,
             _S.PARTIAL,
-            "tell the caller which blocks did not arrive, send CommitSeen",
+            "inform the listener of the blocks that did not arrive, send CommitSeen",
         ),
-        (_S.COMMITTING, _E.FAIL, _S.FAILED, "tell the caller"),
+        (_S.COMMITTING, _E.FAIL, _S.FAILED, "inform the listener"),
         (
             _S.VALID,
             _E.FINISH,
@@ -148,8 +148,8 @@ INBOUND_TABLE: TransitionTable[InboundState, InboundEvent] = TransitionTable(
         ),
         (_S.PARTIAL, _E.FINISH, None, "drop the hold: the cache has what arrived"),
         (_S.FAILED, _E.READS_LEFT, _S.DRAINING, "keep holding all destinations"),
-        (_S.FAILED, _E.READS_TERMINAL, None, "drop the hold, tell the caller"),
-        (_S.DRAINING, _E.READ_DONE, _S.DRAINING, "count it, whatever it says"),
-        (_S.DRAINING, _E.READS_TERMINAL, None, "drop the hold, tell the caller"),
+        (_S.FAILED, _E.READS_TERMINAL, None, "drop the hold, inform the listener"),
+        (_S.DRAINING, _E.READ_DONE, _S.DRAINING, "count it, done or failed"),
+        (_S.DRAINING, _E.READS_TERMINAL, None, "drop the hold, inform the listener"),
     ],
 )

@@ -59,7 +59,7 @@ class InboundTable(LiveTransfers):
             self._lease_seen.get(owner, 0),
             now_ms + self._ask_repeat_ms,
             lease_id=lease_id,
-            told_ms=now_ms,
+            progress_sent_ms=now_ms,
         )
         self.holds.hold(entry.holder, [block for pairs in destinations for _, block in pairs])
         self._last_serial = entry.serial
@@ -209,8 +209,8 @@ class InboundTable(LiveTransfers):
 
     def _show_progress(self, now_ms: int, entry: InboundTransfer) -> None:
         """Let the owner prolong its lease, at most so often, while READs are left."""
-        if now_ms - entry.told_ms >= self._progress_ms:
-            entry.told_ms = now_ms
+        if now_ms - entry.progress_sent_ms >= self._progress_ms:
+            entry.progress_sent_ms = now_ms
             self.out.add(Send(entry.owner, entry.read_progress))
 
     def _all_listed(self, entry: InboundTransfer) -> bool:
@@ -234,8 +234,8 @@ class InboundTable(LiveTransfers):
 
     def _ask_gap(self, now_ms: int, entry: InboundTransfer) -> None:
         """Request the offers of a gap once; each later Offers over the same gap would repeat it."""
-        if entry.asked != len(entry.offers.ranges):
-            entry.asked = len(entry.offers.ranges)
+        if entry.gap_requested != len(entry.offers.ranges):
+            entry.gap_requested = len(entry.offers.ranges)
             self._repeat(now_ms, entry)
 
     def _on_breach(self, now_ms: int, entry: InboundTransfer, breach: ProtocolBreach) -> None:

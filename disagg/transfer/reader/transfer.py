@@ -36,7 +36,7 @@ class InboundTransfer:
     state: InboundState = InboundState.RESERVED
     lease_id: int | None = None
     """None until the first Offers."""
-    asked: int | None = None
+    gap_requested: int | None = None
     """Offer number of the gap last requested; requested once, then at the interval."""
     waiting: list[Run] = field(default_factory=list)
     """Offered, but reading from the owner is paused."""
@@ -51,8 +51,8 @@ class InboundTransfer:
     """Tokens of the prefill, as far as it is known."""
     num_blocks_read: int = 0
     """Of READs that have ended."""
-    told_ms: int = 0
-    """When its owner was last shown that READs end."""
+    progress_sent_ms: int = 0
+    """When its owner last got a `ReadProgress`."""
     num_reads: int = 0
     posted_ms: int = 0
     done_ms: int = 0

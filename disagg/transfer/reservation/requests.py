@@ -58,7 +58,7 @@ class ReservationRequests:
             InvariantViolation: an earlier reservation of the generation was not given back.
         """
         if key in self._entries:
-            raise InvariantViolation(f"{key} has asked already")
+            raise InvariantViolation(f"{key} has a reservation already, or a request for one")
         self._last_number += 1
         self._entries[key] = _Request(self._last_number, peer, now_ms + self._timeout_ms)
         return Send(peer, Reserve(key, self._last_number))

@@ -80,13 +80,13 @@ RESERVATION_REQUEST_TABLE: TransitionTable[RequestState, RequestEvent] = Transit
             RequestState.WAITING,
             RequestEvent.GRANTED,
             RequestState.GRANTED,
-            "tell the caller what is lacked",
+            "inform the caller of what is lacked",
         ),
         (
             RequestState.WAITING,
             RequestEvent.REFUSED,
             None,
-            "tell the caller",
+            "inform the caller",
         ),
         (
             RequestState.WAITING,

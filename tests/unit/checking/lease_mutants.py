@@ -83,7 +83,7 @@ class OfferWithoutHold(LeaseTable):
         return taken
 
 
-class UnknownLeaseSaysOk(LeaseTable):
+class UnknownLeaseIsConfirmed(LeaseTable):
     def _unknown_lease(self, sender: Incarnation, commit: Commit) -> Send:
         answer = CommitAnswer(commit.key, commit.lease_id, commit.attempt, True)
         return Send(sender, answer)

@@ -28,7 +28,7 @@ LEASE_RULES = (
         stuck=False,
     ),
     without(
-        "an OK counts for the current attempt only",
+        "a confirmation counts for the current attempt only",
         "lease-retry",
         24,
         "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
@@ -45,7 +45,7 @@ LEASE_RULES = (
         checks_addressee=False,
     ),
     without(
-        "an OK is believed from the owner's epoch only",
+        "a confirmation is believed from the owner's epoch only",
         "lease-owner-restarts",
         16,
         "arrives: O1 -> R0 CommitAnswer: valid with wrong bytes",
@@ -77,11 +77,11 @@ LEASE_RULES = (
         leases=mutants.ReusedBeforeDead,
     ),
     without(
-        "an unknown lease answers NO",
+        "a commit of an unknown lease is refused",
         "lease",
         12,
         "arrives: O0 -> R0 CommitAnswer: valid with wrong bytes",
-        leases=mutants.UnknownLeaseSaysOk,
+        leases=mutants.UnknownLeaseIsConfirmed,
     ),
     without(
         "a READ's error is no success",
@@ -112,7 +112,7 @@ LEASE_RULES = (
         inbound=mutants.HoldKeptAfterDraining,
     ),
     without(
-        "commits and questions are repeated until they are answered",
+        "commits and requests are repeated until they are answered",
         "lease-lossy",
         5,
         "lost: O0 -> R0 Offers: nothing leads to a good end any more",

@@ -122,7 +122,7 @@ class SeesNoGaps(RequestTable):
         return []
 
 
-class TellsToken0Once(DecodeSide):
+class SendsToken0Once(DecodeSide):
     """The decode worker does not send token 0 again."""
 
     def _emit_first_token(self, seq: Sequence, seal: Seal) -> None:

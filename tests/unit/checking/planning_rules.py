@@ -4,7 +4,7 @@ from tests.unit.checking import planning_mutants as mutants
 from tests.unit.checking.lease_mutants import DestinationsDroppedAtAbort
 from tests.unit.checking.taken_away import without
 
-TOKEN_0_ONCE = {"decode_side": mutants.TellsToken0Once}
+TOKEN_0_ONCE = {"decode_side": mutants.SendsToken0Once}
 PLANNING_RULES = (
     without(
         "the generation of tokens is checked",
@@ -61,7 +61,7 @@ PLANNING_RULES = (
         planner=mutants.TellsNobodyOfTheEnd,
     ),
     without(
-        "the decode worker says token 0 again",
+        "the decode worker sends token 0 again",
         "generation-prefill-crash",
         15,
         "router: loses prefill: nothing leads to a good end any more",

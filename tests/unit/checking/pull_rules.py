@@ -27,12 +27,12 @@ PULL_RULES = (
         mutants={"leases": lease_mutants.OfferWithoutHold},
     ),
     without(
-        "an unknown lease answers NO, also to a pull",
+        "a commit of an unknown lease is refused, also of a pull",
         "chain",
         9,
         "prefill: hears CommitAnswer: the cache offers 'bytes of another request' as 'KV of 5'",
         time_outs=("lease",),
-        mutants={"leases": lease_mutants.UnknownLeaseSaysOk},
+        mutants={"leases": lease_mutants.UnknownLeaseIsConfirmed},
     ),
     without(
         "what is pulled is valid after the commit only",
@@ -75,7 +75,7 @@ PULL_RULES = (
         mutants={"prefix_pull": pull_mutants.FailsTheGeneration},
     ),
     without(
-        "a question that is given up is withdrawn",
+        "a request that is given up is withdrawn",
         "chain",
         4,
         "prefill: hears Cancel: nothing leads to a good end any more",

@@ -44,7 +44,7 @@ COVERED: dict[str, LeaseSetting | Setting] = {
     "counts in the seal, and numbers": LeaseSetting(
         inbound=lease_mutants.CommitWithoutCountsReader
     ),
-    "the owner's epoch in an OK": mutated(
+    "the owner's epoch in a confirmation": mutated(
         "lease-owner-restarts", inbound=lease_mutants.AnySenderAccepted
     ),
     "addressee epochs": mutated("lease-reader-restarts", checks_addressee=False),
@@ -62,7 +62,7 @@ COVERED: dict[str, LeaseSetting | Setting] = {
     ),
     "gaps are seen": mutated("generation-prefill-crash", planner=planning_mutants.SeesNoGaps),
     "token 0 is sent again": mutated(
-        "generation-prefill-crash", {"decode_side": planning_mutants.TellsToken0Once}
+        "generation-prefill-crash", {"decode_side": planning_mutants.SendsToken0Once}
     ),
     "early tokens are dropped": mutated(
         "generation-decode-crash",

@@ -44,8 +44,10 @@ class QueuesReserves(WorkerCore):
 
     @property
     def _queued(self) -> list[tuple[Incarnation, Reserve]]:
-        questions: list[tuple[Incarnation, Reserve]] = self.__dict__.setdefault("_questions", [])
-        return questions
+        requests: list[tuple[Incarnation, Reserve]] = self.__dict__.setdefault(
+            "_queued_requests", []
+        )
+        return requests
 
 
 class PromisesOneToken(KVCacheCoordinator):

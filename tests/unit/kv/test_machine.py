@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.inbound)
     @rule(data=st.data(), good=st.booleans())
     def pulled(self, data: st.DataObject, good: bool) -> None:
-        """The handles of one transfer are terminal; the owner says OK or not."""
+        """The handles of one transfer are terminal; the owner confirms or refuses."""
         number = data.draw(st.sampled_from(sorted(self.inbound)))
         key, request, reserved = self.inbound.pop(number)
         for group, spec in enumerate(self.world.specs):

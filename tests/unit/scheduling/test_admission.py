@@ -16,7 +16,7 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import PeerAddress, Role, Submit
-from disagg.scheduling.admission import complaint_about, num_blocks_for, served_tokens_max
+from disagg.scheduling.admission import num_blocks_for, rejection_of, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from tests.unit.routing.builders import Router, request, worker
@@ -117,7 +117,7 @@ def test_what_would_outgrow_the_pool_is_not_started(role: Role, max_tokens: int,
     peer = None if role is Role.LOCAL else PeerAddress(Incarnation("x", "e"), "x:1")
     sampling = SamplingParams(max_tokens)
     submit = Submit(RequestKey("r", 1), role, tuple(range(8)), (), b"", sampling, peer)
-    assert complaint_about(submit, LIMITS, pool(6)) == said
+    assert rejection_of(submit, LIMITS, pool(6)) == said
 
 
 def registered(name: str, num_blocks: int) -> WorkerInfo:
@@ -136,7 +136,7 @@ def test_the_router_refuses_what_no_pool_can_end_before_it_starts() -> None:
     assert router.core.max_model_tokens == 24
     router.generate(request(num_tokens=8, max_tokens=16))
     ((_, submit),) = router.submits
-    assert complaint_about(submit, LIMITS, pool(6)) == ""
+    assert rejection_of(submit, LIMITS, pool(6)) == ""
 
 
 def test_of_two_pools_the_larger_one_decodes_what_outgrows_the_other() -> None:
@@ -149,7 +149,7 @@ def test_of_two_pools_the_larger_one_decodes_what_outgrows_the_other() -> None:
         ("a", Role.PREFILL),
     ]
     for who, submit in router.submits:
-        assert complaint_about(submit, LIMITS, pool(6 if who == "a" else 15)) == ""
+        assert rejection_of(submit, LIMITS, pool(6 if who == "a" else 15)) == ""
     router = Router(replace(small, role="prefill"), large)
     router.holds(small, request(num_tokens=30).token_ids)
     router.generate(request(num_tokens=30, max_tokens=20))  # the small one lacks even the prompt

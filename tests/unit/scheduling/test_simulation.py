@@ -198,7 +198,7 @@ def forget_to_tell(patch: pytest.MonkeyPatch) -> None:
 
 
 def break_commit(patch: pytest.MonkeyPatch) -> None:
-    """The owner says OK to whatever it is asked."""
+    """The owner confirms whatever commit arrives."""
 
     def always(self: LeaseTable, sender: Incarnation, commit: Commit) -> None:
         answer = CommitAnswer(commit.key, commit.lease_id, commit.attempt, ok=True)

@@ -109,7 +109,7 @@ def test_a_pull_is_born_sealed_with_everything_in_the_answer() -> None:
     assert owner.states() == [LeaseState.SEALED]
 
 
-def test_a_repeated_question_gets_its_old_answer_again() -> None:
+def test_a_repeated_request_gets_its_old_answer_again() -> None:
     owner = Asked()
     assert not owner.answers.repeat(REQUEST)
     answer = owner.pulled()
@@ -147,7 +147,7 @@ def test_withdrawing_ends_the_lease_and_later_arrivals_get_none() -> None:
     assert refused(owner, LeaseRequest(READER, KEY, 2))
 
 
-def test_nobody_withdraws_anothers_question() -> None:
+def test_nobody_withdraws_anothers_request() -> None:
     owner = Asked()
     owner.pulled()
     assert owner.answers.on_withdraw(NEXT, WithdrawLease(KEY, 1)) == []

@@ -95,10 +95,10 @@ def test_numbers_count_up_over_all_generations() -> None:
 
 def test_a_request_is_repeated_until_it_is_answered() -> None:
     one = Asking()
-    asked = one.ask()
+    request = one.ask()
     assert one.requests.next_deadline_ms() == REPEAT
     assert one.tick(REPEAT - 1) == []
-    assert one.tick(REPEAT) == asked
+    assert one.tick(REPEAT) == request
     assert one.hears(lease(1), 40) == ["granted"]
     assert one.tick(2 * REPEAT) == []
     more = [lease(1), lease(1, dead=True)]
@@ -126,7 +126,7 @@ def test_a_lease_nobody_waits_for_is_withdrawn() -> None:
     one.requests.give_up(KEY)
     assert one.take() == []
     assert one.hears(lease(1)) == [withdrawal]
-    assert one.hears(lease(7)) == [], "never asked for"
+    assert one.hears(lease(7)) == [], "never requested"
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_refused_unless_submitted_here_and_live() -> None:
 
 def test_the_same_number_gets_its_old_answer_again() -> None:
     table = granted()
-    yes = Reserved(KEY, 1, True, first_lacked=(2, 0))
-    assert table.consider(OWNER, Reserve(KEY, 1)) == Repeat(yes)
+    grant = Reserved(KEY, 1, True, first_lacked=(2, 0))
+    assert table.consider(OWNER, Reserve(KEY, 1)) == Repeat(grant)
     table.consider(OWNER, Reserve(KEY, 2))
     no = table.decided(0, KEY, 2, False, "full")
     assert table.consider(OWNER, Reserve(KEY, 2)) == Repeat(no)
@@ -83,7 +83,7 @@ def test_time_to_live_ends_a_reservation_that_is_not_committed() -> None:
     assert table.expire(TTL - 1) == []
     assert table.expire(TTL) == [KEY]
     assert table.expire(TTL) == []
-    assert isinstance(table.consider(OWNER, Reserve(KEY, 1)), Refuse), "its yes is not true now"
+    assert isinstance(table.consider(OWNER, Reserve(KEY, 1)), Refuse), "its grant is not true now"
 
 
 def test_what_is_committed_is_neither_released_nor_expired() -> None:
@@ -100,63 +100,65 @@ def test_ending_a_generation_says_whether_to_free() -> None:
     assert not submitted().ended(OTHER_KEY)
 
 
-def asked() -> tuple[ReservationRequests, int]:
-    asker = ReservationRequests(TIMEOUT)
-    send = asker.ask(0, KEY, READER)
+def one_request() -> tuple[ReservationRequests, int]:
+    requests = ReservationRequests(TIMEOUT)
+    send = requests.ask(0, KEY, READER)
     assert isinstance(send.message, Reserve)
-    return asker, send.message.number
+    return requests, send.message.number
 
 
-def test_numbers_count_up_and_one_question_is_open() -> None:
-    asker, first = asked()
+def test_numbers_count_up_and_one_request_is_open() -> None:
+    requests, first = one_request()
     with pytest.raises(InvariantViolation):
-        asker.ask(0, KEY, READER)
-    assert asker.give_back(KEY) == [Send(READER, Release(KEY, first))]
-    assert asker.give_back(KEY) == []
-    again = asker.ask(0, KEY, READER)
+        requests.ask(0, KEY, READER)
+    assert requests.give_back(KEY) == [Send(READER, Release(KEY, first))]
+    assert requests.give_back(KEY) == []
+    again = requests.ask(0, KEY, READER)
     assert isinstance(again.message, Reserve)
     assert again.message.number > first
 
 
 def test_an_answer_counts_once() -> None:
-    asker, number = asked()
-    yes = Reserved(KEY, number, True, first_lacked=(1,))
-    assert asker.on_answer(0, READER_AGAIN, Reserved(KEY, number, False, "no")) is None
-    assert asker.on_answer(0, READER, yes) == Granted(KEY, (1,))
-    assert asker.on_answer(0, READER, yes) is None
-    assert asker.on_answer(0, READER, Reserved(KEY, number, False, "expired")) is None
-    asker.handed_over(KEY)
-    asker.handed_over(KEY)
-    assert asker.give_back(KEY) == []
-    assert asker.next_deadline_ms() is None
+    requests, number = one_request()
+    grant = Reserved(KEY, number, True, first_lacked=(1,))
+    assert requests.on_answer(0, READER_AGAIN, Reserved(KEY, number, False, "no")) is None
+    assert requests.on_answer(0, READER, grant) == Granted(KEY, (1,))
+    assert requests.on_answer(0, READER, grant) is None
+    assert requests.on_answer(0, READER, Reserved(KEY, number, False, "expired")) is None
+    requests.handed_over(KEY)
+    requests.handed_over(KEY)
+    assert requests.give_back(KEY) == []
+    assert requests.next_deadline_ms() is None
 
 
-def test_no_is_no() -> None:
-    asker, number = asked()
-    assert asker.on_answer(0, READER, Reserved(KEY, number, False, "full")) == Refused(KEY, "full")
-    assert asker.give_back(KEY) == []
+def test_a_refusal_ends_the_request() -> None:
+    requests, number = one_request()
+    assert requests.on_answer(0, READER, Reserved(KEY, number, False, "full")) == Refused(
+        KEY, "full"
+    )
+    assert requests.give_back(KEY) == []
 
 
 def test_no_answer_in_time_counts_as_no_and_is_followed_by_release() -> None:
-    asker, number = asked()
-    assert asker.next_deadline_ms() == TIMEOUT
-    assert asker.tick(TIMEOUT - 1) == []
+    requests, number = one_request()
+    assert requests.next_deadline_ms() == TIMEOUT
+    assert requests.tick(TIMEOUT - 1) == []
     release = Send(READER, Release(KEY, number))
-    assert asker.tick(TIMEOUT) == [Refused(KEY, "timeout"), release]
-    assert asker.on_answer(0, READER, Reserved(KEY, number, True)) == release, "a stale yes"
-    assert asker.on_answer(0, READER, Reserved(KEY, number, False)) is None
-    assert asker.on_answer(0, READER, Reserved(KEY, number + 7, True)) is None, "never asked"
+    assert requests.tick(TIMEOUT) == [Refused(KEY, "timeout"), release]
+    assert requests.on_answer(0, READER, Reserved(KEY, number, True)) == release, "a stale grant"
+    assert requests.on_answer(0, READER, Reserved(KEY, number, False)) is None
+    assert requests.on_answer(0, READER, Reserved(KEY, number + 7, True)) is None, "never requested"
 
 
 def test_a_stale_yes_does_not_free_the_newer_reservation() -> None:
-    asker, first = asked()
+    requests, first = one_request()
     table = granted(first)
-    asker.tick(TIMEOUT)
-    second = asker.ask(TIMEOUT, KEY, READER).message
+    requests.tick(TIMEOUT)
+    second = requests.ask(TIMEOUT, KEY, READER).message
     assert isinstance(second, Reserve)
     table.consider(OWNER, second)
     table.decided(0, KEY, second.number, True)
-    late = asker.on_answer(0, READER, Reserved(KEY, first, True))
+    late = requests.on_answer(0, READER, Reserved(KEY, first, True))
     assert isinstance(late, Send)
     assert isinstance(late.message, Release)
     assert not table.on_release(OWNER, late.message)
@@ -164,7 +166,7 @@ def test_a_stale_yes_does_not_free_the_newer_reservation() -> None:
 
 
 def test_a_lost_peer_is_a_no() -> None:
-    asker, _ = asked()
-    assert asker.on_peer_lost(READER_AGAIN) == []
-    assert asker.on_peer_lost(READER) == [Refused(KEY, "peer_lost")]
-    assert asker.give_back(KEY) == []
+    requests, _ = one_request()
+    assert requests.on_peer_lost(READER_AGAIN) == []
+    assert requests.on_peer_lost(READER) == [Refused(KEY, "peer_lost")]
+    assert requests.give_back(KEY) == []

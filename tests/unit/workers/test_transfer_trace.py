@@ -58,7 +58,7 @@ def test_a_committed_transfer_is_one_span_with_what_it_moved(traced: Traced) -> 
     traced.trace.offered(OWNER, Offers(KEY, 9, 0, (OfferedRange(0, 2, 4, 1),)))
     traced.trace.posted(read(2, 5))
     traced.trace.offered(OWNER, Offers(KEY, 9, 1, (OfferedRange(0, 3, 5, 1),), Seal(32, (2,))))
-    traced.trace.told(report())
+    traced.trace.reported(report())
     span = traced.one_span()
     assert span.attributes is not None
     assert dict(span.attributes) == {
@@ -89,8 +89,8 @@ def test_a_committed_transfer_is_one_span_with_what_it_moved(traced: Traced) -> 
 @pytest.mark.parametrize(
     ("end", "outcome"),
     [
-        (lambda t: t.told(PartEnded(KEY, EndReason.READ_FAILED, "no route")), "read_failed"),
-        (lambda t: t.told(report(TransferKind.PREFIX, "none: gone")), "failed"),
+        (lambda t: t.reported(PartEnded(KEY, EndReason.READ_FAILED, "no route")), "read_failed"),
+        (lambda t: t.reported(report(TransferKind.PREFIX, "none: gone")), "failed"),
         (lambda t: t.ended(KEY, "cancelled", "client left"), "cancelled"),
         (lambda t: t.forget_all("router_lost"), "router_lost"),
     ],
@@ -107,20 +107,20 @@ def test_every_other_end_is_an_error_with_its_cause(
 
 
 def test_what_is_no_transfer_of_ours_leaves_no_span(traced: Traced) -> None:
-    traced.trace.told(PartEnded(KEY, EndReason.CANCELLED))
+    traced.trace.reported(PartEnded(KEY, EndReason.CANCELLED))
     traced.trace.ended(KEY, "cancelled")
     traced.trace.offered(OWNER, Offers(KEY, 9, 0))
     assert traced.exporter.get_finished_spans() == ()
     traced.trace.posted(read(1, 4))
     traced.trace.offered(Incarnation("p0", "another life"), Offers(KEY, 8, 0, seal=Seal(1, (1,))))
-    traced.trace.told(report())
+    traced.trace.reported(report())
     attributes = traced.one_span().attributes
     assert attributes is not None
     assert attributes["disagg.lease_id"] == 0
 
 
 def test_a_transfer_without_reads_is_a_span_too(traced: Traced) -> None:
-    traced.trace.told(report())
+    traced.trace.reported(report())
     attributes = traced.one_span().attributes
     assert attributes is not None
     assert attributes["disagg.num_reads"] == 0
