@@ -27,21 +27,37 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting.")
 ]
 
+SETTING_OF = {
+    "model": "model.dir",
+    "name": "model.name",
+    "host": "router.host",
+    "http_port": "router.http_port",
+    "grpc_port": "router.grpc_port",
+    "prefill": "cluster.num_prefill",
+    "decode": "cluster.num_decode",
+    "ray_address": "cluster.ray_address",
+}
+"""The setting of each option above that has one, by the option's parameter."""
+
 
 def read_effective(
-    config: Path | None, given: list[str] | None, flags: dict[str, tuple[str, object]]
+    config: Path | None, given: list[str] | None, **options: str | int | None
 ) -> Effective:
     """Merge file, variables and flags into the settings of this run.
 
     Args:
         config: the file named by ``--config``, if any.
         given: texts of ``--set``.
-        flags: setting -> (flag, value); a value of None was not given.
+        options: values by the names in `SETTING_OF`; None was not given.
 
     Raises:
         ConfigError: a key or value cannot be used; ``param`` names it.
     """
-    values = {k: Given(v, f"flag:{flag}") for k, (flag, v) in flags.items() if v is not None}
+    values = {
+        SETTING_OF[name]: Given(value, f"flag:--{name.replace('_', '-')}")
+        for name, value in options.items()
+        if value is not None
+    }
     for text in given or ():
         key, equals, value = text.partition("=")
         key = key.strip()

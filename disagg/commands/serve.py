@@ -47,16 +47,14 @@ def serve(
     effective = read_effective(
         config,
         settings_given,
-        {
-            "model.dir": ("--model", model),
-            "model.name": ("--name", name),
-            "router.host": ("--host", host),
-            "router.http_port": ("--http-port", http_port),
-            "router.grpc_port": ("--grpc-port", grpc_port),
-            "cluster.num_prefill": ("--prefill", prefill),
-            "cluster.num_decode": ("--decode", decode),
-            "cluster.ray_address": ("--ray-address", ray_address),
-        },
+        model=model,
+        name=name,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        prefill=prefill,
+        decode=decode,
+        ray_address=ray_address,
     )
     from disagg.cluster.local import LocalCluster  # Ray takes a second to import
 
@@ -98,13 +96,11 @@ def router(
     effective = read_effective(
         config,
         settings_given,
-        {
-            "model.dir": ("--model", model),
-            "model.name": ("--name", name),
-            "router.host": ("--host", host),
-            "router.http_port": ("--http-port", http_port),
-            "router.grpc_port": ("--grpc-port", grpc_port),
-        },
+        model=model,
+        name=name,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
     )
     from disagg.router.app import run
 
@@ -130,13 +126,11 @@ def workers(
     effective = read_effective(
         config,
         settings_given,
-        {
-            "model.dir": ("--model", model),
-            "model.name": ("--name", name),
-            "cluster.num_prefill": ("--prefill", prefill),
-            "cluster.num_decode": ("--decode", decode),
-            "cluster.ray_address": ("--ray-address", ray_address),
-        },
+        model=model,
+        name=name,
+        prefill=prefill,
+        decode=decode,
+        ray_address=ray_address,
     )
     from disagg.cluster.ray_cluster import join_ray, stop_ray
 

@@ -18,7 +18,7 @@ def show_config(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Print every setting, its value and where it came from."""
-    rows = _rows(read_effective(config, settings_given, {}))
+    rows = _rows(read_effective(config, settings_given))
     if as_json:
         values = {key: {"value": value, "source": source} for key, value, source in rows}
         print(json.dumps(values, indent=2))
