@@ -148,11 +148,11 @@ def _watch(
 
 
 def _watch_json(answers: list[WorkerLeases], router_url: str, timeout_s: float) -> None:
-    said = json.dumps(as_json(answers))
+    shown = json.dumps(as_json(answers))
     while True:
-        print(said, flush=True)
+        print(shown, flush=True)
         time.sleep(1)
         try:
-            said = json.dumps(as_json(_look(router_url, timeout_s)))
+            shown = json.dumps(as_json(_look(router_url, timeout_s)))
         except RemoteFault as error:
-            said = json.dumps({"workers": [], "error": error.message})
+            shown = json.dumps({"workers": [], "error": error.message})

@@ -40,7 +40,7 @@ def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
 
     Raises:
         ConfigError: the URL is no http URL.
-        RemoteFault: no router answers there in time, or what answers is none.
+        RemoteFault: no router answers there in time, or something else does.
     """
     if not router_url.startswith(("http://", "https://")):
         raise ConfigError(f"{router_url!r} is no http:// URL", param="--router")
