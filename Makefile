@@ -12,6 +12,9 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
+# Tests that run at a time: those that start processes are one, in a row; the others beside them.
+JOBS ?= 2
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-gpu lint types proto proto-check clean
 
@@ -47,7 +50,8 @@ demo: $(STAMP)
 	@$(BIN)/python -m demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not peer"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not peer" \
+	  -n $(JOBS) --dist loadgroup --hypothesis-profile ci
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu and not peer"

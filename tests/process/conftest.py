@@ -15,10 +15,10 @@ SHARED = "gemma3"
 """Kept for the whole run; of the other families only the last one asked for."""
 OPTIONS = {"max_step_tokens": 96}
 """Long prompts come in several chunks."""
-ROUTER_OPTIONS = {"worker_silent_ms": 60_000}
-"""A worker that a test stopped, or a busy machine starved, is not dropped meanwhile."""
-ROUTER_OPTIONS = {"pull_tokens_min": 64}
-"""The histories of tests are shorter than those worth pulling."""
+ROUTER_OPTIONS = {
+    "worker_silent_ms": 60_000,  # one that a test stopped, or a busy machine starved, stays known
+    "pull_tokens_min": 64,  # the histories of tests are shorter than those worth pulling
+}
 LAYERS = {"gemma2": 7}
 """Four window layers and three full ones do not fill their blocks evenly: there is padding."""
 EOS_PROMPT = tuple(random.Random("eos").choices(PRINTABLE_IDS, k=50))

@@ -29,7 +29,7 @@ from disagg.wire.session_codec import session_request_to_wire, session_response_
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import session_pb2, worker_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
-from tests.process.harness import MODEL, SMALL, START_S, Process, wait_until
+from tests.process.harness import MODEL, SMALL, START_S, WAIT_S, Process, wait_until
 
 
 class Session:
@@ -117,7 +117,7 @@ class Workers:
     def status(self, name: str) -> worker_pb2.StatusResponse:
         with grpc.insecure_channel(self.sessions[name].peer.address) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
-            return stub.Status(worker_pb2.StatusRequest(), timeout=10)
+            return stub.Status(worker_pb2.StatusRequest(), timeout=WAIT_S)
 
     def counters(self, name: str) -> dict[str, int]:
         return dict(self.status(name).stats.counters)

@@ -131,7 +131,7 @@ class Process:
     def kill(self) -> None:
         """SIGKILL, as a crash would."""
         self.popen.kill()
-        self.popen.wait(10)
+        self.popen.wait(WAIT_S)
 
     def ask_to_stop(self) -> None:
         """Close its standard input, which ends it."""

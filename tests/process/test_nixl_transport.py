@@ -23,7 +23,7 @@ HANDLE_BYTES_MAX = 2 * BLOCK_BYTES
 HANDLES_MAX = 16  # per peer
 PEER_BYTES_MAX = 64 << 20
 IDLE = {"failure": "", "reads": 0, "handles": 0, "oldest_ms": 0, "bytes": 0}
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 class Process:

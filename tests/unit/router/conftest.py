@@ -85,6 +85,8 @@ async def open_house(model_dir, tokenizer):
     async with contextlib.AsyncExitStack() as stack:
 
         async def build(text: str = TEXT, checkpoint=model_dir, **settings) -> House:
+            # Scripted workers send no heartbeats, and a busy machine takes its time for a test.
+            settings = {"worker_silent_ms": 1000 * BOUND_S} | settings
             options = RouterOptions(str(checkpoint), "tiny", http_port=0, grpc_port=0, **settings)
             app = RouterApp(options)
             await app.start()

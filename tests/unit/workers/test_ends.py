@@ -22,7 +22,7 @@ from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.transfer_trace import TransferTrace
 from tests.unit.workers.test_sessions import NoPeers, new_core
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 LOCAL = Submit(RequestKey("r", 1), Role.LOCAL, (5, 6), (), b"", SamplingParams(max_tokens=4))
 
 

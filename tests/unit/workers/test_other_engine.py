@@ -21,7 +21,7 @@ from tests.unit.workers.engine.digest_engine import DigestEngine
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
 NUM_TOKENS = 7
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class NoTransport:

@@ -26,7 +26,7 @@ from disagg.workers.transfer_trace import TransferTrace
 
 ME = Incarnation("decode", "D")
 PEER = PeerAddress(Incarnation("prefill", "P"), "127.0.0.1:1")
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class NoPeers:
