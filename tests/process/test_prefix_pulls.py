@@ -12,7 +12,7 @@ from tests.process.direct_router import Asked, Workers
 from tests.process.harness import wait_until
 from tests.process.served_model import BLOCK_TOKENS, GAP_MIN, PRINTABLE_IDS, WINDOW
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 HISTORY = 150
 TURN = 20

@@ -15,7 +15,7 @@ from tests.process.direct_router import Workers
 from tests.process.harness import wait_until
 from tests.process.served_model import GAP_MIN, PRINTABLE_IDS, WINDOW
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 LENGTH, NUM_TOKENS = 150, 6
 BOUNDARY = 144

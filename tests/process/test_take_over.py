@@ -12,7 +12,7 @@ from tests.checkpoints import make_checkpoint
 from tests.process.harness import Cluster, running, wait_until
 from tests.process.served_model import WINDOW, Expected, ServedModel, assert_exact
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 ANSWER_S = 60
 

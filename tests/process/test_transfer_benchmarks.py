@@ -34,7 +34,7 @@ def test_a_pull_is_checked_with_what_was_written() -> None:
     with Pair(NodePlan("", LAYERS, 64)) as pair:
         pull = pair.pull(16 * 16, decode=True)
         assert pull.num_blocks == 16
-        assert 0 < pull.reads_s < pull.seal_to_commit_s < pull.exposed_s < 10
+        assert 0 < pull.reads_s < pull.seal_to_commit_s < pull.exposed_s < BOUND_S
         blocks = pair.extra(pair.reader, Claims, "same_blocks_for", number=77)
         assert blocks == 16
         with pytest.raises(RuntimeError, match="16 of 16 pulled blocks are wrong"):
