@@ -12,7 +12,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-# Tests that run at a time: those that start processes are one, in a row; the others beside them.
+# Tests that run at a time, of which at most one starts processes (tests/conftest.py).
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
@@ -51,7 +51,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and not gpu and not peer" \
-	  -n $(JOBS) --dist loadgroup --hypothesis-profile ci
+	  -n $(JOBS) --hypothesis-profile ci
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu and not peer"

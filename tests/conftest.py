@@ -1,17 +1,24 @@
-"""Which tests `make test` may run at the same time, each in one of pytest-xdist's processes."""
+"""Which tests stay together when several run at a time (`pytest -n`)."""
 
-from pathlib import Path
+from pathlib import PurePosixPath
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler.protocol import Scheduling
 
-TESTS = Path(__file__).parent
-TOGETHER = TESTS / "process"
-"""They share clusters, and each is given the machine by the others."""
+IN_A_ROW = PurePosixPath("tests/process")
+"""Its tests share clusters, and start more processes than a small machine has cores."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together, and all that start processes."""
-    for item in items:
-        group = TOGETHER if TOGETHER in item.path.parents else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group.relative_to(TESTS))))
+class Together(LoadScopeScheduling):
+    """A file's tests run in one process, one after the other; those of `IN_A_ROW` as one file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = PurePosixPath(nodeid.partition("::")[0])
+        return str(IN_A_ROW if IN_A_ROW in file.parents else file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Not `--dist loadgroup`: xdist 3.8 names groups in node ids, which pytest 9.2 derives anew."""
+    return Together(config, log)
