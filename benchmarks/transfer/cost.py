@@ -12,11 +12,11 @@ from types import TracebackType
 from benchmarks.transfer.figures import figure
 from benchmarks.transfer.pair import Pair
 from benchmarks.transfer.plan import NodePlan
-from disagg.checking.explorer.table_news import TableNews
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, CommitSeen, Offers, PeerMessage
+from disagg.testing.table_news import TableNews
 from disagg.transfer.actions import PostRead, Send
 from disagg.transfer.owner.table import LeaseTable
 from disagg.transfer.reader.table import InboundTable

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 
-from disagg.checking.explorer.lease_world import LeaseSetting
 from disagg.checking.explorer.setting import EVERY_WAIT, LONG_PROMPT, TWO_TOKENS, Request
 from disagg.checking.explorer.small_worlds import (
     BOTH,
@@ -13,6 +12,7 @@ from disagg.checking.explorer.small_worlds import (
     MUTUAL,
     OLDER,
     PREFILL,
+    SMALL_WORLDS,
     Named,
     at_any_time,
     chain,
@@ -33,18 +33,15 @@ def _third(role: str) -> dict[str, tuple[str, ...]]:
 
 
 LARGE_WORLDS: dict[str, Named] = {
-    "lease-ranks-repeated": (
-        "two ranks; everything repeated; READ errors and stuck READs",
-        LeaseSetting(num_read_errors=1, stuck=True, num_ranks=2),
-    ),
+    "pair-ranks-cancel": ("two ranks; the client goes away", pair(num_ranks=2, cancels=1)),
     "pair-time-outs": (
-        "questions, leases, reservations and READs time out at any moment",
+        "requests to peers, leases, reservations and READs time out at any moment",
         pair(time_outs=EVERY_WAIT),
     ),
     "pair-losses": ("a message is lost for good, the client goes away", pair(losses=1, cancels=1)),
     "pair-losses-time-outs": (
-        "a message is lost for good; questions, leases, reservations and READs time out at any "
-        "moment; a refused prefill is not tried again",
+        "a message is lost for good; requests to peers, leases, reservations and READs time out "
+        "at any moment; a refused prefill is not tried again",
         pair(losses=1, passes_max=0, time_outs=EVERY_WAIT),
     ),
     "pair-vanishes-time-outs": (
@@ -114,12 +111,15 @@ LARGE_WORLDS: dict[str, Named] = {
         take_over(crashes=(), cuts=(DECODE,), unlinked=((PREFILL, DECODE),)),
     ),
     "chain-repeated": ("every message repeated and reordered", chain(delivery="repeated")),
-    "chain-time-outs": ("questions time out at any moment", chain(time_outs=("question",))),
+    "chain-time-outs": (
+        "requests for leases and reservations time out at any moment",
+        chain(time_outs=("request",)),
+    ),
     "take-over-cancel": ("the client goes away; eviction", take_over(cancels=1, evictions=1)),
     "take-over-repeated": ("every message repeated and reordered", take_over(delivery="repeated")),
     "take-over-time-outs": (
-        "questions and leases time out at any moment",
-        take_over(time_outs=("question", "lease")),
+        "requests to peers and leases time out at any moment",
+        take_over(time_outs=("request", "lease")),
     ),
     "take-over-cut-strangers": (
         "every message also from a wrong epoch; D lives on, cut off",
@@ -150,8 +150,8 @@ LARGE_WORLDS: dict[str, Named] = {
         planned(**_third("prefill"), crashes=(PREFILL,), passes_max=1),
     ),
     "generation-decode-second": (
-        "P's question times out, E decodes; at any time",
-        at_any_time(**_third("decode"), time_outs=("question",), num_time_outs=1),
+        "P's request for a reservation times out, E decodes; at any time",
+        at_any_time(**_third("decode"), time_outs=("request",), num_time_outs=1),
     ),
     "generation-take-over-more": (
         "D crashes, E takes over; at any time",
@@ -178,3 +178,5 @@ LARGE_WORLDS: dict[str, Named] = {
         planned(crashes=(PREFILL,), returns=True, cancels=1, delivery="once"),
     ),
 }
+
+WORLDS = SMALL_WORLDS | LARGE_WORLDS

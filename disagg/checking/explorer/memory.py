@@ -10,6 +10,8 @@ from disagg.scheduling.step import SequenceSlice, Step
 NOTHING = "nothing"
 OTHER = "bytes of another request"
 HALF = "half-written"
+BETWEEN = " | "
+"""Between the ranks' parts of a block that differ."""
 
 Memory = tuple[str, ...]
 
@@ -66,6 +68,15 @@ def land(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, s
                 full = (index + 1) * block_tokens
                 content[table[index]] = right(tokens[:full]) if full <= end else begun(tokens[:end])
     return tuple(content), ""
+
+
+def with_part(content: str, rank: int, num_ranks: int, source: str) -> str:
+    """A block's content after one rank has read its part of another block."""
+    parts, others = (
+        one.split(BETWEEN) if BETWEEN in one else [one] * num_ranks for one in (content, source)
+    )
+    parts[rank] = others[rank]
+    return parts[0] if len(set(parts)) == 1 else BETWEEN.join(parts)
 
 
 def reuse(

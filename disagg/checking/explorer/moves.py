@@ -1,20 +1,21 @@
 """A worker or the router moves, and what it wants is done to the world around it."""
 
 from disagg.checking.explorer.exploration import Step
+from disagg.checking.explorer.memory import with_part
 from disagg.checking.explorer.routers import Routers
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.state import (
     CRASHED,
     Client,
     Envelope,
+    Facts,
     Read,
     State,
     put,
     shown,
 )
 from disagg.checking.explorer.tokens import Vocabulary
-from disagg.checking.explorer.worker_state import Facts
-from disagg.checking.explorer.workers import Moved, Workers
+from disagg.checking.explorer.workers import Workers
 from disagg.errors import InvariantViolation, ProtocolError
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
@@ -68,7 +69,7 @@ class Moves:
         earlier = Submit(RequestKey("h", 1), Role.LOCAL, prompt, (), b"", sampling)
         worker = self.workers.move(worker, "on_router_message", 0, earlier).worker
         while self.workers.facts[worker].running is not None:
-            worker = self.workers.end_step(worker, "ends").worker
+            worker = self.workers.move(worker, "ends").worker
         return worker
 
     # -- who is who ---------------------------------------------------------------------------
@@ -100,35 +101,24 @@ class Moves:
     def does(
         self, now: State, side: int, label: str, method: str, *args: object, broken: str = ""
     ) -> Step[State]:
-        """Call a method of a worker's core."""
+        """A worker moves, as `Workers.move` says, and what it wants is done."""
         label = f"{self.names[side]}: {label}"
         try:
             moved = self.workers.move(now.workers[side], method, *args)
         except _BROKEN as error:
             return Step(label, now, f"{type(error).__name__}: {error}")
-        return self._after(now, side, label, moved, broken)
-
-    def ends_step(self, now: State, side: int, label: str, how: str) -> Step[State]:
-        """The worker's step in flight ends, as `Workers.end_step` says."""
-        label = f"{self.names[side]}: {label}"
-        try:
-            moved = self.workers.end_step(now.workers[side], how)
-        except _BROKEN as error:
-            return Step(label, now, f"{type(error).__name__}: {error}")
-        return self._after(now, side, label, moved)
-
-    def _after(
-        self, now: State, side: int, label: str, moved: Moved, broken: str = ""
-    ) -> Step[State]:
         after = now._replace(workers=put(now.workers, side, moved.worker))
         state, wrong = self._perform(after, side, moved.actions)
         if state.workers[side] == CRASHED:
             label += ", and exits"
         return Step(label, state, broken or moved.broken or wrong)
 
-    def lands(self, now: State, read: Read) -> tuple[State, str]:
-        """A READ copies a block, and what is wrong with that."""
-        content = self.workers.memory[now.workers[read.owner]][read.src]
+    def lands(self, now: State, read: Read, rank: int) -> tuple[State, str]:
+        """A rank's READ copies its part of a block, and what is wrong with that."""
+        memory, num_ranks = self.workers.memory, self.setting.num_ranks
+        source = memory[now.workers[read.owner]][read.src]
+        old = memory[now.workers[read.side]][read.dst]
+        content = with_part(old, rank, num_ranks, source)
         held = read.dst in self.facts(now, read.side).inbound_held
         worker = self.workers.write(now.workers[read.side], read.dst, content)
         broken = "" if held else f"a READ lands in block {read.dst}, held by no transfer"
@@ -141,7 +131,11 @@ class Moves:
             workers=put(now.workers, side, how),
             down=put(now.down, side, ()),
             cut=tuple(one for one in now.cut if one != side),
-            on_way=tuple(i for i in now.on_way if self.messages[i].to != life),  # type: ignore[attr-defined]
+            on_way=tuple(
+                index
+                for index in now.on_way
+                if self.envelope(index).to != life or not self.setting.checks_addressee
+            ),
             reads=tuple(read for read in now.reads if read.side != side),
         )
 
@@ -153,14 +147,15 @@ class Moves:
         said, exits = [], False
         for action in actions:
             match action:
-                case Send(to, message) if self._lives(now, to):
+                case Send(to, message) if self._lives(now, to) or not self.setting.checks_addressee:
                     index = self.number(Envelope(me, to, message))
                     if in_order or index not in on_way:
                         on_way.append(index)
                 case PostRead(read_id, _, owner, (src,), (dst,)):
                     from_ = self.names.index(owner.worker_id)
                     life = int(owner.epoch[1:])
-                    reads.append(Read(side, read_id, from_, life, src, dst, False))
+                    none = (False,) * self.setting.num_ranks
+                    reads.append(Read(side, read_id, from_, life, src, dst, none, none))
                 case ToRouter(message) if side not in now.cut:
                     said.append(message)
                 case Exit():
@@ -247,6 +242,12 @@ class Moves:
                     return now, f"the router acts on {shown(message)} after the end"
         clients = tuple(client._replace(received=()) for client in now.clients)
         return now._replace(up=((),) * len(now.up), clients=clients), ""
+
+    def envelope(self, index: int) -> Envelope:
+        """One that is on its way."""
+        envelope = self.messages[index]
+        assert isinstance(envelope, Envelope)
+        return envelope
 
     def number(self, message: object) -> int:
         """A number for a message on its way."""

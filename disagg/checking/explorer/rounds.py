@@ -8,10 +8,11 @@ cannot be shown, as there one of them may always be faster.
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from disagg.checking.explorer.exploration import Step
 from disagg.checking.explorer.moves import Moves
-from disagg.checking.explorer.state import Envelope, Read, State, put
+from disagg.checking.explorer.state import Read, State, put
 
 
 def rounds(moves: Moves, now: State) -> Iterator[Step[State]]:
@@ -33,30 +34,28 @@ def rounds(moves: Moves, now: State) -> Iterator[Step[State]]:
         yield Step("; ".join(said), state, broken)
 
 
-def _events(moves: Moves, now: State, side: int, retries: bool) -> Iterator[tuple[object, ...]]:
+def _events(moves: Moves, now: State, side: int, retries: bool) -> Iterator[tuple[Any, ...]]:
     """What happens to a worker in this round."""
     if retries:
         yield "tick", 0
     for index in now.down[side]:
         yield "on_router_message", 0, moves.messages[index]
     for index in now.on_way:
-        envelope = moves.messages[index]
-        assert isinstance(envelope, Envelope)
+        envelope = moves.envelope(index)
         if envelope.to == moves.life_of(now, side):
             yield "on_peer_message", 0, envelope.sender, envelope.message
     if moves.facts(now, side).running is not None:
-        yield ("end_step",)
+        yield ("ends",)
     for read in now.reads:
         if read.side == side:
             yield "on_read_done", read
 
 
-def _does(moves: Moves, now: State, side: int, method: object, *args: object) -> Step[State]:
-    if method == "end_step":
-        return moves.ends_step(now, side, "a step ends", "ends")
-    if isinstance(args[0], Read):
-        landed, broken = moves.lands(now, args[0])
-        label = f"READ {args[0].read_id} is DONE"
-        done = ("on_read_done", 0, args[0].read_id, "")
-        return moves.does(landed, side, label, *done, broken=broken)
-    return moves.does(now, side, f"{method}{args[1:]}", str(method), *args)
+def _does(moves: Moves, now: State, side: int, method: str, *args: object) -> Step[State]:
+    broken = ""
+    if isinstance(args[0] if args else None, Read):
+        (read,) = args
+        assert isinstance(read, Read)
+        now, broken = moves.lands(now, read, 0)
+        args = (0, read.read_id, "")
+    return moves.does(now, side, f"{method}{args[1:]}", method, *args, broken=broken)

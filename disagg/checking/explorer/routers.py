@@ -1,10 +1,11 @@
 """The router as a world sees it, the core or a scripted one: thawed, moved and frozen again."""
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from disagg.checking.explorer.scripted_router import ScriptedRouter
 from disagg.checking.explorer.setting import Setting
-from disagg.checking.explorer.snapshots import Frozen, Snapshots
+from disagg.checking.explorer.snapshots import Snapshots
 from disagg.checking.explorer.tokens import Vocabulary
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
@@ -42,9 +43,7 @@ class Routers:
         constants: list[Any] = [hasher, _CONTRACT, _GROUPS, *_GROUPS, _READY]
         constants += [vocabulary, setting, *setting.requests]
         self._snapshots = Snapshots(constants)
-        self._frozen: list[Frozen] = []
-        self._numbers: dict[Frozen, int] = {}
-        self._moves: dict[tuple[Any, ...], RouterMoved] = {}
+        self.move = cache(self._move)
         self.known: list[frozenset[Incarnation]] = []
         self.served: list[bool] = []
 
@@ -71,22 +70,15 @@ class Routers:
             actions += core.generate(0, NewRequest(name, one.prompt, (), b"", sampling))
         return RouterMoved(self.freeze(core), tuple(actions))
 
-    def move(self, number: int, method: str, *args: Any) -> RouterMoved:
+    def _move(self, number: int, method: str, *args: Any) -> RouterMoved:
         """Call a method; ``join`` is a registration, a session and first stats."""
-        call = (number, method, *args)
-        moved = self._moves.get(call)
-        if moved is None:
-            core = self.thaw(number)
-            if method == "join":
-                actions = self._join(core, *args)
-            else:
-                actions = getattr(core, method)(0, *args)
-            moved = self._moves[call] = RouterMoved(self.freeze(core), tuple(actions))
-        return moved
+        core = self.thaw(number)
+        actions = self._join(core, *args) if method == "join" else getattr(core, method)(0, *args)
+        return RouterMoved(self.freeze(core), tuple(actions))
 
     def thaw(self, number: int) -> Any:
         """A copy to look at."""
-        return self._snapshots.thaw(self._frozen[number])
+        return self._snapshots.thaw(number)
 
     def _join(self, core: Any, life: Incarnation, role: str) -> list[RouterAction]:
         if isinstance(core, ScriptedRouter):
@@ -103,11 +95,8 @@ class Routers:
         """The number of a router; equal ones have equal ones."""
         if isinstance(core, RouterCore):
             _make_canonical(core)
-        frozen = self._snapshots.freeze(core)
-        number = self._numbers.get(frozen)
-        if number is None:
-            number = self._numbers[frozen] = len(self._frozen)
-            self._frozen.append(frozen)
+        number = self._snapshots.freeze(core)
+        if number == len(self.known):
             is_core = isinstance(core, RouterCore)
             lives = (view.info.incarnation for view in core.fleet) if is_core else core.known
             self.known.append(frozenset(lives))

@@ -38,7 +38,7 @@ class ScriptedRouter:
         self._setting = setting
         self._vocabulary = vocabulary
         self._lives = lives
-        self.known = list(lives)
+        self.known = [] if setting.tables_alone else list(lives)
         self.over: list[RequestKey] = []
         self._begun: list[RequestKey] = []
         """Their token 0 was heard."""

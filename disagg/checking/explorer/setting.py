@@ -13,8 +13,8 @@ FULL: Spec = FullAttentionSpec(1, 1, 1, 2)
 TWO_TOKENS: Spec = FullAttentionSpec(2, 1, 1, 2)
 WINDOW: Spec = SlidingWindowSpec(1, 1, 1, 2, 2)
 
-Wait = Literal["question", "read", "lease", "reservation"]
-EVERY_WAIT: tuple[Wait, ...] = ("question", "read", "lease", "reservation")
+Wait = Literal["request", "read", "lease", "reservation"]
+EVERY_WAIT: tuple[Wait, ...] = ("request", "read", "lease", "reservation")
 
 
 def nothing_taken_away(core: Any) -> None:
@@ -58,6 +58,9 @@ class Setting:
             scripted router submits each where it says, and cancels at all what one of them ended.
         generations_max: plans of a request before the router's core gives up.
         cached_at: workers that have served the first prompt before.
+        tables_alone: no scheduler drives the tables: the first worker opens leases and the second
+            one begins transfers at any moment, of one generation and without a router.
+        tries: leases that such a worker opens in its life, or transfers that it begins.
 
         specs: layers of the model.
         num_blocks: of each pool, the null block included.
@@ -65,11 +68,13 @@ class Setting:
         share: of a pool that hand-overs may take.
         max_sequences: that may hold blocks at a worker.
         max_waiting: that may wait there.
-        committed_max: committed leases, and answered questions, that are remembered.
+        committed_max: committed leases, and answered requests for leases, that are remembered.
         quarantine_share: of a pool that READs without an end may hold before the worker exits.
 
         delivery: what one worker says to another arrives *once*, at any later time or never;
             *repeated*, any number of times; or *in order*, once, until the stream ends.
+        repeats: what is not answered is repeated, unless messages arrive in order.
+        num_ranks: of each worker; each reads its part of a block, with a handle of its own.
         whole_reads: a READ lands when it is DONE, not at any moment before.
         any_order: submits to one worker may overtake each other.
         at_once: every submit arrives before anything else happens, at the first worker first.
@@ -100,6 +105,8 @@ class Setting:
         cancel_overtakes: a cancel may arrive before its submit (a negative control).
         echoes: the scripted router cancels at both what one of them ended.
         late_sessions: a new session leaves the old one's orders (a negative control).
+        checks_addressee: a message reaches no other life of its addressee, but in a control.
+        waits_for: handles that must be terminal before a READ is: all, but in a control.
         mutate: takes a rule away from every worker, in negative controls.
         mutate_router: takes one away from the router's core.
     """
@@ -109,6 +116,8 @@ class Setting:
     roles: tuple[str, ...] = ()
     generations_max: int = 3
     cached_at: tuple[int, ...] = ()
+    tables_alone: bool = False
+    tries: int = 1
 
     specs: tuple[Spec, ...] = (FULL,)
     num_blocks: int = 5
@@ -120,6 +129,8 @@ class Setting:
     quarantine_share: float = 1.0
 
     delivery: Literal["once", "repeated", "in order"] = "once"
+    repeats: bool = True
+    num_ranks: int = 1
     whole_reads: bool = False
     any_order: bool = False
     at_once: bool = False
@@ -148,5 +159,7 @@ class Setting:
     cancel_overtakes: bool = False
     echoes: bool = True
     late_sessions: bool = False
+    checks_addressee: bool = True
+    waits_for: int | None = None
     mutate: Callable[[Any], None] = nothing_taken_away
     mutate_router: Callable[[Any], None] = nothing_taken_away

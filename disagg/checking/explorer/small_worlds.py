@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 
-from disagg.checking.explorer.lease_world import LeaseSetting
 from disagg.checking.explorer.setting import (
     EVERY_WAIT,
     FULL,
@@ -17,7 +16,14 @@ from disagg.checking.explorer.setting import (
 PREFILL, DECODE, THIRD = range(3)
 BOTH = (PREFILL, DECODE)
 
-LEASE = LeaseSetting(num_read_errors=1, stuck=True)
+LEASE = Setting(
+    workers=("owner", "reader"),
+    requests=(),
+    tables_alone=True,
+    num_blocks=3,
+    delivery="repeated",
+    time_outs=("lease",),
+)
 """One generation over the tables alone: one group, two blocks."""
 PAIR = Setting()
 """One hand-over between two workers: a prompt of two blocks in two chunks, one block per READ."""
@@ -41,6 +47,7 @@ MUTUAL = Setting(
     served=True,
 )
 """Two hand-overs, one each way, with memory for one of them."""
+ONE_BLOCK = (Request(prompt=(5,)),)
 GROWING = (Request(0, 1, (10, 11), 3), Request(1, 0, (20, 21), 3))
 OLDER = (Request(1, 1, (10, 11), 3), Request(0, 1, (20,)), Request(0, 1, (30,)))
 PLANNED = Setting(
@@ -54,34 +61,41 @@ PLANNED = Setting(
 AT_ANY_TIME = replace(PLANNED, delivery="once", whole_reads=False)
 LONGER = (Request(max_tokens=3),)
 
-pair, chain, take_over = (partial(replace, one) for one in (PAIR, CHAIN, TAKE_OVER))
+lease, pair = (partial(replace, one) for one in (LEASE, PAIR))
+chain, take_over = (partial(replace, one) for one in (CHAIN, TAKE_OVER))
 mutual, planned, at_any_time = (partial(replace, one) for one in (MUTUAL, PLANNED, AT_ANY_TIME))
-Named = tuple[str, LeaseSetting | Setting]
+Named = tuple[str, Setting]
 
 SMALL_WORLDS: dict[str, Named] = {
-    "lease": ("one lease; everything repeated; READ errors and stuck READs", LEASE),
+    "lease": (
+        "one lease; everything repeated; READ errors and stuck READs",
+        lease(read_errors=1, time_outs=("lease", "read")),
+    ),
     "lease-retry": (
         "abort or death, and a second lease with the same block ids and other bytes",
-        LeaseSetting(num_leases=2, num_inbound=2, repeats=False),
+        lease(tries=2, repeats=False),
     ),
     "lease-reader-restarts": (
         "the reader restarts",
-        LeaseSetting(num_inbound=2, num_reader_restarts=1, repeats=False),
+        lease(crashes=(DECODE,), returns=True, repeats=False),
     ),
     "lease-owner-restarts": (
         "the owner restarts and leases again under the same id",
-        LeaseSetting(num_leases=2, num_owner_restarts=1, repeats=False),
-    ),
-    "lease-forgotten": ("committed leases forgotten at once", LeaseSetting(committed_max=0)),
-    "lease-lossy": (
-        "every message at most once; nothing else goes wrong: a commit stays reachable",
-        LeaseSetting(lossy=True, ends=False),
-    ),
-    "lease-ranks": (
-        "two ranks: every READ is two handles, each lands and ends by itself; READ errors",
-        LeaseSetting(num_read_errors=1, repeats=False, num_ranks=2),
+        lease(crashes=(PREFILL,), returns=True, repeats=False),
     ),
     "pair": ("every message repeated and reordered", pair(delivery="repeated")),
+    "pair-forgotten": (
+        "committed leases forgotten at once; everything repeated",
+        pair(delivery="repeated", requests=ONE_BLOCK, committed_max=0),
+    ),
+    "pair-lossy": (
+        "a message is lost for good, requests for reservations time out; a prompt of one block",
+        pair(losses=1, requests=ONE_BLOCK, time_outs=("request",)),
+    ),
+    "pair-ranks": (
+        "two ranks: every READ is two handles, each lands and ends by itself; READ errors",
+        pair(num_ranks=2, read_errors=1),
+    ),
     "pair-cancel": ("the client goes away", pair(cancels=1)),
     "pair-preempt-cancel": (
         "the prefill is preempted while its lease grows, the client goes away; Release and a "
@@ -209,8 +223,9 @@ SMALL_WORLDS: dict[str, Named] = {
     ),
     "generation-step-error": ("a step fails, a READ fails", planned(step_errors=1, read_errors=1)),
     "generation-refused": (
-        "P's question times out, D's yes is on its way; three tokens; at any time",
-        at_any_time(requests=LONGER, time_outs=("question",), num_time_outs=1),
+        "P's request for a reservation times out, D's grant is on its way; three "
+        "tokens; at any time",
+        at_any_time(requests=LONGER, time_outs=("request",), num_time_outs=1),
     ),
     "generation-prefill-crash": (
         "P crashes; the router may or may not have heard what it said before",

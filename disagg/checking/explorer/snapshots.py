@@ -1,4 +1,4 @@
-"""Canonical snapshots of a live object graph: equal bytes mean equal behaviour.
+"""Canonical snapshots of live object graphs, by number: equal numbers mean equal behaviour.
 
 Mutable objects of our own become numbered parts, in the order in which they are met, and so do
 lists, dicts, sets and deques that are met more than once; messages and enumerations are numbered
@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
-Frozen = tuple[bytes, tuple[tuple[type, tuple[str, ...]], ...]]
+_Frozen = tuple[bytes, tuple[tuple[type, tuple[str, ...]], ...]]
 """The parts' states, and their classes with the names of their attributes."""
 
 _PLAIN, _PART, _CONTAINER = "written out", "a part", "a part where it is shared"
@@ -33,7 +33,7 @@ def _kind(cls: type) -> str:
 
 
 class Snapshots:
-    """Freezes and thaws graphs that share the given constants.
+    """Freezes and thaws graphs that share the given constants; remembers all that it froze.
 
     Args:
         constants: objects that never change and are not copied.
@@ -48,6 +48,8 @@ class Snapshots:
             kind = _kind(type(one))
             self.kinds[type(one)] = _CONSTANT if kind is _PLAIN else kind
         self._values: dict[Any, int] = {}
+        self._frozen: list[_Frozen] = []
+        self._frozen_numbers: dict[_Frozen, int] = {}
 
     def number_of(self, value: Any) -> int:
         """Of a message, which is a constant from now on."""
@@ -58,25 +60,17 @@ class Snapshots:
             self.constants.append(value)
         return number
 
-    def freeze(self, root: Any) -> Frozen:
-        """The graph's snapshot; the root must be a mutable object of our own."""
-        shared: set[int] = set()
-        while True:
-            file = io.BytesIO()
-            pickler = _Pickler(file, self, shared)
-            pickler.number(root)
-            classes = []
-            for part in pickler.parts:  # grows meanwhile
-                names, values = _state(part)
-                classes.append((type(part), names))
-                pickler.dump(values)
-            if not pickler.met_again:
-                return file.getvalue(), tuple(classes)
-            shared |= pickler.met_again
+    def freeze(self, root: Any) -> int:
+        """The number of the graph's snapshot; the root must be a mutable object of our own."""
+        frozen = self._written(root)
+        number = self._frozen_numbers.setdefault(frozen, len(self._frozen))
+        if number == len(self._frozen):
+            self._frozen.append(frozen)
+        return number
 
-    def thaw(self, frozen: Frozen) -> Any:
+    def thaw(self, number: int) -> Any:
         """A new graph that behaves as the frozen one did."""
-        data, classes = frozen
+        data, classes = self._frozen[number]
         parts: list[Any] = [cls.__new__(cls) for cls, _ in classes]  # type: ignore[call-overload]
         unpickler = _Unpickler(io.BytesIO(data), self.constants, parts)
         for part, (_, names) in zip(parts, classes, strict=True):
@@ -91,6 +85,21 @@ class Snapshots:
             elif items:
                 part.extend(items)
         return parts[0]
+
+    def _written(self, root: Any) -> _Frozen:
+        shared: set[int] = set()
+        while True:
+            file = io.BytesIO()
+            pickler = _Pickler(file, self, shared)
+            pickler.number(root)
+            classes = []
+            for part in pickler.parts:  # grows meanwhile
+                names, values = _state(part)
+                classes.append((type(part), names))
+                pickler.dump(values)
+            if not pickler.met_again:
+                return file.getvalue(), tuple(classes)
+            shared |= pickler.met_again
 
 
 class _Pickler(pickle.Pickler):

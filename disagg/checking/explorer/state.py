@@ -3,14 +3,53 @@
 import re
 from typing import NamedTuple
 
+from disagg.checking.explorer.memory import Running
 from disagg.checking.explorer.tokens import Tokens
-from disagg.messages.identity import Incarnation
+from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import PeerMessage
 from disagg.messages.session import Submit
 
 CRASHED, VANISHED = -1, -2
 STRANGER = "?"
+ASK_TIMEOUT_MS, TAKE_OVER_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 15, 20, 30
+"""Everything else happens at 0 ms, so that each of them can come first."""
 _KEY = re.compile(r"RequestKey\(request_id='(\w+)', generation=(\d+)\)")
+
+
+class Facts(NamedTuple):
+    """What a world needs to know of a worker."""
+
+    me: Incarnation
+    keys: tuple[RequestKey, ...]
+    """Generations it works on."""
+    num_leases: int
+    held: frozenset[int]
+    cached: tuple[tuple[str, int], ...]
+    """(content, block) of everything the prefix cache offers."""
+    inbound_held: frozenset[int]
+    """Blocks that READs may write."""
+    at_rest: bool
+    """Nothing is held and nothing goes on."""
+    holds_nothing: bool
+    """No block, promise, lease or reservation; somebody may wait."""
+    repeats: bool
+    reading: bool
+    running: Running | None = None
+    orphans: bool = False
+    """Leases that wait for another reader."""
+    asking: bool = False
+    granted: bool = False
+    backing_off: bool = False
+    preemptible: bool = False
+    """A prefill that is leased runs."""
+    memory_awaited: bool = False
+    """Somebody who lost its memory waits for it."""
+    has_passes: bool = True
+    """Nobody has used up more than half of its refusals."""
+    computed: tuple[tuple[int, str], ...] = ()
+    """(block, content) of a prefill that takes no steps."""
+    own_moves: tuple[str, ...] = ()
+    """Of a worker that nobody gives orders."""
 
 
 class Envelope(NamedTuple):
@@ -22,7 +61,7 @@ class Envelope(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A READ whose handle is not terminal."""
+    """A READ of which some handles are not terminal; every rank has one."""
 
     side: int
     read_id: int
@@ -30,7 +69,10 @@ class Read(NamedTuple):
     owner_life: int
     src: int
     dst: int
-    landed: bool
+    landed: tuple[bool, ...]
+    ended: tuple[bool, ...]
+    error: str = ""
+    reported: bool = False
 
 
 class Faults(NamedTuple):

@@ -4,10 +4,17 @@ How a core is made, what of its state no decision depends on, and what a world m
 """
 
 from collections import deque
-from typing import Any, NamedTuple
 
 from disagg.checking.explorer.memory import Running
 from disagg.checking.explorer.setting import Setting
+from disagg.checking.explorer.state import (
+    ASK_TIMEOUT_MS,
+    LEASE_TTL_MS,
+    RESERVATION_TTL_MS,
+    TAKE_OVER_MS,
+    Facts,
+)
+from disagg.checking.explorer.tables_worker import TablesWorker
 from disagg.checking.explorer.tokens import Vocabulary
 from disagg.kv.blocks.free_blocks import UncachedBlocks
 from disagg.kv.coordinator import KVCacheCoordinator
@@ -20,41 +27,7 @@ from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.stats import check_load
 from disagg.transfer.owner.states import LeaseState
 
-ASK_TIMEOUT_MS, TAKE_OVER_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 15, 20, 30
-"""Everything else happens at 0 ms, so that each of them can come first."""
 NEVER_MS = 1_000
-
-
-class Facts(NamedTuple):
-    """What a world needs to know of a worker."""
-
-    me: Incarnation
-    keys: tuple[Any, ...]
-    """Generations it works on."""
-    running: Running | None
-    num_leases: int
-    orphans: bool
-    """Leases that wait for another reader."""
-    held: frozenset[int]
-    cached: tuple[tuple[str, int], ...]
-    """(content, block) of everything the prefix cache offers."""
-    inbound_held: frozenset[int]
-    """Blocks that READs may write."""
-    at_rest: bool
-    """Nothing is held and nothing goes on."""
-    holds_nothing: bool
-    """No block, promise, lease or reservation; somebody may wait."""
-    asking: bool
-    repeats: bool
-    granted: bool
-    reading: bool
-    backing_off: bool
-    preemptible: bool
-    """A prefill that is leased runs."""
-    memory_awaited: bool
-    """Somebody who lost its memory waits for it."""
-    has_passes: bool
-    """Nobody has used up more than half of its refusals."""
 
 
 def limits_of(setting: Setting) -> WorkerLimits:
@@ -85,6 +58,7 @@ def new_core(
     hasher: BlockHasher,
     limits: WorkerLimits,
     num_blocks: int,
+    cls: type[WorkerCore] = WorkerCore,
 ) -> WorkerCore:
     """A worker that has just started."""
     kv = KVCacheCoordinator(
@@ -93,7 +67,7 @@ def new_core(
         max_model_tokens=limits.max_model_tokens,
         max_step_tokens=limits.max_step_tokens,
     )
-    core = WorkerCore(me, layout, kv, hasher, limits, _no_delay)
+    core = cls(me, layout, kv, hasher, limits, _no_delay)
     kv.pool._emit = _ignore
     kv.events._read_hashes = _no_hashes
     return core
@@ -105,7 +79,7 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
     inbound = core.inbound.statuses()
     num_granted, num_leases = core.decode_side._reservations.num_granted, core.leases.num_live
     all_free = kv.num_available_blocks == kv.num_usable_blocks
-    return Facts(
+    facts = Facts(
         me=core.me,
         keys=tuple(core.sequences),
         running=_running(core, vocabulary),
@@ -136,6 +110,7 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
             2 * seq.passes <= core.limits.reserve_passes_max for seq in core.sequences.values()
         ),
     )
+    return facts._replace(**core.seen()) if isinstance(core, TablesWorker) else facts
 
 
 def _running(core: WorkerCore, vocabulary: Vocabulary) -> Running | None:

@@ -1,14 +1,16 @@
 """Whole workers with their memory: production cores, thawed, moved and frozen again."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from disagg.checking.explorer.memory import NOTHING, Memory, land, launch, reuse
 from disagg.checking.explorer.setting import Setting
-from disagg.checking.explorer.snapshots import Frozen, Snapshots
+from disagg.checking.explorer.snapshots import Snapshots
+from disagg.checking.explorer.state import Facts, put
+from disagg.checking.explorer.tables_worker import TablesWorker
 from disagg.checking.explorer.tokens import Vocabulary
 from disagg.checking.explorer.worker_state import (
-    Facts,
     check,
     evict,
     facts_of,
@@ -70,98 +72,41 @@ class Workers:
         self._limits = limits_of(setting)
         constants: list[Any] = [self._layout, hasher, self._limits, *self._layout.groups]
         self._snapshots = Snapshots(constants)
-        self._cores: list[tuple[Frozen, Facts]] = []
-        self._core_numbers: dict[Frozen, int] = {}
-        self._core_moves: dict[tuple[Any, ...], _CoreMoved] = {}
+        self._core_facts: list[Facts] = []
         self._workers: list[_Worker] = []
         self._numbers: dict[_Worker, int] = {}
-        self._moves: dict[tuple[Any, ...], Moved] = {}
-        self._minds: dict[tuple[int, Incarnation, PeerMessage], bool] = {}
+        self.move, self.minds = cache(self._move), cache(self._minds)
+        self._core_move = cache(self._moved_core)
         self.facts: list[Facts] = []
         self.memory: list[Memory] = []
 
     def start(self, me: Incarnation) -> int:
         """A worker that has just started."""
-        core = new_core(me, self._layout, self._hasher, self._limits, self._setting.num_blocks)
-        self._setting.mutate(core)
-        return self._number(self.freeze(core), (NOTHING,) * self._setting.num_blocks, _NOBODY)
+        setting = self._setting
+        cls = TablesWorker if setting.tables_alone else WorkerCore
+        core = new_core(me, self._layout, self._hasher, self._limits, setting.num_blocks, cls)
+        if isinstance(core, TablesWorker):
+            core.owns, core.tries_left = me.worker_id == setting.workers[0], setting.tries
+        setting.mutate(core)
+        return self._number(self.freeze(core), (NOTHING,) * setting.num_blocks, _NOBODY)
 
-    def move(self, number: int, method: str, *args: object) -> Moved:
-        """Call a method of the core, then launch a step if the engine is idle."""
-        call = (number, method, *args)
-        moved = self._moves.get(call)
-        if moved is None:
-            core, memory, overtaking = self._workers[number]
-            moved = self._moves[call] = self._moved(core, memory, overtaking, "", method, args)
-        return moved
+    def _move(self, number: int, method: str, *args: object) -> Moved:
+        """Call a method of the core, then launch a step if the engine is idle.
 
-    def end_step(self, number: int, how: str) -> Moved:
-        """The step in flight has written; ``how``: it "ends", "fails", or "preempt" follows."""
-        call = (number, how)
-        moved = self._moves.get(call)
-        if moved is None:
-            core, memory, overtaking = self._workers[number]
-            running = self.facts[number].running
-            assert running is not None
-            broken, result = "", StepResult(running.step.step_id, error="failed")
-            if how != "fails":
-                memory, broken = land(running, memory, self._layout.hash_block_tokens)
-                samples = tuple(
-                    SampledToken(
-                        self._vocabulary.sample(
-                            part.key.generation, tokens[: part.start + len(part.token_ids)]
-                        )
-                    )
-                    if part.sampling
-                    else None
-                    for part, tokens in zip(running.step.slices, running.tokens, strict=True)
-                )
-                result = StepResult(running.step.step_id, samples)
-            method = "preempt" if how == "preempt" else "on_step_done"
-            moved = self._moved(core, memory, overtaking, broken, method, (0, result))
-            self._moves[call] = moved
-        return moved
-
-    def write(self, number: int, block: int, content: str) -> int:
-        """The worker after a READ wrote into its memory."""
+        Besides the core's methods: the step in flight "ends", "fails", or "ends_preempted", which
+        takes the blocks of the youngest prefill; and everything free is evicted by "evict".
+        """
         core, memory, overtaking = self._workers[number]
-        written = (*memory[:block], content, *memory[block + 1 :])
-        return self._number(core, written, overtaking)
-
-    def minds(self, number: int, stranger: Incarnation, message: PeerMessage) -> bool:
-        """Whether a message from a life nobody knows does more than get an answer."""
-        core = self._workers[number][0]
-        call = (core, stranger, message)
-        if call not in self._minds:
-            moved = self._core_move(core, "on_peer_message", (0, stranger, message))
-            after = self.thaw_core(moved.core)
-            forget_stranger(after, stranger)
-            answers = all(
-                isinstance(one, CheckTransport) or (isinstance(one, Send) and one.to == stranger)
-                for one in moved.actions
-            )
-            self._minds[call] = not (answers and self.freeze(after) == core)
-        return self._minds[call]
-
-    def thaw(self, number: int) -> WorkerCore:
-        """A copy of a worker's core, to look at."""
-        return self.thaw_core(self._workers[number][0])
-
-    # -- inside -------------------------------------------------------------------------------
-
-    def _moved(
-        self,
-        core: int,
-        memory: Memory,
-        overtaking: Overtaking,
-        broken: str,
-        method: str,
-        args: tuple[object, ...],
-    ) -> Moved:
-        moved = self._core_move(core, method, args)
-        before, after = self._cores[core][1], self._cores[moved.core][1]
+        broken = ""
+        if method in ("ends", "fails", "ends_preempted"):
+            memory, broken, result = self._step_over(number, method == "fails")
+            method, args = "preempt" if method == "ends_preempted" else "on_step_done", (0, result)
+        moved = self._core_move(core, method, *args)
+        before, after = self._core_facts[core], self._core_facts[moved.core]
         blocks = {block for _, block in after.cached}
         memory = reuse(memory, before.held, after.held, blocks)
+        for block, content in after.computed if not before.computed else ():
+            memory = put(memory, block, content)
         for known, block in after.cached:
             if memory[block] != known:
                 broken = broken or f"the cache offers {memory[block]!r} as {known!r}"
@@ -174,37 +119,66 @@ class Workers:
                 broken = broken or "overtaken by one who came later"
         return Moved(self._number(moved.core, memory, overtaking), moved.actions, broken)
 
-    def _core_move(self, number: int, method: str, args: tuple[object, ...]) -> _CoreMoved:
-        call = (number, method, *args)
-        moved = self._core_moves.get(call)
-        if moved is None:
-            core = self.thaw_core(number)
-            if method == "preempt":
-                actions = [*core.on_step_done(*args), *preempt(core)]  # type: ignore[arg-type]
-            elif method == "evict":
-                actions = evict(core)
-            else:
-                actions = getattr(core, method)(*args)
-            step, more = core.next_step(0)
-            check(core)
-            moved = _CoreMoved(self.freeze(core), (*actions, *more), step is not None)
-            self._core_moves[call] = moved
-        return moved
+    def _step_over(self, number: int, fails: bool) -> tuple[Memory, str, StepResult]:
+        """Memory after the step in flight, what it overwrote, if anything, and its result."""
+        running, memory = self.facts[number].running, self.memory[number]
+        assert running is not None
+        if fails:
+            return memory, "", StepResult(running.step.step_id, error="failed")
+        memory, broken = land(running, memory, self._layout.hash_block_tokens)
+        samples = tuple(
+            SampledToken(
+                self._vocabulary.sample(
+                    part.key.generation, tokens[: part.start + len(part.token_ids)]
+                )
+            )
+            if part.sampling
+            else None
+            for part, tokens in zip(running.step.slices, running.tokens, strict=True)
+        )
+        return memory, broken, StepResult(running.step.step_id, samples)
 
-    def thaw_core(self, number: int) -> WorkerCore:
-        """A copy of a core, by the core's own number."""
-        core = self._snapshots.thaw(self._cores[number][0])
-        assert isinstance(core, WorkerCore)
-        return core
+    def write(self, number: int, block: int, content: str) -> int:
+        """The worker after a READ wrote into its memory."""
+        core, memory, overtaking = self._workers[number]
+        return self._number(core, put(memory, block, content), overtaking)
+
+    def _minds(self, number: int, stranger: Incarnation, message: PeerMessage) -> bool:
+        """Whether a message from a life nobody knows does more than get an answer."""
+        core = self._workers[number][0]
+        moved = self._core_move(core, "on_peer_message", 0, stranger, message)
+        after = self._snapshots.thaw(moved.core)
+        forget_stranger(after, stranger)
+        answers = all(
+            isinstance(one, CheckTransport) or (isinstance(one, Send) and one.to == stranger)
+            for one in moved.actions
+        )
+        return not (answers and self.freeze(after) == core)
+
+    def thaw(self, number: int) -> Any:
+        """A copy of a worker's core, to look at."""
+        return self._snapshots.thaw(self._workers[number][0])
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _moved_core(self, number: int, method: str, *args: object) -> _CoreMoved:
+        core = self._snapshots.thaw(number)
+        if method == "preempt":
+            actions = [*core.on_step_done(*args), *preempt(core)]
+        elif method == "evict":
+            actions = evict(core)
+        else:
+            actions = getattr(core, method)(*args)
+        step, more = core.next_step(0)
+        check(core)
+        return _CoreMoved(self.freeze(core), (*actions, *more), step is not None)
 
     def freeze(self, core: WorkerCore) -> int:
         """The number of a core; equal cores have equal ones."""
         make_canonical(core)
-        frozen = self._snapshots.freeze(core)
-        number = self._core_numbers.get(frozen)
-        if number is None:
-            number = self._core_numbers[frozen] = len(self._cores)
-            self._cores.append((frozen, facts_of(core, self._vocabulary)))
+        number = self._snapshots.freeze(core)
+        if number == len(self._core_facts):
+            self._core_facts.append(facts_of(core, self._vocabulary))
         return number
 
     def _number(self, core: int, memory: Memory, overtaking: Overtaking) -> int:
@@ -213,7 +187,7 @@ class Workers:
         if number is None:
             number = self._numbers[worker] = len(self._workers)
             self._workers.append(worker)
-            self.facts.append(self._cores[core][1])
+            self.facts.append(self._core_facts[core])
             self.memory.append(memory)
         return number
 

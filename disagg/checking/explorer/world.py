@@ -14,21 +14,18 @@ from disagg.checking.explorer.moves import Moves
 from disagg.checking.explorer.rounds import rounds
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.state import (
+    ASK_TIMEOUT_MS,
     CRASHED,
+    LEASE_TTL_MS,
+    RESERVATION_TTL_MS,
     STRANGER,
+    TAKE_OVER_MS,
     VANISHED,
-    Envelope,
+    Facts,
     Read,
     State,
     put,
     shown,
-)
-from disagg.checking.explorer.worker_state import (
-    ASK_TIMEOUT_MS,
-    LEASE_TTL_MS,
-    RESERVATION_TTL_MS,
-    TAKE_OVER_MS,
-    Facts,
 )
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, PeerMessage, TakeOver
@@ -195,12 +192,16 @@ class World:
     # -- workers ------------------------------------------------------------------------------
 
     def _worker_steps(self, now: State, side: int, facts: Facts) -> Iterator[Step[State]]:
-        again = self.setting.delivery == "repeated" or self.setting.losses > 0
+        setting = self.setting
+        again = setting.repeats and (setting.delivery == "repeated" or setting.losses > 0)
+        for move in facts.own_moves:
+            if now.workers[1 - side] >= 0:
+                yield self._does(now, side, f"{move}s", move, 0, self.moves.life_of(now, 1 - side))
         if facts.running is not None:
             keys = ", ".join(part.key.request_id for part in facts.running.step.slices)
-            yield self.moves.ends_step(now, side, f"a step of {keys} ends", "ends")
+            yield self._does(now, side, f"a step of {keys} ends", "ends")
         if facts.backing_off or (again and (facts.repeats or facts.asking)):
-            yield self._does(now, side, "asks or retries", "tick", 0)
+            yield self._does(now, side, "repeats or retries", "tick", 0)
         if facts.orphans:
             yield self._does(now, side, "nobody took it over", "tick", TAKE_OVER_MS)
 
@@ -208,11 +209,11 @@ class World:
         name, setting, faults = self._names[side], self.setting, now.faults
         if facts.running is not None and faults.step_errors < setting.step_errors:
             after = now._replace(faults=faults._replace(step_errors=faults.step_errors + 1))
-            yield self.moves.ends_step(after, side, "a step fails", "fails")
+            yield self._does(after, side, "a step fails", "fails")
         if facts.running and facts.preemptible and faults.preemptions < setting.preemptions:
             after = now._replace(faults=faults._replace(preemptions=faults.preemptions + 1))
             label = "a step ends and a prefill is preempted"
-            yield self.moves.ends_step(after, side, label, "preempt")
+            yield self._does(after, side, label, "ends_preempted")
         if facts.cached and faults.evictions < setting.evictions:
             after = now._replace(faults=faults._replace(evictions=faults.evictions + 1))
             yield self._does(after, side, "everything free is evicted", "evict")
@@ -239,8 +240,8 @@ class World:
         if num_max is not None:
             after = now._replace(faults=faults._replace(time_outs=num + 1))
         kinds = setting.time_outs
-        if ("question" in kinds and facts.asking) or ("read" in kinds and facts.reading):
-            yield self._does(after, side, "a question or READ times out", "tick", ASK_TIMEOUT_MS)
+        if ("request" in kinds and facts.asking) or ("read" in kinds and facts.reading):
+            yield self._does(after, side, "a request or READ times out", "tick", ASK_TIMEOUT_MS)
         if "lease" in kinds and facts.num_leases:
             yield self._does(after, side, "its leases expire", "tick", LEASE_TTL_MS)
         if "reservation" in kinds and facts.granted:
@@ -257,52 +258,66 @@ class World:
                 continue
             after = now
             if self.setting.delivery == "in order":  # their stream has ended
-                on_way = (i for i in now.on_way if not self._is_between(i, life, facts.me))
+                ended = (life, facts.me)
+                on_way = (i for i in now.on_way if self.moves.envelope(i)[:2] != ended)
                 after = now._replace(on_way=tuple(on_way))
             label = f"loses {self._names[other]}"
             yield self._does(after, side, label, "on_peer_lost", 0, life)
 
-    def _is_between(self, index: int, sender: Incarnation, to: Incarnation) -> bool:
-        envelope = self.moves.messages[index]
-        assert isinstance(envelope, Envelope)
-        return envelope.sender == sender and envelope.to == to
-
     # -- READs and messages -------------------------------------------------------------------
 
     def _read_steps(self, now: State, read: Read, over: bool) -> Iterator[Step[State]]:
-        side, name = read.side, self._names[read.side]
-        others = tuple(one for one in now.reads if one != read)
+        setting, errors = self.setting, now.faults.read_errors
         alive = now.workers[read.owner] >= 0 and now.lives[read.owner] == read.owner_life
-        landed, broken = now._replace(reads=others), ""
-        if not read.landed and alive:
-            landed, broken = self.moves.lands(landed, read)
-            if not self.setting.whole_reads:
-                reads = tuple(sorted((*others, read._replace(landed=True))))
-                content = self.moves.workers.memory[landed.workers[side]][read.dst]
-                label = f"{name}: READ {read.read_id} lands: {content!r} in {read.dst}"
-                yield Step(label, landed._replace(reads=reads), broken)
-        done = ("on_read_done", 0, read.read_id)
-        if read.landed or (self.setting.whole_reads and alive):
-            label = f"READ {read.read_id} is DONE"
-            yield self._does(landed, side, label, *done, "", broken=broken)
-        errors = now.faults.read_errors
-        if not alive or (errors < self.setting.read_errors and not over):
-            faults = now.faults._replace(read_errors=errors + alive)
-            after = now._replace(reads=others, faults=faults)
-            yield self._does(after, side, f"READ {read.read_id} fails", *done, "error")
+        others = tuple(one for one in now.reads if one != read)
+        for rank in range(setting.num_ranks):
+            if read.ended[rank]:
+                continue
+            label = f"READ {read.read_id}" + (f", rank {rank}" if setting.num_ranks > 1 else "")
+            landed, broken = now._replace(reads=others), ""
+            if not read.landed[rank] and alive:
+                landed, broken = self.moves.lands(landed, read, rank)
+                if not setting.whole_reads:
+                    after = read._replace(landed=put(read.landed, rank, True))
+                    reads = tuple(sorted((*others, after)))
+                    content = self.moves.workers.memory[landed.workers[read.side]][read.dst]
+                    lands = f"{self._names[read.side]}: {label} lands: {content!r} in {read.dst}"
+                    yield Step(lands, landed._replace(reads=reads), broken)
+            if read.landed[rank] or (setting.whole_reads and alive):
+                yield self._ends_read(landed, f"{label} is DONE", read, rank, "", broken)
+            if not alive or (errors < setting.read_errors and not over):
+                faults = now.faults._replace(read_errors=errors + alive)
+                after_error = now._replace(reads=others, faults=faults)
+                yield self._ends_read(after_error, f"{label} fails", read, rank, "error")
+
+    def _ends_read(
+        self, now: State, label: str, read: Read, rank: int, error: str, broken: str = ""
+    ) -> Step[State]:
+        """A rank's handle is terminal; the worker hears of it when all are."""
+        ended = read._replace(ended=put(read.ended, rank, True), error=read.error or error)
+        due = sum(ended.ended) >= (self.setting.waits_for or self.setting.num_ranks)
+        reports = due and not read.reported
+        if not all(ended.ended):
+            ended = ended._replace(reported=read.reported or reports)
+            now = now._replace(reads=tuple(sorted((*now.reads, ended))))
+        if not reports:
+            return Step(f"{self._names[read.side]}: {label}", now, broken)
+        done = ("on_read_done", 0, read.read_id, ended.error)
+        return self._does(now, read.side, label, *done, broken=broken)
 
     def _message_steps(self, now: State) -> Iterator[Step[State]]:
         setting, seen = self.setting, set()
         for place, index in enumerate(now.on_way):
-            envelope = self.moves.messages[index]
-            assert isinstance(envelope, Envelope)
-            sender, to, message = envelope
+            sender, to, message = self.moves.envelope(index)
+            side = self._names.index(to.worker_id)
+            if now.workers[side] < 0:  # where the addressee is not checked
+                continue
             if setting.delivery == "in order" and (sender, to) in seen:
                 continue
             seen.add((sender, to))
             rest = now._replace(on_way=now.on_way[:place] + now.on_way[place + 1 :])
             after = now if setting.delivery == "repeated" else rest
-            side, label = self._names.index(to.worker_id), f"hears {shown(message)}"
+            label = f"hears {shown(message)}"
             yield self._does(after, side, label, "on_peer_message", 0, sender, message)
             if now.faults.losses < setting.losses:
                 faults = now.faults._replace(losses=now.faults.losses + 1)

@@ -64,7 +64,7 @@ class LeaseOutlivesPreemption(PrefillSide):
             self._release(seq.key)
 
 
-class UnnumberedQuestions(ReservationRequests):
+class UnnumberedRequests(ReservationRequests):
     """Every request is the first one."""
 
     def ask(self, now_ms, key, peer):  # type: ignore[no-untyped-def]

@@ -112,7 +112,7 @@ HANDOVER_RULES = (
         7,
         "decode: hears Release: nothing leads to a good end any more",
         cancels=0,
-        mutants={"prefill_side._requests": handover_mutants.UnnumberedQuestions},
+        mutants={"prefill_side._requests": handover_mutants.UnnumberedRequests},
     ),
     without(
         "memory is reserved for generations only that the router has submitted",

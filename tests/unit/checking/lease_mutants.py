@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from disagg.kv.blocks.block_pool import BlockPool
 from disagg.messages.identity import Attempt, Incarnation
 from disagg.messages.peer import Commit, CommitAnswer, Offers, Seal
 from disagg.transfer.actions import InboundPartial, InboundStats, Send
@@ -91,10 +92,13 @@ class UnknownLeaseIsConfirmed(LeaseTable):
 
 class HoldKeptAfterCommit(LeaseTable):
     def on_commit(self, sender: Incarnation, commit: Commit) -> None:
-        was_live = commit.lease_id in self._live
+        lease = self._live.get(commit.lease_id)
+        assert isinstance(self.holds, BlockPool)
+        if lease is not None:
+            self.holds.hold("kept", self.holds.holders()[lease.holder])
         super().on_commit(sender, commit)
-        if was_live and commit.lease_id not in self._live:
-            self.holds.hold(("kept", commit.lease_id), (0,))
+        if commit.lease_id in self._live:
+            self.holds.drop("kept")
 
 
 class DestinationsDroppedAtAbort(InboundTable):
@@ -123,6 +127,8 @@ class PartlyRightBeforeCommit(InboundTable):
 
 class HoldKeptAfterDraining(InboundTable):
     def _drained(self, entry: InboundTransfer) -> bool:
+        assert isinstance(self.holds, BlockPool)
         if entry.reads:
-            self.holds.hold(("kept", entry.serial), (0,))
+            self.holds.drop("kept")
+            self.holds.hold("kept", self.holds.holders()[entry.holder])
         return super()._drained(entry)

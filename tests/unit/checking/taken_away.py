@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from disagg.checking.explorer.exploration import Exploration
-from disagg.checking.explorer.lease_world import LeaseSetting
+from disagg.checking.explorer.large_worlds import WORLDS
 from disagg.checking.explorer.setting import Setting
-from disagg.checking.explorer.worlds import WORLDS, explore
+from disagg.checking.explorer.world import World
 from disagg.routing.core import RouterCore
 from disagg.routing.request_table import RequestTable
 from disagg.scheduling.core import WorkerCore
@@ -34,14 +34,14 @@ class TakenAway:
     rule: str
     mutant: str
     world: str
-    setting: LeaseSetting | Setting
+    setting: Setting
     num_steps: int
     ends: str
     as_well: str = ""
 
     def explore(self) -> Exploration:
         """Visit that world."""
-        return explore(self.setting)
+        return World(self.setting).explore()
 
 
 def num_steps(seen: Exploration) -> int:
@@ -96,14 +96,14 @@ def mutated(
     mutants: Mapping[str, type] | None = None,
     planner: type[RequestTable] | None = None,
     **changes: Any,
-) -> LeaseSetting | Setting:
+) -> Setting:
     """The setting of a named world, changed, its workers and router with mutated classes.
 
     Args:
         name: of the world.
         mutants: by the path of the object of each worker that becomes one of them.
         planner: what the router's table of requests becomes.
-        changes: of the setting; ``leases`` and ``inbound`` are the tables of a lease's world.
+        changes: of the setting.
     """
 
     def mutate(core: WorkerCore) -> None:
@@ -114,7 +114,7 @@ def mutated(
         changes["mutate"] = mutate
     if planner is not None:
         changes["mutate_router"] = router(planner)
-    return replace(WORLDS[name], **changes)
+    return replace(WORLDS[name][-1], **changes)
 
 
 def without(
@@ -130,8 +130,7 @@ def without(
 ) -> TakenAway:
     """A row; the first arguments as in `TakenAway`, the others as in `mutated`."""
     setting = mutated(name, mutants, planner, **changes)
-    tables = [changes.pop(key) for key in ("leases", "inbound") if key in changes]
-    classes = [*tables, *([planner] if planner else []), *(mutants or {}).values()]
+    classes = [*([planner] if planner else []), *(mutants or {}).values()]
     names = " + ".join(f"`{cls.__name__}`" for cls in classes)
     said = ", ".join(f"{key}={value}" for key, value in changes.items())
     world = f"`{name}`" + (f", {said}" if said and names else "")

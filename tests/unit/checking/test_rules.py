@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from disagg.checking.explorer.exploration import Exploration
-from disagg.checking.explorer.lease_world import LeaseSetting
 from disagg.checking.explorer.setting import Setting
-from disagg.checking.explorer.worlds import explore
+from disagg.checking.explorer.world import World
 from tests.drawn_tables import check_drawn
 from tests.unit.checking import lease_mutants, planning_mutants, waiting_mutants
 from tests.unit.checking.rules import RULES
@@ -39,19 +38,18 @@ def test_the_documents_table_is_this_one() -> None:
     check_drawn(DOCUMENT, "rules", document(RULES))
 
 
-COVERED: dict[str, LeaseSetting | Setting] = {
-    "counts in the commit": LeaseSetting(leases=lease_mutants.CommitWithoutCountsOwner),
-    "counts in the seal, and numbers": LeaseSetting(
-        inbound=lease_mutants.CommitWithoutCountsReader
+COVERED: dict[str, Setting] = {
+    "counts in the commit": mutated("lease", {"leases": lease_mutants.CommitWithoutCountsOwner}),
+    "counts in the seal, and numbers": mutated(
+        "lease", {"inbound": lease_mutants.CommitWithoutCountsReader}
     ),
     "the owner's epoch in a confirmation": mutated(
-        "lease-owner-restarts", inbound=lease_mutants.AnySenderAccepted
+        "lease-owner-restarts", {"inbound": lease_mutants.AnySenderAccepted}
     ),
     "addressee epochs": mutated("lease-reader-restarts", checks_addressee=False),
     "the reader's epoch in a commit": mutated(
         "lease-reader-restarts",
-        leases=lease_mutants.AnyReaderAccepted,
-        inbound=lease_mutants.AttemptWithoutEpoch,
+        {"leases": lease_mutants.AnyReaderAccepted, "inbound": lease_mutants.AttemptWithoutEpoch},
     ),
     "own blocks for the whole prompt, beside the share": mutated(
         "mutual",
@@ -78,7 +76,7 @@ COVERED: dict[str, LeaseSetting | Setting] = {
 @pytest.mark.parametrize("name", COVERED)
 def test_a_rule_that_others_cover_can_go_alone(name: str) -> None:
     """Why some rows take several rules away together."""
-    seen = explore(COVERED[name])
+    seen = World(COVERED[name]).explore()
     assert seen.exhausted, str(seen)
 
 

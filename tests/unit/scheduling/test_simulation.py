@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from disagg.checking.explorer.table_news import TableNews
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.kinds.full_attention import FullAttentionSpec
@@ -18,6 +17,7 @@ from disagg.messages.peer import Commit, CommitAnswer, Offers
 from disagg.scheduling.handover.prefix_pull import PrefixPullSide
 from disagg.testing.simulation.config import SimulationConfig
 from disagg.testing.simulation.simulation import Simulation
+from disagg.testing.table_news import TableNews
 from disagg.transfer.actions import LeaseListener, Send
 from disagg.transfer.owner.lease import GroupBlocks
 from disagg.transfer.owner.requests import LeaseAnswers

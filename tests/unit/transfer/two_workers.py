@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from disagg.checking.explorer.table_news import TableNews
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, OfferedRange, Offers, PeerMessage, Seal
+from disagg.testing.table_news import TableNews
 from disagg.transfer.actions import Send
 from disagg.transfer.owner.table import LeaseTable
 from disagg.transfer.reader.table import InboundTable

@@ -18,16 +18,10 @@ News = (
 
 
 class TableNews:
-    """Outbox and listener of tables that are looked at by themselves.
-
-    A table is pickled without it: there is one for all of them, empty between two calls.
-    """
+    """Outbox and listener of tables that are looked at by themselves."""
 
     def __init__(self) -> None:
         self._said: list[Send | PostRead | News] = []
-
-    def __reduce__(self) -> str:
-        return "NEWS"
 
     def take(self) -> list[Send | PostRead | News]:
         """Everything since the last call, in order."""
@@ -64,6 +58,3 @@ class TableNews:
     def drained(self, event: InboundDrained) -> None:
         """As an inbound transfer's listener."""
         self._said.append(event)
-
-
-NEWS = TableNews()
