@@ -16,6 +16,7 @@ from disagg.checking.explorer.small_worlds import (
     Named,
     at_any_time,
     chain,
+    lease,
     mutual,
     pair,
     planned,
@@ -33,6 +34,31 @@ def _third(role: str) -> dict[str, tuple[str, ...]]:
 
 
 LARGE_WORLDS: dict[str, Named] = {
+    "lease-retry": (
+        "abort or death, and a second lease with the same block ids and other bytes",
+        lease(tries=2, repeats=False),
+    ),
+    "pair-growing": (
+        "blocks of two tokens, a chunk ends within one; the prefill is preempted, eviction",
+        pair(
+            specs=(TWO_TOKENS,), requests=(Request(prompt=LONG_PROMPT),), preemptions=1, evictions=1
+        ),
+    ),
+    "pair-limits": (
+        "two hand-overs, and each worker takes one sequence and lets one wait",
+        pair(
+            requests=(Request(), Request(prompt=(8, 9))),
+            num_blocks=7,
+            max_sequences=1,
+            max_waiting=1,
+            delivery="in order",
+            any_order=True,
+        ),
+    ),
+    "mutual-growing": (
+        "decodes outgrow their reservations and preempt prefills",
+        mutual(requests=GROWING, num_blocks=6),
+    ),
     "pair-ranks-cancel": ("two ranks; the client goes away", pair(num_ranks=2, cancels=1)),
     "pair-time-outs": (
         "requests to peers, leases, reservations and READs time out at any moment",

@@ -12,7 +12,7 @@ from typing import Any
 
 from disagg.checking.explorer.exploration import Step
 from disagg.checking.explorer.moves import Moves
-from disagg.checking.explorer.state import Read, State, put
+from disagg.checking.explorer.state import State, put
 
 
 def rounds(moves: Moves, now: State) -> Iterator[Step[State]]:
@@ -51,11 +51,10 @@ def _events(moves: Moves, now: State, side: int, retries: bool) -> Iterator[tupl
             yield "on_read_done", read
 
 
-def _does(moves: Moves, now: State, side: int, method: str, *args: object) -> Step[State]:
+def _does(moves: Moves, now: State, side: int, method: str, *args: Any) -> Step[State]:
     broken = ""
-    if isinstance(args[0] if args else None, Read):
+    if method == "on_read_done":
         (read,) = args
-        assert isinstance(read, Read)
         now, broken = moves.lands(now, read, 0)
-        args = (0, read.read_id, "")
+        args = 0, read.read_id, ""
     return moves.does(now, side, f"{method}{args[1:]}", method, *args, broken=broken)

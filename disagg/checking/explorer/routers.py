@@ -31,6 +31,7 @@ class Routers:
     """Every state of the router that was ever seen, by number; each move is made only once.
 
     Attributes:
+        move: the router after a move, which is called only once: see `_move`.
         known: per number, the workers that it believes alive.
         served: per number, whether it has ended nothing before its time (the scripted one).
     """

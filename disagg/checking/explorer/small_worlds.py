@@ -6,8 +6,6 @@ from functools import partial
 from disagg.checking.explorer.setting import (
     EVERY_WAIT,
     FULL,
-    LONG_PROMPT,
-    TWO_TOKENS,
     WINDOW,
     Request,
     Setting,
@@ -71,10 +69,6 @@ SMALL_WORLDS: dict[str, Named] = {
         "one lease; everything repeated; READ errors and stuck READs",
         lease(read_errors=1, time_outs=("lease", "read")),
     ),
-    "lease-retry": (
-        "abort or death, and a second lease with the same block ids and other bytes",
-        lease(tries=2, repeats=False),
-    ),
     "lease-reader-restarts": (
         "the reader restarts",
         lease(crashes=(DECODE,), returns=True, repeats=False),
@@ -120,27 +114,10 @@ SMALL_WORLDS: dict[str, Named] = {
         "two hand-overs lease the same block, memory for both is lacking; no message is lost",
         pair(requests=(Request(),) * 2, passes_max=0, delivery="in order", any_order=True),
     ),
-    "pair-growing": (
-        "blocks of two tokens, a chunk ends within one; the prefill is preempted, eviction",
-        pair(
-            specs=(TWO_TOKENS,), requests=(Request(prompt=LONG_PROMPT),), preemptions=1, evictions=1
-        ),
-    ),
     "pair-vanishes": (
         "either worker is gone for ever and nobody is told; then what the other waits for times "
         "out, and it holds nothing any more",
         pair(vanishes=BOTH, time_outs=EVERY_WAIT, late_time_outs=True),
-    ),
-    "pair-limits": (
-        "two hand-overs, and each worker takes one sequence and lets one wait",
-        pair(
-            requests=(Request(), Request(prompt=(8, 9))),
-            num_blocks=7,
-            max_sequences=1,
-            max_waiting=1,
-            delivery="in order",
-            any_order=True,
-        ),
     ),
     "quarantine": (
         "READs are stuck and hold more of the pool than they may: the decode worker exits",
@@ -150,10 +127,6 @@ SMALL_WORLDS: dict[str, Named] = {
         "two hand-overs, one each way; memory for one of them; each is refused up to three "
         "times, then given up",
         mutual(passes_max=2),
-    ),
-    "mutual-growing": (
-        "decodes outgrow their reservations and preempt prefills",
-        mutual(requests=GROWING, num_blocks=6),
     ),
     "lockstep": (
         "both do everything at the same moment, back-off of 1 or 2 rounds",

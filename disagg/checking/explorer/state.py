@@ -1,6 +1,7 @@
 """The router, the workers and everything on its way between them at one moment."""
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 from disagg.checking.explorer.memory import Running
@@ -125,6 +126,7 @@ def put(values: tuple, index: int, value: object) -> tuple:  # type: ignore[type
     return (*values[:index], value, *values[index + 1 :])
 
 
+@cache
 def shown(message: object) -> str:
     """In few words."""
     if isinstance(message, Submit):

@@ -62,6 +62,8 @@ class Workers:
     Attributes:
         facts: per number.
         memory: per number.
+        move: the worker after a move, which is called only once: see `_move`.
+        minds: whether a stranger's message changes a worker: see `_minds`.
     """
 
     def __init__(self, setting: Setting, hasher: BlockHasher, vocabulary: Vocabulary) -> None:

@@ -73,6 +73,7 @@ COVERED: dict[str, Setting] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COVERED)
 def test_a_rule_that_others_cover_can_go_alone(name: str) -> None:
     """Why some rows take several rules away together."""

@@ -136,17 +136,19 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes()
     [
         ("pair-preempt-cancel", "decode: hears Release(key=r1, number=1), READs in progress"),
         ("pair-preempt-cancel", "decode: hears Reserve(key=r1, number=2), READs in progress"),
-        ("pair-growing", "decode: READ 2 lands: 'KV of 4 5 6, begun'"),
+        pytest.param(
+            "pair-growing", "decode: READ 2 lands: 'KV of 4 5 6, begun'", marks=pytest.mark.slow
+        ),
         ("pair-vanishes", "prefill vanishes, READs in progress"),
         ("pair-vanishes", "decode vanishes, READs in progress"),
         ("pair-vanishes", "decode: reservations expire"),
         ("pair-vanishes", "prefill: its leases expire"),
         ("pair-restart", "decode is back"),
-        ("pair-limits", "decode: hears Reserve(key=s1"),
+        pytest.param("pair-limits", "decode: hears Reserve(key=s1", marks=pytest.mark.slow),
         ("mutual", "left: hears CommitAnswer(key=s1"),
         ("mutual", "right: hears CommitAnswer(key=r1"),
         ("mutual", "right: hears Ended(key=r1, reason=<EndReason.RESERVE_REFUSED"),
-        ("mutual-growing", "left: hears Release(key=s1"),
+        pytest.param("mutual-growing", "left: hears Release(key=s1", marks=pytest.mark.slow),
         ("chain", "decode: hears CommitAnswer(key=r1"),
         ("chain", "prefill: hears CommitAnswer(key=r1"),
         ("chain-lost", "cache: hears WithdrawLease("),
@@ -168,6 +170,7 @@ def test_the_worlds_reach_what_they_are_for(name: str, reached: str) -> None:
     assert any(label.startswith(reached) for label in seen_in(name).labels)
 
 
+@pytest.mark.slow
 def test_a_decode_waits_for_memory_where_decodes_grow_and_only_there() -> None:
     assert seen_in("mutual-growing").memory_awaited
     assert not seen_in("mutual").memory_awaited
