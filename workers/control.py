@@ -16,7 +16,13 @@ from typing import Protocol
 from disagg.errors import CapacityError
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import Offers, PeerMessage, Release
-from disagg.messages.session import Cancel, ToRouterMessage, ToWorkerMessage
+from disagg.messages.session import (
+    Cancel,
+    Submit,
+    ToRouterMessage,
+    ToWorkerMessage,
+    receipt_of,
+)
 from disagg.scheduling.actions import CheckTransport, ConnectPeer, Exit, ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
@@ -153,6 +159,8 @@ class Control:
         # The router counts as load what it submitted since the last stats it got: they are sent
         # again even if they are the same, or a short request would count for ever.
         self._sent_stats = None
+        if isinstance(message, Submit) and self._session is not None:
+            self._session(receipt_of(message))
         self._guard(lambda: self.core.on_router_message(now_ms(), message))
         if isinstance(message, Cancel):
             self._trace.ended(message.key, "cancelled", message.reason)

@@ -112,11 +112,19 @@ class PartEnded:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """A step of a prefill is done; renews the router's patience when the figure grew."""
+    """A prefill went on; renews the router's patience when the figure grew."""
 
     key: RequestKey
     num_computed_tokens: int
     """Positions of ``Submit.token_ids`` whose KV is there, cached and pulled ones included."""
+
+
+def receipt_of(submit: Submit) -> PrefillProgress:
+    """What a worker sends when a submit arrives, before it works on it.
+
+    A request whose first step ends the process is known by it: the worker was alive with it.
+    """
+    return PrefillProgress(submit.key, 0)
 
 
 @dataclass(frozen=True, slots=True)

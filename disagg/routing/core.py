@@ -130,7 +130,7 @@ class RouterCore:
         replaced, new = self._fleet.register(now_ms, info)
         actions: list[RouterAction] = []
         if replaced is not None:
-            actions.append(Disconnect(replaced))
+            actions.append(Disconnect(replaced.incarnation))
             actions += self._requests.lost(now_ms, replaced, "new_epoch")
         if new:
             actions.append(Connect(info))
@@ -235,5 +235,5 @@ class RouterCore:
     def _drop(self, now_ms: int, incarnation: Incarnation, cause: str) -> list[RouterAction]:
         if incarnation not in self._fleet:
             return []
-        self._fleet.remove(incarnation)
-        return [Disconnect(incarnation), *self._requests.lost(now_ms, incarnation, cause)]
+        lost = self._fleet.remove(incarnation)
+        return [Disconnect(incarnation), *self._requests.lost(now_ms, lost, cause)]

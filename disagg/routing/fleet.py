@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
@@ -36,6 +37,14 @@ class WorkerView:
     num_live: int
     """Live generations in which it has a part."""
     index_entries: int
+
+
+class LostWorker(NamedTuple):
+    """A worker that has just left the fleet."""
+
+    incarnation: Incarnation
+    heard_ms: int
+    """Time of its last registration or message: it was alive then."""
 
 
 @dataclass(slots=True)
@@ -77,11 +86,11 @@ class Fleet:
     def __contains__(self, incarnation: Incarnation) -> bool:
         return self._find(incarnation) is not None
 
-    def register(self, now_ms: int, info: WorkerInfo) -> tuple[Incarnation | None, bool]:
+    def register(self, now_ms: int, info: WorkerInfo) -> tuple[LostWorker | None, bool]:
         """Take in a registration or heartbeat.
 
         Returns:
-            The incarnation of the same worker that it replaces (already removed), if any, and
+            The earlier life of the same worker that it replaces (already removed), if any, and
             whether a connection to the new one is wanted.
 
         Raises:
@@ -110,8 +119,7 @@ class Fleet:
             return None, False
         replaced = None
         if known is not None:
-            replaced = known.info.incarnation
-            self.remove(replaced)
+            replaced = self.remove(known.info.incarnation)
         self._retire_other_lives(info.incarnation)
         self.contract = self.contract or info.contract
         self._indexes[info.groups] = index
@@ -119,7 +127,7 @@ class Fleet:
         self._workers[info.incarnation.worker_id] = _Worker(info, index, now_ms)
         return replaced, True
 
-    def remove(self, incarnation: Incarnation) -> None:
+    def remove(self, incarnation: Incarnation) -> LostWorker:
         """Forget a worker and its blocks; it may register again."""
         worker = self._workers.pop(incarnation.worker_id)
         worker.index.remove(incarnation)
@@ -129,6 +137,7 @@ class Fleet:
                 for groups, index in self._indexes.items()
                 if index is not worker.index
             }
+        return LostWorker(incarnation, worker.heard_ms)
 
     def connected(self, now_ms: int, incarnation: Incarnation) -> None:
         """The worker's session is open; it takes requests once its stats have ``ready`` set."""

@@ -8,13 +8,14 @@ from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import NewRequest, RouterAction, ToWorker
 from disagg.routing.exclusions import Exclusions
+from disagg.routing.fleet import LostWorker
 from disagg.routing.generation import Generation
 from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
 from disagg.routing.token_stream import TokenStream
 
 KILLS_MAX = 2
-"""Workers that may be lost under a request before it is refused as poison."""
+"""Workers that were alive with a request and are lost under it, until it is refused as poison."""
 
 
 class RoutedRequest:
@@ -25,7 +26,7 @@ class RoutedRequest:
         hashes: chain values of the full hash blocks of ``stream.tokens``, when last extended.
         exclusions: what the next plan should not repeat.
         outgrown_tokens: ``max_model_tokens`` of the largest worker that rejected it; 0 before.
-        killers: workers lost while it had a part there.
+        killers: workers lost while it had a part there, and heard since it was planned there.
         progress_ms: when something last went forward: a plan, a token, a report, or a prefill.
         current: the only generation whose messages count; set by `start`.
     """
@@ -108,10 +109,16 @@ class RoutedRequest:
             self._num_computed_tokens = num_computed_tokens
             self.progress_ms = now_ms
 
-    def lost(self, worker: Incarnation) -> RemoteFault | None:
-        """Count the loss of a worker that had a part here; an error if it is one too many."""
+    def lost(self, worker: LostWorker) -> RemoteFault | None:
+        """Count the loss of a worker that had a part here; an error if it is one too many.
+
+        Who was not heard since the plan may have been dead before it, as when many workers die at
+        one moment: that speaks against no request.
+        """
         self.exclusions.local_on = None
-        self.killers.add(worker)
+        if worker.heard_ms < self.current.started_ms:
+            return None
+        self.killers.add(worker.incarnation)
         if len(self.killers) < KILLS_MAX:
             return None
         names = ", ".join(sorted(worker.worker_id for worker in self.killers))

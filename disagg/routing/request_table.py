@@ -24,7 +24,7 @@ from disagg.messages.session import (
 from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction
 from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.exclusions import TRANSFER_FAULTS, first_cause
-from disagg.routing.fleet import Fleet
+from disagg.routing.fleet import Fleet, LostWorker
 from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
@@ -187,8 +187,9 @@ class RequestTable:
             request.progress_ms = now_ms
             count_report(self.counters, report)
 
-    def lost(self, now_ms: int, incarnation: Incarnation, cause: str) -> list[RouterAction]:
+    def lost(self, now_ms: int, lost: LostWorker, cause: str) -> list[RouterAction]:
         """Every live request that needs this worker goes on elsewhere."""
+        incarnation = lost.incarnation
         self.counters["workers_lost", cause] += 1
         actions: list[RouterAction] = []
         for request in list(self._live.values()):
@@ -198,7 +199,7 @@ class RequestTable:
             if generation.over_at(incarnation) and incarnation != generation.decode.incarnation:
                 actions += self._prefill_gone(now_ms, request, incarnation)
                 continue
-            if poison := request.lost(incarnation):
+            if poison := request.lost(lost):
                 self.counters["poison", ""] += 1
                 actions += self._fail(now_ms, request, poison)
                 continue

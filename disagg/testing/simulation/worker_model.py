@@ -9,7 +9,13 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
-from disagg.messages.session import ToRouterMessage, ToWorkerMessage, WorkerStats
+from disagg.messages.session import (
+    Submit,
+    ToRouterMessage,
+    ToWorkerMessage,
+    WorkerStats,
+    receipt_of,
+)
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
@@ -162,6 +168,8 @@ class WorkerModel:
     def on_router_message(self, message: ToWorkerMessage) -> None:
         """A submit or cancel arrived."""
         if self.alive:
+            if isinstance(message, Submit):
+                self._world.to_router(self.me, receipt_of(message))
             self._perform(self.core.on_router_message(self._world.now_ms, message))
 
     def on_peer_message(self, sender: Incarnation, message: PeerMessage) -> None:

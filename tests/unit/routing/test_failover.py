@@ -8,8 +8,9 @@ import pytest
 from disagg.errors import CapacityError, RemoteFault, RequestError
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import EndReason, Role, Submit
+from disagg.messages.session import EndReason, Role, Submit, receipt_of
 from disagg.routing.actions import NewRequest
+from disagg.routing.request import KILLS_MAX
 from tests.unit.routing.builders import STATS, Router, hashes_of, request, worker
 
 P, D, D2, B = (
@@ -284,6 +285,36 @@ def test_a_request_that_loses_two_workers_is_poison() -> None:
     assert first in str(router.error)
     assert second in str(router.error)
     assert router.submits == []
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_worker_that_was_dead_before_the_plan_speaks_against_no_request(heard: bool) -> None:
+    names = ("b", "c", "e", "f")
+    router, _ = started(*map(worker, names), new=request(num_tokens=600))
+    died = []
+    for _ in names[1:]:
+        name, submit = router.submits[0]
+        died.append(name)
+        if heard:
+            receipt = receipt_of(submit)
+            router.core.from_worker(router.now_ms, worker(name).incarnation, receipt)
+        router.now_ms += 10
+        router.lost(worker(name))
+        if not router.submits:
+            break
+    if heard:  # control: it was alive with the request
+        assert len(died) == KILLS_MAX
+        assert isinstance(router.error, RemoteFault)
+    else:
+        assert sorted({*died, router.submits[0][0]}) == sorted(names)
+
+
+def test_plans_onto_the_dead_have_a_bound() -> None:
+    router, _ = started(*map(worker, ("b", "c", "e")), new=request(), replans_max=1)
+    for _ in range(2):
+        router.now_ms += 10
+        router.lost(worker(router.submits[0][0]))
+    assert "given up after 2 plans" in str(router.error)
 
 
 def test_a_new_epoch_is_a_loss() -> None:

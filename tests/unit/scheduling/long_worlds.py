@@ -5,10 +5,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from disagg.config.settings import Settings
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import plan_layout
+from disagg.scheduling.step import Step
 from disagg.testing.simulation.config import (
     FaultKind,
     PlannedFault,
@@ -16,6 +19,7 @@ from disagg.testing.simulation.config import (
     SimulationConfig,
 )
 from disagg.testing.simulation.simulation import Simulation
+from disagg.testing.simulation.worker_model import WorkerModel
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 
@@ -145,6 +149,19 @@ def lose(*workers: str, at_ms: int = 700, config: SimulationConfig = HALF_LOST) 
     return replace(
         config, faults=tuple(PlannedFault(0, FaultKind.LOSE, one, at_ms=at_ms) for one in workers)
     )
+
+
+def end_with(patch: pytest.MonkeyPatch, request_id: str) -> None:
+    """Let every worker die, and come back, in a step of this request."""
+    run = WorkerModel._run
+
+    def deadly(self: WorkerModel, step: Step) -> None:
+        if all(part.key.request_id != request_id for part in step.slices):
+            run(self, step)
+        elif self.alive:  # what it said before is on its way for up to 5 ms
+            self._world.later(6, lambda: self._world._kill(self.me.worker_id))  # type: ignore[attr-defined]
+
+    patch.setattr(WorkerModel, "_run", deadly)
 
 
 TAKES_OVER = lose(

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from disagg.messages.session import EndReason
+from disagg.routing.request import KILLS_MAX
 from tests.unit.scheduling.long_worlds import (
+    HALF_LOST,
     HOUR_MS,
     LAYOUTS,
     LONG_TOKENS,
@@ -20,6 +22,7 @@ from tests.unit.scheduling.long_worlds import (
     TAKES_OVER,
     THOUSANDS,
     default_bounds,
+    end_with,
     fair_load,
     hour_long,
     longest_wait_ms,
@@ -109,6 +112,7 @@ LOST = {
     "decode": ("w4", "w5"),
     "prefill": ("w0", "w1"),
     "both": ("w0", "w1", "w4", "w5"),
+    "all that prefill": ("w0", "w1", "w2", "w3"),
 }
 
 
@@ -118,12 +122,23 @@ LOST = {
 @pytest.mark.parametrize("lost", LOST)
 def test_half_of_the_fleet_is_lost_at_once(lost: str, seed: int) -> None:
     world = play(lose(*LOST[lost]), seed)
-    ends = outcomes(world)
     assert world.router.counters["workers_lost", "session_ended"] == len(LOST[lost])
     assert world.router.counters["replans", "worker_lost"]
-    poison = world.router.counters["poison", ""]  # planned onto two of those that were lost
-    assert ends == {"finished": ends["finished"], "worker_unavailable": poison}
-    assert ends["finished"] > poison
+    assert outcomes(world) == {"finished": HALF_LOST.num_requests}
+    assert not world.router.counters["poison", ""]
+
+
+def test_a_request_that_ends_every_worker_that_computes_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end_with(monkeypatch, "r7")
+    world = play(HALF_LOST)
+    assert outcomes(world) == {
+        "finished": HALF_LOST.num_requests - 1,
+        "worker_unavailable": 1,
+    }
+    assert world.clients["r7"].outcome.startswith("worker_unavailable: 2 workers were lost")
+    assert world.router.counters["workers_lost", "session_ended"] == KILLS_MAX
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -15,7 +15,14 @@ from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import PeerAddress, Role, Submit, ToWorkerMessage
+from disagg.messages.session import (
+    PeerAddress,
+    Role,
+    Submit,
+    ToRouterMessage,
+    ToWorkerMessage,
+    receipt_of,
+)
 from disagg.scheduling.core import WorkerCore
 from disagg.wire.session_codec import session_request_to_wire
 from disagg.wire.stream_hello import SessionOpen
@@ -142,6 +149,30 @@ def test_a_replaced_session_starts_nothing_any_more(
 ) -> None:
     kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=end_old))
     assert kept == {RequestKey("after", 1)}
+
+
+async def first_answer_to_a_submit() -> object:
+    """What a router hears first after a submit, which the core has not seen by then."""
+    core = new_core()
+    async with serving(core) as (_, control):
+        heard: list[ToRouterMessage] = []
+        seen: list[int] = []
+
+        def hear(message: ToRouterMessage) -> None:
+            heard.append(message)
+            seen.append(len(core.sequences))
+
+        control.open_session(hear)
+        heard.clear()
+        seen.clear()
+        control.router_message(submit("r"))
+        assert core.sequences
+        control.close_session(hear)
+    return heard[0], seen[0]
+
+
+def test_a_submit_has_a_receipt_before_anything_is_computed_for_it() -> None:
+    assert asyncio.run(first_answer_to_a_submit()) == (receipt_of(submit("r")), 0)
 
 
 async def end_of_a_replaced_session() -> str:
