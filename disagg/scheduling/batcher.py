@@ -1,8 +1,16 @@
 """Which sequences run, and the packed batch of the next step (continuous batching).
 
 Chunked prefill: a step carries the decode tokens of every running sequence first, then prompt
-chunks in order of arrival, up to ``max_step_tokens``. One step is in flight at a time; it holds
-every block it reads or writes until its completion is known.
+chunks, up to ``max_step_tokens``. One step is in flight at a time; it holds every block it reads or
+writes until its completion is known.
+
+Memory goes to prompts strictly by arrival; the tokens of a step are shared. The oldest prompt gets
+half of what the decodes leave, the other half goes to whoever was served least recently, as much as
+each needs, and what is left of it to the oldest again. As the oldest a prompt takes at most twice
+the steps that it would take alone: so it is complete after at most twice the steps of those before
+it and its own, however many come later. And of *n* prompts that run each is served at least once in
+*n* steps, however long the others are: who is served moves behind it. Where the decodes leave a
+single token, the oldest has it.
 """
 
 from collections import deque
@@ -126,13 +134,9 @@ class Batcher:
         oldest_first = sorted(self.running, key=lambda seq: seq.arrival)
         decodes = [seq for seq in oldest_first if seq.num_uncomputed <= 1]
         budget = self._add_decodes(decodes, chosen, preempted)
-        for seq in oldest_first:
-            if budget == 0 or seq.num_uncomputed <= 1 or seq in preempted:
-                continue
-            num_new = min(seq.num_uncomputed, budget)
-            if self._make_room(seq, num_new, chosen, preempted):
+        for seq, num_new in self._share_among_prompts(budget):
+            if seq not in preempted and self._make_room(seq, num_new, chosen, preempted):
                 chosen.append((seq, num_new))
-                budget -= num_new
         if not chosen:
             return None, preempted
         slices = tuple(self._slice(seq, num_new) for seq, num_new in chosen)
@@ -188,6 +192,31 @@ class Batcher:
                     budget -= 1
                 decodes = [seq for seq in decodes if seq not in preempted]
         return budget
+
+    def _share_among_prompts(self, budget: int) -> list[tuple[Sequence, int]]:
+        """Tokens of each prompt in this step, the oldest one's first.
+
+        Who is served besides the oldest moves to the end of ``running``.
+        """
+        prompts = [seq for seq in self.running if seq.num_uncomputed > 1]
+        if not prompts or not budget:
+            return []
+        oldest = min(prompts, key=lambda seq: seq.arrival)
+        left = budget - min(oldest.num_uncomputed, budget - budget // 2)
+        shares: list[tuple[Sequence, int]] = []
+        for seq in prompts:
+            if seq is oldest:
+                continue
+            if not left:
+                break
+            num_new = min(seq.num_uncomputed, left)
+            left -= num_new
+            shares.append((seq, num_new))
+        if shares:
+            served = {seq.key for seq, _ in shares}
+            self.running.sort(key=lambda seq: seq.key in served)
+        num_new = budget - sum(num for _, num in shares)
+        return [(oldest, min(oldest.num_uncomputed, num_new)), *shares]
 
     def _make_room(
         self,

@@ -220,13 +220,13 @@ def fair_load(num_short: int = 100, num_long: int = 4) -> SimulationConfig:
 
 
 def longest_wait_ms(world: Simulation) -> int:
-    """Of a `fair_load`: how much longer than the work that stood before it somebody waited."""
+    """Of a `fair_load`: how long somebody waited beyond twice the work that stood before it."""
     clients = list(world.clients.values())
     waits = []
     for client in clients:
         before = [one for one in clients if one.asked_ms <= client.asked_ms < one.ended_ms]
         work_ms = TOKEN_MS * sum(len(one.prompt) + one.max_tokens for one in before)
-        waits.append(client.ended_ms - client.asked_ms - work_ms)
+        waits.append(client.ended_ms - client.asked_ms - 2 * work_ms)
     return max(waits)
 
 

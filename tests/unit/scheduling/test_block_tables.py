@@ -22,11 +22,16 @@ MAX_SEQUENCES = 6
 NUM_MOVES = 300
 
 
-def new_core(layout: KVCacheLayout, num_blocks: int, max_step_tokens: int = 16) -> WorkerCore:
+def new_core(
+    layout: KVCacheLayout,
+    num_blocks: int,
+    max_step_tokens: int = 16,
+    max_sequences: int = MAX_SEQUENCES,
+) -> WorkerCore:
     limits = WorkerLimits(
         max_model_tokens=100_000,
         max_step_tokens=max_step_tokens,
-        max_sequences=MAX_SEQUENCES,
+        max_sequences=max_sequences,
         max_waiting=100,
         handover_share_max=1.0,
         reserve_timeout_ms=100,
