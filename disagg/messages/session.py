@@ -112,11 +112,12 @@ class PartEnded:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """A prefill went on; renews the router's patience when the figure grew."""
+    """A prefill or a transfer went on; renews the router's patience when the figure grew."""
 
     key: RequestKey
     num_computed_tokens: int
-    """Positions of ``Submit.token_ids`` whose KV is there, cached and pulled ones included."""
+    """Positions of ``Submit.token_ids`` whose KV is there, cached and pulled ones included. While
+    blocks are read, by the reader: the same share of the positions as of the blocks."""
 
 
 def receipt_of(submit: Submit) -> PrefillProgress:

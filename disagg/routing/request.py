@@ -102,12 +102,18 @@ class RoutedRequest:
     def computed(self, now_ms: int, num_computed_tokens: int) -> None:
         """Positions that a prefill has computed: progress only above the highest so far.
 
-        Since the last token or plan, that is: who is preempted while it decodes computes again.
-        Work that is done over and over, each time lost, does not renew for ever.
+        Since the last token, plan or report, that is: who is preempted while it decodes computes
+        again, and so does who gives a prefix pull up. Work that is done over and over, each time
+        lost, does not renew for ever.
         """
         if self._num_computed_tokens < num_computed_tokens <= len(self.stream.tokens):
             self._num_computed_tokens = num_computed_tokens
             self.progress_ms = now_ms
+
+    def reported(self, now_ms: int) -> None:
+        """A worker's first report of a prefill or of a transfer in the current generation."""
+        self.progress_ms = now_ms
+        self._num_computed_tokens = 0
 
     def lost(self, worker: LostWorker) -> RemoteFault | None:
         """Count the loss of a worker that had a part here; an error if it is one too many.

@@ -168,7 +168,7 @@ class RequestTable:
         )
 
     def progress(self, now_ms: int, incarnation: Incarnation, progress: PrefillProgress) -> None:
-        """A prefill went on: the request's patience begins again when the figure grew."""
+        """A prefill or a transfer went on: patience begins again when the figure grew."""
         request = self._concerned(incarnation, progress.key)
         if request is None:
             self.counters["late_messages", ""] += 1
@@ -184,7 +184,7 @@ class RequestTable:
         if request is None or request.current.key != report.key:
             return
         if request.current.accepts(now_ms, incarnation, report):
-            request.progress_ms = now_ms
+            request.reported(now_ms)
             count_report(self.counters, report)
 
     def lost(self, now_ms: int, lost: LostWorker, cause: str) -> list[RouterAction]:

@@ -266,11 +266,10 @@ class WorkerCore:
 
     def _computed(self, now_ms: int, seq: Sequence) -> None:
         """A chunk is computed, more follow: offer it, and show those who wait that it goes on."""
-        due = now_ms - seq.progress_shown_ms >= self.limits.progress_ms
+        due = seq.shows_progress(now_ms, self.limits.progress_ms)
         if seq.role is Role.PREFILL:
             self.prefill_side.offer(now_ms, seq, renew=due)
         if due:
-            seq.progress_shown_ms = now_ms
             self._out.add(ToRouter(PrefillProgress(seq.key, seq.num_computed)))
 
     def _sampled(self, now_ms: int, seq: Sequence, sample: SampledToken) -> SequenceOutput:

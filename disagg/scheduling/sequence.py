@@ -63,7 +63,7 @@ class Sequence:
     sent_tables: SentTables | None = None
     """What the engine has of its block tables; None before its first step."""
     progress_shown_ms: int = 0
-    """When it began here, or the router and the reader were last shown that its prefill goes on."""
+    """When it began here, or those who wait for it were last shown that it goes on."""
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +111,13 @@ class Sequence:
             logprobs=() if token.logprobs is None else (token.logprobs,),
             finish_reason=self._finish_reason(token.token_id, max_model_tokens),
         )
+
+    def shows_progress(self, now_ms: int, interval_ms: int) -> bool:
+        """Whether to show now that it goes on: at most once in the interval."""
+        due = now_ms - self.progress_shown_ms >= interval_ms
+        if due:
+            self.progress_shown_ms = now_ms
+        return due
 
     def starts_from(self, num_cached: int) -> None:
         """Its prefill begins after so many tokens that are cached here, by itself or by a pull."""

@@ -10,7 +10,7 @@ from disagg.messages.peer import Ended, Offers, Release, Reserve, Seal, TakeOver
 from disagg.messages.sampling import SampledToken, TokenLogprobs
 from disagg.messages.session import EndReason, TransferKind
 from disagg.scheduling.actions import ConnectPeer, ToRouter
-from disagg.scheduling.handover.report import committed_report, pulled_bytes
+from disagg.scheduling.handover.report import committed_report, pulled_bytes, read_progress
 from disagg.scheduling.handover.worker_state import WorkerState
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.transfer.actions import (
@@ -117,9 +117,13 @@ class DecodeSide:
     # -- news of the inbound transfer ---------------------------------------------------------
 
     def progressed(self, now_ms: int, key: RequestKey) -> None:
-        """Prolong the reservation, or the request of a take-over."""
+        """Prolong the reservation, or the request of a take-over; show the router what is read."""
         self._reservations.renew(now_ms, key)
         self._requests.renew(now_ms, key)
+        pull = self.pulls[key]
+        if pull.seq.shows_progress(now_ms, self._limits.progress_ms):
+            num_read = self._inbound.num_blocks_read(key)
+            self._out.add(ToRouter(read_progress(key, pull.reservation, num_read)))
 
     def committed(self, now_ms: int, event: InboundCommitted) -> None:
         """The blocks may be read, published and lent from now on: decode."""

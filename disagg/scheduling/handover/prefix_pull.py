@@ -13,7 +13,12 @@ from disagg.messages.peer import AskLease, Offers
 from disagg.messages.session import PullPlan, TransferKind
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.handover.prefill_side import PrefillSide
-from disagg.scheduling.handover.report import committed_report, failed_report, pulled_bytes
+from disagg.scheduling.handover.report import (
+    committed_report,
+    failed_report,
+    pulled_bytes,
+    read_progress,
+)
 from disagg.scheduling.handover.worker_state import WorkerState
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.transfer.actions import (
@@ -53,6 +58,7 @@ class PrefixPullSide:
         self._admission = worker.admission
         self._inbound, self._requests = worker.inbound, worker.lease_requests
         self._prefill_side = prefill_side
+        self._progress_ms = worker.limits.progress_ms
         self.pulls: dict[RequestKey, PrefixPull] = {}
 
     # -- beginning ----------------------------------------------------------------------------
@@ -130,8 +136,13 @@ class PrefixPullSide:
     # -- news of the inbound transfer ---------------------------------------------------------
 
     def progressed(self, now_ms: int, key: RequestKey) -> None:
-        """Prolong the request of the pull."""
+        """Prolong the request of the pull; show the router that it goes on."""
         self._requests.renew(now_ms, key)
+        pull = self.pulls[key]
+        if pull.seq.shows_progress(now_ms, self._progress_ms):
+            num_read = self._inbound.num_blocks_read(key)
+            progress = read_progress(key, pull.reservation, num_read, pull.own_tokens)
+            self._out.add(ToRouter(progress))
 
     def committed(self, now_ms: int, event: InboundCommitted) -> None:
         """Publish the prefix; the sequence goes on after the boundary."""

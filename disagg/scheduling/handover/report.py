@@ -3,12 +3,26 @@
 from disagg.kv.blocks.hits import ExternalReservation
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.session import GroupTransfer, TransferKind, TransferReport
+from disagg.messages.session import (
+    GroupTransfer,
+    PrefillProgress,
+    TransferKind,
+    TransferReport,
+)
 from disagg.transfer.actions import InboundStats
 
 _HAD = b".h" + bytes(254)
 """The null block is 0."""
 _PULLED = ord("p")
+
+
+def read_progress(
+    key: RequestKey, reservation: ExternalReservation, num_blocks_read: int, own_tokens: int = 0
+) -> PrefillProgress:
+    """How far a transfer is, in tokens: of those that are pulled the share that has been read."""
+    num_blocks = max(1, sum(map(len, reservation.lacks)))
+    num_pulled = reservation.num_external_tokens - own_tokens
+    return PrefillProgress(key, own_tokens + num_pulled * num_blocks_read // num_blocks)
 
 
 def committed_report(

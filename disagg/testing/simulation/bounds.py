@@ -107,7 +107,7 @@ class Patience:
     def has_read(self, now_ms: int, key: RequestKey) -> None:
         """A READ has ended well."""
         if client := self._current(key):
-            client.handover_ms = now_ms
+            client.handover_ms = client.progress_ms = now_ms
 
     # --- what must follow
 

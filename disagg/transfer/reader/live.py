@@ -86,6 +86,10 @@ class LiveTransfers:
         """Transfers that may still become valid, or are valid and not finished."""
         return len(self._live)
 
+    def num_blocks_read(self, key: RequestKey) -> int:
+        """Blocks of the generation's live transfer whose READs have ended."""
+        return self._entries[self._live[key]].num_blocks_read
+
     def statuses(self) -> list[InboundStatus]:
         """Statuses of all transfers, draining ones included."""
         return [one.status() for one in self._entries.values()]

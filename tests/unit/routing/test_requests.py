@@ -194,6 +194,25 @@ def test_a_prefill_that_goes_on_renews_the_patience() -> None:
     assert isinstance(router.error, ExpiredError)
 
 
+def test_what_a_pull_that_was_given_up_had_is_computed_anew() -> None:
+    router, submit = started(B, worker_silent_ms=100_000)
+
+    def hears(message: PrefillProgress | TransferReport, now_ms: int) -> None:
+        router.core.from_worker(now_ms, B.incarnation, message)
+
+    hears(PrefillProgress(submit.key, 9), 900)  # read
+    given_up = TransferReport(
+        submit.key, P.incarnation, (), 0, 0, 0, TransferKind.PREFIX, failed="timeout: too slow"
+    )
+    hears(given_up, 1800)
+    hears(PrefillProgress(submit.key, 2), 2700)  # computed
+    assert router.core.tick(3700) == []
+    hears(given_up, 3700)  # repeated
+    hears(PrefillProgress(submit.key, 2), 3700)
+    router.did(router.core.tick(3701))
+    assert isinstance(router.error, ExpiredError)
+
+
 def test_each_token_and_each_plan_counts_computed_positions_from_the_start() -> None:
     router, submit = started(B, worker_silent_ms=100_000)
 

@@ -91,6 +91,30 @@ def stands_still(layout: str) -> SimulationConfig:
     return hour_long(layout, faults=(stall,))
 
 
+def slow_links(layout: str) -> SimulationConfig:
+    """A prompt that is read for minutes: handed over, then pulled back by who has lost it.
+
+    The blocks of a READ each come at a time of their own; the router waits for much less.
+    """
+    again_ms = 30 * MINUTE_MS
+    return hour_long(
+        layout,
+        num_blocks=200,
+        step_token_us=100,
+        read_ms_max=10 * MINUTE_MS,
+        blocks_per_read_max=1,
+        read_stuck_ms=HOUR_MS,
+        lease_ttl_ms=2 * MINUTE_MS,
+        request_timeout_ms=2 * MINUTE_MS,
+        pull_tokens_min=8,
+        script=(
+            PlannedRequest(prompt(LONG_TOKENS), 3, at_ms=2_000),
+            PlannedRequest(prompt(LONG_TOKENS), 3, at_ms=again_ms),
+        ),
+        faults=(PlannedFault(0, FaultKind.KILL, "w0", at_ms=again_ms - 10_000),),
+    )
+
+
 # --- many requests
 
 SMALL_FULL, SMALL_WINDOW = FullAttentionSpec(4, 1, 8, 4), SlidingWindowSpec(4, 1, 8, 4, 8)

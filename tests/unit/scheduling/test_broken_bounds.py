@@ -28,6 +28,7 @@ from tests.unit.scheduling.long_worlds import (
     hour_long,
     longest_wait_ms,
     play,
+    slow_links,
     stands_still,
 )
 
@@ -110,6 +111,7 @@ CASES: dict[str, tuple[Callable[[Patch], None], SimulationConfig, str]] = {
     "records": (keep_all_records, replace(QUEUES_FULL, records_max=10), "records, at most"),
     "patience": (wait_for_ever, STUCK, "stands still"),
     "progress": (hear_no_progress, ALONE, "got on"),
+    "reads": (hear_no_progress, slow_links("full"), "got on"),
     "lease": (renew_no_lease, hour_long("windows"), "after it went on"),
     "reservation": (renew_no_reservation, hour_long("full"), "after it went on"),
 }

@@ -31,6 +31,7 @@ from tests.unit.scheduling.long_worlds import (
     play,
     prompt,
     reader_has_most,
+    slow_links,
     stands_still,
 )
 
@@ -60,6 +61,22 @@ def test_also_to_a_reader_that_has_most_of_it(layout: str) -> None:
     assert world.num_handovers == 2
     client = world.clients["r1"]
     assert client.ended_ms - client.asked_ms > HOUR_MS - MINUTE_MS, "it was computed again"
+
+
+def test_a_transfer_that_takes_longer_than_the_router_waits_is_not_given_up() -> None:
+    """The tail that is handed over last may stand still, READs being as slow as they are."""
+    config = slow_links("full")
+    world = play(config)
+    first, second = (world.router.record(name) for name in ("r0", "r1"))
+    assert first is not None
+    assert second is not None
+    transfer, pull = first.generations[0].transfer, second.generations[0].pull
+    assert world.clients["r0"].outcome == "finished"
+    assert transfer is not None
+    assert transfer.read_ms > 3 * config.request_timeout_ms
+    assert pull is not None
+    assert not pull.failed
+    assert pull.read_ms > 3 * config.request_timeout_ms
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

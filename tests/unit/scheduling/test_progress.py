@@ -82,6 +82,9 @@ class Pair:
         self.reads: list[PostRead] = []
         self.ends: list[PartEnded] = []
         self.progress: list[tuple[int, int]] = []
+        """What the prefill worker showed the router, and when."""
+        self.reading: list[tuple[int, int]] = []
+        """What the decode worker did."""
         self.committed: list[TransferReport] = []
         self.messages: list[PeerMessage] = []
 
@@ -104,7 +107,8 @@ class Pair:
                 case ToRouter(PartEnded() as ended):
                     self.ends.append(ended)
                 case ToRouter(PrefillProgress(_, num_computed)):
-                    self.progress.append((self.now_ms, num_computed))
+                    shown = self.progress if me == P else self.reading
+                    shown.append((self.now_ms, num_computed))
                 case ToRouter(TransferReport() as report):
                     self.committed.append(report)
 
@@ -232,6 +236,25 @@ def test_slow_reads_renew_the_lease_of_a_prompt_that_is_complete() -> None:
     assert len(pair.committed) == 1
     assert any(isinstance(message, ReadProgress) for message in pair.messages)
     assert not core.leases.num_live
+
+
+def test_the_router_is_shown_what_is_read_but_not_too_often() -> None:
+    pair = Pair(LAYOUTS["full"], 320, chunk=320, blocks_per_read_max=8, read_stuck_ms=HOUR)
+    pair.submit()
+    pair.prefill(10)
+    for wait_ms in (0, 50_000, 50_000, 100, 100, 900, 50_000, 50_000, 50_000, 50_000):
+        pair.wait(wait_ms)
+        pair.land([pair.reads.pop(0)])
+    assert len(pair.committed) == 1
+    assert pair.reading == [
+        (50_010, 64),
+        (100_010, 96),
+        (101_110, 192),
+        (151_110, 224),
+        (201_110, 256),
+        (251_110, 288),
+        (301_110, 320),
+    ]
 
 
 def test_reads_that_stand_still_do_not() -> None:
