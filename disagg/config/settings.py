@@ -84,7 +84,7 @@ class TransferSettings(_Section):
 
     handover_share_max: Share = 0.5
     """Share of a pool that reservations, leases and prefills to be handed over may take together.
-    One alone may take more."""
+    One at a time that alone takes more is allowed beside them."""
     reserve_timeout_ms: Milliseconds = 2_000
     reserve_passes_max: Positive = 20
     """Refused reservations after which the router plans the request anew."""
@@ -134,7 +134,7 @@ class RouterSettings(_Section):
     """Tries after the first before a request fails."""
     request_timeout_ms: Milliseconds = 600_000
     """A request that stands still for so long fails with 504: no token, no report of a worker, no
-    further part of its prompt computed."""
+    further part of its prompt computed, pulled or handed over."""
     records_max: Positive = 1024
     """Finished requests whose record stays readable."""
     worker_silent_ms: Milliseconds = 10_000

@@ -46,7 +46,7 @@ def handover_tokens_max(limits: WorkerLimits, kv: KVCacheCoordinator) -> int:
     """Longest prompt that fits this worker's pool, as either worker of a hand-over.
 
     A decode worker holds the prompt's blocks and room for one token more; windows count with what
-    they hold. One hand-over alone may exceed ``handover_share_max``; 0 allows none.
+    they hold. It may exceed ``handover_share_max``, one at a time; a share of 0 allows none.
     """
     share = int(limits.handover_share_max * kv.num_usable_blocks)
     blocks_max = kv.num_usable_blocks if share else 0

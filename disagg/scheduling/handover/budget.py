@@ -1,14 +1,15 @@
 """How much of a pool hand-overs may take together, checked when it is taken."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 
 class HandoverBudget:
     """Blocks of reservations, of leases and of prefills that will be handed over.
 
     Counted per generation, or per request of a prefix pull: what each really holds, over all
-    groups. The bound leaves memory to decodes. One holder alone may exceed it, so that no prompt
-    that fits the pool is kept from being handed over; a bound of 0 allows nobody.
+    groups. The bound leaves memory to decodes. One holder that alone exceeds it is allowed beside
+    the others and not counted among them, so that long and short prompts never wait for each
+    other's share; a bound of 0 allows nobody.
     """
 
     def __init__(self, blocks_max: int) -> None:
@@ -18,19 +19,22 @@ class HandoverBudget:
 
     def take(self, key: Hashable, num_blocks: int) -> bool:
         """Count ``num_blocks`` for a holder in place of what it had; False if too much."""
-        had = self._taken.get(key, 0)
-        others = self.num_blocks - had
-        if not self.blocks_max or (others and others + num_blocks > self.blocks_max):
+        taken = self._taken | {key: num_blocks}
+        if not self.blocks_max or self._exceeds(taken):
             return False
-        self._taken[key] = num_blocks
-        self.num_blocks += num_blocks - had
+        self._taken = taken
+        self.num_blocks = sum(taken.values())
         return True
 
     @property
     def exceeded(self) -> bool:
-        """Whether more than one holder take more than the bound together."""
-        return self.num_blocks > self.blocks_max and len(self._taken) > 1
+        """Whether two holders exceed the bound, each alone, or the others do together."""
+        return self._exceeds(self._taken)
 
     def give_back(self, key: Hashable) -> None:
         """Count nothing for a holder any more; idempotent."""
         self.num_blocks -= self._taken.pop(key, 0)
+
+    def _exceeds(self, taken: Mapping[Hashable, int]) -> bool:
+        within = [num for num in taken.values() if num <= self.blocks_max]
+        return sum(within) > self.blocks_max or len(taken) - len(within) > 1

@@ -121,7 +121,8 @@ class PrefillSide:
         self._answers.take_over(now_ms, sender, message, self)
         lease = self._leases.hand_over_of(message.key)
         if lease is not None:
-            # Of the budget that the old lease has just given back; never more than that.
+            # Of the budget that the old lease has just given back; never more than that. Where
+            # the old one alone exceeded the bound the new one may go uncounted in its place.
             self._budget.take(lease.key, lease.num_blocks)
 
     def lease_committed(self, event: LeaseCommitted) -> None:
@@ -157,7 +158,7 @@ class PrefillSide:
             if seq.passes > self._limits.reserve_passes_max:
                 self.end(seq, EndReason.RESERVE_REFUSED, f"refused {seq.passes} times")
             else:
-                self._batcher.enqueue(seq)
+                self._batcher.requeue(seq)  # nobody who came later is before it
 
     # -- ending -------------------------------------------------------------------------------
 

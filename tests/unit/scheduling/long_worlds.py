@@ -243,6 +243,26 @@ def fair_load(num_short: int = 100, num_long: int = 4) -> SimulationConfig:
     )
 
 
+def among_short_ones(num_short: int = 200) -> SimulationConfig:
+    """A prompt that takes more than the share alone; short ones hold some of it all the time."""
+    numbers = random.Random(0)
+    shorts = [
+        PlannedRequest(prompt(numbers.randint(16, 30), 1 + n), 3, at_ms=500 + 25 * n)
+        for n in range(num_short)
+    ]
+    return SimulationConfig(
+        HYBRID,
+        num_blocks=150,
+        prompt_tokens_max=310,
+        max_step_tokens=64,
+        max_sequences=20,
+        max_waiting=300,
+        read_ms_max=150,
+        reserve_passes_max=20,
+        script=(*shorts, PlannedRequest(prompt(300), 3, at_ms=2_000)),
+    )
+
+
 def longest_wait_ms(world: Simulation) -> int:
     """Of a `fair_load`: how long somebody waited beyond twice the work that stood before it."""
     clients = list(world.clients.values())

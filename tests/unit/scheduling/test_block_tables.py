@@ -208,7 +208,7 @@ def test_a_decode_step_copies_what_changed(num_tokens: int) -> None:
     for number in range(3):
         submit(core, RequestKey(str(number), 1), (number,) * num_tokens, 1_000)
     rng = random.Random(1)
-    while any(seq.num_uncomputed != 1 for seq in core.sequences.values()):
+    while any(seq.num_tokens == num_tokens for seq in core.sequences.values()):
         step, _ = core.next_step(0)
         assert step is not None
         core.on_step_done(0, result_of(step, rng, fails=False))
