@@ -12,9 +12,6 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-# Tests that run at a time, of which at most one starts processes (tests/conftest.py).
-JOBS ?= 2
-
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-gpu lint types proto proto-check clean
 
@@ -50,8 +47,7 @@ demo: $(STAMP)
 	@$(BIN)/python -m demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not peer" \
-	  -n $(JOBS) --hypothesis-profile ci
+	$(BIN)/python -m pytest -m "not slow and not gpu and not peer" --hypothesis-profile ci
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu and not peer"

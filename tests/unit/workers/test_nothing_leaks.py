@@ -63,8 +63,8 @@ async def said_of_a_failing_run(engine: FailingEngine | ForgetfulEngine) -> list
     control = Control(new_core(), engine, links, said.append, TransferTrace(NoOpTracer()))
     control.start(links)
     control.open_session(lambda message: said.append(f"{message}"), lambda reason: None)
-    num_before = len(said)
     control.router_message(SUBMIT)
+    num_before = len(said)  # the receipt is one of them
     async with asyncio.timeout(TIMEOUT_S):
         while len(said) == num_before:
             await control.changed.wait()
