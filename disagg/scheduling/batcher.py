@@ -46,12 +46,6 @@ class Batcher:
         return any(seq.preempted for seq in self.waiting)
 
     @property
-    def num_prefill_tokens_queued(self) -> int:
-        """Prompt tokens that are still to be computed here."""
-        waiting = sum(seq.num_tokens for seq in self.waiting)
-        return waiting + sum(seq.num_uncomputed for seq in self.running if seq.num_uncomputed > 1)
-
-    @property
     def step_in_flight(self) -> bool:
         """A step was launched and its completion is not yet known."""
         return self._in_flight is not None

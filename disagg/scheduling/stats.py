@@ -13,9 +13,13 @@ def worker_stats(core: WorkerCore) -> WorkerStats:
         "reservations_refused": core.prefill_side.num_refusals,
     }
     return WorkerStats(
-        num_waiting=len(batcher.waiting) + len(core.prefill_side.backing_off),
+        num_waiting=(
+            len(batcher.waiting)
+            + len(core.prefill_side.backing_off)
+            + len(core.decode_side.awaiting)
+        ),
         num_running=len(batcher.running),
-        num_prefill_tokens_queued=batcher.num_prefill_tokens_queued,
+        num_prefill_tokens_queued=_num_prefill_tokens(core),
         num_blocks_usable=core.kv.num_usable_blocks,
         num_blocks_free=core.kv.num_free_blocks,
         num_leases=core.leases.num_live,
@@ -25,6 +29,18 @@ def worker_stats(core: WorkerCore) -> WorkerStats:
         ready=core.ready,
         counters=tuple(sorted(counters.items())),
     )
+
+
+def _num_prefill_tokens(core: WorkerCore) -> int:
+    """Prompt tokens that are still to be computed here, wherever their sequences stand."""
+    not_running = (
+        *core.batcher.waiting,
+        *core.prefill_side.backing_off,
+        *core.prefill_side.reserving.values(),
+        *(pull.seq for pull in core.prefix_pull.pulls.values()),
+    )
+    prefilling = (seq for seq in core.batcher.running if seq.num_uncomputed > 1)
+    return sum(seq.num_uncomputed for seq in (*not_running, *prefilling))
 
 
 def check_core(core: WorkerCore) -> None:

@@ -42,9 +42,9 @@ class Candidate:
 
     @property
     def decode_load(self) -> int:
-        """Requests there, running, waiting or on their way."""
+        """Requests there, running, waiting, being pulled or on their way."""
         stats = self.view.stats
-        there = stats.num_waiting + stats.num_running if stats else 0
+        there = stats.num_waiting + stats.num_reservations + stats.num_running if stats else 0
         return there + self.view.planned_requests
 
     @property
