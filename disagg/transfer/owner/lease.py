@@ -109,7 +109,7 @@ class Lease:
         """Number the ranges of blocks that are held for the reader."""
         for group, pairs in enumerate(blocks):
             if pairs:
-                self.offered.setdefault(group, set()).update(index for index, _ in pairs)
+                self.offered.setdefault(group, set()).update([index for index, _ in pairs])
                 self.ranges += ranges_of(group, pairs)
 
     def check_new(self, blocks: GroupBlocks) -> None:

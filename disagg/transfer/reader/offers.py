@@ -134,16 +134,21 @@ class OfferList:
             return "an offer names no group or no blocks"
         missing, surplus = self._missing[offered.group], self._surplus[offered.group]
         first = offered.block_index
+        indexes = range(first, first + offered.num_blocks)
         dst: list[int] = []
-        for i in range(offered.num_blocks):
-            if offered.block_index + i in surplus:
-                surplus.remove(offered.block_index + i)
-                self._add_run(offered, first, dst, runs)
-                first, dst = offered.block_index + i + 1, []
-            elif offered.block_index + i in missing:
-                dst.append(missing.pop(offered.block_index + i))
-            else:
-                return f"block {offered.block_index + i} is no destination, or was offered twice"
+        try:
+            if surplus:
+                for index in indexes:
+                    if index in surplus:
+                        surplus.remove(index)
+                        self._add_run(offered, first, dst, runs)
+                        first, dst = index + 1, []
+                    else:
+                        dst.append(missing.pop(index))
+            else:  # half the time, and nearly every offer
+                dst.extend(map(missing.pop, indexes))
+        except KeyError as unknown:
+            return f"block {unknown} is no destination, or was offered twice"
         self._add_run(offered, first, dst, runs)
         self.ranges.append(offered)
         self._num_ranges[offered.group] += 1
