@@ -15,7 +15,6 @@ class HandoverBudget:
     def __init__(self, blocks_max: int) -> None:
         self.blocks_max = blocks_max
         self._taken: dict[Hashable, int] = {}
-        self.num_blocks = 0
 
     def take(self, key: Hashable, num_blocks: int) -> bool:
         """Count ``num_blocks`` for a holder in place of what it had; False if too much."""
@@ -23,8 +22,12 @@ class HandoverBudget:
         if not self.blocks_max or self._exceeds(taken):
             return False
         self._taken = taken
-        self.num_blocks = sum(taken.values())
         return True
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all holders."""
+        return sum(self._taken.values())
 
     @property
     def exceeded(self) -> bool:
@@ -33,7 +36,7 @@ class HandoverBudget:
 
     def give_back(self, key: Hashable) -> None:
         """Count nothing for a holder any more; idempotent."""
-        self.num_blocks -= self._taken.pop(key, 0)
+        self._taken.pop(key, None)
 
     def _exceeds(self, taken: Mapping[Hashable, int]) -> bool:
         within = [num for num in taken.values() if num <= self.blocks_max]
