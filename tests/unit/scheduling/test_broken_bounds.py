@@ -44,7 +44,6 @@ def spend_any_budget(patch: Patch) -> None:
     """Hand-overs take as much of a pool as there is."""
 
     def take(self: HandoverBudget, key: Hashable, num_blocks: int) -> bool:
-        self.num_blocks += num_blocks - self._taken.get(key, 0)
         self._taken[key] = num_blocks
         return True
 
