@@ -9,7 +9,7 @@ from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.wire.stream_hello import PeerHello
-from disagg.workers.engine.protocol import Engine
+from disagg.workers.engines.protocol import Engine
 from disagg.workers.options import WorkerOptions
 from disagg.workers.transport import TransportInfo
 

@@ -28,7 +28,7 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.transfer.actions import PostRead, Send
-from disagg.workers.engine.protocol import RunsSteps
+from disagg.workers.engines.protocol import RunsSteps
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
 

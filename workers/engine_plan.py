@@ -18,7 +18,7 @@ from typing import Literal
 from disagg.errors import ConfigError
 from disagg.kv.shapes.memory_plan import format_memory, plan_memory
 from disagg.workers import machine
-from disagg.workers.engine.checkpoint import Checkpoint
+from disagg.workers.engines.native.checkpoint import Checkpoint
 from disagg.workers.options import AUTO, Dtype, WorkerOptions
 
 CPU_ROOM_SHARE = 0.5

@@ -21,10 +21,10 @@ from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.announcement import Announcement, announced_host, pool_of
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine.checkpoint import open_checkpoint
-from disagg.workers.engine.protocol import Engine, EngineFactory
-from disagg.workers.engine.torch_engine import TorchEngine
 from disagg.workers.engine_plan import plan_engine
+from disagg.workers.engines.native.checkpoint import open_checkpoint
+from disagg.workers.engines.native.native_engine import NativeEngine
+from disagg.workers.engines.protocol import Engine, EngineFactory
 from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
@@ -54,10 +54,10 @@ def nixl_transport(
     )
 
 
-def torch_engine(options: WorkerOptions) -> Engine:
+def native_engine(options: WorkerOptions) -> Engine:
     """The engine of every real worker, as large as its machine and its options let it be."""
     plan = plan_engine(options, open_checkpoint(options.model_dir))
-    return TorchEngine(
+    return NativeEngine(
         options.model_dir,
         num_blocks=plan.num_blocks,
         block_tokens=options.block_tokens,
@@ -84,7 +84,7 @@ class Worker:
         self,
         options: WorkerOptions,
         *,
-        engine_factory: EngineFactory = torch_engine,
+        engine_factory: EngineFactory = native_engine,
         transport_factory: TransportFactory = nixl_transport,
     ) -> None:
         self.options = options

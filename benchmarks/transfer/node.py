@@ -42,7 +42,7 @@ from disagg.workers import control as control_module
 from disagg.workers.announcement import pool_of
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine.paged_pool import region_of
+from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.service import WorkerService
@@ -80,9 +80,9 @@ class Node:
         self.failed = ""
         self.reads = Marks()
         if plan.model_dir:
-            from disagg.workers.engine.torch_engine import TorchEngine
+            from disagg.workers.engines.native.native_engine import NativeEngine
 
-            real = TorchEngine(plan.model_dir, num_blocks=plan.num_blocks)
+            real = NativeEngine(plan.model_dir, num_blocks=plan.num_blocks)
             self.layout, self.pool = real.layout, real.pool.tensor
             self.engine = MarkedEngine(self.mark, real)
         else:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.transfer.node import Node
-from disagg.workers.engine.paged_pool import region_of
+from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_agent import NixlAgent
 from disagg.workers.transport import TransportInfo
 

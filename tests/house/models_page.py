@@ -1,8 +1,8 @@
 """Writes docs/models.md: the families the engine runs, and the tests that say so.
 
 ``python -m tests.house.models_page`` writes it, ``--check`` only compares. Nothing
-in the table is typed by hand: families come from ``workers/engine/families.py``, layers from the
-checkpoints the tests build, marks from the tests that pytest collects.
+in the table is typed by hand: families come from ``workers/engines/native/families.py``, layers
+from the checkpoints the tests build, marks from the tests that pytest collects.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from disagg.workers.engine import families
-from disagg.workers.engine.checkpoint import open_checkpoint
+from disagg.workers.engines.native import families
+from disagg.workers.engines.native.checkpoint import open_checkpoint
 from tests.checkpoints import FAMILIES, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
-ENGINE = "tests/unit/workers/engine/test_equality.py"
+ENGINE = "tests/unit/workers/engines/native/test_equality.py"
 HANDOVER = "tests/process/test_equality.py"
-HALF = "tests/unit/workers/engine/test_half_precision.py"
+HALF = "tests/unit/workers/engines/native/test_half_precision.py"
 CUDA = "tests/gpu/test_engine_cuda.py"
 CUDA_HANDOVER = "tests/gpu/test_handover_cuda.py"
 TESTS = (ENGINE, HANDOVER, HALF, CUDA, CUDA_HANDOVER)

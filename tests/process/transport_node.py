@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from nixl import _api as nixl  # type: ignore[import-untyped]
 
-from disagg.workers.engine.paged_pool import region_of
+from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.transport import TransportInfo
 

@@ -32,8 +32,8 @@ from disagg.errors import RemoteFault
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.messages.session import ToWorkerMessage
 from disagg.scheduling.step import Step, StepResult
-from disagg.workers.engine.protocol import Engine
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engines.native.native_engine import NativeEngine
+from disagg.workers.engines.protocol import Engine
 from disagg.workers.nixl_agent import ReadHandle
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
@@ -137,7 +137,7 @@ class GatedTransport:
 class HeldEngine:
     """The engine, with a gate before each step."""
 
-    def __init__(self, inner: TorchEngine, steps: Gate) -> None:
+    def __init__(self, inner: NativeEngine, steps: Gate) -> None:
         self.inner = inner
         self.steps = steps
         self.num_steps = 0
@@ -158,7 +158,7 @@ class WorkerUnderTest:
         self.to_fail: set[tuple[int, int]] = set()
         self.group_of: dict[int, int] = {}
         self.place_of: dict[int, tuple[int, int]] = {}
-        self.engine: TorchEngine | None = None
+        self.engine: NativeEngine | None = None
         self.reads: dict[int, Sequence[int]] = {}
         self.num_router_messages = 0
         self.posts_broken = False
@@ -171,7 +171,7 @@ class WorkerUnderTest:
         on_read_done: Callable[[int, str], None],
         handle_bytes_max: int,
     ) -> KVTransport:
-        assert isinstance(engine, TorchEngine)
+        assert isinstance(engine, NativeEngine)
         self.engine = engine
 
         def done(read_id: int, error: str) -> None:

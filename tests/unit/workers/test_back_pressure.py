@@ -15,7 +15,7 @@ from disagg.transfer.actions import PostRead
 from disagg.workers import control as control_module
 from disagg.workers import nixl_transport
 from disagg.workers.control import Control
-from disagg.workers.engine.paged_pool import region_of
+from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import TransportInfo

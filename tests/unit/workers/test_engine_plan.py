@@ -8,8 +8,8 @@ import pytest
 from disagg.errors import ConfigError
 from disagg.kv.shapes.memory_plan import plan_memory
 from disagg.workers import machine
-from disagg.workers.engine.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engine_plan import EnginePlan, plan_engine
+from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.machine import Memory, device_memory, num_cores
 from disagg.workers.options import WorkerOptions
 from tests.checkpoints import make_checkpoint

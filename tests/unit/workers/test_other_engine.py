@@ -17,7 +17,7 @@ from disagg.wire.v1 import session_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
 from disagg.workers.transport import TransportInfo
 from disagg.workers.worker import Worker
-from tests.unit.workers.engine.digest_engine import DigestEngine
+from tests.unit.workers.engines.digest_engine import DigestEngine
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
 NUM_TOKENS = 7

@@ -14,8 +14,8 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
-from disagg.workers.engine.paged_pool import pages_of
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engines.native.native_engine import NativeEngine
+from disagg.workers.engines.native.paged_pool import pages_of
 
 GREEDY = SamplingParams(max_tokens=1)
 
@@ -38,7 +38,7 @@ class TrackedSequence:
 class Pool:
     """Free blocks of an engine, handed out in random order."""
 
-    def __init__(self, engine: TorchEngine, rng: random.Random) -> None:
+    def __init__(self, engine: NativeEngine, rng: random.Random) -> None:
         self.engine = engine
         self.free = list(range(1, engine.pool.num_blocks))
         rng.shuffle(self.free)
@@ -122,7 +122,7 @@ def with_tables(part: SequenceSlice, tables: Sequence[Sequence[int]]) -> Sequenc
 
 
 @torch.inference_mode()
-def forward_all(engine: TorchEngine, slices: Sequence[SequenceSlice]) -> list[torch.Tensor]:
+def forward_all(engine: NativeEngine, slices: Sequence[SequenceSlice]) -> list[torch.Tensor]:
     """Logits of every token of every slice, not of the sampled ones only."""
     batch = engine.prepare(Step(0, tuple(slices)))
     rows = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
@@ -131,7 +131,7 @@ def forward_all(engine: TorchEngine, slices: Sequence[SequenceSlice]) -> list[to
 
 
 def generate(
-    engine: TorchEngine,
+    engine: NativeEngine,
     prompts: Sequence[Sequence[int]],
     *,
     num_tokens: int,
@@ -174,6 +174,6 @@ def generate(
     return sorted(done, key=lambda seq: int(seq.name[1:]))
 
 
-def run_one(engine: TorchEngine, part: SequenceSlice) -> str:
+def run_one(engine: NativeEngine, part: SequenceSlice) -> str:
     """Run a step of one slice; returns its error."""
     return engine.run(Step(step_id=0, slices=(part,))).error

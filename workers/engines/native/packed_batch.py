@@ -11,7 +11,7 @@ import torch
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice
-from disagg.workers.engine.paged_pool import LayerCache
+from disagg.workers.engines.native.paged_pool import LayerCache
 
 QUERY_TILE_TOKENS = 512
 """A prefill chunk is attended in tiles of so many queries, which bounds mask and score memory."""

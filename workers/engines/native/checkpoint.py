@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from disagg.errors import ConfigError
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.workers.engine.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
+from disagg.workers.engines.native.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
 
 HEADER_BYTES_MAX = 100_000_000
 """The safetensors format's own bound on its JSON header."""

@@ -1,4 +1,4 @@
-"""What every engine must do, driven by the production scheduler; see workers/engine/README.md."""
+"""What every engine must do, driven by the production scheduler; see workers/engines/README.md."""
 
 import ctypes
 import random
@@ -19,10 +19,10 @@ from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
-from disagg.workers.engine.protocol import Engine
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engines.native.native_engine import NativeEngine
+from disagg.workers.engines.protocol import Engine
 from tests.checkpoints import make_checkpoint
-from tests.unit.workers.engine.digest_engine import DigestEngine
+from tests.unit.workers.engines.digest_engine import DigestEngine
 
 GREEDY = SamplingParams(max_tokens=10)
 PROMPTS = [[(7 * n + 3 * i) % 89 + 7 for i in range(length)] for n, length in enumerate((1, 9, 40))]
@@ -36,7 +36,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "digest":
         return DigestEngine
     directory: Path = make_checkpoint(tmp_path_factory.mktemp("model"), "gemma3", window=8)
-    return lambda num_blocks: TorchEngine(directory, num_blocks=num_blocks, block_tokens=4)
+    return lambda num_blocks: NativeEngine(directory, num_blocks=num_blocks, block_tokens=4)
 
 
 def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:

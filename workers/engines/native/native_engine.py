@@ -12,16 +12,16 @@ from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import Step, StepResult
-from disagg.workers.engine.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
-from disagg.workers.engine.checkpoint import Checkpoint, open_checkpoint
-from disagg.workers.engine.packed_batch import BatchBuilder, GroupShape, PackedBatch
-from disagg.workers.engine.paged_pool import PagedPool, pages_of
-from disagg.workers.engine.sampler import NonFiniteError, sample
+from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
+from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
+from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
+from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
+from disagg.workers.engines.native.sampler import NonFiniteError, sample
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class TorchEngine:
+class NativeEngine:
     """See `Engine`. Between steps it keeps weights, pool and block tables.
 
     Who owns which block is the scheduler's business: the steps carry every table as it grows.

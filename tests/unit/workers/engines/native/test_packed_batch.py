@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from disagg.scheduling.step import SequenceSlice, Step
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import make_checkpoint
-from tests.unit.workers.engine.sequences import Pool, tables_of, with_tables
+from tests.unit.workers.engines.native.sequences import Pool, tables_of, with_tables
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
     directory = make_checkpoint(
         tmp_path_factory.mktemp("model"), "gemma3", max_position_embeddings=128
     )
-    return TorchEngine(directory, num_blocks=64)
+    return NativeEngine(directory, num_blocks=64)
 
 
 def _table(part: SequenceSlice, group: int, change: Callable[[list[int]], None]) -> SequenceSlice:
@@ -57,7 +57,7 @@ CHANGES: dict[str, tuple[Callable[[SequenceSlice], SequenceSlice], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
-def test_a_bad_slice_is_an_error_that_changes_nothing(engine: TorchEngine, name: str) -> None:
+def test_a_bad_slice_is_an_error_that_changes_nothing(engine: NativeEngine, name: str) -> None:
     change, message = CHANGES[name]
     part = Pool(engine, random.Random(1)).start("a", range(10, 30))
     good = Pool(engine, random.Random(1)).slice(part, 20)
@@ -70,7 +70,7 @@ def test_a_bad_slice_is_an_error_that_changes_nothing(engine: TorchEngine, name:
     assert torch.equal(engine.pool.tensor, before)
 
 
-def test_one_bad_slice_fails_the_step(engine: TorchEngine) -> None:
+def test_one_bad_slice_fails_the_step(engine: NativeEngine) -> None:
     pool = Pool(engine, random.Random(1))
     good = pool.slice(pool.start("a", range(10, 30)), 20)
     bad = replace(pool.slice(pool.start("b", range(10, 30)), 20), start=-5)
@@ -79,7 +79,7 @@ def test_one_bad_slice_fails_the_step(engine: TorchEngine) -> None:
     assert "without slices" in engine.run(Step(3, ())).error
 
 
-def test_a_step_writes_its_own_slots_only(engine: TorchEngine) -> None:
+def test_a_step_writes_its_own_slots_only(engine: NativeEngine) -> None:
     pool = Pool(engine, random.Random(2))
     seq = pool.start("a", range(10, 60))
     assert engine.run(Step(1, (pool.slice(seq, 40),))).error == ""
@@ -96,7 +96,7 @@ def test_a_step_writes_its_own_slots_only(engine: TorchEngine) -> None:
 
 
 def test_a_closed_engine_fails_its_steps(tmp_path: Path) -> None:
-    engine = TorchEngine(make_checkpoint(tmp_path, "qwen3"), num_blocks=8)
+    engine = NativeEngine(make_checkpoint(tmp_path, "qwen3"), num_blocks=8)
     pool = Pool(engine, random.Random(1))
     part = pool.slice(pool.start("a", range(10, 30)), 20)
     assert engine.run(Step(1, (part,))).error == ""

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import FAMILIES, make_checkpoint, reference_logits
-from tests.unit.workers.engine.sequences import Pool, forward_all, run_one
+from tests.unit.workers.engines.native.sequences import Pool, forward_all, run_one
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_bfloat16(family: str, tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, family)
-    engine = TorchEngine(directory, num_blocks=100, dtype="bfloat16")
+    engine = NativeEngine(directory, num_blocks=100, dtype="bfloat16")
     prompt = [(37 * i + 11) % 313 + 7 for i in range(70)]
     pool = Pool(engine, random.Random(1))
     seq = pool.start("a", prompt)

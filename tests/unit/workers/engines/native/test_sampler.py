@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.workers.engine.sampler import NonFiniteError, sample, uniform
+from disagg.workers.engines.native.sampler import NonFiniteError, sample, uniform
 
 
 def params(**fields: float) -> SamplingParams:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from disagg.scheduling.step import Step
-from disagg.workers.engine.checkpoint import open_checkpoint
-from disagg.workers.engine.families import SUPPORTED
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engines.native.checkpoint import open_checkpoint
+from disagg.workers.engines.native.families import SUPPORTED
+from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import FAMILIES, make_checkpoint, reference_generate, reference_logits
-from tests.unit.workers.engine.sequences import (
+from tests.unit.workers.engines.native.sequences import (
     GREEDY,
     Pool,
     TrackedSequence,
@@ -36,8 +36,8 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def engine(directory: Path) -> Iterator[TorchEngine]:
-    engine = TorchEngine(directory, num_blocks=600)
+def engine(directory: Path) -> Iterator[NativeEngine]:
+    engine = NativeEngine(directory, num_blocks=600)
     yield engine
     engine.close()
 
@@ -60,7 +60,7 @@ def test_every_supported_family_is_tested() -> None:
 
 @pytest.mark.parametrize("seed", [3, 11])
 def test_packed_chunks_equal_the_plain_forward(
-    directory: Path, engine: TorchEngine, seed: int
+    directory: Path, engine: NativeEngine, seed: int
 ) -> None:
     print(f"seed {seed}")
     for seq in generate(engine, prompts(seed), num_tokens=12, rng=random.Random(seed)):
@@ -73,14 +73,14 @@ def test_packed_chunks_equal_the_plain_forward(
 
 @pytest.mark.parametrize("block_tokens", [4, 8, 32])
 def test_block_size_does_not_matter(directory: Path, block_tokens: int) -> None:
-    engine = TorchEngine(directory, num_blocks=800, block_tokens=block_tokens)
+    engine = NativeEngine(directory, num_blocks=800, block_tokens=block_tokens)
     for seq in generate(
         engine, prompts(3, (3, WINDOW + 1, 100)), num_tokens=6, rng=random.Random(3)
     ):
         assert largest_difference(directory, seq) < TOLERANCE
 
 
-def test_long_chunk_is_tiled(directory: Path, engine: TorchEngine) -> None:
+def test_long_chunk_is_tiled(directory: Path, engine: NativeEngine) -> None:
     (prompt,) = prompts(4, (1300,))
     pool = Pool(engine, random.Random(4))
     seq = pool.start("long", prompt)
@@ -88,7 +88,7 @@ def test_long_chunk_is_tiled(directory: Path, engine: TorchEngine) -> None:
     assert float((logits - reference_logits(directory, prompt)).abs().max()) < TOLERANCE
 
 
-def test_run_samples_the_reference_tokens(directory: Path, engine: TorchEngine) -> None:
+def test_run_samples_the_reference_tokens(directory: Path, engine: NativeEngine) -> None:
     (prompt,) = prompts(5, (50,))
     tokens, logprobs, min_gap = reference_generate(directory, prompt, 8)
     assert min_gap > GAP_MIN
@@ -114,7 +114,7 @@ def test_run_samples_the_reference_tokens(directory: Path, engine: TorchEngine) 
         seq.tokens.append(token)
 
 
-def test_read_through_a_null_entry_is_an_error(engine: TorchEngine) -> None:
+def test_read_through_a_null_entry_is_an_error(engine: NativeEngine) -> None:
     (prompt,) = prompts(6, (40,))
     pool = Pool(engine, random.Random(6))
     seq = pool.start("null", prompt)
@@ -128,7 +128,7 @@ def test_read_through_a_null_entry_is_an_error(engine: TorchEngine) -> None:
         assert "null block" in run_one(engine, with_tables(part, tables))
 
 
-def test_an_unwritten_block_fails_the_step(engine: TorchEngine) -> None:
+def test_an_unwritten_block_fails_the_step(engine: NativeEngine) -> None:
     """Control: the NaN that stands in free blocks is seen, even where nothing is sampled."""
     (prompt,) = prompts(7, (64,))
     pool = Pool(engine, random.Random(7))
@@ -141,7 +141,7 @@ def test_an_unwritten_block_fails_the_step(engine: TorchEngine) -> None:
     assert "NonFiniteError" in run_one(engine, pool.slice(seq, 8, None))
 
 
-def test_a_corrupted_block_is_detected(directory: Path, engine: TorchEngine) -> None:
+def test_a_corrupted_block_is_detected(directory: Path, engine: NativeEngine) -> None:
     """Control: the comparison sees one changed block of any one group."""
     (prompt,) = prompts(8, (48,))
     expected = reference_logits(directory, prompt)
@@ -165,7 +165,7 @@ def test_a_window_off_by_one_is_detected(directory: Path, tmp_path: Path) -> Non
         pytest.skip("a family without windows")
     family = "qwen3_window" if checkpoint.family.name == "qwen3" else checkpoint.family.name
     for window in (WINDOW - 1, WINDOW + 1):
-        other = TorchEngine(
+        other = NativeEngine(
             make_checkpoint(tmp_path / str(window), family, window=window), num_blocks=100
         )
         (seq,) = generate(other, prompts(9, (100,)), num_tokens=2, rng=random.Random(9))

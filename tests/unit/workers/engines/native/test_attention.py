@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from disagg.scheduling.step import Step
-from disagg.workers.engine.attention import AttentionArgumentError, paged_attention
-from disagg.workers.engine.packed_batch import PackedBatch
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engines.native.attention import AttentionArgumentError, paged_attention
+from disagg.workers.engines.native.native_engine import NativeEngine
+from disagg.workers.engines.native.packed_batch import PackedBatch
 from tests.checkpoints import make_checkpoint
-from tests.unit.workers.engine.sequences import Pool
+from tests.unit.workers.engines.native.sequences import Pool
 
 
 class Layer(torch.nn.Module):
@@ -24,7 +24,7 @@ class Layer(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> PackedBatch:
-    engine = TorchEngine(make_checkpoint(tmp_path_factory.mktemp("m"), "gemma3"), num_blocks=32)
+    engine = NativeEngine(make_checkpoint(tmp_path_factory.mktemp("m"), "gemma3"), num_blocks=32)
     pool = Pool(engine, random.Random(1))
     return engine.prepare(Step(1, (pool.slice(pool.start("a", range(10, 15)), 5),)))
 

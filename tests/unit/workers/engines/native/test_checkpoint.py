@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from disagg.errors import ConfigError
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.workers.engine.checkpoint import model_fingerprint, open_checkpoint
-from disagg.workers.engine.families import SUPPORTED
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.workers.engines.native.checkpoint import model_fingerprint, open_checkpoint
+from disagg.workers.engines.native.families import SUPPORTED
+from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import edit_config, make_checkpoint
 
 
@@ -150,7 +150,7 @@ def _split(directory: Path) -> None:
 def test_sharded_weights(directory: Path) -> None:
     _split(directory)
     first = open_checkpoint(directory).fingerprint
-    TorchEngine(directory, num_blocks=2).close()
+    NativeEngine(directory, num_blocks=2).close()
     (directory / "two.safetensors").unlink()
     assert refusal(directory).param == "two.safetensors"
     _no_header(directory / "two.safetensors")
@@ -174,19 +174,19 @@ def test_a_missing_tensor_is_refused_not_drawn_at_random(directory: Path) -> Non
     del tensors["model.layers.3.self_attn.k_proj.weight"]
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"missing_keys.*layers.3.self_attn.k_proj"):
-        TorchEngine(directory, num_blocks=2)
+        NativeEngine(directory, num_blocks=2)
 
 
 def test_a_tensor_of_another_shape_is_refused(directory: Path) -> None:
     edit_config(directory, intermediate_size=64)
     with pytest.raises(ConfigError, match="mismatched"):
-        TorchEngine(directory, num_blocks=2)
+        NativeEngine(directory, num_blocks=2)
 
 
 def test_model_type_must_agree_with_the_architecture(directory: Path) -> None:
     edit_config(directory, architectures=["LlamaForCausalLM"])
     with pytest.raises(ConfigError) as caught:
-        TorchEngine(directory, num_blocks=2)
+        NativeEngine(directory, num_blocks=2)
     assert caught.value.param in ("architectures", "layer_types")
 
 
@@ -202,5 +202,5 @@ def test_model_type_must_agree_with_the_architecture(directory: Path) -> None:
 )
 def test_bad_settings_are_refused(directory: Path, settings: dict[str, Any], param: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TorchEngine(directory, **({"num_blocks": 4} | settings))
+        NativeEngine(directory, **({"num_blocks": 4} | settings))
     assert caught.value.param == param

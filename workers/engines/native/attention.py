@@ -4,8 +4,13 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from disagg.workers.engine.packed_batch import DecodeBucket, GroupBatch, PackedBatch, PrefillTile
-from disagg.workers.engine.paged_pool import LayerCache
+from disagg.workers.engines.native.packed_batch import (
+    DecodeBucket,
+    GroupBatch,
+    PackedBatch,
+    PrefillTile,
+)
+from disagg.workers.engines.native.paged_pool import LayerCache
 
 ATTENTION_NAME = "disagg_paged"
 BATCH_ARGUMENT = "disagg_batch"

@@ -7,7 +7,7 @@ import pytest
 
 from disagg.kv.shapes.layout import plan_layout
 from disagg.kv.shapes.model_shapes import read_shape
-from disagg.workers.engine.checkpoint import open_checkpoint
+from disagg.workers.engines.native.checkpoint import open_checkpoint
 from tests.checkpoints import FAMILIES, make_checkpoint
 
 

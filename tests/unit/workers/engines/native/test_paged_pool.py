@@ -11,7 +11,7 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
-from disagg.workers.engine.paged_pool import PagedPool
+from disagg.workers.engines.native.paged_pool import PagedPool
 
 HEADS, TOKENS, HEAD_SIZE = 2, 4, 8
 

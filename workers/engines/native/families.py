@@ -1,7 +1,7 @@
 """Which model families the engine runs, and what it must know about each.
 
-A family is listed only while ``tests/unit/workers/engine/test_equality.py`` runs it: packed, paged
-and chunked must equal the plain transformers forward.
+A family is listed only while ``tests/unit/workers/engines/native/test_equality.py`` runs it:
+packed, paged and chunked must equal the plain transformers forward.
 """
 
 from dataclasses import dataclass
