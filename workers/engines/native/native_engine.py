@@ -16,7 +16,7 @@ from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUME
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
-from disagg.workers.engines.native.sampler import NonFiniteError, sample
+from disagg.workers.engines.sampler import NonFiniteError, sample
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -4,9 +4,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.workers.engines.native.sampler import NonFiniteError, sample, uniform
+from disagg.workers.engines import draw, sampler
+from disagg.workers.engines.sampler import NonFiniteError, sample, uniform
 
 
 def params(**fields: float) -> SamplingParams:
@@ -126,3 +129,71 @@ def test_no_token_comes_from_non_finite_logits(bad: float, temperature: float) -
 
 def test_bfloat16_logits() -> None:
     assert sample(LOGITS.bfloat16(), [params(num_logprobs=1)], [0])[0].token_id == 1
+
+
+def kept(row: torch.Tensor, param: SamplingParams) -> set[int]:
+    """Tokens that may be drawn, by the plain definition in double precision."""
+    order = sorted(range(len(row)), key=lambda token: -float(row[token]))
+    if param.top_k:
+        order = [t for t in order if row[t] >= row[order[min(param.top_k, len(row)) - 1]]]
+    weights = [math.exp((float(row[t]) - float(row[order[0]])) / param.temperature) for t in order]
+    mass, number = 0.0, 0
+    while number < len(order) and (number == 0 or mass < param.top_p * sum(weights)):
+        mass += weights[number]
+        number += 1
+    return {t for t in order if row[t] >= row[order[number - 1]]}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.01, 1.0, 5.0, 30.0]),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_p=st.floats(0.01, 1.0),
+    top_k=st.integers(0, 60),
+    num_candidates=st.sampled_from([1, 4, 16, 64]),
+    rounded=st.booleans(),
+)
+def test_what_is_drawn_is_kept_by_the_plain_definition(
+    seed: int,
+    spread: float,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    num_candidates: int,
+    rounded: bool,
+) -> None:
+    """Nuclei larger than the candidates, equal logits, limits above the vocabulary included."""
+    row = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * spread
+    if rounded:
+        row = row.round()
+    param = params(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draw, "NUM_CANDIDATES", num_candidates)
+        got = set(draws(row, param, 400))
+    may = kept(row[0], param)
+    weights = {t: math.exp(float(row[0, t] - row.max()) / temperature) for t in may}
+    likely = {t for t, w in weights.items() if w > 0.1 * sum(weights.values())}
+    # A nucleus that ends within a rounding of top_p may end one token later.
+    nearly = kept(
+        row[0], params(temperature=temperature, top_p=min(1.0, top_p + 1e-5), top_k=top_k)
+    )
+    assert got <= nearly
+    assert got >= likely
+
+
+def test_candidates_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(8, 5000, generator=torch.Generator().manual_seed(4)) * 2
+    mixed = [params(temperature=1.0, top_p=0.2 + i / 10, top_k=i * 300, seed=i) for i in range(8)]
+    few = sample(rows, mixed, range(8))
+    monkeypatch.setattr(draw, "NUM_CANDIDATES", 5000)
+    assert sample(rows, mixed, range(8)) == few
+
+
+def test_a_token_of_no_weight_is_never_drawn() -> None:
+    row = torch.full((1, 100), -1e4)
+    row[0, 50] = 0
+    for number in (0.0, 0.5, 1 - 2**-53):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sampler, "uniform", lambda *_, number=number: number)
+            assert sample(row, [params(temperature=1.0)], [0])[0].token_id == 50
