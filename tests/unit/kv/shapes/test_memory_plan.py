@@ -305,6 +305,6 @@ def test_latents_have_no_heads_to_split() -> None:
 
 
 def test_every_family_of_the_engine_can_be_planned() -> None:
-    from disagg.workers.engine.families import SUPPORTED
+    from disagg.workers.engines.native.families import SUPPORTED
 
     assert SUPPORTED.keys() <= FAMILIES.keys()
