@@ -163,6 +163,7 @@ class Batcher:
             is_new=is_new,
             table_changes=sent.take_changes(),
             sampling=seq.submit.sampling if end == seq.num_tokens else None,
+            known_token_ids=tuple(seq.request.token_ids) if is_new else (),
         )
 
     def _add_decodes(

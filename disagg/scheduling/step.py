@@ -41,6 +41,9 @@ class SequenceSlice:
     slice's end, null where it left the window. Never read through a null entry."""
     sampling: SamplingParams | None = None
     """None: nothing is sampled (a chunk that is not the last of its prompt)."""
+    known_token_ids: Sequence[int] = field(default=(), repr=False)
+    """Of a sequence that ``is_new``: all its tokens, those before ``start`` and after the slice
+    included. An engine that keeps sequences needs no more of them later."""
 
     def __repr__(self) -> str:
         """Counts only: token ids stay out of logs and errors."""

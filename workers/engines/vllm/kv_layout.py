@@ -1,0 +1,76 @@
+"""Our layout as vLLM's: specs of its layers, and where their pages lie in the one pool."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.v1 import kv_cache_interface as theirs
+
+from disagg.errors import ConfigError
+from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.mla import MLASpec
+from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.layout import KVCacheLayout
+
+
+def spec_of(layer: str, spec: Any) -> Spec:
+    """What a layer of vLLM keeps, as ours.
+
+    Raises:
+        ConfigError: a kind that has no counterpart here, or pages of another size.
+    """
+    shape = {
+        "block_tokens": spec.block_size,
+        "num_kv_heads": getattr(spec, "num_kv_heads", 0),
+        "head_size": getattr(spec, "head_size", 0),
+        "dtype_bytes": spec.dtype.itemsize if hasattr(spec, "dtype") else 0,
+    }
+    made: Spec | None = None
+    # By the exact type: a derived one keeps something else.
+    if type(spec) is theirs.FullAttentionSpec:
+        made = FullAttentionSpec(**shape)
+    elif type(spec) is theirs.SlidingWindowSpec:
+        made = SlidingWindowSpec(**shape, window_tokens=spec.sliding_window)
+    elif type(spec) is theirs.ChunkedLocalAttentionSpec:
+        made = ChunkedLocalSpec(**shape, chunk_tokens=spec.attention_chunk_size)
+    elif type(spec) is theirs.MLAAttentionSpec:
+        made = MLASpec(**shape)
+    if made is None or made.page_bytes != spec.page_size_bytes:
+        raise ConfigError(
+            f"vLLM keeps {type(spec).__name__} of {spec.page_size_bytes} bytes a block for"
+            f" {layer}, which has no counterpart here",
+            param="model",
+        )
+    return made
+
+
+def kv_cache_config(
+    layout: KVCacheLayout, specs: Mapping[str, Any], num_blocks: int
+) -> theirs.KVCacheConfig:
+    """vLLM's description of a pool [num_blocks, block_bytes] with our layout.
+
+    Args:
+        layout: planned from ``specs`` in their order.
+        specs: vLLM's own, by layer name.
+        num_blocks: of the pool.
+    """
+    names = list(specs)
+    return theirs.KVCacheConfig(
+        num_blocks=num_blocks,
+        kv_cache_tensors=[
+            theirs.KVCacheTensor(
+                size=num_blocks * layout.block_bytes,
+                layers=[names[layer] for layer in group.layers],
+                layer_stride=group.spec.page_bytes,
+                block_stride=layout.block_bytes,
+            )
+            for group in layout.groups
+        ],
+        kv_cache_groups=[
+            theirs.KVCacheGroupSpec(
+                [names[layer] for layer in group.layers], specs[names[group.layers[0]]]
+            )
+            for group in layout.groups
+        ],
+    )

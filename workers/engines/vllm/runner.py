@@ -1,0 +1,80 @@
+"""The two model runners of vLLM: what we reach into of each.
+
+The CPU has V1 alone; on CUDA V2 is vLLM's default, which this release does not drive yet, so V1 is
+asked for there too (``VLLM_USE_V2_MODEL_RUNNER=0``).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from disagg.messages.sampling import SampledToken
+from disagg.scheduling.step import SequenceSlice
+from disagg.workers.engines.sampler import NonFiniteError, sample
+
+
+class DrawsHere:
+    """Stands in the place of vLLM's sampler: tokens are a function of seed and position."""
+
+    def __init__(self, input_batch: Any) -> None:
+        self._batch = input_batch
+        self._slices: Mapping[str, SequenceSlice] = {}
+        self.drawn: dict[str, SampledToken] = {}
+
+    def expect(self, slices: Mapping[str, SequenceSlice]) -> None:
+        """Take the slices of the step whose logits come next, by the runner's names."""
+        self._slices, self.drawn = slices, {}
+
+    def __call__(self, logits: torch.Tensor, sampling_metadata: object) -> Any:
+        """Token of each row of the runner's batch; 0 for those that sample nothing."""
+        from vllm.v1.outputs import SamplerOutput
+
+        names: Sequence[str] = self._batch.req_ids
+        rows = [row for row, name in enumerate(names) if self._slices[name].sampling is not None]
+        chosen = [self._slices[names[row]] for row in rows]
+        tokens = torch.zeros((len(names), 1), dtype=torch.int32, device=logits.device)
+        if rows:
+            drawn = sample(
+                logits if len(rows) == len(names) else logits[rows],
+                [part.sampling for part in chosen if part.sampling is not None],
+                [part.start + len(part.token_ids) for part in chosen],
+            )
+            tokens[rows, 0] = torch.tensor([one.token_id for one in drawn], dtype=torch.int32)
+            self.drawn = {names[row]: one for row, one in zip(rows, drawn, strict=True)}
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
+
+
+class Runner:
+    """vLLM's V1 model runner behind its executor."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self._runner = executor.driver_worker.worker.model_runner
+        self._sampler = self._runner.sampler = DrawsHere(self._runner.input_batch)
+
+    def run(self, order: Any, slices: Mapping[str, SequenceSlice]) -> dict[str, SampledToken]:
+        """Compute a step and draw its tokens, by name.
+
+        Raises:
+            NonFiniteError: some token's hidden state is not finite.
+        """
+        self._sampler.expect(slices)
+        result = self._executor.execute_model(order)
+        if result is not None:
+            raise RuntimeError("vLLM's runner ended a step without logits")
+        state = self._runner.execute_model_state
+        num_tokens = order.total_num_scheduled_tokens
+        if not bool(torch.isfinite(state.hidden_states[:num_tokens].sum())):
+            self._runner.execute_model_state = None
+            raise NonFiniteError("a hidden state is not finite")
+        self._executor.sample_tokens(None)
+        return self._sampler.drawn
+
+    def pool_of(self, names: Sequence[str]) -> torch.Tensor:
+        """The memory of the KV cache, as bytes."""
+        layers = self._executor.vllm_config.compilation_config.static_forward_context
+        first = layers[names[0]].kv_cache
+        while isinstance(first, (list, tuple)):
+            first = first[0]
+        return torch.empty(0, dtype=torch.int8, device=first.device).set_(first.untyped_storage())

