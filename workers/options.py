@@ -26,6 +26,8 @@ class WorkerOptions:
     port: int = 0
     """0: any free one."""
     # engine
+    engine: Literal["auto", "native", "vllm"] = AUTO
+    """What computes the steps, see ``engines/choice.py``."""
     device: str = AUTO
     """``cpu``, ``cuda`` or ``auto``."""
     dtype: Dtype | Auto = AUTO

@@ -21,9 +21,7 @@ from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.announcement import Announcement, announced_host, pool_of
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine_plan import plan_engine
-from disagg.workers.engines.native.checkpoint import open_checkpoint
-from disagg.workers.engines.native.native_engine import NativeEngine
+from disagg.workers.engines.choice import build_engine
 from disagg.workers.engines.protocol import Engine, EngineFactory
 from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
@@ -54,20 +52,6 @@ def nixl_transport(
     )
 
 
-def native_engine(options: WorkerOptions) -> Engine:
-    """The engine of every real worker, as large as its machine and its options let it be."""
-    plan = plan_engine(options, open_checkpoint(options.model_dir))
-    return NativeEngine(
-        options.model_dir,
-        num_blocks=plan.num_blocks,
-        block_tokens=options.block_tokens,
-        dtype=plan.dtype,
-        device=plan.device,
-        num_threads=plan.num_threads,
-        summary=plan.summary,
-    )
-
-
 class Worker:
     """One incarnation of a worker; a process holds one and ends with it.
 
@@ -84,7 +68,7 @@ class Worker:
         self,
         options: WorkerOptions,
         *,
-        engine_factory: EngineFactory = native_engine,
+        engine_factory: EngineFactory = build_engine,
         transport_factory: TransportFactory = nixl_transport,
     ) -> None:
         self.options = options

@@ -1,6 +1,6 @@
 """What can be set, by concern, with ranges. Defaults equal those of the options they become."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,6 +35,11 @@ class WorkerSettings(_Section):
 
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address the worker binds to and announces; "node" is its Ray node's."""
+    engine: Literal["auto", "native", "vllm"] = AUTO
+    """What computes the steps: native (transformers' model code) or vllm (vLLM's model runner, from
+    the extra disagg[vllm]); auto: vllm on a GPU where it is installed, or where native does not
+    know the model, else native. The log says which one was taken, and why.
+    """
     device: str = Field(default=AUTO, pattern=r"^(auto|cpu|cuda)$")
     """auto: a GPU where Ray has any; cuda is the device Ray gives the worker."""
     dtype: Dtype | Auto = AUTO

@@ -1,9 +1,5 @@
 """A checkpoint directory on disk: what it holds, and whether the engine can run it."""
 
-import hashlib
-import json
-import math
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +9,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from disagg.errors import ConfigError
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.workers.engines.checkpoint_files import model_fingerprint, read_json, read_weights
 from disagg.workers.engines.native.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
-
-HEADER_BYTES_MAX = 100_000_000
-"""The safetensors format's own bound on its JSON header."""
-DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Torch's names of the types a safetensors header names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +73,7 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
     path = Path(model_dir)
     if not path.is_dir():
         raise ConfigError(f"no checkpoint directory at {path}", param="model")
-    raw = _read_json(path / "config.json")
+    raw = read_json(path / "config.json")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if not (path / name).is_file():
             raise ConfigError(f"{path / name} is missing", param=name)
@@ -99,7 +91,7 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
     family = SUPPORTED[architecture]
     eos = getattr(config, "eos_token_id", None)
     if (path / "generation_config.json").is_file():
-        eos = _read_json(path / "generation_config.json").get("eos_token_id", eos)
+        eos = read_json(path / "generation_config.json").get("eos_token_id", eos)
     heads = _positive(config, "num_attention_heads")
     num_kv_heads = _positive(config, "num_key_value_heads")
     if heads % num_kv_heads:
@@ -108,7 +100,7 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
             f"num_key_value_heads={num_kv_heads}",
             param="num_key_value_heads",
         )
-    num_weights, dtype = _weights(path)
+    num_weights, dtype = read_weights(path)
     head_size = getattr(config, "head_dim", None) or _positive(config, "hidden_size") // heads
     return Checkpoint(
         path=path,
@@ -125,97 +117,6 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
         num_kv_heads=num_kv_heads,
         head_size=int(head_size),
     )
-
-
-def model_fingerprint(model_dir: str | Path) -> str:
-    """Return the hex digest two workers compare before KV moves between them.
-
-    It covers config.json, and name, size and header of every safetensors file: names, shapes and
-    types of all tensors, not their values.
-
-    Raises:
-        ConfigError: a file is missing or damaged; ``param`` names it.
-    """
-    path = Path(model_dir)
-    digest = hashlib.sha256(b"disagg.model.v1")
-    try:
-        parts = [("config.json", (path / "config.json").read_bytes())]
-    except OSError as error:
-        raise ConfigError(f"{path / 'config.json'}: {error}", param="config.json") from error
-    parts += [
-        (f"{file.name}:{file.stat().st_size}", _safetensors_header(file))
-        for file in _weight_files(path)
-    ]
-    for name, content in parts:
-        for part in (name.encode(), content):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _weight_files(path: Path) -> list[Path]:
-    single = path / "model.safetensors"
-    index = path / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise ConfigError(
-            f"{path} holds neither model.safetensors nor model.safetensors.index.json",
-            param="model.safetensors",
-        )
-    weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(f"{index}: weight_map is missing", param="weight_map")
-    files = [path / str(name) for name in sorted(set(weight_map.values()))]
-    for file in files:
-        if file.parent != path or not file.is_file():
-            raise ConfigError(f"{file}, named by {index.name}, is missing", param=file.name)
-    return files
-
-
-def _weights(path: Path) -> tuple[int, str]:
-    """Elements of all tensors, and the type that most of them have."""
-    elements: Counter[str] = Counter()
-    for file in _weight_files(path):
-        for name, tensor in json.loads(_safetensors_header(file)).items():
-            if name != "__metadata__":
-                elements[str(tensor["dtype"])] += math.prod(tensor["shape"])
-    dtype = max(elements, key=lambda name: elements[name], default="F32")
-    return elements.total(), DTYPE_NAMES.get(dtype, dtype)
-
-
-def _safetensors_header(file: Path) -> bytes:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        num_bytes = int.from_bytes(stream.read(8), "little")
-        if not 2 <= num_bytes <= min(HEADER_BYTES_MAX, size - 8):
-            raise ConfigError(f"{file} is not a safetensors file, or is cut off", param=file.name)
-        header = stream.read(num_bytes)
-    try:
-        tensors = json.loads(header)
-        end = max(
-            (int(t["data_offsets"][1]) for name, t in tensors.items() if name != "__metadata__"),
-            default=0,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file}: damaged safetensors header", param=file.name) from error
-    if 8 + num_bytes + end != size:
-        raise ConfigError(
-            f"{file} has {size} bytes, its header promises {8 + num_bytes + end}", param=file.name
-        )
-    return header
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{file} is missing", param=file.name) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {error}", param=file.name) from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} is not a JSON object", param=file.name)
-    return content
 
 
 def _architecture(raw: dict[str, Any]) -> str:

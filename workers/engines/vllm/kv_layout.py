@@ -48,7 +48,7 @@ def spec_of(layer: str, spec: Any) -> Spec:
 def kv_cache_config(
     layout: KVCacheLayout, specs: Mapping[str, Any], num_blocks: int
 ) -> theirs.KVCacheConfig:
-    """vLLM's description of a pool [num_blocks, block_bytes] with our layout.
+    """VLLM's description of a pool [num_blocks, block_bytes] with our layout.
 
     Args:
         layout: planned from ``specs`` in their order.

@@ -14,7 +14,6 @@ from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step
 
-
 NONE_DISCARDED = 1 << 30
 """The runner drops drawn tokens of its own where it is told of fewer; here none is ever dropped."""
 
@@ -71,6 +70,11 @@ class RunnerBatch:
             finished_req_ids=finished,
             free_encoder_mm_hashes=[],
         )
+
+    @staticmethod
+    def names_of(step: Step) -> dict[str, SequenceSlice]:
+        """The step's slices by the runner's names, in their order."""
+        return {name_of(part.key): part for part in step.slices}
 
     def _num_needed(self, part: SequenceSlice) -> tuple[int, ...]:
         end = part.start + len(part.token_ids)

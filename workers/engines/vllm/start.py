@@ -5,6 +5,7 @@ from importlib import metadata
 from typing import Any
 
 from disagg.errors import ConfigError
+from disagg.workers.options import WorkerOptions
 
 RELEASE = "0.32"
 """The minor release whose private interfaces this package knows."""
@@ -63,15 +64,7 @@ def set_environment(device: str, num_threads: int) -> None:
         os.environ.setdefault(name, value)
 
 
-def start_executor(
-    model_dir: str,
-    *,
-    dtype: str,
-    block_tokens: int,
-    max_sequences: int,
-    max_step_tokens: int,
-    max_model_tokens: int,
-) -> Any:
+def start_executor(options: WorkerOptions, dtype: str) -> Any:
     """Load the model; returns the executor, whose KV cache is not allocated yet.
 
     Raises:
@@ -83,22 +76,21 @@ def start_executor(
 
     try:
         config = EngineArgs(
-            model=model_dir,
-            dtype=dtype,
+            model=options.model_dir,
+            dtype=dtype,  # type: ignore[arg-type]
             skip_tokenizer_init=True,
-            block_size=block_tokens,
-            # A step may sample the token after the last position.
-            max_model_len=max_model_tokens + 1,
-            max_num_seqs=max_sequences,
-            max_num_batched_tokens=max(max_step_tokens, max_sequences),
+            block_size=options.block_tokens,
+            max_model_len=options.max_model_tokens or None,
+            max_num_seqs=options.max_sequences,
+            max_num_batched_tokens=max(options.max_step_tokens, options.max_sequences),
             enforce_eager=True,
             async_scheduling=False,
             enable_prefix_caching=False,
             disable_hybrid_kv_cache_manager=False,
-            kv_cache_memory_bytes=1,
+            kv_cache_memory_bytes=1 << 20,  # our own plan decides; asked for before that
         ).create_engine_config()
         executor = UniProcExecutor(config)
     except Exception as error:  # vLLM raises many kinds here
-        raise ConfigError(f"vLLM cannot run {model_dir}: {error}", param="model") from error
+        raise ConfigError(f"vLLM cannot run {options.model_dir}: {error}", param="model") from error
     register_all_kvcache_specs(config)
     return executor

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from disagg.errors import ConfigError
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.workers.engines.native.checkpoint import model_fingerprint, open_checkpoint
+from disagg.workers.engines.checkpoint_files import model_fingerprint
+from disagg.workers.engines.native.checkpoint import open_checkpoint
 from disagg.workers.engines.native.families import SUPPORTED
 from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import edit_config, make_checkpoint

@@ -1,0 +1,111 @@
+"""The files of a checkpoint directory, as every engine needs them: JSON, safetensors headers."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from disagg.errors import ConfigError
+
+HEADER_BYTES_MAX = 100_000_000
+"""The safetensors format's own bound on its JSON header."""
+DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Torch's names of the types a safetensors header names."""
+
+
+def model_fingerprint(model_dir: str | Path) -> str:
+    """Return the hex digest two workers compare before KV moves between them.
+
+    It covers config.json, and name, size and header of every safetensors file: names, shapes and
+    types of all tensors, not their values.
+
+    Raises:
+        ConfigError: a file is missing or damaged; ``param`` names it.
+    """
+    path = Path(model_dir)
+    digest = hashlib.sha256(b"disagg.model.v1")
+    try:
+        parts = [("config.json", (path / "config.json").read_bytes())]
+    except OSError as error:
+        raise ConfigError(f"{path / 'config.json'}: {error}", param="config.json") from error
+    parts += [
+        (f"{file.name}:{file.stat().st_size}", _safetensors_header(file))
+        for file in _weight_files(path)
+    ]
+    for name, content in parts:
+        for part in (name.encode(), content):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def read_weights(model_dir: str | Path) -> tuple[int, str]:
+    """Return the elements of all tensors, and the type that most of them have.
+
+    Raises:
+        ConfigError: a file is missing or damaged; ``param`` names it.
+    """
+    elements: Counter[str] = Counter()
+    for file in _weight_files(Path(model_dir)):
+        for name, tensor in json.loads(_safetensors_header(file)).items():
+            if name != "__metadata__":
+                elements[str(tensor["dtype"])] += math.prod(tensor["shape"])
+    dtype = max(elements, key=lambda name: elements[name], default="F32")
+    return elements.total(), DTYPE_NAMES.get(dtype, dtype)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object; raises ConfigError naming the file."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file} is missing", param=file.name) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}", param=file.name) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} is not a JSON object", param=file.name)
+    return content
+
+
+def _weight_files(path: Path) -> list[Path]:
+    single = path / "model.safetensors"
+    index = path / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise ConfigError(
+            f"{path} holds neither model.safetensors nor model.safetensors.index.json",
+            param="model.safetensors",
+        )
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{index}: weight_map is missing", param="weight_map")
+    files = [path / str(name) for name in sorted(set(weight_map.values()))]
+    for file in files:
+        if file.parent != path or not file.is_file():
+            raise ConfigError(f"{file}, named by {index.name}, is missing", param=file.name)
+    return files
+
+
+def _safetensors_header(file: Path) -> bytes:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        num_bytes = int.from_bytes(stream.read(8), "little")
+        if not 2 <= num_bytes <= min(HEADER_BYTES_MAX, size - 8):
+            raise ConfigError(f"{file} is not a safetensors file, or is cut off", param=file.name)
+        header = stream.read(num_bytes)
+    try:
+        tensors = json.loads(header)
+        end = max(
+            (int(t["data_offsets"][1]) for name, t in tensors.items() if name != "__metadata__"),
+            default=0,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file}: damaged safetensors header", param=file.name) from error
+    if 8 + num_bytes + end != size:
+        raise ConfigError(
+            f"{file} has {size} bytes, its header promises {8 + num_bytes + end}", param=file.name
+        )
+    return header
