@@ -17,8 +17,8 @@ from disagg.workers.engines.sampler import NonFiniteError, sample
 class DrawsHere:
     """Stands in the place of vLLM's sampler: tokens are a function of seed and position."""
 
-    def __init__(self, input_batch: Any) -> None:
-        self._batch = input_batch
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner  # its batch is made anew when the KV cache is
         self._slices: Mapping[str, SequenceSlice] = {}
         self.drawn: dict[str, SampledToken] = {}
 
@@ -30,7 +30,7 @@ class DrawsHere:
         """Token of each row of the runner's batch; 0 for those that sample nothing."""
         from vllm.v1.outputs import SamplerOutput
 
-        names: Sequence[str] = self._batch.req_ids
+        names: Sequence[str] = self._runner.input_batch.req_ids
         rows = [row for row, name in enumerate(names) if self._slices[name].sampling is not None]
         chosen = [self._slices[names[row]] for row in rows]
         tokens = torch.zeros((len(names), 1), dtype=torch.int32, device=logits.device)
@@ -51,7 +51,7 @@ class Runner:
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self._runner = executor.driver_worker.worker.model_runner
-        self._sampler = self._runner.sampler = DrawsHere(self._runner.input_batch)
+        self._sampler = self._runner.sampler = DrawsHere(self._runner)
 
     def run(self, order: Any, slices: Mapping[str, SequenceSlice]) -> dict[str, SampledToken]:
         """Compute a step and draw its tokens, by name.
