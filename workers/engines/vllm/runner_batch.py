@@ -33,6 +33,8 @@ class RunnerBatch:
     def describe(self, step: Step, tables: BlockTables) -> SchedulerOutput:
         """The runner's order for a step whose table changes have been made."""
         finished = {name_of(key) for key in step.ended} & self._num_sent.keys()
+        for name in finished:
+            del self._num_sent[name]
         new: list[NewRequestData] = []
         cached = CachedRequestData.make_empty()
         for part in step.slices:
@@ -57,8 +59,6 @@ class RunnerBatch:
             cached.num_computed_tokens.append(part.start)
             cached.num_output_tokens.append(NONE_DISCARDED)
             self._num_sent[name] = needed
-        for key in step.ended:
-            self._num_sent.pop(name_of(key), None)
         scheduled = {name_of(part.key): len(part.token_ids) for part in step.slices}
         return SchedulerOutput(
             scheduled_new_reqs=new,
