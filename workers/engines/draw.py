@@ -71,7 +71,8 @@ def _some(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 def _in_blocks(scaled: torch.Tensor) -> torch.Tensor:
     """Turn [rows, tokens] into [rows, blocks, BLOCK]; what is added has no weight."""
-    return pad(scaled, (0, -scaled.shape[-1] % BLOCK), value=-torch.inf).unflatten(-1, (-1, BLOCK))
+    padded: torch.Tensor = pad(scaled, (0, -scaled.shape[-1] % BLOCK), value=-torch.inf)
+    return padded.view(len(scaled), -1, BLOCK)
 
 
 def _sums(weights: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,7 @@ def start_executor(options: WorkerOptions, dtype: str) -> Any:
     try:
         config = EngineArgs(
             model=options.model_dir,
-            dtype=dtype,  # type: ignore[arg-type]
+            dtype=dtype,
             skip_tokenizer_init=True,
             block_size=options.block_tokens,
             max_model_len=options.max_model_tokens or None,
