@@ -46,6 +46,7 @@ class Announcement:
             model_fingerprint=engine.fingerprint,
             dtype=engine.dtype,
             groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
+            page_format=engine.page_format,
             block_bytes=layout.block_bytes,
             hash_block_tokens=layout.hash_block_tokens,
             # The first chain value distinguishes keys and does not reveal them.

@@ -28,7 +28,7 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.transfer.actions import PostRead, Send
-from disagg.workers.engines.protocol import RunsSteps
+from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
 
@@ -255,6 +255,10 @@ class Control:
         if done.cancelled():
             return
         error = done.exception()
+        if isinstance(error, EngineFailedError):
+            log.error("the engine failed in step %d", step.step_id, exc_info=error)
+            self._fail(error.message)
+            return
         result = done.result() if error is None else StepResult(step.step_id, error=repr(error))
         if result.error:
             log.error("step %d failed: %s", step.step_id, result.error)

@@ -64,7 +64,7 @@ class NodePlan:
 def hello_of(layout: KVCacheLayout, address: str, pool: TransportInfo) -> PeerHello:
     """First message of a node's peer streams."""
     return PeerHello(
-        contract=Contract("benchmark", "", (), layout.block_bytes, 16, "", 1, 1),
+        contract=Contract("benchmark", "", (), "", layout.block_bytes, 16, "", 1, 1),
         address=address,
         transport_metadata=pool.metadata,
         pool_address=pool.pool_address,

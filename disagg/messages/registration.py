@@ -16,6 +16,8 @@ class Contract:
     dtype: str
     groups: tuple[str, ...]
     """One canonical line per KV cache group: its spec and its layers."""
+    page_format: str
+    """How an engine lays KV out inside a page; opaque: only equal ones may be exchanged."""
     block_bytes: int
     hash_block_tokens: int
     hash_scheme: str

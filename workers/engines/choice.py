@@ -1,6 +1,7 @@
 """Which engine computes a worker's steps, and why."""
 
 import logging
+from dataclasses import dataclass
 
 from disagg.errors import ConfigError
 from disagg.workers import machine
@@ -8,10 +9,24 @@ from disagg.workers.engines.native.checkpoint import open_checkpoint
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.native.plan import plan_native
 from disagg.workers.engines.protocol import Engine
-from disagg.workers.engines.vllm.start import installed_release
+from disagg.workers.engines.vllm import start
 from disagg.workers.options import AUTO, WorkerOptions
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine by name.
+
+    Attributes:
+        why: it was chosen.
+        without: what the other engine says, if this one refuses the model as well.
+    """
+
+    name: str
+    why: str
+    without: str = ""
 
 
 def build_engine(options: WorkerOptions) -> Engine:
@@ -21,44 +36,51 @@ def build_engine(options: WorkerOptions) -> Engine:
         ConfigError: no engine runs the checkpoint, with the reason of each; or a setting of the
             one that does cannot be used.
     """
-    name, why = choose(options)
-    log.info("worker %s takes the %s engine: %s", options.worker_id, name, why)
-    if name == "native":
-        return build_native(options)
+    choice = choose(options)
+    log.info("worker %s takes the %s engine: %s", options.worker_id, choice.name, choice.why)
+    if choice.name == "native":
+        return build_native(options, choice.why)
     from disagg.workers.engines.vllm.vllm_engine import build_vllm  # vLLM is an extra
 
-    return build_vllm(options)
+    try:
+        return build_vllm(options, choice.why)
+    except ConfigError as refused:
+        if not choice.without:
+            raise
+        raise ConfigError(
+            f"the vllm engine: {refused.message}; the native engine: {choice.without}",
+            param=refused.param,
+        ) from refused
 
 
-def choose(options: WorkerOptions) -> tuple[str, str]:
-    """Return the engine's name and the reason.
+def choose(options: WorkerOptions) -> Choice:
+    """Choose by the settings, the machine and the checkpoint.
 
     Raises:
-        ConfigError: native does not know the model and vLLM is not installed.
+        ConfigError: native does not know the model and vLLM cannot be had.
     """
     if options.engine != AUTO:
-        return options.engine, "worker.engine names it"
-    has_vllm = bool(installed_release())
+        return Choice(options.engine, "worker.engine names it")
+    no_vllm = start.why_not()
+    refusal = _refusal_of_native(options.model_dir)
     on_gpu = options.device == "cuda" or (options.device == AUTO and machine.has_gpu())
-    if has_vllm and on_gpu:
-        return "vllm", "the device is a GPU and vLLM is installed"
-    try:
-        open_checkpoint(options.model_dir)
-    except ConfigError as refused:
-        if refused.param == "model":
-            raise  # there is no checkpoint
-        if not has_vllm:
-            raise ConfigError(
-                f"the native engine: {refused.message}; the vllm engine: not installed",
-                param=refused.param,
-            ) from refused
-        return "vllm", f"native refuses the model ({refused.message})"
-    return "native", "it knows the model" + (", and the device is no GPU" if has_vllm else "")
+    if on_gpu and not no_vllm:
+        without = refusal.message if refusal else "would run it (worker.engine=native)"
+        return Choice("vllm", "the device is a GPU and vLLM is installed", without)
+    if refusal is None:
+        return Choice("native", "it knows the model; " + (no_vllm or "the device is no GPU"))
+    if no_vllm:
+        raise ConfigError(
+            f"the native engine: {refusal.message}; the vllm engine: {no_vllm}",
+            param=refusal.param,
+        )
+    return Choice("vllm", f"native refuses the model: {refusal.message}", refusal.message)
 
 
-def build_native(options: WorkerOptions) -> Engine:
+def build_native(options: WorkerOptions, why: str = "") -> Engine:
     """The native engine, as large as its machine and its options let it be."""
     plan = plan_native(options, open_checkpoint(options.model_dir))
+    because = f" ({why})" if why else ""
     return NativeEngine(
         options.model_dir,
         num_blocks=plan.pool.num_blocks,
@@ -66,5 +88,16 @@ def build_native(options: WorkerOptions) -> Engine:
         dtype=plan.machine.dtype,
         device=plan.machine.device,
         num_threads=plan.machine.num_threads,
-        summary=f"native: {plan.summary}",
+        summary=f"native{because}: {plan.summary}",
     )
+
+
+def _refusal_of_native(model_dir: str) -> ConfigError | None:
+    """Why the native engine cannot run a checkpoint; raises where there is none at all."""
+    try:
+        open_checkpoint(model_dir)
+    except ConfigError as refused:
+        if refused.param == "model":
+            raise
+        return refused
+    return None

@@ -3,10 +3,15 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from disagg.errors import DisaggError
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.options import WorkerOptions
 from disagg.workers.pool_region import PoolRegion
+
+
+class EngineFailedError(DisaggError):
+    """An engine can compute no step any more: the worker fails, and its process ends."""
 
 
 class RunsSteps(Protocol):
@@ -15,8 +20,11 @@ class RunsSteps(Protocol):
     def run(self, step: Step) -> StepResult:
         """Make the step's table changes, compute it, sample; blocks until it is done.
 
-        Writes the KV of the slices' tokens into their blocks and nothing else. Raises nothing:
-        whatever goes wrong is the result's ``error``.
+        Writes the KV of the slices' tokens into their blocks and nothing else. Whatever goes wrong
+        with a step is the result's ``error``.
+
+        Raises:
+            EngineFailedError: no later step can be computed either.
         """
         ...
 
@@ -42,6 +50,11 @@ class Engine(RunsSteps, Protocol):
     @property
     def layout(self) -> KVCacheLayout:
         """KV cache groups, and how large a block is. Part of the contract between workers."""
+        ...
+
+    @property
+    def page_format(self) -> str:
+        """How KV lie inside a page, which ``layout`` leaves open. Part of the contract too."""
         ...
 
     @property

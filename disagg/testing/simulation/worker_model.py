@@ -125,7 +125,9 @@ class WorkerModel:
             "simulated:1",
             self.role,
             "symbolic",
-            Contract("symbolic", "none", (), 0, layout.hash_block_tokens, "simulation", 1, 1),
+            Contract(
+                "symbolic", "none", (), "symbolic", 0, layout.hash_block_tokens, "simulation", 1, 1
+            ),
             tuple(
                 GroupInfo(
                     group.spec.kind,

@@ -51,7 +51,7 @@ from disagg.wire.v1 import outputs_pb2, peer_pb2
 
 KEY = RequestKey("r", 0)
 ME = Incarnation("w", "e")
-CONTRACT = Contract("f", "float32", ("g",), 4096, 16, "sha256", 1, 1)
+CONTRACT = Contract("f", "float32", ("g",), "pages", 4096, 16, "sha256", 1, 1)
 SCORE = TokenLogprobs(-0.5, ((3, -0.5), (4, -1.0)))
 
 

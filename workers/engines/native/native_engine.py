@@ -17,6 +17,7 @@ from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.sampler import NonFiniteError, sample
+from disagg.workers.engines.start_phases import phase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,10 +34,13 @@ class NativeEngine:
         region: the same as transports see it.
         fingerprint: hex digest of the model, part of the compatibility contract.
         dtype: of weights and KV, part of it too.
+        page_format: K of all heads, then V of all heads.
         summary: what it took of its machine, in one line.
         vocab_size: token ids are below it.
         max_model_tokens: bound on prompt plus generated tokens.
     """
+
+    page_format = "native: K, V; heads, tokens, head size"
 
     def __init__(
         self,
@@ -68,8 +72,11 @@ class NativeEngine:
         self.layout: KVCacheLayout = plan_layout(
             self.checkpoint.layer_specs(block_tokens=block_tokens, dtype_bytes=kind.itemsize)
         )
-        self._model = _load(self.checkpoint, kind, where)
-        self.pool = PagedPool(self.layout, num_blocks=num_blocks, dtype=kind, device=where)
+        weight_bytes = self.checkpoint.num_weights * kind.itemsize
+        with phase("weights", where.type, expected_bytes=weight_bytes):
+            self._model = _load(self.checkpoint, kind, where)
+        with phase("KV pool", where.type):
+            self.pool = PagedPool(self.layout, num_blocks=num_blocks, dtype=kind, device=where)
         self.region = self.pool.region
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
         self._builder = BatchBuilder(

@@ -71,6 +71,29 @@ class Runner:
         self._executor.sample_tokens(None)
         return self._sampler.drawn
 
+    @property
+    def num_requests(self) -> int:
+        """Sequences that the runner knows of, running or not."""
+        return len(self._runner.requests)
+
+    def page_format(self, names: Sequence[str]) -> str:
+        """What decides how a kernel lays KV out inside a page: backend, instruction set, type."""
+        layers = self._executor.vllm_config.compilation_config.static_forward_context
+        formats = {
+            " ".join(
+                str(part)
+                for part in (
+                    layers[name].get_attn_backend().get_name(),
+                    getattr(layers[name], "isa", None),
+                    getattr(layers[name], "kv_cache_dtype", None),
+                )
+                if part is not None
+            )
+            for name in names
+        }
+        form = self._executor.vllm_config.cache_config.kv_cache_layout
+        return f"{form}: {', '.join(sorted(formats))}"
+
     def pool_of(self, names: Sequence[str]) -> torch.Tensor:
         """The memory of the KV cache, as bytes."""
         layers = self._executor.vllm_config.compilation_config.static_forward_context

@@ -5,7 +5,7 @@ a request whole when it starts and after that only what is new. A table there on
 that left the window stay, unread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -24,17 +24,27 @@ class RunnerBatch:
     def __init__(self, block_tokens: Sequence[int]) -> None:
         self._block_tokens = tuple(block_tokens)
         self._num_sent: dict[str, tuple[int, ...]] = {}
+        self._ended: set[str] = set()
         # Tokens are drawn by our sampler; the runner's own parameters only must not stand out.
         self._sampling = SamplingParams(temperature=0.0, max_tokens=1 << 30)
 
     def __len__(self) -> int:
         return len(self._num_sent)
 
+    def __contains__(self, key: RequestKey) -> bool:
+        """Whether the sequence was sent and has not ended."""
+        return name_of(key) in self._num_sent
+
+    def end(self, keys: Iterable[RequestKey]) -> None:
+        """Forget sequences; the next order tells the runner, whichever step that is."""
+        names = {name_of(key) for key in keys} & self._num_sent.keys()
+        self._ended |= names
+        for name in names:
+            del self._num_sent[name]
+
     def describe(self, step: Step, tables: BlockTables) -> SchedulerOutput:
         """The runner's order for a step whose table changes have been made."""
-        finished = {name_of(key) for key in step.ended} & self._num_sent.keys()
-        for name in finished:
-            del self._num_sent[name]
+        finished, self._ended = self._ended, set()
         new: list[NewRequestData] = []
         cached = CachedRequestData.make_empty()
         for part in step.slices:

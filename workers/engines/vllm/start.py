@@ -1,8 +1,11 @@
 """Start vLLM's executor in this process: checked version, quiet environment, loaded model."""
 
 import os
+import threading
 from importlib import metadata
 from typing import Any
+
+import torch
 
 from disagg.errors import ConfigError
 from disagg.workers.options import WorkerOptions
@@ -22,26 +25,31 @@ def installed_release() -> str:
     return ""
 
 
+def why_not() -> str:
+    """Why no engine of vLLM can be had here, "" if one can."""
+    version = installed_release()
+    if not version:
+        return (
+            "vLLM is not installed; install disagg[vllm] (on machines without a GPU:"
+            " make install-vllm)"
+        )
+    if version.split("+")[0].rsplit(".", 1)[0] != RELEASE:
+        return (
+            f"vLLM {RELEASE} is needed, {version} is installed: the engine uses interfaces that"
+            " change between minor releases"
+        )
+    return ""
+
+
 def check_release() -> str:
     """Return the installed version.
 
     Raises:
         ConfigError: none is installed, or another minor release than the one that is known here.
     """
-    version = installed_release()
-    if not version:
-        raise ConfigError(
-            "worker.engine=vllm, but vLLM is not installed; install disagg[vllm] (on machines"
-            " without a GPU: make install-vllm)",
-            param="worker.engine",
-        )
-    if version.split("+")[0].rsplit(".", 1)[0] != RELEASE:
-        raise ConfigError(
-            f"worker.engine=vllm needs vLLM {RELEASE}, {version} is installed: the engine uses"
-            " interfaces that change between minor releases",
-            param="worker.engine",
-        )
-    return version
+    if reason := why_not():
+        raise ConfigError(f"worker.engine=vllm: {reason}", param="worker.engine")
+    return installed_release()
 
 
 def set_environment(device: str, num_threads: int) -> None:
@@ -62,6 +70,35 @@ def set_environment(device: str, num_threads: int) -> None:
         }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+class Threads:
+    """How many threads compute, in whichever thread a step runs.
+
+    vLLM's CPU worker makes ``torch.set_num_threads`` do nothing, and OpenMP's number is per thread
+    that asks: so it is set by the function of before, once in each.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._set = torch.set_num_threads
+        self._done: set[int] = set()
+        self.use()
+
+    def use(self) -> None:
+        """Set it for the thread that calls."""
+        if threading.get_ident() not in self._done:
+            self._set(self._num_threads)
+            self._done.add(threading.get_ident())
+
+
+def import_vllm() -> None:
+    """Import what the start needs: it takes seconds."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+    from vllm.v1.worker.gpu_worker import Worker
+
+    del EngineArgs, UniProcExecutor, Worker
 
 
 def start_executor(options: WorkerOptions, dtype: str) -> Any:

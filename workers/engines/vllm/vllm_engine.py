@@ -6,13 +6,17 @@ from typing import Any
 import torch
 
 from disagg.errors import ConfigError
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine_plan import DTYPE_BYTES, PoolPlan, plan_machine, plan_pool
 from disagg.workers.engines.checkpoint_files import model_fingerprint, read_weights
+from disagg.workers.engines.protocol import EngineFailedError
 from disagg.workers.engines.sampler import NonFiniteError
+from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
+from disagg.workers.engines.vllm.step_checks import StepChecks, fresh_blocks
 from disagg.workers.options import WorkerOptions
 from disagg.workers.pool_region import PoolRegion
 
@@ -27,8 +31,12 @@ class VllmEngine:
         pool: int8 [num_blocks, block_bytes], the runner's own storage.
     """
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, why: str = "") -> None:
         """Load the model and allocate the pool.
+
+        Args:
+            options: of the worker.
+            why: this engine was chosen; for the summary.
 
         Raises:
             ConfigError: vLLM is not there, or refuses the checkpoint or a setting.
@@ -38,12 +46,15 @@ class VllmEngine:
         self.fingerprint = model_fingerprint(options.model_dir)
         machine = plan_machine(options, stored_dtype)
         self.dtype = machine.dtype
+        weight_bytes = num_weights * DTYPE_BYTES[machine.dtype]
+        self._threads = start.Threads(machine.num_threads)
         start.set_environment(machine.device, machine.num_threads)
-        executor = start.start_executor(options, machine.dtype)
+        with phase("imports of vLLM", machine.device):
+            start.import_vllm()
+        with phase("weights", machine.device, expected_bytes=weight_bytes):
+            executor = start.start_executor(options, machine.dtype)
         config = executor.vllm_config
         self.max_model_tokens = config.model_config.max_model_len
-        self.vocab_size = config.model_config.get_vocab_size()
-        self._max_step_tokens, self._max_sequences = options.max_step_tokens, options.max_sequences
         # vLLM can be imported from here on.
         from disagg.workers.engines.vllm.kv_layout import spec_of
         from disagg.workers.engines.vllm.runner import Runner
@@ -56,12 +67,17 @@ class VllmEngine:
             machine.device,
             ours,
             max_model_tokens=self.max_model_tokens,
-            weight_bytes=num_weights * DTYPE_BYTES[machine.dtype],
+            weight_bytes=weight_bytes,
             weights_loaded=True,
         )
         self.layout: KVCacheLayout = plan_layout(ours)
-        self._runner = Runner(executor)
-        self.pool = self._allocate(executor, specs, pool)
+        self.runner = Runner(executor)
+        with phase("KV pool", machine.device):
+            self.pool = self._allocate(executor, specs, pool)
+        with phase("warm-up", machine.device):
+            executor.collective_rpc("compile_or_warm_up_model")
+        self.pool[NULL_BLOCK] = -1  # NaN in every type: whoever reads through it fails its step
+        self.page_format = f"vllm {start.RELEASE} {self.runner.page_format(list(specs))}"
         self.region = PoolRegion(
             address=self.pool.data_ptr(),
             num_blocks=pool.num_blocks,
@@ -70,24 +86,44 @@ class VllmEngine:
             device_id=self.pool.get_device() if self.pool.is_cuda else 0,
             owner=(executor, self.pool),
         )
-        self.summary = f"vllm {version}: {machine.summary}, {pool.summary}"
+        because = f" ({why})" if why else ""
+        self.summary = f"vllm {version}{because}: {machine.summary}, {pool.summary}"
         self._tables = BlockTables(len(self.layout.groups), pool.num_blocks)
-        self._batch = RunnerBatch([group.spec.block_tokens for group in self.layout.groups])
+        self._checks = StepChecks(
+            [group.spec for group in self.layout.groups],
+            max_step_tokens=options.max_step_tokens,
+            max_sequences=options.max_sequences,
+            max_model_tokens=self.max_model_tokens,
+            vocab_size=config.model_config.get_vocab_size(),
+        )
+        self.batch = RunnerBatch([group.spec.block_tokens for group in self.layout.groups])
+        self._failed = ""
 
     def run(self, step: Step) -> StepResult:
         """Compute a step; blocks until it is done. See `RunsSteps`."""
+        if self._failed:
+            raise EngineFailedError(self._failed)
+        self.batch.end(step.ended)
         try:
             self._tables.apply(step)
-            self._check(step)
+            self._checks.check(step, self._tables, self.batch)
         except ValueError as error:
             return StepResult(step.step_id, error=str(error))
-        order = self._batch.describe(step, self._tables)
-        slices = self._batch.names_of(step)
+        self._threads.use()
+        # vLLM's kernels need finite bytes in slots that nobody has written.
+        fresh = fresh_blocks(step, self._tables, self.layout)
+        if fresh:
+            self.pool[torch.tensor(fresh, device=self.pool.device)] = 0
+        order = self.batch.describe(step, self._tables)
+        slices = self.batch.names_of(step)
         try:
             with torch.inference_mode():
-                drawn = self._runner.run(order, slices)
+                drawn = self.runner.run(order, slices)
         except NonFiniteError as error:
             return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
+        except Exception as error:  # the runner's batch is in an unknown state
+            self._failed = f"vLLM's runner failed: {type(error).__name__}: {error}"
+            raise EngineFailedError(self._failed) from error
         return StepResult(step.step_id, tuple(drawn.get(name) for name in slices))
 
     def _allocate(self, executor: Any, specs: Mapping[str, Any], plan: PoolPlan) -> torch.Tensor:
@@ -100,8 +136,7 @@ class VllmEngine:
         cache = executor.vllm_config.cache_config
         cache.kv_cache_layout, cache.num_gpu_blocks = forms[0], plan.num_blocks
         executor.initialize_from_config([config])
-        executor.collective_rpc("compile_or_warm_up_model")
-        memory = self._runner.pool_of(list(specs))
+        memory = self.runner.pool_of(list(specs))
         if memory.numel() != plan.num_blocks * plan.block_bytes:
             raise ConfigError(
                 f"vLLM allocated {memory.numel()} bytes for {plan.num_blocks} blocks of"
@@ -110,25 +145,7 @@ class VllmEngine:
             )
         return memory.view(plan.num_blocks, plan.block_bytes)
 
-    def _check(self, step: Step) -> None:
-        """Refuse what would leave the runner's batch broken."""
-        num_tokens = sum(len(part.token_ids) for part in step.slices)
-        if not 0 < num_tokens <= self._max_step_tokens or len(step.slices) > self._max_sequences:
-            raise ValueError(
-                f"{len(step.slices)} slices of {num_tokens} tokens: at most"
-                f" {self._max_sequences} of {self._max_step_tokens} can be computed"
-            )
-        for index, part in enumerate(step.slices):
-            end = part.start + len(part.token_ids)
-            if not len(part.token_ids) or part.start < 0 or end > self.max_model_tokens:
-                raise ValueError(
-                    f"slice {index}: positions {part.start}..{end} do not lie in"
-                    f" 0..{self.max_model_tokens}, or are none"
-                )
-            if min(part.token_ids) < 0 or max(part.token_ids) >= self.vocab_size:
-                raise ValueError(f"slice {index}: token id out of 0..{self.vocab_size - 1}")
 
-
-def build_vllm(options: WorkerOptions) -> VllmEngine:
+def build_vllm(options: WorkerOptions, why: str = "") -> VllmEngine:
     """The vLLM engine, as large as its machine and its options let it be."""
-    return VllmEngine(options)
+    return VllmEngine(options, why)

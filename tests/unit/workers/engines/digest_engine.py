@@ -24,6 +24,7 @@ class DigestEngine:
 
     fingerprint = "digest"
     dtype = "none"
+    page_format = "digests"
     summary = "nothing of this machine"
     max_model_tokens = 512
 

@@ -1,0 +1,112 @@
+"""What a step must keep to, or it would break the batch of vLLM's runner; checked before it."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.messages.identity import RequestKey
+from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.step import SequenceSlice, Step
+
+
+class Holds(Protocol):
+    """Which sequences the runner holds."""
+
+    def __contains__(self, key: RequestKey) -> bool:
+        """Whether this one was sent and has not ended."""
+        ...
+
+
+class StepChecks:
+    """The limits of one engine.
+
+    Args:
+        specs: of the groups.
+        max_step_tokens: of all slices together.
+        max_sequences: slices of a step.
+        max_model_tokens: of a sequence; the runner needs a place for the token after a slice.
+        vocab_size: token ids are below it.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        *,
+        max_step_tokens: int,
+        max_sequences: int,
+        max_model_tokens: int,
+        vocab_size: int,
+    ) -> None:
+        self._specs = tuple(specs)
+        self._max_step_tokens = max_step_tokens
+        self._max_sequences = max_sequences
+        self._max_model_tokens = max_model_tokens
+        self._vocab_size = vocab_size
+
+    def check(self, step: Step, tables: BlockTables, held: Holds) -> None:
+        """Check a step whose table changes have been made, in time linear in what is new.
+
+        Raises:
+            ValueError: the runner must not get it.
+        """
+        num_tokens = sum(len(part.token_ids) for part in step.slices)
+        if not 0 < num_tokens <= self._max_step_tokens or len(step.slices) > self._max_sequences:
+            raise ValueError(
+                f"{len(step.slices)} slices of {num_tokens} tokens: at most"
+                f" {self._max_sequences} of {self._max_step_tokens} can be computed"
+            )
+        if len({part.key for part in step.slices}) < len(step.slices):
+            raise ValueError("a sequence has two slices")
+        for index, part in enumerate(step.slices):
+            self._check_tokens(f"slice {index}", part)
+            if not part.is_new and part.key not in held:
+                raise ValueError(f"slice {index}: the runner does not hold {part.key}")
+            for group, spec in enumerate(self._specs):
+                table = tables[part.key][group]
+                num_new = len(part.table_changes[group].new_blocks) if part.table_changes else 0
+                self._check_table(f"slice {index}, group {group}", part, spec, table, num_new)
+
+    def _check_tokens(self, where: str, part: SequenceSlice) -> None:
+        end = part.start + len(part.token_ids)
+        if not len(part.token_ids) or part.start < 0 or end >= self._max_model_tokens:
+            raise ValueError(
+                f"{where}: positions {part.start}..{end} do not lie in"
+                f" 0..{self._max_model_tokens - 1}, or are none"
+            )
+        # Of a new sequence the runner takes all tokens.
+        tokens = part.known_token_ids if part.is_new else part.token_ids
+        if part.is_new and not end <= len(tokens) <= self._max_model_tokens:
+            raise ValueError(f"{where}: {len(tokens)} tokens are known of a sequence up to {end}")
+        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            raise ValueError(f"{where}: token id out of 0..{self._vocab_size - 1}")
+
+    def _check_table(
+        self, where: str, part: SequenceSlice, spec: Spec, table: "array[int]", num_new: int
+    ) -> None:
+        """Nulls stand before the window alone, so its first entry and the new ones tell."""
+        end = -(-(part.start + len(part.token_ids)) // spec.block_tokens)
+        if len(table) < end:
+            raise ValueError(f"{where}: the block table ends before block index {end - 1}")
+        seen = spec.first_seen(part.start)
+        if seen is None:
+            return
+        first = seen // spec.block_tokens
+        if (
+            table[first] == NULL_BLOCK
+            or NULL_BLOCK in table[max(first, len(table) - num_new) : end]
+        ):
+            raise ValueError(f"{where}: null block at an in-window block index")
+
+
+def fresh_blocks(step: Step, tables: BlockTables, layout: KVCacheLayout) -> list[int]:
+    """Blocks that a step begins to fill: new in their tables, with no token before the slice."""
+    fresh: list[int] = []
+    for part in step.slices:
+        for group, change in enumerate(part.table_changes):
+            table = tables[part.key][group]
+            first_unwritten = -(-part.start // layout.groups[group].spec.block_tokens)
+            fresh += table[max(first_unwritten, len(table) - len(change.new_blocks)) :]
+    return [block for block in fresh if block != NULL_BLOCK]
