@@ -76,6 +76,11 @@ class Runner:
         """Sequences that the runner knows of, running or not."""
         return len(self._runner.requests)
 
+    @property
+    def num_rows(self) -> int:
+        """Sequences of the last step."""
+        return int(self._runner.input_batch.num_reqs)
+
     def page_format(self, names: Sequence[str]) -> str:
         """What decides how a kernel lays KV out inside a page: backend, instruction set, type."""
         layers = self._executor.vllm_config.compilation_config.static_forward_context

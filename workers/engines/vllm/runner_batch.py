@@ -35,6 +35,11 @@ class RunnerBatch:
         """Whether the sequence was sent and has not ended."""
         return name_of(key) in self._num_sent
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the sequences that were sent and have not ended."""
+        return frozenset(self._num_sent)
+
     def end(self, keys: Iterable[RequestKey]) -> None:
         """Forget sequences; the next order tells the runner, whichever step that is."""
         names = {name_of(key) for key in keys} & self._num_sent.keys()

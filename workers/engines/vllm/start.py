@@ -121,6 +121,7 @@ def start_executor(options: WorkerOptions, dtype: str) -> Any:
             max_num_seqs=options.max_sequences,
             max_num_batched_tokens=max(options.max_step_tokens, options.max_sequences),
             enforce_eager=True,
+            use_tqdm_on_load=False,  # progress is in our log
             async_scheduling=False,
             enable_prefix_caching=False,
             disable_hybrid_kv_cache_manager=False,

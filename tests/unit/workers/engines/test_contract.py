@@ -3,7 +3,8 @@
 import ctypes
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -23,25 +24,58 @@ from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
 from tests.checkpoints import make_checkpoint
 from tests.unit.workers.engines.digest_engine import DigestEngine
+from tests.vllm.engines import VLLM_SHAPE, make_vllm
 
 GREEDY = SamplingParams(max_tokens=10)
-PROMPTS = [[(7 * n + 3 * i) % 89 + 7 for i in range(length)] for n, length in enumerate((1, 9, 40))]
 PLENTY = 200
-Make = Callable[[int], Engine]
 
 
-@pytest.fixture(scope="module", params=["torch", "digest"])
-def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Engines of one model, by the number of blocks."""
+@dataclass(frozen=True)
+class Kind:
+    """Engines of one model.
+
+    Attributes:
+        make: an engine, by its number of blocks.
+        lengths: of the prompts: one token, an answer that needs one more block, many blocks.
+        scarce: blocks per group that hold some of four prompts of the second length, and not
+            their answers.
+    """
+
+    make: Callable[[int], Engine]
+    lengths: tuple[int, int, int]
+    scarce: tuple[int, ...]
+    scale: int = 1
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The same ones each time."""
+        return [
+            [(7 * n + 3 * i) % 89 + 7 for i in range(length)]
+            for n, length in enumerate(self.lengths)
+        ]
+
+
+@pytest.fixture(
+    scope="module", params=["torch", "digest", pytest.param("vllm", marks=pytest.mark.vllm)]
+)
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     if request.param == "digest":
-        return DigestEngine
-    directory: Path = make_checkpoint(tmp_path_factory.mktemp("model"), "gemma3", window=8)
-    return lambda num_blocks: NativeEngine(directory, num_blocks=num_blocks, block_tokens=4)
+        return Kind(DigestEngine, (1, 9, 40), (8, 10, 12))
+    folder = tmp_path_factory.mktemp("model")
+    if request.param == "vllm":
+        make_checkpoint(folder, "gemma3", window=40, **VLLM_SHAPE)
+        return Kind(partial(make_vllm, folder), (1, 61, 300), (6, 8, 10), scale=8)
+    make_checkpoint(folder, "gemma3", window=8)
+    return Kind(partial(make_native, folder), (1, 9, 40), (8, 10, 12))
+
+
+def make_native(directory: Path, num_blocks: int) -> Engine:
+    return NativeEngine(directory, num_blocks=num_blocks, block_tokens=4)
 
 
 def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:
     limits = WorkerLimits(
-        max_model_tokens=200,
+        max_model_tokens=400,
         max_step_tokens=max_step_tokens,
         max_sequences=4,
         max_waiting=8,
@@ -87,8 +121,8 @@ def serve(core: WorkerCore, engine: Engine, prompts: list[list[int]]) -> list[li
     return list(answers.values())
 
 
-def test_what_is_declared(make: Make) -> None:
-    one, other = make(8), make(9)
+def test_what_is_declared(kind: Kind) -> None:
+    one, other = kind.make(8), kind.make(9)
     assert one.fingerprint == other.fingerprint != ""
     assert one.layout == other.layout
     assert one.max_model_tokens > 0
@@ -97,29 +131,31 @@ def test_what_is_declared(make: Make) -> None:
     assert one.region.address != other.region.address
 
 
-def test_tokens_depend_on_the_prompt_alone(make: Make) -> None:
+def test_tokens_depend_on_the_prompt_alone(kind: Kind) -> None:
     """Not on chunks, neighbours, hits in the cache, blocks that were others', preemption."""
-    engine = make(PLENTY)
-    expected = [serve(core_over(engine, 64), engine, [one])[0] for one in PROMPTS]
+    engine = kind.make(PLENTY)
+    expected = [serve(core_over(engine, 64), engine, [one])[0] for one in kind.prompts]
     assert all(len(tokens) == GREEDY.max_tokens for tokens in expected)
-    assert len({tuple(tokens) for tokens in expected}) == len(PROMPTS)  # control
-    for max_step_tokens in (3, 64):
-        engine = make(PLENTY)
+    assert len({tuple(tokens) for tokens in expected}) == len(kind.prompts)  # control
+    for max_step_tokens in (3 * kind.scale, 64 * kind.scale):
+        engine = kind.make(PLENTY)
         core = core_over(engine, max_step_tokens)
         for _ in range(3):
-            assert serve(core, engine, PROMPTS) == expected
+            assert serve(core, engine, kind.prompts) == expected
     num_preemptions = 0
-    for per_group in (8, 10, 12):  # memory for some of the prompts, not for their answers
-        engine = make(per_group * len(engine.layout.groups) + 1)
+    for per_group in kind.scarce:
+        engine = kind.make(per_group * len(engine.layout.groups) + 1)
         core = core_over(engine, 64)
-        assert serve(core, engine, [PROMPTS[1]] * 4) == [expected[1]] * 4
+        assert serve(core, engine, [kind.prompts[1]] * 4) == [expected[1]] * 4
         num_preemptions += core.batcher.num_preemptions
     assert num_preemptions > 0
 
 
 def part_of(name: str, tokens: list[int], start: int, tables: list[list[int]]) -> SequenceSlice:
     changes = tuple(TableChange(0, tuple(table)) for table in tables)
-    return SequenceSlice(RequestKey(name, 1), tokens, start, True, changes, GREEDY)
+    known = [7] * start + tokens  # those before the slice do not matter
+    key = RequestKey(name, 1)
+    return SequenceSlice(key, tokens, start, True, changes, GREEDY, known_token_ids=known)
 
 
 def tables_over(engine: Engine, blocks: list[int], num_tokens: int) -> list[list[int]]:
@@ -138,10 +174,10 @@ def token_of(engine: Engine, part: SequenceSlice) -> int:
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
-def test_kv_is_what_the_region_holds(make: Make, *, spoiled: bool) -> None:
+def test_kv_is_what_the_region_holds(kind: Kind, *, spoiled: bool) -> None:
     """Blocks copied to other places of another engine's region: it goes on as the first one."""
-    prompt, rng = PROMPTS[2], random.Random(1)
-    one, other = make(PLENTY), make(PLENTY + 10)
+    prompt, rng = kind.prompts[2], random.Random(1)
+    one, other = kind.make(PLENTY), kind.make(PLENTY + 10)
     free = {engine: list(range(1, engine.region.num_blocks)) for engine in (one, other)}
     for blocks in free.values():
         rng.shuffle(blocks)
@@ -162,16 +198,16 @@ def test_kv_is_what_the_region_holds(make: Make, *, spoiled: bool) -> None:
         assert token_of(other, part) == token_of(one, part_of("again", [first], len(prompt), here))
 
 
-def test_a_step_that_cannot_be_computed_is_an_error_and_no_more(make: Make) -> None:
-    engine = make(PLENTY)
+def test_a_step_that_cannot_be_computed_is_an_error_and_no_more(kind: Kind) -> None:
+    engine = kind.make(PLENTY)
     free = list(range(1, PLENTY))
-    good = part_of("good", PROMPTS[1], 0, tables_over(engine, free, 9))
+    good = part_of("good", kind.prompts[1], 0, tables_over(engine, free, kind.lengths[1]))
     token = token_of(engine, good)
     known = replace(good, is_new=False, table_changes=())
     bad = {
         "null": part_of("null", [9], 8, [[0, 0, 0] for _ in engine.layout.groups]),
         "no table": replace(known, key=RequestKey("unknown", 1)),
-        "a short table": part_of("short", PROMPTS[1], 0, [[1] for _ in engine.layout.groups]),
+        "a short table": part_of("short", kind.prompts[1], 0, [[1] for _ in engine.layout.groups]),
     }
     for number, (name, part) in enumerate(bad.items()):
         result = engine.run(Step(number, (part,)))
@@ -180,13 +216,15 @@ def test_a_step_that_cannot_be_computed_is_an_error_and_no_more(make: Make) -> N
         assert token_of(engine, known) == token
 
 
-def test_a_sequence_that_ended_is_forgotten(make: Make) -> None:
-    engine = make(PLENTY)
-    part = part_of("r", PROMPTS[1], 0, tables_over(engine, list(range(1, PLENTY)), 9))
+def test_a_sequence_that_ended_is_forgotten(kind: Kind) -> None:
+    engine = kind.make(PLENTY)
+    part = part_of(
+        "r", kind.prompts[1], 0, tables_over(engine, list(range(1, PLENTY)), kind.lengths[1])
+    )
     token = token_of(engine, part)
     known = replace(part, is_new=False, table_changes=())
     assert token_of(engine, known) == token
-    other = part_of("other", PROMPTS[0], 0, tables_over(engine, list(range(1, 20)), 1))
+    other = part_of("other", kind.prompts[0], 0, tables_over(engine, list(range(1, 20)), 1))
     assert engine.run(Step(2, (other,), ended=(part.key,))).error == ""
     assert engine.run(Step(3, (known,))).error
     assert token_of(engine, part) == token
