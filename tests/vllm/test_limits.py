@@ -242,9 +242,12 @@ def test_nobody_is_left_behind(engine: Any) -> None:
             error = serving.step()
             assert error == "" or (number >= 12 and "NonFiniteError" in error)
             failures += bool(error)
-            held = {part.key for part in serving.steps[-1].slices}
-            assert len(engine.batch) <= len(serving.core.sequences) + len(held)
             assert engine.runner.num_requests == len(engine.batch)
+        # Ends reach the engine with the step after.
+        serving.submit("last", [9], replace(GREEDY, max_tokens=1))
+        assert serving.step() == ""
+        assert engine.batch.names == {"last/1"}
+        assert engine.runner.num_requests == engine.runner.num_rows == 1
         preemptions += serving.core.batcher.num_preemptions
     assert preemptions
     assert failures
