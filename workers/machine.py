@@ -46,7 +46,8 @@ def device_memory(device: str, root: Path = _ROOT) -> Memory:
 def used_bytes(device: str) -> int:
     """Memory this process holds: of the host for ``cpu``, else what torch has of the GPU."""
     if device != "cpu":
-        return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0
+        is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.cuda.memory_reserved() if is_initialized else 0
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

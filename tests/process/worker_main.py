@@ -16,8 +16,10 @@ Commands on standard input, one a line; every answer and event is a line on stan
     take LEAVE                  hold all free blocks but so many
     give                        hold none of them any more
     break posts|mend posts      from now on NIXL raises at every READ that is posted, or no longer
+    break engine                vLLM's runner raises at the next step
     end_leases                  end all leases without telling the reader
-    counts                      "counts JSON": what has reached this worker so far
+    counts                      "counts JSON": what has reached this worker so far, and how many
+                                sequences vLLM's runner holds
 """
 
 import json
@@ -25,8 +27,10 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+
+import torch
 
 from disagg.errors import RemoteFault
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
@@ -34,6 +38,7 @@ from disagg.messages.session import ToWorkerMessage
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
+from disagg.workers.engines.vllm.vllm_engine import VllmEngine
 from disagg.workers.nixl_agent import ReadHandle
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
@@ -137,7 +142,7 @@ class GatedTransport:
 class HeldEngine:
     """The engine, with a gate before each step."""
 
-    def __init__(self, inner: NativeEngine, steps: Gate) -> None:
+    def __init__(self, inner: Engine, steps: Gate) -> None:
         self.inner = inner
         self.steps = steps
         self.num_steps = 0
@@ -158,7 +163,7 @@ class WorkerUnderTest:
         self.to_fail: set[tuple[int, int]] = set()
         self.group_of: dict[int, int] = {}
         self.place_of: dict[int, tuple[int, int]] = {}
-        self.engine: NativeEngine | None = None
+        self.engine: NativeEngine | VllmEngine | None = None
         self.reads: dict[int, Sequence[int]] = {}
         self.num_router_messages = 0
         self.posts_broken = False
@@ -171,7 +176,7 @@ class WorkerUnderTest:
         on_read_done: Callable[[int, str], None],
         handle_bytes_max: int,
     ) -> KVTransport:
-        assert isinstance(engine, NativeEngine)
+        assert isinstance(engine, NativeEngine | VllmEngine)
         self.engine = engine
 
         def done(read_id: int, error: str) -> None:
@@ -202,7 +207,7 @@ class WorkerUnderTest:
         assert self.engine is not None
         lost = [b for b in self.reads[read_id] if self.place_of.get(b) in self.to_fail]
         if lost:
-            self.engine.pool.poison(lost)
+            self.fill_with_nan(lost)
             say(f"failed {self.place_of[lost[0]]}")
         return "failed by the test" if lost else ""
 
@@ -215,10 +220,10 @@ class WorkerUnderTest:
             if group in left:
                 left.discard(group)
                 if group in self.unwritten:
-                    self.engine.pool.poison([block])
+                    self.fill_with_nan([block])
                 else:
-                    dtype = self.engine.pool.layers[0].keys.dtype
-                    self.engine.pool.tensor[block].view(dtype).mul_(-3).add_(0.5)
+                    dtype = getattr(torch, self.engine.dtype)
+                    self.pool[block].view(dtype).mul_(-3).add_(0.5)
                 say(f"corrupted {group} {block}")
 
     def start(self) -> None:
@@ -274,6 +279,8 @@ class WorkerUnderTest:
                 self.on_loop(self.give)
             case ["break" | "mend" as what, "posts"]:
                 self.posts_broken = what == "break"
+            case ["break", "engine"]:
+                self.break_engine()
             case ["end_leases"]:
                 self.on_loop(self.end_leases)
             case ["counts"]:
@@ -286,10 +293,18 @@ class WorkerUnderTest:
         assert self.worker.control is not None
         assert self.engine is not None
         pool = self.worker.control.core.kv.pool
-        blocks = range(1, self.engine.pool.tensor.shape[0])
-        self.engine.pool.poison(
-            [b for b in blocks if not pool.num_holds(b) and not pool.is_cached(b)]
-        )
+        blocks = range(1, self.pool.shape[0])
+        self.fill_with_nan(b for b in blocks if not pool.num_holds(b) and not pool.is_cached(b))
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """The KV memory, int8 [num_blocks, block_bytes]."""
+        assert self.engine is not None
+        pool = self.engine.pool
+        return pool if isinstance(pool, torch.Tensor) else pool.tensor
+
+    def fill_with_nan(self, blocks: Iterable[int]) -> None:
+        self.pool[list(blocks)] = -1
 
     def forget(self) -> None:
         assert self.worker.control is not None
@@ -324,8 +339,18 @@ class WorkerUnderTest:
             raise RemoteFault("posting a READ: broken by a test")
         return self.really_post(handle)
 
+    def break_engine(self) -> None:
+        assert isinstance(self.engine, VllmEngine)
+
+        def execute_model(_: object) -> None:
+            raise IndexError("broken by a test")
+
+        self.engine.runner.executor.execute_model = execute_model
+
     def tell_counts(self) -> None:
         counts = {"messages": self.num_router_messages, "steps": self.held_engine.num_steps}
+        if isinstance(self.engine, VllmEngine):
+            counts["sequences"] = self.engine.runner.num_requests
         say("counts " + json.dumps(counts))
 
     def end_leases(self) -> None:

@@ -103,10 +103,11 @@ def test_sampled_as_the_native_engine(loaded: Loaded, expected: Expected) -> Non
     native = NativeEngine(loaded.directory, num_blocks=300, block_tokens=BLOCK_TOKENS)
     assert native.fingerprint == loaded.engine.fingerprint
     assert native.page_format != loaded.engine.page_format
+    # Bounded: in the tail of equal, tiny probabilities the last bits of a sum would decide.
     draws = [
         SamplingParams(max_tokens=20, temperature=1.0, top_p=0.95, seed=1, num_logprobs=2),
         SamplingParams(max_tokens=20, temperature=2.0, top_k=50, seed=2),
-        SamplingParams(max_tokens=20, temperature=0.7, seed=3),
+        SamplingParams(max_tokens=20, temperature=0.7, top_p=0.98, seed=3),
     ]
     answers = []
     for engine, max_step_tokens in ((loaded.engine, 64), (native, 512)):

@@ -124,8 +124,13 @@ def test_oversized_steps_are_refused_before_the_call(
     }
     calls: list[object] = []
     run = engine.runner.run
+
+    def counted(*order: Any) -> Any:
+        calls.append(order)
+        return run(*order)
+
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "run", lambda *order: calls.append(order) or run(*order))
+        patch.setattr(engine.runner, "run", counted)
         for name, (reason, slices) in refused.items():
             result = engine.run(Step(1, slices))
             assert reason in result.error, name
@@ -198,7 +203,7 @@ def test_a_state_that_is_not_finite_fails_its_step_alone(engine: Any) -> None:
     assert engine.run(Step(5, (beside,))).error == ""
     assert answer(engine) == right
     engine.pool[block] = before
-    ended = (good.key, other.key)
+    ended: tuple[RequestKey, ...] = (good.key, other.key)
     # What failed has left NaN in blocks: whoever gets them next does not see it.
     for number in range(3):
         fresh = part(f"fresh-{number}", 33, groups=groups)

@@ -46,10 +46,14 @@ class DrawsHere:
 
 
 class Runner:
-    """vLLM's V1 model runner behind its executor."""
+    """vLLM's V1 model runner behind its executor.
+
+    Attributes:
+        executor: the one that loaded the model.
+    """
 
     def __init__(self, executor: Any) -> None:
-        self._executor = executor
+        self.executor = executor
         self._runner = executor.driver_worker.worker.model_runner
         self._sampler = self._runner.sampler = DrawsHere(self._runner)
 
@@ -60,7 +64,7 @@ class Runner:
             NonFiniteError: some token's hidden state is not finite.
         """
         self._sampler.expect(slices)
-        result = self._executor.execute_model(order)
+        result = self.executor.execute_model(order)
         if result is not None:
             raise RuntimeError("vLLM's runner ended a step without logits")
         state = self._runner.execute_model_state
@@ -68,7 +72,7 @@ class Runner:
         if not bool(torch.isfinite(state.hidden_states[:num_tokens].sum())):
             self._runner.execute_model_state = None
             raise NonFiniteError("a hidden state is not finite")
-        self._executor.sample_tokens(None)
+        self.executor.sample_tokens(None)
         return self._sampler.drawn
 
     @property
@@ -83,7 +87,7 @@ class Runner:
 
     def page_format(self, names: Sequence[str]) -> str:
         """What decides how a kernel lays KV out inside a page: backend, instruction set, type."""
-        layers = self._executor.vllm_config.compilation_config.static_forward_context
+        layers = self.executor.vllm_config.compilation_config.static_forward_context
         formats = {
             " ".join(
                 str(part)
@@ -96,12 +100,12 @@ class Runner:
             )
             for name in names
         }
-        form = self._executor.vllm_config.cache_config.kv_cache_layout
+        form = self.executor.vllm_config.cache_config.kv_cache_layout
         return f"{form}: {', '.join(sorted(formats))}"
 
     def pool_of(self, names: Sequence[str]) -> torch.Tensor:
         """The memory of the KV cache, as bytes."""
-        layers = self._executor.vllm_config.compilation_config.static_forward_context
+        layers = self.executor.vllm_config.compilation_config.static_forward_context
         first = layers[names[0]].kv_cache
         while isinstance(first, (list, tuple)):
             first = first[0]

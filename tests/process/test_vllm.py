@@ -1,0 +1,165 @@
+"""vLLM workers: hand-over over NIXL, moves in mid-decode, a runner that fails, unlike partners."""
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import make_checkpoint
+from tests.process.harness import Cluster, running, wait_until
+from tests.process.served_model import PRINTABLE_IDS, ServedModel, assert_exact, pulled_bytes
+from tests.vllm.engines import BLOCK_TOKENS, VLLM_SHAPE
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+FAMILIES = ("gemma3", "mistral", "qwen3", "gpt_oss")
+WINDOW = 40
+LENGTHS = (1, 31, 32, 33, WINDOW, WINDOW + 1, 2 * BLOCK_TOKENS, 7 * WINDOW + 3)
+"""Around blocks of 32 and a window of 40; more than one chunk of 96."""
+OPTIONS: dict[str, Any] = {
+    "engine": "vllm",
+    "block_tokens": BLOCK_TOKENS,
+    "max_model_tokens": 1024,
+    "max_step_tokens": 96,
+    "max_sequences": 32,
+}
+ROUTER_OPTIONS = {"worker_silent_ms": 60_000}
+NUM_AT_ONCE = 12
+
+
+def started(folder: Path, family: str, engines: dict[str, str]) -> Iterator[ServedModel]:
+    """A prefill worker ``p0`` and a decode worker ``d0`` with the engines that are named."""
+    torch.set_num_threads(1)
+    directory = make_checkpoint(folder / family, family, window=WINDOW, **VLLM_SHAPE)
+    cluster = Cluster(directory, folder, OPTIONS, ROUTER_OPTIONS)
+    with running(cluster):
+        for name, role in (("p0", "prefill"), ("d0", "decode")):
+            cluster.spawn(name, role, engine=engines[name])
+        cluster.wait_ready("p0", "d0")
+        yield ServedModel(cluster)
+
+
+@pytest.fixture(scope="module")
+def of_family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedModel]:
+    folder = tmp_path_factory.mktemp("vllm")
+    yield from started(folder, request.param, {"p0": "vllm", "d0": "vllm"})
+
+
+@pytest.fixture
+def served(of_family: ServedModel) -> Iterator[ServedModel]:
+    of_family.restore()
+    yield of_family
+    of_family.settle()
+
+
+def held_by_runner(served: ServedModel, name: str) -> int:
+    """Sequences in vLLM's runner, after a step that told it of all ends before."""
+    count = served.cluster.counts(name)["sequences"]
+    assert isinstance(count, int)
+    return count
+
+
+@pytest.mark.parametrize("of_family", FAMILIES, indirect=True)
+class TestHandedOver:
+    def test_around_blocks_and_windows(self, served: ServedModel) -> None:
+        for length in LENGTHS:
+            generation = served.serve(served.prompt(length))
+            assert generation["hit_tokens"] == 0
+            assert generation["computed_tokens"] == length
+        # Whoever was served before has left the runner: the last one leaves with the next step.
+        assert [held_by_runner(served, name) for name in ("p0", "d0")] == [1, 1]
+
+    def test_with_prefix_hits_on_both_sides(self, served: ServedModel) -> None:
+        first = served.prompt(150)
+        served.serve(first)
+        assert served.serve(first)["hit_tokens"] == 128
+        shared = served.serve(served.prompt(171, start=first.prompt[:130]))
+        assert shared["hit_tokens"] == 128
+
+    def test_many_at_once(self, served: ServedModel) -> None:
+        common = served.prompt(70).prompt
+        several = [
+            served.prompt(5 + 9 * n, 8) if n % 3 else served.prompt(75 + n, 8, start=common)
+            for n in range(NUM_AT_ONCE)
+        ]
+        with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
+            list(threads.map(served.serve, several))
+
+    def test_unwritten_kv_is_noticed(self, served: ServedModel) -> None:
+        """Control: a block that the READ left out fails its step; another worker answers."""
+        expected = served.prompt(150)
+        groups = len(served.cluster.known()["d0"]["info"]["groups"])
+        served.cluster.tell("d0", f"unwritten {groups - 1}")
+        assert_exact(served.ask(expected, "spoiled"), expected)
+        first, *_ = served.cluster.record("spoiled")["generations"]
+        assert "NonFiniteError" in first["cause"]
+        served.cluster.tell("d0", "intact")
+        served.serve(served.prompt(150, salt="again"))
+
+    def test_moved_in_mid_decode(self, served: ServedModel) -> None:
+        """The last test of a family: d0 is dead after it."""
+        cluster, expected = served.cluster, served.prompt(150, 30)
+        told = cluster.tell("d0", "hold steps")
+        cluster.tell("d0", "pass steps 4")
+        answer = served.ask_later(expected, "moved")
+        cluster.wait_told("d0", "held steps", told)
+        wait_until(lambda: cluster.record("moved")["num_tokens"] == 5, "five tokens")
+        cluster.workers["d0"].kill()
+        assert_exact(answer.result(60), expected)
+        first, second = cluster.record("moved")["generations"]
+        assert first["cause"].startswith("worker_lost")
+        assert (first["num_tokens"], second["num_tokens"]) == (5, 25)
+        cluster.wait_quiescent()
+
+
+def test_sampled_tokens_stay_when_a_request_moves(tmp_path: Path) -> None:
+    """And a runner that raises takes its process along, with a reason."""
+    for served in started(tmp_path, "qwen3", {"p0": "vllm", "d0": "vllm"}):
+        cluster = served.cluster
+        rng = random.Random("sampled")
+        body = {
+            "model": "tiny",
+            "prompt": rng.choices(PRINTABLE_IDS, k=100),
+            "max_tokens": 24,
+            "temperature": 1.0,
+            "top_p": 0.95,
+            "seed": 7,
+        }
+        unmoved = cluster.client.completions.create(**body).choices[0].text
+        other = cluster.client.completions.create(**(body | {"seed": 8})).choices[0].text
+        assert other != unmoved  # control
+        told = cluster.tell("d0", "hold steps")
+        cluster.tell("d0", "pass steps 4")
+        stream = cluster.client.completions.create(**body, stream=True)
+        chunks = iter(stream)
+        text = next(chunks).choices[0].text
+        cluster.wait_told("d0", "held steps", told)
+        cluster.tell("d0", "break engine")
+        cluster.tell("d0", "pass steps")
+        text += "".join(chunk.choices[0].text for chunk in chunks)
+        assert text == unmoved
+        assert cluster.workers["d0"].popen.wait(60) == 1
+        logged = cluster.workers["d0"].logged()
+        assert "cannot go on: vLLM's runner failed: IndexError: broken by a test" in logged
+
+
+@pytest.mark.parametrize("engines", [("native", "vllm"), ("vllm", "native")])
+def test_unlike_pages_are_never_exchanged(tmp_path: Path, engines: tuple[str, str]) -> None:
+    """Same checkpoint, same layout, another order inside a page: each answers alone."""
+    for served in started(tmp_path, "gemma3", dict(zip(("p0", "d0"), engines, strict=True))):
+        known = served.cluster.known()
+        contracts = [known[name]["info"]["contract"] for name in ("p0", "d0")]
+        unlike = {name for name in contracts[0] if contracts[0][name] != contracts[1][name]}
+        assert unlike == {"page_format"}
+        first = served.prompt(150)
+        for number, expected in enumerate((first, served.prompt(171, start=first.prompt), first)):
+            assert_exact(served.ask(expected, f"mixed-{number}"), expected)
+            (generation,) = served.cluster.record(f"mixed-{number}")["generations"]
+            assert generation["local"], generation["reason"]
+            assert pulled_bytes(generation) == 0
