@@ -18,7 +18,7 @@ from typing import Literal
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
-from disagg.kv.shapes.memory_plan import format_memory, plan_memory
+from disagg.kv.shapes.memory_plan import MemoryPlan, format_memory, plan_memory
 from disagg.workers import machine
 from disagg.workers.options import AUTO, Dtype, WorkerOptions
 
@@ -90,6 +90,7 @@ def plan_pool(
     max_model_tokens: int,
     weight_bytes: int,
     weights_loaded: bool = False,
+    whole_states: bool = False,
 ) -> PoolPlan:
     """Decide how many blocks the pool has, and check that it fits; takes milliseconds.
 
@@ -100,12 +101,13 @@ def plan_pool(
         max_model_tokens: bound on prompt plus generated tokens.
         weight_bytes: what the weights take there.
         weights_loaded: they are in memory already.
+        whole_states: each layer's linear state lies within one block, see `plan_whole_states`.
 
     Raises:
         ConfigError: the pool does not fit, or nothing is left for one; ``param`` is the setting.
     """
     # Blocks and their bytes depend on the model alone: any budget gives them.
-    whole = plan_memory(specs, 1 << 62, max_model_tokens)
+    whole = plan_memory(specs, 1 << 62, max_model_tokens, whole_states=whole_states)
     block_bytes = whole.layout.block_bytes
     most = 1 + options.max_sequences * whole.blocks_per_sequence
     budget = _Budget.of(options, device, weight_bytes, weights_loaded)
@@ -137,7 +139,20 @@ def plan_pool(
         summary=(
             f"{num_blocks:,} KV blocks of {format_memory(block_bytes)} ="
             f" {format_memory(num_blocks * block_bytes)} ({why})"
+            f"{_raised(options.block_tokens, whole)}"
         ),
+    )
+
+
+def _raised(block_tokens: int, plan: MemoryPlan) -> str:
+    """What whole states cost, where they raise the block size."""
+    planned = max(group.block_tokens for group in plan.groups)
+    if planned == block_tokens:
+        return ""
+    share = max(group.padding_bytes for group in plan.groups) / plan.layout.block_bytes
+    return (
+        f" of {planned:,} tokens instead of {block_tokens}, as a layer's state lies in one block"
+        f" (padding at most {share:.1%} of a block)"
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.manager import GroupManager
@@ -33,8 +33,12 @@ class WindowedPages:
 
 
 class Spec(Protocol):
-    """What one layer keeps per token or per request; hashable, equal specs share block tables."""
+    """What one layer keeps per token or per request.
 
+    A frozen dataclass: hashable, and equal specs share block tables.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     kind: ClassVar[str]
     """Our name: registrations, reports, the router."""
     vllm_kind: ClassVar[str]

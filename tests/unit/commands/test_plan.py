@@ -47,12 +47,39 @@ def test_json_for_programs(model: str) -> None:
     assert [group["num_layers"] for group in answer["groups"]] == [9, 9, 9, 9, 8, 8, 10]
 
 
+def test_the_vllm_engines_blocks_hold_whole_states(tmp_path: Path) -> None:
+    """Without vLLM: from the config alone."""
+    shutil.copy(CONFIG.with_name("qwen3-next-80b-a3b.json"), tmp_path / "config.json")
+    flags = ["--model", str(tmp_path), "--memory", "64GiB", "--context", "131072"]
+    native, vllm = (
+        json.loads(plan(*flags, "--engine", engine, "--json").stdout)
+        for engine in ("native", "vllm")
+    )
+    assert (native["engine"], vllm["engine"]) == ("native", "vllm")
+    assert [group["blocks_per_state"] for group in native["groups"]] == [197, 1]
+    assert {group["blocks_per_state"] for group in vllm["groups"]} == {1}
+    run = plan(*flags, "--engine", "vllm")
+    assert "5,295 blocks of 12.38 MiB" in run.stdout
+    rows = [" ".join(line.split()) for line in run.stdout.splitlines()]
+    assert "0 linear_state 6 - 528 - 12.38 MiB in 1 block 96 KiB (0.8%) 2" in rows
+    assert "6 full_attention 12 - 528 24,576 - 0 249" in rows
+
+
+def test_the_engines_agree_where_there_is_no_state(model: str) -> None:
+    flags = ["--model", model, "--memory", "64GiB", "--json"]
+    answers = [json.loads(plan(*flags, "--engine", one).stdout) for one in ("native", "vllm")]
+    assert {**answers[0], "engine": "vllm"} == answers[1]
+    larger = json.loads(plan(*flags, "--block-tokens", "32").stdout)
+    assert larger["block_bytes"] == 2 * answers[0]["block_bytes"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"--memory": "lots"}, "memory: 'lots' is not a size such as 64GiB"),
         ({"--memory": "1MiB"}, "memory: 1048576 bytes hold fewer than two blocks of 1310720"),
         ({"--model": "nowhere"}, "nowhere/config.json is missing"),
+        ({"--engine": "other"}, "'other' is not one of 'native', 'vllm'"),
         ({"--context": "0"}, "context: must be a positive number"),
         ({"--context": "131073"}, "context: 131073 tokens, the model's positions reach 131072"),
     ],

@@ -9,19 +9,25 @@ from disagg.errors import ConfigError
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout
 
 
-def spec_of(layer: str, spec: Any) -> Spec:
+def spec_of(layer: str, spec: Any, block_tokens: int) -> Spec:
     """What a layer of vLLM keeps, as ours.
+
+    Args:
+        layer: its name, for refusals.
+        spec: vLLM's.
+        block_tokens: of every block. vLLM's states have none: it keeps one per request.
 
     Raises:
         ConfigError: a kind that has no counterpart here, or pages of another size.
     """
     shape = {
-        "block_tokens": spec.block_size,
+        "block_tokens": block_tokens,
         "num_kv_heads": getattr(spec, "num_kv_heads", 0),
         "head_size": getattr(spec, "head_size", 0),
         "dtype_bytes": spec.dtype.itemsize if hasattr(spec, "dtype") else 0,
@@ -36,6 +42,9 @@ def spec_of(layer: str, spec: Any) -> Spec:
         made = ChunkedLocalSpec(**shape, chunk_tokens=spec.attention_chunk_size)
     elif type(spec) is theirs.MLAAttentionSpec:
         made = MLASpec(**shape)
+    elif type(spec) is theirs.MambaSpec and not spec.num_speculative_blocks:
+        # All tensors of the state, one after the other.
+        made = LinearStateSpec(block_tokens, spec.state_content_size_bytes)
     if made is None or made.page_bytes != spec.page_size_bytes:
         raise ConfigError(
             f"vLLM keeps {type(spec).__name__} of {spec.page_size_bytes} bytes a block for"

@@ -2,17 +2,22 @@
 
 vLLM's runner keeps a state per request: its tokens, its block tables, its row in the batch. It gets
 a request whole when it starts and after that only what is new. A table there only grows: entries
-that left the window stay, unread.
+that left the window stay, unread. Of a linear state the runner knows one block, the one that the
+step ends in; when that is another one than before, the request is told as if it resumed, which
+replaces its tables.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step
+from disagg.workers.engines.vllm.state_blocks import is_state
 
 NONE_DISCARDED = 1 << 30
 """The runner drops drawn tokens of its own where it is told of fewer; here none is ever dropped."""
@@ -21,9 +26,11 @@ NONE_DISCARDED = 1 << 30
 class RunnerBatch:
     """Which sequences the runner holds, by name, and how far it knows their tables."""
 
-    def __init__(self, block_tokens: Sequence[int]) -> None:
-        self._block_tokens = tuple(block_tokens)
+    def __init__(self, layout: KVCacheLayout) -> None:
+        self._block_tokens = [group.spec.block_tokens for group in layout.groups]
+        self._is_state = [is_state(group) for group in layout.groups]
         self._num_sent: dict[str, tuple[int, ...]] = {}
+        """Entries of our tables that the runner knows; of a state, those up to the one it knows."""
         self._ended: set[str] = set()
         # Tokens are drawn by our sampler; the runner's own parameters only must not stand out.
         self._sampling = SamplingParams(temperature=0.0, max_tokens=1 << 30)
@@ -59,18 +66,18 @@ class RunnerBatch:
             if part.is_new:
                 if name in self._num_sent:
                     finished.add(name)  # one that was preempted begins anew
-                new.append(
-                    self._new(
-                        name, part, [t[:n].tolist() for t, n in zip(table, needed, strict=True)]
-                    )
-                )
+                new.append(self._new(name, part, self._columns(table, needed)))
                 self._num_sent[name] = needed
                 continue
             sent = self._num_sent[name]
             needed = tuple(map(max, needed, sent))
             fresh = tuple(t[s:n].tolist() for t, s, n in zip(table, sent, needed, strict=True))
             cached.req_ids.append(name)
-            cached.new_block_ids.append(fresh if any(fresh) else None)
+            if any(map(self._moved, self._is_state, sent, needed)):
+                cached.resumed_req_ids.add(name)
+                cached.new_block_ids.append(self._columns(table, needed))
+            else:
+                cached.new_block_ids.append(fresh if any(fresh) else None)
             cached.num_computed_tokens.append(part.start)
             cached.num_output_tokens.append(NONE_DISCARDED)
             self._num_sent[name] = needed
@@ -95,9 +102,18 @@ class RunnerBatch:
         end = part.start + len(part.token_ids)
         return tuple(-(-end // tokens) for tokens in self._block_tokens)
 
-    def _new(
-        self, name: str, part: SequenceSlice, table: Sequence[Sequence[int]]
-    ) -> NewRequestData:
+    @staticmethod
+    def _moved(is_state: bool, num_sent: int, num_needed: int) -> bool:
+        return is_state and num_sent != num_needed
+
+    def _columns(self, table: Sequence[array[int]], needed: Sequence[int]) -> tuple[list[int], ...]:
+        """The runner's whole tables: of tokens all entries, of a state the last one."""
+        return tuple(
+            ids[num - 1 : num].tolist() if is_state else ids[:num].tolist()
+            for ids, num, is_state in zip(table, needed, self._is_state, strict=True)
+        )
+
+    def _new(self, name: str, part: SequenceSlice, table: tuple[list[int], ...]) -> NewRequestData:
         tokens = list(part.known_token_ids)
         return NewRequestData(
             req_id=name,
@@ -106,7 +122,7 @@ class RunnerBatch:
             mm_features=[],
             sampling_params=self._sampling,
             pooling_params=None,
-            block_ids=tuple(list(ids) for ids in table),
+            block_ids=table,
             num_computed_tokens=part.start,
             lora_request=None,
         )

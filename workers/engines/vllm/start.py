@@ -101,7 +101,7 @@ def import_vllm() -> None:
     del EngineArgs, UniProcExecutor, Worker
 
 
-def start_executor(options: WorkerOptions, dtype: str) -> Any:
+def start_executor(options: WorkerOptions, device: str, dtype: str) -> Any:
     """Load the model; returns the executor, whose KV cache is not allocated yet.
 
     Raises:
@@ -125,10 +125,31 @@ def start_executor(options: WorkerOptions, dtype: str) -> Any:
             async_scheduling=False,
             enable_prefix_caching=False,
             disable_hybrid_kv_cache_manager=False,
+            mamba_cache_mode="none",  # one block per request: where a state lies, we decide
+            mamba_ssm_cache_dtype="float32",  # as the checkpoints' own code keeps it
             kv_cache_memory_bytes=1 << 20,  # our own plan decides; asked for before that
         ).create_engine_config()
+        if device == "cpu" and config.model_config.use_mla:
+            raise ConfigError(
+                "vLLM computes latent attention (MLA) on the CPU neither in chunks nor after a"
+                " cached prefix, and other tokens than the model's own code; the native engine or"
+                " a GPU has to",
+                param="model",
+            )
         executor = UniProcExecutor(config)
+    except ConfigError:
+        raise
     except Exception as error:  # vLLM raises many kinds here
         raise ConfigError(f"vLLM cannot run {options.model_dir}: {error}", param="model") from error
     register_all_kvcache_specs(config)
     return executor
+
+
+def read_specs(executor: Any, block_tokens: int) -> dict[str, Any]:
+    """What each layer keeps, by name, in vLLM's words, with blocks of so many tokens."""
+    cache = executor.vllm_config.cache_config
+    # vLLM has raised them so that one layer's page is as large as one layer's state.
+    cache.block_size, cache.mamba_page_size_padded = block_tokens, None
+    specs: dict[str, Any]
+    (specs,) = executor.get_kv_cache_specs()
+    return specs

@@ -91,7 +91,10 @@ class StepChecks:
         if len(table) < end:
             raise ValueError(f"{where}: the block table ends before block index {end - 1}")
         seen = spec.first_seen(part.start)
-        if seen is None:
+        if seen is None:  # a state: the one before the slice and the one after it
+            first = (part.start - 1) // spec.block_tokens if part.start else end - 1
+            if NULL_BLOCK in (table[first], table[end - 1]):
+                raise ValueError(f"{where}: null block where a state must be")
             return
         first = seen // spec.block_tokens
         if (

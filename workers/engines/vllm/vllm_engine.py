@@ -7,7 +7,8 @@ import torch
 
 from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
-from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
+from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.kv.shapes.whole_states import plan_whole_states
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine_plan import DTYPE_BYTES, PoolPlan, plan_machine, plan_pool
@@ -16,6 +17,7 @@ from disagg.workers.engines.protocol import EngineFailedError
 from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
+from disagg.workers.engines.vllm.state_blocks import state_copies
 from disagg.workers.engines.vllm.step_checks import StepChecks, fresh_blocks
 from disagg.workers.options import WorkerOptions
 from disagg.workers.pool_region import PoolRegion
@@ -52,16 +54,22 @@ class VllmEngine:
         with phase("imports of vLLM", machine.device):
             start.import_vllm()
         with phase("weights", machine.device, expected_bytes=weight_bytes):
-            executor = start.start_executor(options, machine.dtype)
+            executor = start.start_executor(options, machine.device, machine.dtype)
         config = executor.vllm_config
         self.max_model_tokens = config.model_config.max_model_len
         # vLLM can be imported from here on.
+        from disagg.workers.engines.vllm.cpu_refusals import refuse_on_cpu
         from disagg.workers.engines.vllm.kv_layout import spec_of
         from disagg.workers.engines.vllm.runner import Runner
         from disagg.workers.engines.vllm.runner_batch import RunnerBatch
 
-        (specs,) = executor.get_kv_cache_specs()
-        ours = [spec_of(name, spec) for name, spec in specs.items()]
+        specs = start.read_specs(executor, options.block_tokens)
+        if machine.device == "cpu":
+            refuse_on_cpu(specs, config.model_config.dtype)
+        ours = [spec_of(name, spec, options.block_tokens) for name, spec in specs.items()]
+        self.layout: KVCacheLayout = plan_whole_states(ours)
+        block_tokens = max(group.spec.block_tokens for group in self.layout.groups)
+        specs = start.read_specs(executor, block_tokens)
         pool = plan_pool(
             options,
             machine.device,
@@ -69,8 +77,8 @@ class VllmEngine:
             max_model_tokens=self.max_model_tokens,
             weight_bytes=weight_bytes,
             weights_loaded=True,
+            whole_states=True,
         )
-        self.layout: KVCacheLayout = plan_layout(ours)
         self.runner = Runner(executor)
         with phase("KV pool", machine.device):
             self.pool = self._allocate(executor, specs, pool)
@@ -96,7 +104,7 @@ class VllmEngine:
             max_model_tokens=self.max_model_tokens,
             vocab_size=config.model_config.get_vocab_size(),
         )
-        self.batch = RunnerBatch([group.spec.block_tokens for group in self.layout.groups])
+        self.batch = RunnerBatch(self.layout)
         self._failed = ""
 
     def run(self, step: Step) -> StepResult:
@@ -114,6 +122,10 @@ class VllmEngine:
         fresh = fresh_blocks(step, self._tables, self.layout)
         if fresh:
             self.pool[torch.tensor(fresh, device=self.pool.device)] = 0
+        copies = state_copies(step, self._tables, self.layout)
+        if copies:
+            sources, targets = torch.tensor(copies, device=self.pool.device).T
+            self.pool[targets] = self.pool[sources]
         order = self.batch.describe(step, self._tables)
         slices = self.batch.names_of(step)
         try:

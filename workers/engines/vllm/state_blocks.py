@@ -1,0 +1,34 @@
+"""Linear states under vLLM's runner, which updates one block per request in place.
+
+Our scheduler gives a state a new block each time its sequence passes a multiple of the group's
+``block_tokens``: the old one stays what it was there, for prefix hits and for whoever reads it. So
+the state is copied into its new block before the step, and the runner is told of that block alone
+(`RunnerBatch`).
+"""
+
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
+from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.step import Step
+
+
+def is_state(group: KVCacheGroup) -> bool:
+    """Whether the group keeps states, one per sequence and position, instead of tokens."""
+    return group.spec.first_seen(1) is None
+
+
+def state_copies(step: Step, tables: BlockTables, layout: KVCacheLayout) -> list[tuple[int, int]]:
+    """Blocks to copy before a step, from and to: of each state that the step ends elsewhere.
+
+    A sequence that starts at 0 has no state yet: the runner takes nothing for one, and its block
+    is a fresh one.
+    """
+    groups = [(group.group, group.spec.block_tokens) for group in layout.groups if is_state(group)]
+    copies: list[tuple[int, int]] = []
+    for part in step.slices:
+        last = part.start + len(part.token_ids) - 1
+        for group, tokens in groups:
+            before, after = (part.start - 1) // tokens, last // tokens
+            if part.start and before != after:
+                table = tables[part.key][group]
+                copies.append((table[before], table[after]))
+    return copies
