@@ -94,7 +94,7 @@ none, the others a mix."""
 
 def make_checkpoint(
     directory: str | Path,
-    family: str,
+    family: str | TinyFamily,
     *,
     seed: int = 0,
     window: int = 32,
@@ -110,7 +110,7 @@ def make_checkpoint(
     """
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
-    tiny = FAMILIES[family]
+    tiny = FAMILIES[family] if isinstance(family, str) else family
     common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": HIDDEN,

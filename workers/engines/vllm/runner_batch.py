@@ -106,7 +106,9 @@ class RunnerBatch:
     def _moved(is_state: bool, num_sent: int, num_needed: int) -> bool:
         return is_state and num_sent != num_needed
 
-    def _columns(self, table: Sequence[array[int]], needed: Sequence[int]) -> tuple[list[int], ...]:
+    def _columns(
+        self, table: "Sequence[array[int]]", needed: Sequence[int]
+    ) -> tuple[list[int], ...]:
         """The runner's whole tables: of tokens all entries, of a state the last one."""
         return tuple(
             ids[num - 1 : num].tolist() if is_state else ids[:num].tolist()

@@ -1,0 +1,95 @@
+"""Tiny checkpoints of the families that the vLLM engine runs beside those of `tests.checkpoints`.
+
+Head sizes are the least that vLLM's CPU kernels take.
+"""
+
+from typing import Any
+
+from transformers import (
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    NemotronHConfig,
+    NemotronHForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+from tests.checkpoints import TinyFamily
+
+ATTENTION: dict[str, Any] = {"head_dim": 32}
+
+LLAMA4 = TinyFamily(
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    4,
+    False,
+    ATTENTION
+    | {
+        "attention_chunk_size": 64,
+        "no_rope_layers": [1, 1, 1, 0],
+        "attn_temperature_tuning": False,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1,
+    },
+)
+"""Three chunked-local layers and a full one."""
+NEMOTRON_H = TinyFamily(
+    NemotronHForCausalLM,
+    NemotronHConfig,
+    3,
+    False,
+    ATTENTION
+    | {
+        "layers_block_type": ["mamba", "attention", "mamba"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "conv_kernel": 4,
+        "chunk_size": 32,
+    },
+)
+"""Two Mamba-2 layers and attention."""
+GRANITE_HYBRID = TinyFamily(
+    GraniteMoeHybridForCausalLM,
+    GraniteMoeHybridConfig,
+    3,
+    False,
+    {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 32,
+    },
+)
+"""The same with an MLP behind each."""
+QWEN3_NEXT = TinyFamily(
+    Qwen3NextForCausalLM,
+    Qwen3NextConfig,
+    4,
+    False,
+    ATTENTION
+    | {
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+)
+"""Three gated delta nets and attention."""
