@@ -6,6 +6,8 @@ Head sizes are the least that vLLM's CPU kernels take.
 from typing import Any
 
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     Llama4ForCausalLM,
@@ -49,6 +51,8 @@ NEMOTRON_H = TinyFamily(
         "mamba_head_dim": 32,
         "ssm_state_size": 16,
         "n_groups": 2,
+        # transformers bounds time steps from below by it, vLLM (as the model's authors) does not.
+        "time_step_min": 1e-12,
         "conv_kernel": 4,
         "chunk_size": 32,
     },
@@ -59,7 +63,8 @@ GRANITE_HYBRID = TinyFamily(
     GraniteMoeHybridConfig,
     3,
     False,
-    {
+    ATTENTION
+    | {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "layer_types": ["mamba", "attention", "mamba"],
@@ -93,3 +98,26 @@ QWEN3_NEXT = TinyFamily(
     },
 )
 """Three gated delta nets and attention."""
+DEEPSEEK_V3 = TinyFamily(
+    DeepseekV3ForCausalLM,
+    DeepseekV3Config,
+    2,
+    False,
+    {
+        "head_dim": 64,  # of the rotary part
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+)
+"""Latents (MLA)."""

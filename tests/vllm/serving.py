@@ -29,13 +29,14 @@ class Serving:
     max_step_tokens: int = 512
     num_blocks: int = 0
     """0: the engine's."""
+    max_model_tokens: int = 1000
     steps: list[Step] = field(default_factory=list)
     samples: dict[str, list[SampledToken]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         layout = self.engine.layout
         limits = WorkerLimits(
-            max_model_tokens=1000,
+            max_model_tokens=self.max_model_tokens,
             max_step_tokens=self.max_step_tokens,
             max_sequences=8,
             max_waiting=32,

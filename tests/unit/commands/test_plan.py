@@ -79,7 +79,6 @@ def test_the_engines_agree_where_there_is_no_state(model: str) -> None:
         ({"--memory": "lots"}, "memory: 'lots' is not a size such as 64GiB"),
         ({"--memory": "1MiB"}, "memory: 1048576 bytes hold fewer than two blocks of 1310720"),
         ({"--model": "nowhere"}, "nowhere/config.json is missing"),
-        ({"--engine": "other"}, "'other' is not one of 'native', 'vllm'"),
         ({"--context": "0"}, "context: must be a positive number"),
         ({"--context": "131073"}, "context: 131073 tokens, the model's positions reach 131072"),
     ],
