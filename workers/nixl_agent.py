@@ -13,8 +13,8 @@ import numpy.typing as npt
 from nixl import _api as nixl  # type: ignore[import-untyped]
 
 from disagg.errors import RemoteFault
+from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.pool_region import PoolRegion
-from disagg.workers.transport import TransportInfo
 
 BlockIds = npt.NDArray[np.int32]
 PreparedPool = NewType("PreparedPool", object)
@@ -91,8 +91,8 @@ class NixlAgent:
             memory = [(pool.address, num_bytes, pool.device_id, "")]
             self._agent.register_memory(memory, pool.memory_kind)
             metadata: bytes = self._agent.get_agent_metadata()
-        self.info = TransportInfo(
-            metadata=metadata,
+        self.info = PoolInfo(
+            transport_metadata=metadata,
             pool_address=pool.address,
             num_blocks=pool.num_blocks,
             block_bytes=pool.block_bytes,
@@ -102,14 +102,14 @@ class NixlAgent:
         with _failures_as_remote_fault("preparing the own pool"):
             self.pool: PreparedPool = self._prepare("NIXL_INIT_AGENT", self.info)
 
-    def add_peer(self, name: str, info: TransportInfo) -> PreparedPool:
+    def add_peer(self, name: str, info: PoolInfo) -> PreparedPool:
         """Load a peer's metadata, connect to it and prepare its pool.
 
         Raises:
             RemoteFault: NIXL refused, or the metadata belongs to somebody else.
         """
         with _failures_as_remote_fault(f"adding {name}"):
-            loaded: bytes | str = self._agent.add_remote_agent(info.metadata)
+            loaded: bytes | str = self._agent.add_remote_agent(info.transport_metadata)
             actual = loaded.decode() if isinstance(loaded, bytes) else loaded
             try:
                 if actual != name:
@@ -166,7 +166,7 @@ class NixlAgent:
             done = self.is_done(handle)
         raise RemoteFault("the own NIXL agent does not end a READ from itself")
 
-    def _prepare(self, name: str, info: TransportInfo) -> PreparedPool:
+    def _prepare(self, name: str, info: PoolInfo) -> PreparedPool:
         # One strided row: (address, length, device, stride, count).
         row = [info.pool_address, info.block_bytes, info.device_id, info.block_bytes]
         blocks = np.array([[*row, info.num_blocks]], dtype=np.uint64)

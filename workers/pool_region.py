@@ -1,7 +1,9 @@
 """The KV memory of a worker as a transport sees it: a region, whatever is in it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from multiprocessing.connection import Connection
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,3 +26,20 @@ class PoolRegion:
     memory_kind: Literal["DRAM", "VRAM"]
     device_id: int
     owner: object
+
+
+class RankedPool(Protocol):
+    """KV memory in several processes: each rank holds its part of every block."""
+
+    num_blocks: int
+    """Of every rank's region."""
+    num_ranks: int
+    """At least two."""
+
+    def connect(self, agent_name: str, handle_bytes_max: int) -> "Sequence[Connection[Any, Any]]":
+        """Start every rank's agent (see `disagg.workers.rank_agent`); a connection to each.
+
+        Raises:
+            ConfigError: an agent does not start.
+        """
+        ...

@@ -18,7 +18,7 @@ from disagg.messages.identity import Incarnation
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.wire.v1 import worker_pb2_grpc
-from disagg.workers.announcement import Announcement, announced_host, pool_of
+from disagg.workers.announcement import Announcement, announced_host
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
 from disagg.workers.engines.choice import build_engine
@@ -27,6 +27,8 @@ from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
+from disagg.workers.pool_region import PoolRegion
+from disagg.workers.ranked_transport import RankedTransport
 from disagg.workers.registration import keep_registered
 from disagg.workers.service import WorkerService
 from disagg.workers.transfer_trace import TransferTrace, exporter_named_in, tracer_for
@@ -43,13 +45,14 @@ TransportFactory = Callable[[str, Engine, Callable[[int, str], None], int], KVTr
 def nixl_transport(
     agent: str, engine: Engine, on_read_done: Callable[[int, str], None], handle_bytes_max: int
 ) -> KVTransport:
-    """The transport of every real worker."""
-    return NixlTransport(
-        agent,
-        engine.region,
-        on_read_done=on_read_done,
-        handle_bytes_max=handle_bytes_max,
-    )
+    """The transport of every real worker: one agent, or one per rank."""
+    pool = engine.region
+    if isinstance(pool, PoolRegion):
+        return NixlTransport(
+            agent, pool, on_read_done=on_read_done, handle_bytes_max=handle_bytes_max
+        )
+    connections = pool.connect(agent, handle_bytes_max)
+    return RankedTransport(connections, on_read_done=on_read_done)
 
 
 class Worker:
@@ -152,8 +155,8 @@ class Worker:
         )
         links = GrpcPeerLinks(
             self.incarnation,
-            announcement.hello(transport.local_info()),
-            on_hello=lambda who, hello: transport.add_peer(agent_name(who), pool_of(hello)),
+            announcement.hello(transport.local_pools()),
+            on_hello=lambda who, hello: transport.add_peer(agent_name(who), hello.pools),
             on_message=control.peer_message,
             on_lost=control.peer_lost,
         )

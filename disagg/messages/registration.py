@@ -23,6 +23,8 @@ class Contract:
     hash_scheme: str
     wire_min: int
     wire_max: int
+    num_ranks: int = 1
+    """Processes that hold a part of every block each (tensor parallel)."""
 
     def mismatches(self, other: "Contract") -> tuple[str, ...]:
         """Name, ours and theirs of every field that forbids pairing; empty when compatible."""

@@ -20,6 +20,7 @@ def contract_to_wire(contract: Contract) -> registration_pb2.Contract:
         hash_scheme=contract.hash_scheme,
         wire_min=contract.wire_min,
         wire_max=contract.wire_max,
+        num_ranks=contract.num_ranks,
     )
 
 
@@ -29,6 +30,8 @@ def contract_from_wire(parent: Message, field: str = "contract") -> Contract:
     wire: registration_pb2.Contract = getattr(parent, field)
     if wire.wire_min > wire.wire_max:
         raise malformed(wire, "wire_min", f"is {wire.wire_min}, above wire_max {wire.wire_max}")
+    if not wire.num_ranks:
+        raise malformed(wire, "num_ranks", "is 0")
     return Contract(
         model_fingerprint=wire.model_fingerprint,
         dtype=wire.dtype,
@@ -39,6 +42,7 @@ def contract_from_wire(parent: Message, field: str = "contract") -> Contract:
         hash_scheme=wire.hash_scheme,
         wire_min=wire.wire_min,
         wire_max=wire.wire_max,
+        num_ranks=wire.num_ranks,
     )
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from nixl import _api as nixl  # type: ignore[import-untyped]
 
+from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
-from disagg.workers.transport import TransportInfo
 
 
 def block_bytes_of(seed: int, block: int, num_bytes: int) -> bytes:
@@ -95,12 +95,12 @@ class Node:
             raise RuntimeError("a caller's mistake must not end the transport")
 
     def info(self) -> dict[str, Any]:
-        info = asdict(self.transport.local_info())
-        return {**info, "metadata": info["metadata"].hex()}
+        (pool,) = self.transport.local_pools()
+        return {**asdict(pool), "transport_metadata": pool.transport_metadata.hex()}
 
     def add(self, name: str, info: dict[str, Any]) -> None:
-        metadata = bytes.fromhex(info["metadata"])
-        self.transport.add_peer(name, TransportInfo(**{**info, "metadata": metadata}))
+        metadata = bytes.fromhex(info["transport_metadata"])
+        self.transport.add_peer(name, [PoolInfo(**{**info, "transport_metadata": metadata})])
 
     def remove(self, name: str) -> None:
         self.transport.remove_peer(name)

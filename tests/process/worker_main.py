@@ -36,13 +36,14 @@ from disagg.errors import RemoteFault
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.messages.session import ToWorkerMessage
 from disagg.scheduling.step import Step, StepResult
+from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
 from disagg.workers.engines.vllm.vllm_engine import VllmEngine
 from disagg.workers.nixl_agent import ReadHandle
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
-from disagg.workers.transport import KVTransport, TransportInfo
+from disagg.workers.transport import KVTransport
 from disagg.workers.worker import Worker, nixl_transport
 
 TAKER = "taken by a test"
@@ -117,11 +118,11 @@ class GatedTransport:
     def oldest_in_progress_ms(self) -> int:
         return self.inner.oldest_in_progress_ms
 
-    def local_info(self) -> TransportInfo:
-        return self.inner.local_info()
+    def local_pools(self) -> tuple[PoolInfo, ...]:
+        return self.inner.local_pools()
 
-    def add_peer(self, name: str, info: TransportInfo) -> None:
-        self.inner.add_peer(name, info)
+    def add_peer(self, name: str, pools: Sequence[PoolInfo]) -> None:
+        self.inner.add_peer(name, pools)
 
     def remove_peer(self, name: str) -> None:
         self.inner.remove_peer(name)

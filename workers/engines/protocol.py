@@ -7,7 +7,7 @@ from disagg.errors import DisaggError
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.options import WorkerOptions
-from disagg.workers.pool_region import PoolRegion
+from disagg.workers.pool_region import PoolRegion, RankedPool
 
 
 class EngineFailedError(DisaggError):
@@ -60,6 +60,12 @@ class Engine(RunsSteps, Protocol):
     @property
     def region(self) -> PoolRegion:
         """The KV memory, with blocks of ``layout.block_bytes``; block 0 is the null block."""
+
+    def region(self) -> PoolRegion | RankedPool:
+        """The KV memory, with blocks of ``layout.block_bytes``; block 0 is the null block.
+
+        Of a tensor-parallel engine each rank has a region, and that layout is a rank's.
+        """
         ...
 
     @property

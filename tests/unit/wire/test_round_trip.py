@@ -33,7 +33,7 @@ from disagg.wire.session_codec import (
     session_response_from_wire,
     session_response_to_wire,
 )
-from disagg.wire.stream_hello import PeerHello, SessionOpen
+from disagg.wire.stream_hello import PeerHello, PoolInfo, SessionOpen
 from disagg.wire.v1 import kv_events_pb2, peer_pb2, registration_pb2, router_pb2, session_pb2
 
 u32 = st.integers(0, 2**32 - 1)
@@ -91,10 +91,18 @@ PEER: dict[type, st.SearchStrategy[typing.Any]] = {
     peer.Ended: st.builds(peer.Ended, keys, text),
     peer.WrongEpoch: st.builds(peer.WrongEpoch, name),
 }
-hellos = st.builds(
-    PeerHello, contracts, name, st.binary(max_size=8), u64, st.integers(1, 2**64 - 1),
+pools = st.builds(
+    PoolInfo, st.binary(max_size=8), u64, st.integers(1, 2**64 - 1),
     st.integers(1, 2**64 - 1), st.sampled_from(["DRAM", "VRAM"]), u32,
 )  # fmt: skip
+hellos = st.lists(pools, min_size=1, max_size=3).flatmap(
+    lambda ranks: st.builds(
+        PeerHello,
+        contracts.map(lambda contract: replace(contract, num_ranks=len(ranks))),
+        name,
+        st.just(tuple(ranks)),
+    )
+)
 sampling = st.builds(
     SamplingParams, u32, number, number, u32, st.integers(-(2**63), 2**63 - 1), tuples(token),
     st.none() | st.integers(0, 20),

@@ -12,10 +12,9 @@ from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Role, Submit
 from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
-from disagg.wire.stream_hello import SessionOpen
+from disagg.wire.stream_hello import PoolInfo, SessionOpen
 from disagg.wire.v1 import session_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
-from disagg.workers.transport import TransportInfo
 from disagg.workers.worker import Worker
 from tests.unit.workers.engines.digest_engine import DigestEngine
 
@@ -29,8 +28,8 @@ class NoTransport:
 
     failure = ""
 
-    def local_info(self) -> TransportInfo:
-        return TransportInfo(b"", 0, 2, 1, "DRAM", 0)
+    def local_pools(self) -> tuple[PoolInfo, ...]:
+        return (PoolInfo(b"", 0, 2, 1, "DRAM", 0),)
 
     def close(self, timeout_s: float) -> bool:
         return True

@@ -22,6 +22,7 @@ from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
+from disagg.workers.pool_region import PoolRegion
 from tests.checkpoints import make_checkpoint
 from tests.unit.workers.engines.digest_engine import DigestEngine
 from tests.vllm.engines import VLLM_SHAPE, make_vllm
@@ -123,6 +124,8 @@ def serve(core: WorkerCore, engine: Engine, prompts: list[list[int]]) -> list[li
 
 def test_what_is_declared(kind: Kind) -> None:
     one, other = kind.make(8), kind.make(9)
+    assert isinstance(one.region, PoolRegion)
+    assert isinstance(other.region, PoolRegion)
     assert one.fingerprint == other.fingerprint != ""
     assert one.layout == other.layout
     assert one.max_model_tokens > 0
@@ -178,6 +181,8 @@ def test_kv_is_what_the_region_holds(kind: Kind, *, spoiled: bool) -> None:
     """Blocks copied to other places of another engine's region: it goes on as the first one."""
     prompt, rng = kind.prompts[2], random.Random(1)
     one, other = kind.make(PLENTY), kind.make(PLENTY + 10)
+    assert isinstance(one.region, PoolRegion)
+    assert isinstance(other.region, PoolRegion)
     free = {engine: list(range(1, engine.region.num_blocks)) for engine in (one, other)}
     for blocks in free.values():
         rng.shuffle(blocks)
