@@ -58,9 +58,6 @@ class Engine(RunsSteps, Protocol):
         ...
 
     @property
-    def region(self) -> PoolRegion:
-        """The KV memory, with blocks of ``layout.block_bytes``; block 0 is the null block."""
-
     def region(self) -> PoolRegion | RankedPool:
         """The KV memory, with blocks of ``layout.block_bytes``; block 0 is the null block.
 
