@@ -68,7 +68,7 @@ def plan_machine(options: WorkerOptions, stored_dtype: str) -> MachinePlan:
     dtype = _known_dtype(stored_dtype) if options.dtype == AUTO else options.dtype
     cores = machine.num_cores()
     given = options.num_threads
-    fair_threads = max(1, cores // options.workers_per_host)
+    fair_threads = max(1, cores // (options.workers_per_host * options.tensor_parallel))
     num_threads = fair_threads if isinstance(given, str) else given
     threads = "threads" if num_threads > 1 else "thread"
     return MachinePlan(
@@ -173,6 +173,7 @@ class _Budget:
     weights_loaded: bool
     num_sharing: int
     where: Literal["the host", "the GPU"]
+    num_ranks: int
 
     @classmethod
     def of(
@@ -183,8 +184,12 @@ class _Budget:
             machine.device_memory(device),
             weight_bytes,
             weights_loaded,
-            options.workers_per_host if on_cpu else options.workers_per_gpu,
+            # Each rank has its own weights and pool: on the host beside those of the others.
+            options.workers_per_host * options.tensor_parallel
+            if on_cpu
+            else options.workers_per_gpu,
             "the host" if on_cpu else "the GPU",
+            options.tensor_parallel,
         )
 
     @property
@@ -207,8 +212,9 @@ class _Budget:
         return int(min(self.room_bytes * CPU_ROOM_SHARE, self.share_bytes * CPU_TOTAL_SHARE))
 
     def __str__(self) -> str:
+        sharing = "workers" if self.num_ranks == 1 else "ranks"
         return (
-            f"{self.where} has {format_memory(self.memory.total_bytes)} for"
-            f" {self.num_sharing} workers, {format_memory(self.memory.available_bytes)} available,"
-            f" and the weights take {format_memory(self.weight_bytes)}"
+            f"{self.where} has {format_memory(self.memory.total_bytes)} for {self.num_sharing}"
+            f" {sharing}, {format_memory(self.memory.available_bytes)} available, and the weights"
+            f" take {format_memory(self.weight_bytes)}"
         )

@@ -28,6 +28,8 @@ class WorkerOptions:
     # engine
     engine: Literal["auto", "native", "vllm"] = AUTO
     """What computes the steps, see ``engines/choice.py``."""
+    tensor_parallel: int = 1
+    """Ranks of the vLLM engine: processes, each with a part of the weights and of every block."""
     device: str = AUTO
     """``cpu``, ``cuda`` or ``auto``."""
     dtype: Dtype | Auto = AUTO

@@ -4,9 +4,10 @@ One connection carries commands there (`RankedTransport` sends them) and events 
 processes of one worker: what comes through it is trusted.
 """
 
+import socket
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection
 from typing import Any
 
 from disagg.workers.nixl_transport import NixlTransport
@@ -25,20 +26,24 @@ class RankAgent:
     """A rank's transport; it ends with the connection.
 
     Args:
-        name: of the agent, see `rank_name`.
+        agent_name: of the worker's agents, see `rank_name`.
+        rank: counted from 0.
         pool: the rank's part of the KV.
         handle_bytes_max: see `NixlTransport`.
-        address: where the worker's process listens.
-        key: proves that this is its rank.
+        address: the socket at which the worker's process listens, see `accept_ranks`.
 
     Raises:
         ConfigError: NIXL does not start; the worker's process has been told.
     """
 
     def __init__(
-        self, name: str, pool: PoolRegion, handle_bytes_max: int, address: str, key: bytes
+        self, agent_name: str, rank: int, pool: PoolRegion, handle_bytes_max: int, address: str
     ) -> None:
-        self._connection: Connection[Any, Any] = Client(address, authkey=key)
+        with socket.socket(socket.AF_UNIX) as connecting:
+            connecting.connect(address)
+            self._connection: Connection[Any, Any] = Connection(connecting.detach())
+        self._connection.send(rank)
+        name = rank_name(agent_name, rank)
         self._sending = threading.Lock()  # the transport's thread reports ends as well
         try:
             self._transport = NixlTransport(

@@ -61,6 +61,8 @@ def place_workers(settings: Settings, nodes: Sequence[Mapping[str, Any]]) -> Pla
         share = min(share, 1 / math.ceil(count / num_gpus)) if num_gpus else 0.0
     elif device == "cpu":
         share = 0.0
+    if device == "cuda" and settings.worker.tensor_parallel > 1:
+        share = settings.worker.tensor_parallel  # a GPU for each rank
     return Placement(
         device=device,
         num_gpus=share,

@@ -40,6 +40,10 @@ class WorkerSettings(_Section):
     the extra disagg[vllm]); auto: vllm on a GPU where it is installed, or where native does not
     know the model, else native. The log says which one was taken, and why.
     """
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    """Ranks of a worker of the vllm engine: processes with a part of the weights and of every KV
+    block each, on a GPU of their own or on this host's cores.
+    """
     device: str = Field(default=AUTO, pattern=r"^(auto|cpu|cuda)$")
     """auto: a GPU where Ray has any; cuda is the device Ray gives the worker."""
     dtype: Dtype | Auto = AUTO

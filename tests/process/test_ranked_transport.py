@@ -2,9 +2,8 @@
 
 import multiprocessing
 import queue
-import secrets
 from collections.abc import Iterator
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import torch
 
 from disagg.errors import ConfigError, RemoteFault
 from disagg.workers.engines.native.paged_pool import region_of
-from disagg.workers.rank_agent import RankAgent, rank_name
-from disagg.workers.ranked_transport import RankedTransport
+from disagg.workers.rank_agent import RankAgent
+from disagg.workers.ranked_transport import RankedTransport, accept_ranks
 
 NUM_RANKS = 2
 NUM_BLOCKS, BLOCK_BYTES = 16, 4096
@@ -27,12 +26,10 @@ def block_of(worker: str, rank: int, block: int) -> bytes:
     return np.random.default_rng([len(worker), ord(worker[0]), rank, block]).bytes(BLOCK_BYTES)
 
 
-def rank_main(
-    worker: str, rank: int, address: str, key: bytes, questions: "Connection[Any, Any]"
-) -> None:
+def rank_main(worker: str, rank: int, address: str, questions: "Connection[Any, Any]") -> None:
     data = b"".join(block_of(worker, rank, block) for block in range(NUM_BLOCKS))
     pool = torch.frombuffer(bytearray(data), dtype=torch.int8).view(NUM_BLOCKS, -1)
-    RankAgent(rank_name(f"{worker}:1", rank), region_of(pool), BLOCK_BYTES, address, key)
+    RankAgent(f"{worker}:1", rank, region_of(pool), BLOCK_BYTES, address)
     while True:
         try:
             questions.send(bytes(pool[questions.recv()].numpy().tobytes()))
@@ -46,23 +43,23 @@ class RankedWorker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.ends: queue.Queue[tuple[int, str]] = queue.Queue()
-        key = secrets.token_bytes(16)
-        self.processes, self.questions = [], []
-        connections = []
-        with Listener(family="AF_UNIX", authkey=key) as listener:
-            for rank in range(NUM_RANKS):
-                ours, theirs = SPAWN.Pipe()
-                process = SPAWN.Process(
-                    target=rank_main, args=(name, rank, listener.address, key, theirs), daemon=True
-                )
-                process.start()
-                theirs.close()
-                self.processes.append(process)
-                self.questions.append(ours)
-                connections.append(listener.accept())
+        self.processes: list[Any] = []
+        self.questions: list[Connection[Any, Any]] = []
+        connections = accept_ranks(NUM_RANKS, self._start)
         self.transport = RankedTransport(
             connections, on_read_done=lambda read_id, error: self.ends.put((read_id, error))
         )
+
+    def _start(self, address: str) -> None:
+        for rank in reversed(range(NUM_RANKS)):
+            ours, theirs = SPAWN.Pipe()
+            process = SPAWN.Process(
+                target=rank_main, args=(self.name, rank, address, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.processes.insert(0, process)
+            self.questions.insert(0, ours)
 
     def block(self, rank: int, block: int) -> bytes:
         """What a rank's block holds now."""
@@ -130,6 +127,14 @@ def test_a_rank_that_ends_ends_the_transport(workers: tuple[RankedWorker, Ranked
     with pytest.raises(RemoteFault, match="has ended"):
         reader.transport.read(1, "owner:1", [3], [9])
     assert not reader.transport.close(1)
+
+
+def test_ranks_that_cannot_be_started_are_said() -> None:
+    def start(address: str) -> None:
+        raise RuntimeError("no rank")
+
+    with pytest.raises(RuntimeError, match="no rank"):
+        accept_ranks(2, start)
 
 
 def test_a_rank_that_does_not_start_is_said() -> None:

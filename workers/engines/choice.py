@@ -59,6 +59,13 @@ def choose(options: WorkerOptions) -> Choice:
     Raises:
         ConfigError: native does not know the model and vLLM cannot be had.
     """
+    if options.tensor_parallel > 1:
+        if options.engine == "native":
+            raise ConfigError(
+                f"worker.tensor_parallel={options.tensor_parallel}: the native engine has one rank",
+                param="worker.tensor_parallel",
+            )
+        return Choice("vllm", "worker.tensor_parallel asks for several ranks")
     if options.engine != AUTO:
         return Choice(options.engine, "worker.engine names it")
     no_vllm = start.why_not()

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
+from disagg.errors import ConfigError
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.sampler import NonFiniteError, sample
+from disagg.workers.engines.vllm.state_blocks import BlockChanges
 
 
 class DrawsHere:
@@ -46,25 +49,56 @@ class DrawsHere:
 
 
 class Runner:
-    """vLLM's V1 model runner behind its executor.
+    """vLLM's V1 model runner in the process of its rank, and the rank's KV memory.
+
+    Args:
+        worker: vLLM's, with its KV cache allocated.
+        layers: names of those that keep something.
+        num_blocks: of the pool.
+        block_bytes: of a block in this rank.
 
     Attributes:
-        executor: the one that loaded the model.
+        pool: int8 [num_blocks, block_bytes], the runner's own storage.
+        page_format: what decides how a kernel lays KV out inside a page: backend, instruction
+            set, type.
+
+    Raises:
+        ConfigError: vLLM has allocated something else.
     """
 
-    def __init__(self, executor: Any) -> None:
-        self.executor = executor
-        self._runner = executor.driver_worker.worker.model_runner
+    def __init__(
+        self, worker: Any, layers: Sequence[str], num_blocks: int, block_bytes: int
+    ) -> None:
+        self._worker, self._runner = worker, worker.model_runner
         self._sampler = self._runner.sampler = DrawsHere(self._runner)
+        context = worker.vllm_config.compilation_config.static_forward_context
+        modules = [context[name] for name in layers]
+        memory = _storage_of(modules[0])
+        if memory.numel() != num_blocks * block_bytes:
+            raise ConfigError(
+                f"vLLM allocated {memory.numel()} bytes for {num_blocks} blocks of {block_bytes}",
+                param="worker.engine",
+            )
+        self.pool = memory.view(num_blocks, block_bytes)
+        self.pool[NULL_BLOCK] = -1  # NaN in every type: whoever reads through it fails its step
+        form = worker.vllm_config.cache_config.kv_cache_layout
+        self.page_format = f"{form}: {', '.join(sorted(set(map(_format_of, modules))))}"
 
-    def run(self, order: Any, slices: Mapping[str, SequenceSlice]) -> dict[str, SampledToken]:
+    def run(
+        self, order: Any, slices: Mapping[str, SequenceSlice], changes: BlockChanges
+    ) -> dict[str, SampledToken]:
         """Compute a step and draw its tokens, by name.
 
         Raises:
             NonFiniteError: some token's hidden state is not finite.
         """
+        if changes.zeroed:
+            self.pool[torch.tensor(changes.zeroed, device=self.pool.device)] = 0
+        if changes.copied:
+            sources, targets = torch.tensor(changes.copied, device=self.pool.device).T
+            self.pool[targets] = self.pool[sources]
         self._sampler.expect(slices)
-        result = self.executor.execute_model(order)
+        result = self._worker.execute_model(order)
         if result is not None:
             raise RuntimeError("vLLM's runner ended a step without logits")
         state = self._runner.execute_model_state
@@ -72,7 +106,7 @@ class Runner:
         if not bool(torch.isfinite(state.hidden_states[:num_tokens].sum())):
             self._runner.execute_model_state = None
             raise NonFiniteError("a hidden state is not finite")
-        self.executor.sample_tokens(None)
+        self._worker.sample_tokens(None)
         return self._sampler.drawn
 
     @property
@@ -85,28 +119,18 @@ class Runner:
         """Sequences of the last step."""
         return int(self._runner.input_batch.num_reqs)
 
-    def page_format(self, names: Sequence[str]) -> str:
-        """What decides how a kernel lays KV out inside a page: backend, instruction set, type."""
-        layers = self.executor.vllm_config.compilation_config.static_forward_context
-        formats = {
-            " ".join(
-                str(part)
-                for part in (
-                    layers[name].get_attn_backend().get_name(),
-                    getattr(layers[name], "isa", None),
-                    getattr(layers[name], "kv_cache_dtype", None),
-                )
-                if part is not None
-            )
-            for name in names
-        }
-        form = self.executor.vllm_config.cache_config.kv_cache_layout
-        return f"{form}: {', '.join(sorted(formats))}"
 
-    def pool_of(self, names: Sequence[str]) -> torch.Tensor:
-        """The memory of the KV cache, as bytes."""
-        layers = self.executor.vllm_config.compilation_config.static_forward_context
-        first = layers[names[0]].kv_cache
-        while isinstance(first, (list, tuple)):
-            first = first[0]
-        return torch.empty(0, dtype=torch.int8, device=first.device).set_(first.untyped_storage())
+def _storage_of(module: Any) -> torch.Tensor:
+    first = module.kv_cache
+    while isinstance(first, (list, tuple)):
+        first = first[0]
+    return torch.empty(0, dtype=torch.int8, device=first.device).set_(first.untyped_storage())
+
+
+def _format_of(module: Any) -> str:
+    parts = (
+        module.get_attn_backend().get_name(),
+        getattr(module, "isa", None),
+        getattr(module, "kv_cache_dtype", None),
+    )
+    return " ".join(str(part) for part in parts if part is not None)

@@ -59,6 +59,7 @@ def set_environment(device: str, num_threads: int) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
     }
     if device == "cpu":
         defaults |= {
@@ -109,8 +110,10 @@ def start_executor(options: WorkerOptions, device: str, dtype: str) -> Any:
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+    many = options.tensor_parallel > 1
     try:
         config = EngineArgs(
             model=options.model_dir,
@@ -128,6 +131,9 @@ def start_executor(options: WorkerOptions, device: str, dtype: str) -> Any:
             mamba_cache_mode="none",  # one block per request: where a state lies, we decide
             mamba_ssm_cache_dtype="float32",  # as the checkpoints' own code keeps it
             kv_cache_memory_bytes=1 << 20,  # our own plan decides; asked for before that
+            tensor_parallel_size=options.tensor_parallel,
+            distributed_executor_backend="mp" if many else None,
+            worker_extension_cls="disagg.workers.engines.vllm.rank.Rank",
         ).create_engine_config()
         if device == "cpu" and config.model_config.use_mla:
             raise ConfigError(
@@ -136,20 +142,10 @@ def start_executor(options: WorkerOptions, device: str, dtype: str) -> Any:
                 " a GPU has to",
                 param="model",
             )
-        executor = UniProcExecutor(config)
+        executor = (MultiprocExecutor if many else UniProcExecutor)(config)
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here
         raise ConfigError(f"vLLM cannot run {options.model_dir}: {error}", param="model") from error
     register_all_kvcache_specs(config)
     return executor
-
-
-def read_specs(executor: Any, block_tokens: int) -> dict[str, Any]:
-    """What each layer keeps, by name, in vLLM's words, with blocks of so many tokens."""
-    cache = executor.vllm_config.cache_config
-    # vLLM has raised them so that one layer's page is as large as one layer's state.
-    cache.block_size, cache.mamba_page_size_padded = block_tokens, None
-    specs: dict[str, Any]
-    (specs,) = executor.get_kv_cache_specs()
-    return specs

@@ -6,9 +6,19 @@ the state is copied into its new block before the step, and the runner is told o
 (`RunnerBatch`).
 """
 
+from typing import NamedTuple
+
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import Step
+
+
+class BlockChanges(NamedTuple):
+    """What is done to blocks before a step, in this order."""
+
+    zeroed: list[int]
+    copied: list[tuple[int, int]]
+    """From and to."""
 
 
 def is_state(group: KVCacheGroup) -> bool:

@@ -1,12 +1,10 @@
 """The engine over vLLM's model runner: our layout, our block tables, our sampler."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from disagg.errors import ConfigError
-from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.kv.shapes.whole_states import plan_whole_states
 from disagg.scheduling.block_tables import BlockTables
@@ -14,13 +12,14 @@ from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine_plan import DTYPE_BYTES, PoolPlan, plan_machine, plan_pool
 from disagg.workers.engines.checkpoint_files import model_fingerprint, read_weights
 from disagg.workers.engines.protocol import EngineFailedError
-from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
-from disagg.workers.engines.vllm.state_blocks import state_copies
+from disagg.workers.engines.vllm.state_blocks import BlockChanges, state_copies
 from disagg.workers.engines.vllm.step_checks import StepChecks, fresh_blocks
 from disagg.workers.options import WorkerOptions
-from disagg.workers.pool_region import PoolRegion
+
+if TYPE_CHECKING:  # at run time vLLM is imported when the engine starts
+    from disagg.workers.engines.vllm.runner import Runner
 
 
 class VllmEngine:
@@ -28,9 +27,6 @@ class VllmEngine:
 
     What breaks the runner's batch is checked before the call; an exception inside it ends the
     process.
-
-    Attributes:
-        pool: int8 [num_blocks, block_bytes], the runner's own storage.
     """
 
     def __init__(self, options: WorkerOptions, why: str = "") -> None:
@@ -48,7 +44,7 @@ class VllmEngine:
         self.fingerprint = model_fingerprint(options.model_dir)
         machine = plan_machine(options, stored_dtype)
         self.dtype = machine.dtype
-        weight_bytes = num_weights * DTYPE_BYTES[machine.dtype]
+        weight_bytes = num_weights * DTYPE_BYTES[machine.dtype] // options.tensor_parallel
         self._threads = start.Threads(machine.num_threads)
         start.set_environment(machine.device, machine.num_threads)
         with phase("imports of vLLM", machine.device):
@@ -60,16 +56,16 @@ class VllmEngine:
         # vLLM can be imported from here on.
         from disagg.workers.engines.vllm.cpu_refusals import refuse_on_cpu
         from disagg.workers.engines.vllm.kv_layout import spec_of
-        from disagg.workers.engines.vllm.runner import Runner
+        from disagg.workers.engines.vllm.rank import Ranks
         from disagg.workers.engines.vllm.runner_batch import RunnerBatch
 
-        specs = start.read_specs(executor, options.block_tokens)
+        self._ranks = ranks = Ranks(executor, options.tensor_parallel)
+        specs = ranks.read_specs(options.block_tokens)
         if machine.device == "cpu":
             refuse_on_cpu(specs, config.model_config.dtype)
         ours = [spec_of(name, spec, options.block_tokens) for name, spec in specs.items()]
         self.layout: KVCacheLayout = plan_whole_states(ours)
-        block_tokens = max(group.spec.block_tokens for group in self.layout.groups)
-        specs = start.read_specs(executor, block_tokens)
+        specs = ranks.read_specs(max(group.spec.block_tokens for group in self.layout.groups))
         pool = plan_pool(
             options,
             machine.device,
@@ -79,21 +75,13 @@ class VllmEngine:
             weights_loaded=True,
             whole_states=True,
         )
-        self.runner = Runner(executor)
         with phase("KV pool", machine.device):
-            self.pool = self._allocate(executor, specs, pool)
+            self._allocate(executor, specs, pool)
+            page_format = ranks.attach(list(specs), pool.num_blocks, pool.block_bytes)
         with phase("warm-up", machine.device):
             executor.collective_rpc("compile_or_warm_up_model")
-        self.pool[NULL_BLOCK] = -1  # NaN in every type: whoever reads through it fails its step
-        self.page_format = f"vllm {start.RELEASE} {self.runner.page_format(list(specs))}"
-        self.region = PoolRegion(
-            address=self.pool.data_ptr(),
-            num_blocks=pool.num_blocks,
-            block_bytes=pool.block_bytes,
-            memory_kind="VRAM" if self.pool.is_cuda else "DRAM",
-            device_id=self.pool.get_device() if self.pool.is_cuda else 0,
-            owner=(executor, self.pool),
-        )
+        self.page_format = f"vllm {start.RELEASE} {page_format}"
+        self.region = ranks.region
         because = f" ({why})" if why else ""
         self.summary = f"vllm {version}{because}: {machine.summary}, {pool.summary}"
         self._tables = BlockTables(len(self.layout.groups), pool.num_blocks)
@@ -118,27 +106,33 @@ class VllmEngine:
         except ValueError as error:
             return StepResult(step.step_id, error=str(error))
         self._threads.use()
-        # vLLM's kernels need finite bytes in slots that nobody has written.
-        fresh = fresh_blocks(step, self._tables, self.layout)
-        if fresh:
-            self.pool[torch.tensor(fresh, device=self.pool.device)] = 0
-        copies = state_copies(step, self._tables, self.layout)
-        if copies:
-            sources, targets = torch.tensor(copies, device=self.pool.device).T
-            self.pool[targets] = self.pool[sources]
+        changes = BlockChanges(
+            # vLLM's kernels need finite bytes in slots that nobody has written.
+            zeroed=fresh_blocks(step, self._tables, self.layout),
+            copied=state_copies(step, self._tables, self.layout),
+        )
         order = self.batch.describe(step, self._tables)
         slices = self.batch.names_of(step)
         try:
-            with torch.inference_mode():
-                drawn = self.runner.run(order, slices)
-        except NonFiniteError as error:
-            return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
-        except Exception as error:  # the runner's batch is in an unknown state
-            self._failed = f"vLLM's runner failed: {type(error).__name__}: {error}"
-            raise EngineFailedError(self._failed) from error
+            drawn, not_finite = self._ranks.run(order, slices, changes)
+        except Exception as failure:  # the runner's batch is in an unknown state
+            self._failed = f"vLLM's runner failed: {type(failure).__name__}: {failure}"
+            raise EngineFailedError(self._failed) from failure
+        if not_finite:
+            return StepResult(step.step_id, error=not_finite)
         return StepResult(step.step_id, tuple(drawn.get(name) for name in slices))
 
-    def _allocate(self, executor: Any, specs: Mapping[str, Any], plan: PoolPlan) -> torch.Tensor:
+    @property
+    def runner(self) -> "Runner":
+        """The runner of an engine of one rank."""
+        return self._ranks.runner
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """int8 [num_blocks, block_bytes] of an engine of one rank."""
+        return self._ranks.runner.pool
+
+    def _allocate(self, executor: Any, specs: Mapping[str, Any], plan: PoolPlan) -> None:
         from disagg.workers.engines.vllm.kv_layout import kv_cache_config
 
         (forms, *_) = executor.get_supported_kv_cache_layouts()
@@ -147,15 +141,7 @@ class VllmEngine:
         executor.set_kv_cache_layout(forms[0])
         cache = executor.vllm_config.cache_config
         cache.kv_cache_layout, cache.num_gpu_blocks = forms[0], plan.num_blocks
-        executor.initialize_from_config([config])
-        memory = self.runner.pool_of(list(specs))
-        if memory.numel() != plan.num_blocks * plan.block_bytes:
-            raise ConfigError(
-                f"vLLM allocated {memory.numel()} bytes for {plan.num_blocks} blocks of"
-                f" {plan.block_bytes}",
-                param="worker.engine",
-            )
-        return memory.view(plan.num_blocks, plan.block_bytes)
+        executor.initialize_from_config([config] * self._ranks.num_ranks)
 
 
 def build_vllm(options: WorkerOptions, why: str = "") -> VllmEngine:

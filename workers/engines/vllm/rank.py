@@ -1,0 +1,117 @@
+"""What a rank does for the engine, in the process that holds its part of weights and KV."""
+
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from disagg.messages.sampling import SampledToken
+from disagg.scheduling.step import SequenceSlice
+from disagg.workers.engines.sampler import NonFiniteError
+from disagg.workers.engines.vllm.runner import Runner
+from disagg.workers.engines.vllm.state_blocks import BlockChanges
+from disagg.workers.pool_region import PoolRegion
+from disagg.workers.rank_agent import RankAgent
+from disagg.workers.ranked_transport import accept_ranks
+
+Drawn = dict[str, SampledToken]
+
+
+class Rank:
+    """Mixed into vLLM's worker class by vLLM itself, which then has these methods too."""
+
+    def disagg_specs(self: Any, block_tokens: int) -> dict[str, Any]:
+        """What each layer keeps, by name, in vLLM's words, with blocks of so many tokens."""
+        cache = self.vllm_config.cache_config
+        # vLLM has raised them so that one layer's page is as large as one layer's state.
+        cache.block_size, cache.mamba_page_size_padded = block_tokens, None
+        specs: dict[str, Any] = self.get_kv_cache_spec()
+        return specs
+
+    def disagg_attach(
+        self: Any, layers: Sequence[str], num_blocks: int, block_bytes: int
+    ) -> tuple[str, PoolRegion]:
+        """Take the runner over; returns the page format and where the KV lies."""
+        self.disagg_runner = Runner(self, layers, num_blocks, block_bytes)
+        pool = self.disagg_runner.pool
+        self.disagg_region = PoolRegion(
+            address=pool.data_ptr(),
+            num_blocks=num_blocks,
+            block_bytes=block_bytes,
+            memory_kind="VRAM" if pool.is_cuda else "DRAM",
+            device_id=pool.get_device() if pool.is_cuda else 0,
+            owner=None,  # this process's runner keeps it alive
+        )
+        return self.disagg_runner.page_format, self.disagg_region
+
+    def disagg_run(
+        self: Any, order: Any, slices: Mapping[str, SequenceSlice], changes: BlockChanges
+    ) -> tuple[Drawn, str]:
+        """Compute a step; returns its tokens by name, or why it fails as a whole."""
+        try:
+            with torch.inference_mode():
+                return self.disagg_runner.run(order, slices, changes), ""
+        except NonFiniteError as error:
+            return {}, f"{type(error).__name__}: {error}"
+
+    def disagg_connect(self: Any, agent_name: str, handle_bytes_max: int, address: str) -> None:
+        """Start this rank's NIXL agent."""
+        self.disagg_agent = RankAgent(
+            agent_name, self.rank, self.disagg_region, handle_bytes_max, address
+        )
+
+
+class Ranks:
+    """All ranks of an engine, from the process that schedules.
+
+    Args:
+        executor: vLLM's, with the model loaded.
+        num_ranks: of the engine; the only one is in this process.
+    """
+
+    def __init__(self, executor: Any, num_ranks: int) -> None:
+        self._executor = executor
+        self.num_ranks = num_ranks
+        self.num_blocks = 0
+
+    def read_specs(self, block_tokens: int) -> dict[str, Any]:
+        """See `Rank.disagg_specs`; the ranks' are equal."""
+        specs: dict[str, Any] = self._call("disagg_specs", block_tokens)
+        return specs
+
+    def attach(self, layers: Sequence[str], num_blocks: int, block_bytes: int) -> str:
+        """Take the runners over; returns their page format."""
+        self.num_blocks = num_blocks
+        page_format: str
+        page_format, self._region = self._call("disagg_attach", layers, num_blocks, block_bytes)
+        return page_format
+
+    @property
+    def region(self) -> "PoolRegion | Ranks":
+        """The KV memory as transports take it."""
+        return self if self.num_ranks > 1 else self._region
+
+    @property
+    def runner(self) -> Runner:
+        """The only rank's."""
+        runner: Runner = self._executor.driver_worker.worker.disagg_runner
+        return runner
+
+    def run(
+        self, order: Any, slices: Mapping[str, SequenceSlice], changes: BlockChanges
+    ) -> tuple[Drawn, str]:
+        """See `Rank.disagg_run`; every rank draws the same tokens."""
+        result: tuple[Drawn, str] = self._call("disagg_run", order, slices, changes)
+        return result
+
+    def connect(self, agent_name: str, handle_bytes_max: int) -> "Sequence[Connection[Any, Any]]":
+        """See `RankedPool`."""
+        return accept_ranks(
+            self.num_ranks,
+            lambda address: self._call("disagg_connect", agent_name, handle_bytes_max, address),
+        )
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of every rank; returns the first one's result."""
+        return self._executor.collective_rpc(method, args=arguments)[0]
