@@ -1,0 +1,39 @@
+"""Two ranks, each a process with half of the heads: the answers are those of one."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from disagg.messages.sampling import SamplingParams
+from tests.checkpoints import make_checkpoint, reference_generate
+from tests.vllm.engines import VLLM_SHAPE, make_vllm
+from tests.vllm.serving import Serving
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+NUM_TOKENS = 8
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, num_logprobs=0)
+SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, top_p=0.95, seed=3)
+
+
+def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "gemma3", window=40, **VLLM_SHAPE)
+    rng = random.Random(1)
+    prompts = {str(length): [rng.randrange(7, 320) for _ in range(length)] for length in (5, 90)}
+    answers = []
+    for num_ranks in (1, 2):
+        engine = make_vllm(tmp_path, 100, tensor_parallel=num_ranks)
+        serving = Serving(engine, 37)
+        for name, prompt in prompts.items():
+            serving.submit(name, prompt, GREEDY)
+            serving.submit(f"{name}-sampled", prompt, SAMPLED)
+        serving.run()
+        answers.append({name: serving.tokens(name) for name in serving.samples})
+        for name, prompt in prompts.items():
+            tokens, logprobs, _ = reference_generate(tmp_path, prompt, NUM_TOKENS)
+            assert serving.tokens(name) == tokens
+            assert serving.logprobs(name) == pytest.approx(logprobs, abs=1e-4)
+    assert answers[0] == answers[1]
+    assert engine.region.num_ranks == 2
+    assert engine.layout.groups[0].spec.num_kv_heads == 1  # control: each has half of the two
