@@ -43,6 +43,7 @@ from disagg.workers.engines.vllm.vllm_engine import VllmEngine
 from disagg.workers.nixl_agent import ReadHandle
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
+from disagg.workers.pool_region import PoolRegion
 from disagg.workers.transport import KVTransport
 from disagg.workers.worker import Worker, nixl_transport
 
@@ -186,9 +187,9 @@ class WorkerUnderTest:
             self.gates["dones"].go(lambda: on_read_done(read_id, error))
 
         inner = nixl_transport(agent, engine, done, handle_bytes_max)
-        assert isinstance(inner, NixlTransport)
-        self.really_post = inner._agent.post
-        inner._agent.post = self.post  # type: ignore[method-assign]
+        if isinstance(inner, NixlTransport):  # one rank: its agent is in this process
+            self.really_post = inner._agent.post
+            inner._agent.post = self.post  # type: ignore[method-assign]
         return GatedTransport(inner, self.gates["reads"], self.gates["checks"], self.remember)
 
     def remember(self, read_id: int, dst_blocks: Sequence[int]) -> None:
@@ -346,11 +347,11 @@ class WorkerUnderTest:
         def execute_model(_: object) -> None:
             raise IndexError("broken by a test")
 
-        self.engine.runner.executor.execute_model = execute_model
+        self.engine.runner._worker.execute_model = execute_model
 
     def tell_counts(self) -> None:
         counts = {"messages": self.num_router_messages, "steps": self.held_engine.num_steps}
-        if isinstance(self.engine, VllmEngine):
+        if isinstance(self.engine, VllmEngine) and isinstance(self.engine.region, PoolRegion):
             counts["sequences"] = self.engine.runner.num_requests
         say("counts " + json.dumps(counts))
 
