@@ -217,7 +217,7 @@ class WorkerUnderTest:
                 if group in self.unwritten:
                     self.engine.pool.poison([block])
                 else:
-                    dtype = self.engine.pool.layers[0].keys.dtype
+                    dtype = next(iter(self.engine.pool.layers.values())).keys.dtype
                     self.engine.pool.tensor[block].view(dtype).mul_(-3).add_(0.5)
                 say(f"corrupted {group} {block}")
 
