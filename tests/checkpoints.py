@@ -16,12 +16,16 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
+    BambaForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -34,16 +38,27 @@ from transformers import (
     Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.utils import logging
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -51,8 +66,8 @@ logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 
-LOUD = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
-"""Weights drawn larger, so that attention outweighs the last token's own embedding."""
+LOUD = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "down_proj")
+"""Weights drawn larger, so that context outweighs the last token's own embedding."""
 
 UNSCALED = ("gemma3n_text", "gemma4_text")
 """Models whose attention scores are not divided by the root of the head size."""
@@ -104,7 +119,26 @@ class TinyFamily:
     window_field: str = "sliding_window"
 
 
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+}
+_GATED_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rms_norm_eps": 1e-2,  # the norm of a weak answer of the state would blow up rounding errors
+}
+
 FAMILIES: dict[str, TinyFamily] = {
+    "bamba": TinyFamily(
+        BambaForCausalLM, BambaConfig, 4, False, {**_MAMBA, "attn_layer_indices": [1]}
+    ),
     "cohere2": TinyFamily(Cohere2ForCausalLM, Cohere2Config, 4, True, {"logit_scale": 1.0}),
     "deepseek_v2": TinyFamily(
         DeepseekV2ForCausalLM,
@@ -119,6 +153,9 @@ FAMILIES: dict[str, TinyFamily] = {
         3,
         False,
         LATENTS | {"q_lora_rank": 20, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+    ),
+    "falcon_h1": TinyFamily(
+        FalconH1ForCausalLM, FalconH1Config, 3, False, {**_MAMBA, "mamba_d_ssm": 128}
     ),
     "gemma2": TinyFamily(
         Gemma2ForCausalLM, Gemma2Config, 4, True, {"query_pre_attn_scalar": HEAD_DIM}
@@ -150,6 +187,44 @@ FAMILIES: dict[str, TinyFamily] = {
         True,
         {"num_local_experts": 4, "num_experts_per_tok": 2},
     ),
+    "granite_hybrid": TinyFamily(
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        4,
+        False,
+        {
+            **_MAMBA,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": INTERMEDIATE,
+            "attention_multiplier": 0.25,
+        },
+    ),
+    "jamba": TinyFamily(
+        JambaForCausalLM,
+        JambaConfig,
+        4,
+        False,
+        {
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "lfm2": TinyFamily(
+        Lfm2ForCausalLM,
+        Lfm2Config,
+        4,
+        False,
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
     "llama": TinyFamily(LlamaForCausalLM, LlamaConfig, 3, False),
     "llama4": TinyFamily(
         Llama4ForCausalLM,
@@ -167,7 +242,45 @@ FAMILIES: dict[str, TinyFamily] = {
         "attention_chunk_size",
     ),
     "mistral": TinyFamily(MistralForCausalLM, MistralConfig, 3, True),
+    "nemotron_h": TinyFamily(
+        NemotronHForCausalLM,
+        NemotronHConfig,
+        6,
+        False,
+        {
+            "layers_block_type": [
+                "linear_attention",
+                "moe",
+                "full_attention",
+                "linear_attention",
+                "mlp",
+                "linear_attention",
+            ],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "n_routed_experts": 4,
+            "moe_intermediate_size": INTERMEDIATE,
+            "moe_shared_expert_intermediate_size": INTERMEDIATE,
+        },
+    ),
     "qwen3": TinyFamily(Qwen3ForCausalLM, Qwen3Config, 3, False),
+    "qwen3_5": TinyFamily(Qwen3_5ForCausalLM, Qwen3_5TextConfig, 4, False, _GATED_DELTA_NET),
+    "qwen3_next": TinyFamily(
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        4,
+        False,
+        {
+            **_GATED_DELTA_NET,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": INTERMEDIATE,
+            "shared_expert_intermediate_size": INTERMEDIATE,
+        },
+    ),
     "qwen3_window": TinyFamily(
         Qwen3ForCausalLM,
         Qwen3Config,
@@ -273,6 +386,8 @@ def _fill(model: Any, seed: int) -> None:
             # Sharper attention: which token is read matters; and where scores are not divided by
             # the root of the head size, as is learnt in these weights, not so sharp as to be chaos.
             weight.add_((-0.35 if model.config.model_type in UNSCALED else 0.5) + 0.1 * noise)
+        elif name.endswith(("dt_bias", "dt_proj.bias")):
+            weight.copy_(0.5 * noise - 2)  # small steps: a state remembers many tokens
         elif weight.ndim == 1:
             weight.add_(0.1 * noise)  # norms, biases, sinks stay near what their class set
         elif "embed" in name:

@@ -33,7 +33,8 @@ KIND_NAMES = {
     "chunked_local": "chunked local",
     "full_attention": "full",
     "mla": "MLA",
-    "": "with another layer's KV",
+    "linear_state": "linear state",
+    "": "without KV of its own",
 }
 TARGETS = ("make test", "make test-slow", "make test-gpu")
 

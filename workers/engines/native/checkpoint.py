@@ -8,6 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
+from disagg.kv.shapes.model_shapes import read_shape
 from disagg.workers.engines.checkpoint_files import model_fingerprint, read_json, read_weights
 from disagg.workers.engines.native.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
 from disagg.workers.engines.native.layer_specs import (
@@ -16,6 +17,9 @@ from disagg.workers.engines.native.layer_specs import (
     layer_types,
     positive,
 )
+
+DTYPE_OF_BYTES = {4: "float32", 2: "bfloat16"}
+"""A type of that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,11 @@ class Checkpoint:
     kv_owners: dict[int, int]
 
     def layer_specs(self, *, block_tokens: int, dtype_bytes: int) -> tuple[Spec | None, ...]:
-        """Return what each layer keeps per request, in layer order; None: nothing of its own."""
+        """Return what each layer keeps per request, in the order of `ModelShape.layer_specs`."""
+        if self.family.has_states:
+            fields = {"architectures": [self.architecture], "dtype": DTYPE_OF_BYTES[dtype_bytes]}
+            shape = read_shape(self.config.to_dict() | fields, block_tokens=block_tokens)
+            return shape.layer_specs
         return layer_specs(
             self.config, self.family, block_tokens=block_tokens, dtype_bytes=dtype_bytes
         )
@@ -76,10 +84,11 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
     except Exception as error:  # transformers raises many kinds here
         raise ConfigError(f"config.json: {error}", param="config.json") from error
     _check_rope(config)
-    layer_specs(config, family, block_tokens=1, dtype_bytes=1)
-    # The model code of these families ignores the field: obeying or ignoring it is a guess.
-    if family.windows != "per_layer" and raw.get("layer_types"):
-        _check_ignored_types(config, family, list(raw["layer_types"]))
+    if not family.has_states:
+        layer_specs(config, family, block_tokens=1, dtype_bytes=1)
+        # The model code of these families ignores the field: obeying or ignoring it is a guess.
+        if family.windows != "per_layer" and raw.get("layer_types"):
+            _check_ignored_types(config, family, list(raw["layer_types"]))
     eos = getattr(config, "eos_token_id", None)
     if (path / "generation_config.json").is_file():
         eos = read_json(path / "generation_config.json").get("eos_token_id", eos)

@@ -17,11 +17,13 @@ class Family:
         windows: ``per_layer`` reads ``config.layer_types``, ``every_layer`` takes
             ``config.sliding_window`` for all layers (null: none), ``no_layer`` has full attention.
         implements: those of REFUSED_FIELDS that the engine computes for this family.
+        has_states: layers with a linear state, and what they keep by `read_shape`'s rule.
     """
 
     name: str
     windows: Literal["per_layer", "every_layer", "no_layer"]
     implements: frozenset[str] = frozenset()
+    has_states: bool = False
 
 
 _LATENTS = frozenset({"kv_lora_rank"})
@@ -29,9 +31,11 @@ _CHUNKS = frozenset({"attention_chunk_size", "attn_temperature_tuning"})
 
 
 SUPPORTED: dict[str, Family] = {
+    "BambaForCausalLM": Family("bamba", "no_layer", has_states=True),
     "Cohere2ForCausalLM": Family("cohere2", "per_layer"),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", "no_layer", _LATENTS),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", "no_layer", _LATENTS),
+    "FalconH1ForCausalLM": Family("falcon_h1", "no_layer", has_states=True),
     "Gemma2ForCausalLM": Family("gemma2", "per_layer"),
     "Gemma3ForCausalLM": Family("gemma3", "per_layer"),
     "Gemma3nForCausalLM": Family("gemma3n", "per_layer", frozenset({"num_kv_shared_layers"})),
@@ -40,10 +44,16 @@ SUPPORTED: dict[str, Family] = {
     ),
     "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", "no_layer", _LATENTS),
     "GptOssForCausalLM": Family("gpt_oss", "per_layer"),
+    "GraniteMoeHybridForCausalLM": Family("granite_hybrid", "no_layer", has_states=True),
+    "JambaForCausalLM": Family("jamba", "no_layer", has_states=True),
+    "Lfm2ForCausalLM": Family("lfm2", "no_layer", has_states=True),
     "Llama4ForCausalLM": Family("llama4", "per_layer", _CHUNKS),
     "LlamaForCausalLM": Family("llama", "no_layer"),
     "MistralForCausalLM": Family("mistral", "every_layer"),
+    "NemotronHForCausalLM": Family("nemotron_h", "no_layer", has_states=True),
     "Qwen3ForCausalLM": Family("qwen3", "per_layer"),
+    "Qwen3NextForCausalLM": Family("qwen3_next", "no_layer", has_states=True),
+    "Qwen3_5ForCausalLM": Family("qwen3_5", "no_layer", has_states=True),
 }
 """By the name in ``config.architectures``."""
 

@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from disagg.errors import ConfigError
-from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import Step, StepResult
@@ -18,6 +19,8 @@ from disagg.workers.engines.native.latent_attention import hand_out_latents
 from disagg.workers.engines.native.own_positions import scale_by_own_positions
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
+from disagg.workers.engines.native.state_batch import StateGroup
+from disagg.workers.engines.native.state_mixers import StateMixers
 from disagg.workers.engines.sampler import NonFiniteError, sample
 from disagg.workers.engines.start_phases import phase
 
@@ -71,9 +74,8 @@ class NativeEngine:
         self.fingerprint = self.checkpoint.fingerprint
         self.vocab_size = self.checkpoint.vocab_size
         self.max_model_tokens = self.checkpoint.max_model_tokens
-        self.layout: KVCacheLayout = plan_layout(
-            self.checkpoint.layer_specs(block_tokens=block_tokens, dtype_bytes=kind.itemsize)
-        )
+        specs = self.checkpoint.layer_specs(block_tokens=block_tokens, dtype_bytes=kind.itemsize)
+        self.layout: KVCacheLayout = plan_layout(specs)
         weight_bytes = self.checkpoint.num_weights * kind.itemsize
         with phase("weights", where.type, expected_bytes=weight_bytes):
             self._model = _load(self.checkpoint, kind, where)
@@ -85,11 +87,19 @@ class NativeEngine:
                 device=where,
                 kv_owners=self.checkpoint.kv_owners,
             )
+        self._mixers = StateMixers(
+            self._model,
+            self.layout,
+            self.pool.tensor,
+            kind,
+            # Where every layer has attention and a state, all the states come after.
+            first_layer=len(specs) - self.checkpoint.config.num_hidden_layers,
+        )
         self.region = self.pool.region
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
         self._builder = BatchBuilder(
             self.pool.layers,
-            [GroupShape(group.spec, pages_of(group.spec)) for group in self.layout.groups],
+            [_group_shape(group) for group in self.layout.groups],
             vocab_size=self.vocab_size,
             max_model_tokens=self.max_model_tokens,
             device=where,
@@ -129,6 +139,7 @@ class NativeEngine:
         """
         if self._model is None:
             raise RuntimeError("the engine is closed")
+        self._mixers.calls = batch.states
         output = self._model(
             input_ids=batch.input_ids,
             position_ids=batch.positions,
@@ -153,6 +164,12 @@ class NativeEngine:
             for index, token in zip(batch.sampled, tokens, strict=True):
                 samples[index] = token
         return tuple(samples)
+
+
+def _group_shape(group: KVCacheGroup) -> GroupShape | StateGroup:
+    if isinstance(group.spec, LinearStateSpec):
+        return StateGroup(group.spec.block_tokens, group.blocks_per_state)
+    return GroupShape(group.spec, pages_of(group.spec))
 
 
 def _device(name: str) -> torch.device:

@@ -13,6 +13,7 @@ from disagg.kv.kinds.kind import AttentionPages, Spec
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.native.paged_pool import LayerCache
+from disagg.workers.engines.native.state_batch import StateCall, StateGroup, state_calls
 
 QUERY_TILE_TOKENS = 512
 """A prefill chunk is attended in tiles of so many queries, which bounds mask and score memory."""
@@ -80,7 +81,8 @@ class PackedBatch:
     positions: torch.Tensor
     last_rows: torch.Tensor
     sampled: tuple[int, ...]
-    groups: tuple[GroupBatch, ...]
+    groups: Mapping[int, GroupBatch]
+    states: Mapping[int, tuple[StateCall, ...]]
     layers: Mapping[int, LayerCache]
 
 
@@ -107,7 +109,7 @@ class BatchBuilder:
     def __init__(
         self,
         layers: Mapping[int, LayerCache],
-        groups: Sequence[GroupShape],
+        groups: Sequence[GroupShape | StateGroup],
         *,
         vocab_size: int,
         max_model_tokens: int,
@@ -149,11 +151,18 @@ class BatchBuilder:
         lengths = [len(ids) for ids in tokens]
         ends = np.cumsum(lengths)
         sampled = tuple(i for i, part in enumerate(slices) if part.sampling is not None)
-        groups, written = [], []
+        groups: dict[int, GroupBatch] = {}
+        states: dict[int, tuple[StateCall, ...]] = {}
+        written, first_rows = [], (ends - lengths).tolist()
         for number, shape in enumerate(self._groups):
             blocks = [tables[part.key][number] for part in slices]
-            batch, slots = self._group(number, shape, slices, blocks, (ends - lengths).tolist())
-            groups.append(batch)
+            if isinstance(shape, StateGroup):
+                states[number], left = state_calls(
+                    number, shape, slices, blocks, first_rows, self._tensor
+                )
+                slots = left << 32
+            else:
+                groups[number], slots = self._group(number, shape, slices, blocks, first_rows)
             written.append(slots)
         all_written = np.concatenate(written)
         if len(np.unique(all_written)) != len(all_written):
@@ -163,7 +172,8 @@ class BatchBuilder:
             positions=self._tensor(np.concatenate(positions))[None],
             last_rows=self._tensor(ends[list(sampled)] - 1),
             sampled=sampled,
-            groups=tuple(groups),
+            groups=groups,
+            states=states,
             layers=self._layers,
         )
 

@@ -7,8 +7,8 @@ import torch
 
 from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.workers.engines.native.paged_pool import PagedPool
@@ -89,6 +89,6 @@ def test_a_layout_for_other_elements_is_refused() -> None:
 
 
 def test_a_kind_without_pages_is_refused() -> None:
-    states = plan_layout([LinearStateSpec(16, 64)])
-    with pytest.raises(ConfigError, match="linear_state"):
-        PagedPool(states, num_blocks=5, dtype=torch.float32, device=torch.device("cpu"))
+    outputs = plan_layout([CrossAttentionSpec(16, HEADS, HEAD_SIZE, 4, 64)])
+    with pytest.raises(ConfigError, match="cross_attention"):
+        PagedPool(outputs, num_blocks=5, dtype=torch.float32, device=torch.device("cpu"))
