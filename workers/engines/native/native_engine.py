@@ -16,7 +16,7 @@ from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUME
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
-from disagg.workers.engines.sampler import NonFiniteError, sample
+from disagg.workers.engines.sampler import NonFiniteError, Sampler
 from disagg.workers.engines.start_phases import phase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,6 +79,7 @@ class NativeEngine:
             self.pool = PagedPool(self.layout, num_blocks=num_blocks, dtype=kind, device=where)
         self.region = self.pool.region
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
+        self._sampler = Sampler()
         self._builder = BatchBuilder(
             self.pool.layers,
             [
@@ -117,6 +118,7 @@ class NativeEngine:
         Raises:
             ValueError: see ``BlockTables.apply`` and ``BatchBuilder.build``.
         """
+        self._sampler.apply(step.ended, step.slices)
         self._tables.apply(step)
         return self._builder.build(step.slices, self._tables)
 
@@ -143,12 +145,7 @@ class NativeEngine:
         logits = self.forward(batch)
         samples: list[SampledToken | None] = [None] * len(step.slices)
         if batch.sampled:
-            chosen = [step.slices[index] for index in batch.sampled]
-            tokens = sample(
-                logits,
-                [part.sampling for part in chosen if part.sampling is not None],
-                [part.start + len(part.token_ids) for part in chosen],
-            )
+            tokens = self._sampler.sample(logits, [step.slices[index] for index in batch.sampled])
             for index, token in zip(batch.sampled, tokens, strict=True):
                 samples[index] = token
         return tuple(samples)
