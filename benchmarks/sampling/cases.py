@@ -10,6 +10,7 @@ import torch
 from disagg.messages.sampling import SamplingParams
 
 NUM_ROWS = 16
+BURST = 5
 MS = 1e3
 
 
@@ -72,16 +73,16 @@ def by_sorting(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[i
 def least_ms(
     runs: Mapping[str, Callable[[], object]], rounds: int, *, seldom: str, every: int = 8
 ) -> dict[str, tuple[float, float]]:
-    """Least and median CPU time of each, in ms; all take turns, after one round that warms up.
+    """Least and median CPU time of each, in ms; all take turns, of ``BURST`` calls each.
 
-    Those whose name ends with ``seldom`` take part in one round of ``every``.
+    Those whose name ends with ``seldom`` take part in one round of ``every``, with a call.
     """
     spent: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
+    for number in range(rounds):
         for name, run in runs.items():
-            if name.endswith(seldom) and number % every > 1:
-                continue
-            begin = time.process_time()
-            run()
-            spent[name].append((time.process_time() - begin) * MS)
-    return {name: (min(one[1:]), statistics.median(one[1:])) for name, one in spent.items()}
+            rare = name.endswith(seldom)
+            for _ in range(BURST if not rare else number % every == 0):
+                begin = time.process_time()
+                run()
+                spent[name].append((time.process_time() - begin) * MS)
+    return {name: (min(one), statistics.median(one)) for name, one in spent.items()}

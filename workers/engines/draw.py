@@ -19,6 +19,8 @@ from disagg.workers.engines.best_tokens import BLOCK, best_tokens, in_blocks
 
 EXP_MIN, EXP_MAX = -40.0, 60.0
 """Where every row's best logit lies between them, exp() will do; softmax takes twice as long."""
+CACHED = 1 << 16
+"""Weights that are compared in one go on a CPU: 256 KiB."""
 NUM_SPARE = 16
 """Tokens looked at beyond the ``top_k`` best, so that those as good as the last are among them."""
 
@@ -51,7 +53,7 @@ def draw(
     among_all = [row for row in range(len(params)) if not 0 < params[row].top_k < vocab_size]
     top_k = torch.tensor([[params[row].top_k] for row in cut], device=logits.device)
     num_best = min(int(top_k.max()) + NUM_SPARE, vocab_size)
-    best, ids = best_tokens(_some(logits, cut), num_best)
+    best, ids = best_tokens(some_rows(logits, cut), num_best)
     least = best.gather(-1, top_k - 1)
     # Where the last of a row's own spare ones is as good as the last kept, more may be.
     worst = best.gather(-1, (top_k - 1 + NUM_SPARE).clamp(max=num_best - 1))
@@ -60,35 +62,37 @@ def draw(
     if few:
         rows = [cut[at] for at in few]
         own = [params[row] for row in rows]
-        in_order, order = _some(ids, few).sort(-1)
-        kept = _some(best.masked_fill_(best < least, -torch.inf), few).gather(-1, order)
+        in_order, order = some_rows(ids, few).sort(-1)
+        kept = some_rows(best.masked_fill_(best < least, -torch.inf), few).gather(-1, order)
         drawn = _draw(_weights(kept, own), own, [positions[row] for row in rows])
         tokens[rows] = in_order.gather(-1, drawn[:, None])[:, 0]
     many = [at for at, is_complete in enumerate(complete) if not is_complete]
     if many:
         rows = [cut[at] for at in many]
         own = [params[row] for row in rows]
-        kept = _some(logits, rows)
+        kept = some_rows(logits, rows)
         weights = _weights(kept, own)
-        weights[:, :vocab_size].mul_(kept >= _some(least, many))
+        weights[:, :vocab_size].mul_(kept >= some_rows(least, many))
         tokens[rows] = _draw(weights, own, [positions[row] for row in rows])
     if among_all:
         own = [params[row] for row in among_all]
-        weights = _weights(_some(logits, among_all), own)
+        weights = _weights(some_rows(logits, among_all), own)
         tokens[among_all] = _draw(weights, own, [positions[row] for row in among_all])
     return tokens
 
 
 def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """exp(logits / temperature) [rows, tokens], each row up to a factor of its own."""
+    scaled = logits
     if any(param.temperature != 1 for param in params):
         scale = torch.tensor([[1 / param.temperature] for param in params], device=logits.device)
-        logits = logits * scale
-    logits = in_blocks(logits).flatten(1)
-    best = logits.amax(-1)
-    if bool(((best > EXP_MIN) & (best < EXP_MAX)).all()):
-        return logits.exp()
-    return logits.softmax(-1)
+        scaled = logits * scale
+    scaled = in_blocks(scaled).flatten(1)
+    best = scaled.amax(-1)
+    if not bool(((best > EXP_MIN) & (best < EXP_MAX)).all()):
+        return scaled.softmax(-1)
+    # A second tensor of this size makes the allocator give memory back and take it anew.
+    return scaled.exp() if scaled.data_ptr() == logits.data_ptr() else scaled.exp_()
 
 
 def _draw(
@@ -98,7 +102,8 @@ def _draw(
     device = weights.device
     if any(param.min_p > 0 for param in params):
         share = torch.tensor([[param.min_p] for param in params], device=device)
-        weights.masked_fill_(weights < weights.amax(-1, keepdim=True) * share, 0)
+        least = weights.amax(-1, keepdim=True) * share
+        weights.mul_(torch.ge(weights, least, out=torch.empty_like(weights)))
     weights = weights.view(len(params), -1, BLOCK)
     sums = weights.sum(-1).double()
     top_p = torch.tensor([param.top_p for param in params], dtype=torch.float64, device=device)
@@ -114,20 +119,34 @@ def _draw(
         if not limited:
             break
         own = weights.flatten(1).gather(-1, drawn[:, None])
-        weights = _some(weights, limited)
-        # As floats, not as a mask: where() takes twice as long.
-        heavier = torch.empty_like(weights)
-        torch.gt(weights, _some(own, limited)[..., None], out=heavier).mul_(weights)
-        refused = (heavier.flatten(1).sum(-1) >= nucleus[rows][limited]).tolist()
-        again = [at for at, is_refused in enumerate(refused) if is_refused]
-        rows = [rows[limited[at]] for at in again]
-        weights = _some(heavier, again)
+        heavier = _mass_above(some_rows(weights, limited), some_rows(own, limited))
+        refused = (heavier >= nucleus[rows][limited]).tolist()
+        again = [at for at, is_refused in zip(limited, refused, strict=True) if is_refused]
+        rows = [rows[at] for at in again]
+        weights, own = some_rows(weights, again), some_rows(own, again)
+        weights = weights * (weights > own[..., None])
         sums = weights.sum(-1).double()
         attempt += 1
     return tokens
 
 
-def _some(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+def _mass_above(weights: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Sum [rows] of the weights [rows, blocks, BLOCK] that are above a row's own [rows, 1].
+
+    On a CPU it goes by parts of the vocabulary, so that what is written stays in the cache.
+    """
+    size = weights.shape[1]
+    if weights.device.type == "cpu":
+        size = max(1, CACHED // weights[:, 0].numel())
+    masses = []
+    for part in weights.split(size, 1):
+        # A mask of floats: one of bools takes twice as long to make and to apply.
+        mask = torch.empty(part.shape, device=part.device)
+        masses.append(torch.gt(part, own[..., None], out=mask).mul_(part).sum((1, 2)))
+    return torch.stack(masses).sum(0, dtype=torch.float64)
+
+
+def some_rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Some rows, ascending; nothing is copied where it is all of them."""
     if len(rows) == len(tensor):
         return tensor

@@ -12,7 +12,7 @@ from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams, TokenLogprobs
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.best_tokens import best_tokens
-from disagg.workers.engines.draw import draw
+from disagg.workers.engines.draw import draw, some_rows
 from disagg.workers.engines.penalties import adjust
 from disagg.workers.engines.token_history import TokenCounts, TokenHistories
 
@@ -81,14 +81,14 @@ def sample(
     if not bool(logits.sum().isfinite()) and not bool(logits.isfinite().all()):
         raise NonFiniteError("logits are not finite")
     adjusted = adjust(logits, params, seen)
+    greedy = [row for row, param in enumerate(params) if param.temperature < GREEDY_BELOW]
     drawn = [row for row, param in enumerate(params) if param.temperature >= GREEDY_BELOW]
-    if len(drawn) < len(params):
-        tokens = adjusted.argmax(-1)
-    else:
-        tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    if greedy:
+        tokens[greedy] = some_rows(adjusted, greedy).argmax(-1)
     if drawn:
         tokens[drawn] = draw(
-            adjusted if len(drawn) == len(params) else adjusted[drawn],
+            some_rows(adjusted, drawn),
             [params[row] for row in drawn],
             [positions[row] for row in drawn],
         )
