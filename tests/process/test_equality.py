@@ -177,7 +177,7 @@ def test_prefill_and_decode_on_one_worker(gemma3: ServedModel) -> None:
 def test_penalties_and_bias_over_a_hand_over(gemma3: ServedModel) -> None:
     """By transformers' own processor and OpenAI's formula, before and after the hand-over."""
     length, num_tokens = 60, 24
-    repetition = RepetitionPenaltyLogitsProcessor(1.3)  # type: ignore[no-untyped-call]
+    repetition = RepetitionPenaltyLogitsProcessor(1.3)
     penalties = {"presence_penalty": 0.6, "frequency_penalty": 0.4}
 
     def adjust(logits: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:

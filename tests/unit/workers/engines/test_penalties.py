@@ -221,12 +221,12 @@ def test_penalties_are_felt() -> None:
     plain = SamplingParams(1, temperature=1.0)
     prompt = list(range(0, 200, 3))
     answers = {
-        tuple(answer(replace(plain, **change), prompt, 80, None))
-        for change in (
-            {},
-            {"presence_penalty": 2.0},
-            {"frequency_penalty": 2.0},
-            {"repetition_penalty": 2.0},
+        tuple(answer(params, prompt, 80, None))
+        for params in (
+            plain,
+            replace(plain, presence_penalty=2.0),
+            replace(plain, frequency_penalty=2.0),
+            replace(plain, repetition_penalty=2.0),
         )
     }
     assert len(answers) == 4
