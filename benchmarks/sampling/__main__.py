@@ -9,6 +9,7 @@ take turns in every round; the figure is the least of the rounds.
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -29,8 +30,8 @@ def figures(vocab_size: int, rounds: int) -> Iterator[dict[str, object]]:
     for case in (GREEDY, *CASES):
         logits, params = batch(case, vocab_size)
         positions = range(1_000, 1_000 + len(params))
-        runs[case.name] = lambda rows=logits, given=params, at=positions: sample(rows, given, at)
-        runs[case.name + SORTED] = lambda rows=logits, given=params: by_sorting(rows, given)
+        runs[case.name] = partial(sample, logits, params, positions)
+        runs[case.name + SORTED] = partial(by_sorting, logits, params)
     spent = least_ms(runs, rounds, seldom=SORTED)
     for case in CASES:
         yield figure(case, vocab_size, rounds, spent, GREEDY.name, TARGET)

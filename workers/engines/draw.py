@@ -106,8 +106,7 @@ def _draw(
         weights.mul_(torch.ge(weights, least, out=torch.empty_like(weights)))
     weights = weights.view(len(params), -1, BLOCK)
     sums = weights.sum(-1).double()
-    top_p = torch.tensor([param.top_p for param in params], dtype=torch.float64, device=device)
-    nucleus = sums.sum(-1) * top_p
+    mass = sums.sum(-1)
     tokens = torch.empty(len(params), dtype=torch.int64, device=device)
     rows, attempt = list(range(len(params))), 0
     while rows:
@@ -119,13 +118,16 @@ def _draw(
         if not limited:
             break
         own = weights.flatten(1).gather(-1, drawn[:, None])
-        heavier = _mass_above(some_rows(weights, limited), some_rows(own, limited))
-        refused = (heavier >= nucleus[rows][limited]).tolist()
-        again = [at for at, is_refused in zip(limited, refused, strict=True) if is_refused]
+        above = _mass_above(some_rows(weights, limited), some_rows(own, limited))
+        shares = (above / some_rows(mass, limited)).tolist()
+        again = [
+            at for at, share in zip(limited, shares, strict=True) if share >= params[rows[at]].top_p
+        ]
         rows = [rows[at] for at in again]
-        weights, own = some_rows(weights, again), some_rows(own, again)
-        weights = weights * (weights > own[..., None])
-        sums = weights.sum(-1).double()
+        if rows:
+            weights = some_rows(weights, again)
+            weights = weights * (weights > some_rows(own, again)[..., None])
+            sums, mass = weights.sum(-1).double(), some_rows(mass, again)
         attempt += 1
     return tokens
 
@@ -139,7 +141,8 @@ def _mass_above(weights: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     if weights.device.type == "cpu":
         size = max(1, CACHED // weights[:, 0].numel())
     masses = []
-    for part in weights.split(size, 1):
+    for start in range(0, weights.shape[1], size):
+        part = weights[:, start : start + size]
         # A mask of floats: one of bools takes twice as long to make and to apply.
         mask = torch.empty(part.shape, device=part.device)
         masses.append(torch.gt(part, own[..., None], out=mask).mul_(part).sum((1, 2)))

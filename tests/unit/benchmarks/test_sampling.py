@@ -1,6 +1,7 @@
 """The sampling benchmark: both sides draw from the same distribution; its lines."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ NUM_DRAWS = 20_000
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_p": 0.6}, {"top_k": 5}, {"top_k": 9, "top_p": 0.5}])
-def test_the_peer_draws_as_we_do(limits: dict[str, float]) -> None:
+def test_the_peer_draws_as_we_do(limits: dict[str, Any]) -> None:
     torch.manual_seed(1)
     row = torch.randn(1, 40, generator=torch.Generator().manual_seed(2)) * 2
     param = replace(SamplingParams(1, temperature=0.8), **limits)
