@@ -114,6 +114,11 @@ class Runner:
         return len(self._runner.requests)
 
     @property
+    def num_histories(self) -> int:
+        """Sequences whose tokens are kept for what is sampled next."""
+        return len(self._sampler.sampler.histories)
+
+    @property
     def num_rows(self) -> int:
         """Sequences of the last step."""
         return int(self._runner.input_batch.num_reqs)
