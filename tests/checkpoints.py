@@ -18,12 +18,24 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -42,6 +54,9 @@ PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 LOUD = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
 """Weights drawn larger, so that attention outweighs the last token's own embedding."""
 
+UNSCALED = ("gemma3n_text", "gemma4_text")
+"""Models whose attention scores are not divided by the root of the head size."""
+
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
@@ -51,24 +66,82 @@ CHAT_TEMPLATE = (
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 64, 4, 2, 16, 128
 
 
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": HEADS,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "head_dim": 8,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+"""MLA with a different size for everything, and experts behind the first layer."""
+
+SHARED_KV: dict[str, Any] = {
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "vocab_size_per_layer_input": 320,
+    "hidden_size_per_layer_input": 32,
+}
+"""Of six layers the last two read the KV of layers 2 and 3."""
+
+
 @dataclass(frozen=True, slots=True)
 class TinyFamily:
-    """How to build one family; ``windowed`` says that its config has a window at all."""
+    """How to build one family; ``windowed`` says that its config has a window at all.
+
+    ``window_field`` is what the config calls it.
+    """
 
     model: type[Any]
     config: type[Any]
     num_layers: int
     windowed: bool
     fields: dict[str, Any] = field(default_factory=dict)
+    window_field: str = "sliding_window"
 
 
 FAMILIES: dict[str, TinyFamily] = {
     "cohere2": TinyFamily(Cohere2ForCausalLM, Cohere2Config, 4, True, {"logit_scale": 1.0}),
+    "deepseek_v2": TinyFamily(
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config,
+        3,
+        False,
+        LATENTS | {"q_lora_rank": None, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek_v3": TinyFamily(
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        3,
+        False,
+        LATENTS | {"q_lora_rank": 20, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+    ),
     "gemma2": TinyFamily(
         Gemma2ForCausalLM, Gemma2Config, 4, True, {"query_pre_attn_scalar": HEAD_DIM}
     ),
     "gemma3": TinyFamily(
         Gemma3ForCausalLM, Gemma3TextConfig, 6, True, {"query_pre_attn_scalar": HEAD_DIM}
+    ),
+    "gemma3n": TinyFamily(
+        Gemma3nForCausalLM,
+        Gemma3nTextConfig,
+        6,
+        True,
+        SHARED_KV | {"laurel_rank": 8, "activation_sparsity_pattern": [0.5] * 2 + [0.0] * 4},
+    ),
+    "gemma4": TinyFamily(
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        6,
+        True,
+        SHARED_KV | {"global_head_dim": 2 * HEAD_DIM, "use_double_wide_mlp": True},
+    ),
+    "glm4_moe_lite": TinyFamily(
+        Glm4MoeLiteForCausalLM, Glm4MoeLiteConfig, 3, False, LATENTS | {"q_lora_rank": 20}
     ),
     "gpt_oss": TinyFamily(
         GptOssForCausalLM,
@@ -78,6 +151,21 @@ FAMILIES: dict[str, TinyFamily] = {
         {"num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     "llama": TinyFamily(LlamaForCausalLM, LlamaConfig, 3, False),
+    "llama4": TinyFamily(
+        Llama4ForCausalLM,
+        Llama4TextConfig,
+        4,
+        True,
+        {
+            "intermediate_size_mlp": INTERMEDIATE,
+            "interleave_moe_layer_step": 2,
+            "num_local_experts": 4,
+            "no_rope_layer_interval": 4,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+        },
+        "attention_chunk_size",
+    ),
     "mistral": TinyFamily(MistralForCausalLM, MistralConfig, 3, True),
     "qwen3": TinyFamily(Qwen3ForCausalLM, Qwen3Config, 3, False),
     "qwen3_window": TinyFamily(
@@ -126,7 +214,7 @@ def make_checkpoint(
         "eos_token_id": EOS_ID,
     }
     if tiny.windowed:
-        common["sliding_window"] = window
+        common[tiny.window_field] = window
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # for what the model class itself draws
         model = tiny.model(tiny.config(**(common | tiny.fields | overrides)))
@@ -179,7 +267,7 @@ def _reference(directory: str) -> Any:
 
 
 @torch.no_grad()
-def _fill(model: torch.nn.Module, seed: int) -> None:
+def _fill(model: Any, seed: int) -> None:
     """Random weights under which context matters: greedy text varies, gaps are healthy."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in sorted(model.named_parameters()):
@@ -188,7 +276,9 @@ def _fill(model: torch.nn.Module, seed: int) -> None:
             weight.copy_(noise * (4 / math.sqrt(weight.shape[1])))
             weight[_quiet_ids()] = 0
         elif "q_norm" in name or "k_norm" in name:
-            weight.add_(0.5 + 0.1 * noise)  # sharper attention: which token is read matters
+            # Sharper attention: which token is read matters; and where scores are not divided by
+            # the root of the head size, as is learnt in these weights, not so sharp as to be chaos.
+            weight.add_((-0.35 if model.config.model_type in UNSCALED else 0.5) + 0.1 * noise)
         elif weight.ndim == 1:
             weight.add_(0.1 * noise)  # norms, biases, sinks stay near what their class set
         elif "embed" in name:

@@ -52,7 +52,9 @@ def test_a_window_off_by_one_is_detected(tmp_path: Path) -> None:
     """Control: the tolerance is narrow enough to see one token more or less."""
     right = make_checkpoint(tmp_path / "right", "gemma3", window=WINDOW)
     wrong = make_checkpoint(tmp_path / "wrong", "gemma3", window=WINDOW + 1)
-    assert open_checkpoint(wrong).layer_windows[0] == WINDOW + 1
+    first = open_checkpoint(wrong).layer_specs(block_tokens=16, dtype_bytes=4)[0]
+    assert first is not None
+    assert first.window_tokens == WINDOW + 1
     engine = NativeEngine(wrong, num_blocks=100, device="cuda")
     prompt = [(37 * i + 11) % 313 + 7 for i in range(100)]
     pool = Pool(engine, random.Random(9))

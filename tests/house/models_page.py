@@ -11,13 +11,13 @@ import os
 import re
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 
 from disagg.workers.engines.native import families
-from disagg.workers.engines.native.checkpoint import open_checkpoint
+from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from tests.checkpoints import FAMILIES, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +28,13 @@ CUDA = "tests/gpu/test_engine_cuda.py"
 CUDA_HANDOVER = "tests/gpu/test_handover_cuda.py"
 TESTS = (ENGINE, HANDOVER, HALF, CUDA, CUDA_HANDOVER)
 UNSAID = "attention the engine does not implement"
+KIND_NAMES = {
+    "sliding_window": "sliding window",
+    "chunked_local": "chunked local",
+    "full_attention": "full",
+    "mla": "MLA",
+    "": "with another layer's KV",
+}
 TARGETS = ("make test", "make test-slow", "make test-gpu")
 
 HEAD = """\
@@ -107,15 +114,18 @@ def render() -> str:
         for name, tiny in sorted(FAMILIES.items()):
             checkpoint = open_checkpoint(make_checkpoint(Path(folder) / name, name))
             cells = [_first(runs.get((test, name), set())) for test in TESTS]
-            layers = _layers(checkpoint.layer_windows)
+            layers = _layers(checkpoint)
             lines.append(f"| {tiny.model.__name__} | {layers} | {' | '.join(cells)} |")
     lines += [
         "",
         "## Refused when set in config.json",
         "",
-        "| field | reason |",
-        "|---|---|",
-        *(f"| `{field}` | {reasons.get(field, UNSAID)} |" for field in families.REFUSED_FIELDS),
+        "| field | reason | but not for |",
+        "|---|---|---|",
+        *(
+            f"| `{field}` | {reasons.get(field, UNSAID)} | {_implementers(field)} |"
+            for field in families.REFUSED_FIELDS
+        ),
         "",
         f"RoPE kinds: {', '.join(f'`{kind}`' for kind in sorted(families.ROPE_TYPES))}; others are"
         " refused.",
@@ -128,10 +138,15 @@ def _first(commands: set[str]) -> str:
     return next((f"`{target}`" for target in TARGETS if target in commands), "-")
 
 
-def _layers(windows: tuple[int | None, ...]) -> str:
-    num_windowed = sum(window is not None for window in windows)
-    counts = ((num_windowed, "sliding window"), (len(windows) - num_windowed, "full"))
-    return ", ".join(f"{count} {kind}" for count, kind in counts if count)
+def _layers(checkpoint: Checkpoint) -> str:
+    specs = checkpoint.layer_specs(block_tokens=16, dtype_bytes=4)
+    found = Counter(spec.kind if spec else "" for spec in specs)
+    return ", ".join(f"{found[kind]} {name}" for kind, name in KIND_NAMES.items() if found[kind])
+
+
+def _implementers(field: str) -> str:
+    names = [name for name, each in families.SUPPORTED.items() if field in each.implements]
+    return ", ".join(names) or "-"
 
 
 def _reasons() -> dict[str, str]:

@@ -24,8 +24,17 @@ from tests.process.served_model import (
 
 pytestmark = pytest.mark.timeout(600)
 
-EVERYWHERE = ("gemma3", "mistral", "qwen3", "gpt_oss", "gemma2")
-SLOW = ("cohere2", "llama", "qwen3_window")
+EVERYWHERE = ("gemma3", "mistral", "qwen3", "gpt_oss", "gemma2", "deepseek_v3")
+SLOW = (
+    "cohere2",
+    "deepseek_v2",
+    "gemma3n",
+    "gemma4",
+    "glm4_moe_lite",
+    "llama",
+    "llama4",
+    "qwen3_window",
+)
 FAMILIES = (*EVERYWHERE, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 
 LENGTHS = (1, 15, 16, 17, WINDOW - 1, WINDOW, WINDOW + 1, 47, 48, 49, 2 * WINDOW, 7 * WINDOW + 3)

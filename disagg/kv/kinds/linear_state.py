@@ -43,7 +43,7 @@ class LinearStateSpec:
     def first_seen(self, position: int) -> None:
         """No position: a query reads a state instead."""
 
-    def windowed_pages(self) -> None:
+    def attention_pages(self) -> None:
         """No such pages: a state has no K and V."""
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:

@@ -20,7 +20,7 @@ from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 STATE_DTYPE_BYTES = 4
 """Recurrent states are fp32 even in bf16 models."""
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_REFUSED_FIELDS = ("num_kv_shared_layers", "is_encoder_decoder")
+_REFUSED_FIELDS = ("num_kv_shared_layers", "per_layer_config", "is_encoder_decoder")
 
 
 class ConfigFields:
@@ -56,6 +56,10 @@ class ConfigFields:
                 f"config.json: {field}={value!r} is not a positive number", param=field
             )
         return value
+
+    def with_values(self, values: Mapping[str, Any]) -> "ConfigFields":
+        """The same with some fields changed, as they are for one layer."""
+        return ConfigFields(values, self._values, self.dtype_bytes, self.block_tokens)
 
     def layers(self) -> range:
         """Numbers of the model's layers."""
@@ -112,14 +116,15 @@ def _upper_windows(config: ConfigFields) -> Sequence[Spec | None]:
 
 def _by_layer_types(config: ConfigFields) -> Sequence[Spec | None]:
     """``layer_types``, else every ``sliding_window_pattern``-th layer is full attention."""
-    names = config.get("layer_types")
-    if names is None:
-        period = config.number("sliding_window_pattern")
-        names = [
-            "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
-            for layer in config.layers()
-        ]
-    return _specs_of(config, names)
+    return _specs_of(config, config.get("layer_types") or _periodic_types(config))
+
+
+def _periodic_types(config: ConfigFields) -> list[str]:
+    period = config.number("sliding_window_pattern")
+    return [
+        "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
+        for layer in config.layers()
+    ]
 
 
 def _llama4(config: ConfigFields) -> Sequence[Spec | None]:
@@ -136,6 +141,35 @@ def _latents(config: ConfigFields) -> Sequence[Spec | None]:
     """DeepSeek: one compressed latent and one rotary key per token."""
     size = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
     return [MLASpec(config.block_tokens, 1, size, config.dtype_bytes) for _ in config.layers()]
+
+
+def _shared_kv(config: ConfigFields) -> Sequence[Spec | None]:
+    """Gemma-3n: the last ``num_kv_shared_layers`` layers read the KV of those before them."""
+    own = _by_layer_types(config)
+    return _without_shared(config, own)
+
+
+def _gemma4(config: ConfigFields) -> Sequence[Spec | None]:
+    """Gemma-4: the same, and full attention has heads of its own."""
+    names = config.get("layer_types") or _periodic_types(config)
+    names = [*names[:-1], "full_attention"]
+    heads = {"head_dim": config.number("global_head_dim")}
+    if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads"):
+        heads["num_key_value_heads"] = config.number("num_global_key_value_heads")
+    said = config.get("per_layer_config")
+    if said is None:
+        said = {layer: heads for layer, name in enumerate(names) if name == "full_attention"}
+    changed = {int(layer): values for layer, values in said.items()}
+    own = [
+        _specs_of(config.with_values(changed.get(layer, {})), [name])[0]
+        for layer, name in enumerate(names)
+    ]
+    return _without_shared(config, own)
+
+
+def _without_shared(config: ConfigFields, own: Sequence[Spec | None]) -> Sequence[Spec | None]:
+    num_own = len(own) - (config.get("num_kv_shared_layers") or 0)
+    return [spec if layer < num_own else None for layer, spec in enumerate(own)]
 
 
 def _qwen3_next(config: ConfigFields) -> Sequence[Spec | None]:
@@ -212,6 +246,24 @@ _GEMMA3 = {
     "max_position_embeddings": 131_072,
 }
 _GEMMA2 = {"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2}
+_GEMMA3N = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "sliding_window_pattern": 5,
+    "num_kv_shared_layers": 15,
+    "max_position_embeddings": 32_768,
+}
+_GEMMA4 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "max_position_embeddings": 131_072,
+}
 _COHERE2 = {"sliding_window": 4096, "sliding_window_pattern": 4}
 _GPT_OSS = {"head_dim": 64, "sliding_window": 128, "sliding_window_pattern": 2}
 _LLAMA4 = {"attention_chunk_size": 8192, "no_rope_layer_interval": 4, "head_dim": 128}
@@ -225,6 +277,9 @@ _JAMBA = {
 }
 _QWEN3 = {"head_dim": 128, "max_window_layers": 28}
 
+_SHARING = (_shared_kv, _gemma4)
+"""Rules that know of layers without KV of their own, and of layers with other heads."""
+
 FAMILIES: dict[str, tuple[Rule, Mapping[str, Any]]] = {
     "Cohere2ForCausalLM": (_by_layer_types, _COHERE2),
     "DeepseekV2ForCausalLM": (_latents, {}),
@@ -232,6 +287,11 @@ FAMILIES: dict[str, tuple[Rule, Mapping[str, Any]]] = {
     "Gemma2ForCausalLM": (_by_layer_types, _GEMMA2),
     "Gemma3ForCausalLM": (_by_layer_types, _GEMMA3),
     "Gemma3ForConditionalGeneration": (_by_layer_types, _GEMMA3),
+    "Gemma3nForCausalLM": (_shared_kv, _GEMMA3N),
+    "Gemma3nForConditionalGeneration": (_shared_kv, _GEMMA3N),
+    "Gemma4ForCausalLM": (_gemma4, _GEMMA4),
+    "Gemma4ForConditionalGeneration": (_gemma4, _GEMMA4),
+    "Glm4MoeLiteForCausalLM": (_latents, {}),
     "GptOssForCausalLM": (_by_layer_types, _GPT_OSS),
     "JambaForCausalLM": (_jamba, _JAMBA),
     "Llama4ForCausalLM": (_llama4, _LLAMA4),
@@ -281,8 +341,10 @@ def read_shape(config: Mapping[str, Any], *, block_tokens: int = 16) -> ModelSha
             param="architectures",
         )
     text = config.get("text_config") or config
+    rule, defaults = FAMILIES[names[0]]
+    known = ("num_kv_shared_layers", "per_layer_config") if rule in _SHARING else ()
     for field in _REFUSED_FIELDS:
-        if text.get(field):
+        if text.get(field) and field not in known:
             raise ConfigError(f"config.json: {field}={text[field]!r} is not supported", param=field)
     dtype = next(
         (c[name] for c in (text, config) for name in ("dtype", "torch_dtype") if c.get(name)),
@@ -292,7 +354,6 @@ def read_shape(config: Mapping[str, Any], *, block_tokens: int = 16) -> ModelSha
         raise ConfigError(
             f"config.json: dtype={dtype!r}; known are {', '.join(_DTYPE_BYTES)}", param="dtype"
         )
-    rule, defaults = FAMILIES[names[0]]
     fields = ConfigFields(text, defaults, _DTYPE_BYTES[dtype], block_tokens)
     specs = tuple(rule(fields))
     if len(specs) != len(fields.layers()):

@@ -1,9 +1,12 @@
 """The attention function that transformers' models call: write to the pool, read through tables."""
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from disagg.workers.engines.native.latent_attention import expand_latents
 from disagg.workers.engines.native.packed_batch import (
     DecodeBucket,
     GroupBatch,
@@ -31,7 +34,7 @@ class AttentionArgumentError(TypeError):
 
 
 def paged_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -53,8 +56,8 @@ def paged_attention(
     Args:
         module: the attention layer; its ``layer_idx`` names the pool views.
         query: [1, num_heads, T, head_size] after RoPE and norms.
-        key: [1, num_kv_heads, T, head_size].
-        value: like ``key``.
+        key: [1, num_kv_heads, T, head_size]; of layers with latents the latent [1, 1, T, size].
+        value: like ``key``; of layers with latents the rotary key [1, 1, T, size].
         attention_mask: must be None; the batch defines what each query sees.
         scaling: factor on the scores.
         dropout: must be 0.
@@ -65,7 +68,7 @@ def paged_attention(
         **others: only HARMLESS_ARGUMENTS are accepted.
 
     Returns:
-        [1, T, num_heads, head_size], and no weights.
+        [1, T, num_heads, size of a value], and no weights.
 
     Raises:
         AttentionArgumentError: the call means something this function would not compute.
@@ -75,27 +78,32 @@ def paged_attention(
         raise AttentionArgumentError(f"unknown attention arguments {unknown}")
     if disagg_batch is None or attention_mask is not None or dropout or query.shape[0] != 1:
         raise AttentionArgumentError("needs a packed batch, and neither mask nor dropout")
-    layer = disagg_batch.layers[_layer_index(module, len(disagg_batch.layers))]
+    layer = _layer_cache(module, disagg_batch)
     if sliding_window is _NOT_PASSED:
         sliding_window = None  # a family without windows
-    if sliding_window != layer.window_tokens:
+    if sliding_window != layer.sliding_window:
         raise AttentionArgumentError(
             f"layer {module.layer_idx}: the model's window is {sliding_window}, "
-            f"its spec says {layer.window_tokens}"
+            f"its spec says {layer.sliding_window}"
         )
-    group = disagg_batch.groups[layer.group]
-    _write(layer, group, key[0], value[0])
     num_heads, num_tokens, head_size = query.shape[1:]
-    num_kv_heads = layer.keys.shape[1]
+    if not num_tokens == key.shape[2] == disagg_batch.positions.shape[1]:
+        raise AttentionArgumentError(f"layer {module.layer_idx}: some tokens were left out")
+    group = disagg_batch.groups[layer.group]
+    if not layer.is_shared:
+        _write(layer, group, key[0], value[0])
+    num_kv_heads = num_heads if layer.is_latent else layer.keys.shape[1]
+    value_size = module.v_head_dim if layer.is_latent else value.shape[-1]
     # Query heads that share a KV head stay together, so keys need no copy per query head.
     queries = query[0].view(num_kv_heads, num_heads // num_kv_heads, num_tokens, head_size)
     sinks = None if s_aux is None else s_aux.view(num_kv_heads, num_heads // num_kv_heads, 1)
-    out = torch.empty_like(queries)
+    out = queries.new_empty(*queries.shape[:3], value_size)
+    how = scaling, softcap, sinks
     for tile in group.tiles:
-        out[:, :, tile.rows] = _attend_tile(layer, tile, queries, scaling, softcap, sinks)
+        out[:, :, tile.rows] = _attend_tile(module, layer, tile, queries, *how)
     for bucket in group.decodes:
-        out[:, :, bucket.rows] = _attend_bucket(layer, bucket, queries, scaling, softcap, sinks)
-    return out.view(num_heads, num_tokens, head_size).transpose(0, 1)[None], None
+        out[:, :, bucket.rows] = _attend_bucket(module, layer, bucket, queries, *how)
+    return out.view(num_heads, num_tokens, -1).transpose(0, 1)[None], None
 
 
 def register() -> None:
@@ -103,29 +111,46 @@ def register() -> None:
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
-def _layer_index(module: torch.nn.Module, num_layers: int) -> int:
+def _layer_cache(module: torch.nn.Module, batch: PackedBatch) -> LayerCache:
     index = getattr(module, "layer_idx", None)
-    if not isinstance(index, int) or not 0 <= index < num_layers:
+    if not isinstance(index, int) or index not in batch.layers:
         raise AttentionArgumentError(f"{type(module).__name__} has layer_idx {index!r}")
-    return index
+    return batch.layers[index]
 
 
 def _write(layer: LayerCache, group: GroupBatch, key: torch.Tensor, value: torch.Tensor) -> None:
+    if layer.is_latent:  # in two parts
+        key = torch.cat((key, value), dim=-1)
+    else:
+        layer.values[group.write_blocks, :, group.write_offsets] = value.transpose(0, 1)
     layer.keys[group.write_blocks, :, group.write_offsets] = key.transpose(0, 1)
-    layer.values[group.write_blocks, :, group.write_offsets] = value.transpose(0, 1)
 
 
 def _gather(layer: LayerCache, block_ids: torch.Tensor) -> torch.Tensor:
-    """Copy K and V of blocks [S, n]: [2, S, num_kv_heads, n * block_tokens, head_size]."""
+    """Copy K and V of blocks [S, n]: [2, S, num_kv_heads, n * block_tokens, head_size].
+
+    Of latents there is one instead of two.
+    """
     num_heads, block_tokens, head_size = layer.keys.shape[1:]
-    heads = torch.arange(2 * num_heads, device=block_ids.device).view(2, 1, num_heads, 1)
+    planes = 1 if layer.is_latent else 2
+    heads = torch.arange(planes * num_heads, device=block_ids.device).view(planes, 1, num_heads, 1)
     first = block_ids * layer.head_pages_per_block + layer.first_head_page
     pages = layer.head_pages.index_select(0, (first[None, :, None] + heads).flatten())
     sequences, num_blocks = block_ids.shape
-    return pages.view(2, sequences, num_heads, num_blocks * block_tokens, head_size)
+    return pages.view(planes, sequences, num_heads, num_blocks * block_tokens, head_size)
+
+
+def _keys_and_values(
+    module: torch.nn.Module, pages: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [S, num_kv_heads, keys, size] of what was gathered."""
+    if len(pages) == 2:
+        return pages[0], pages[1]
+    return expand_latents(module, pages[0])
 
 
 def _attend_tile(
+    module: torch.nn.Module,
     layer: LayerCache,
     tile: PrefillTile,
     queries: torch.Tensor,
@@ -134,12 +159,13 @@ def _attend_tile(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     seen = slice(tile.skip, tile.skip + tile.num_keys)
-    keys, values = _gather(layer, tile.block_ids[None])[:, 0, :, None, seen]
+    pages = _gather(layer, tile.block_ids[None])[:, :, :, seen]
+    keys, values = _keys_and_values(module, pages)
     rows = queries[:, :, tile.rows]
     return _softmax_attention(
         rows,
-        keys.expand(-1, rows.shape[1], -1, -1),
-        values.expand(-1, rows.shape[1], -1, -1),
+        keys[0, :, None].expand(-1, rows.shape[1], -1, -1),
+        values[0, :, None].expand(-1, rows.shape[1], -1, -1),
         tile.mask,
         scaling,
         softcap,
@@ -148,6 +174,7 @@ def _attend_tile(
 
 
 def _attend_bucket(
+    module: torch.nn.Module,
     layer: LayerCache,
     bucket: DecodeBucket,
     queries: torch.Tensor,
@@ -155,10 +182,10 @@ def _attend_bucket(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    gathered = _gather(layer, bucket.block_ids)
-    gathered.view(-1, gathered.shape[-1]).index_fill_(0, bucket.holes, 0)
-    keys, values = gathered
+    pages = _gather(layer, bucket.block_ids)
+    pages.view(-1, pages.shape[-1]).index_fill_(0, bucket.holes, 0)
     rows = queries[:, :, bucket.rows].permute(2, 0, 1, 3)
+    keys, values = _keys_and_values(module, pages)
     out = _softmax_attention(
         rows, keys, values, bucket.mask, scaling, softcap, None if sinks is None else sinks[None]
     )

@@ -7,10 +7,15 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from disagg.errors import ConfigError
-from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.kinds.kind import Spec
 from disagg.workers.engines.checkpoint_files import model_fingerprint, read_json, read_weights
 from disagg.workers.engines.native.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
+from disagg.workers.engines.native.layer_specs import (
+    kv_owners,
+    layer_specs,
+    layer_types,
+    positive,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Checkpoint:
         dtype: the type most of them are stored in, by torch's name if it has a known one.
         max_model_tokens: prompt plus generated tokens that the positions reach.
         eos_token_ids: the tokens that end a generation by default, ascending.
-        layer_windows: per layer its window in tokens, None for full attention.
+        kv_owners: for each layer without KV of its own the layer whose it reads.
     """
 
     path: Path
@@ -36,30 +41,12 @@ class Checkpoint:
     vocab_size: int
     max_model_tokens: int
     eos_token_ids: tuple[int, ...]
-    layer_windows: tuple[int | None, ...]
-    num_kv_heads: int
-    head_size: int
+    kv_owners: dict[int, int]
 
-    def layer_specs(
-        self, *, block_tokens: int, dtype_bytes: int
-    ) -> tuple[FullAttentionSpec | SlidingWindowSpec, ...]:
-        """Return what each layer keeps per request, in layer order."""
-        return tuple(
-            FullAttentionSpec(
-                block_tokens=block_tokens,
-                num_kv_heads=self.num_kv_heads,
-                head_size=self.head_size,
-                dtype_bytes=dtype_bytes,
-            )
-            if window is None
-            else SlidingWindowSpec(
-                block_tokens=block_tokens,
-                num_kv_heads=self.num_kv_heads,
-                head_size=self.head_size,
-                dtype_bytes=dtype_bytes,
-                window_tokens=window,
-            )
-            for window in self.layer_windows
+    def layer_specs(self, *, block_tokens: int, dtype_bytes: int) -> tuple[Spec | None, ...]:
+        """Return what each layer keeps per request, in layer order; None: nothing of its own."""
+        return layer_specs(
+            self.config, self.family, block_tokens=block_tokens, dtype_bytes=dtype_bytes
         )
 
 
@@ -78,8 +65,9 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
         if not (path / name).is_file():
             raise ConfigError(f"{path / name} is missing", param=name)
     architecture = _architecture(raw)
+    family = SUPPORTED[architecture]
     for field in REFUSED_FIELDS:
-        if raw.get(field):
+        if raw.get(field) and field not in family.implements:
             raise ConfigError(
                 f"config.json: {field}={raw[field]!r} is not supported by the engine", param=field
             )
@@ -88,20 +76,14 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
     except Exception as error:  # transformers raises many kinds here
         raise ConfigError(f"config.json: {error}", param="config.json") from error
     _check_rope(config)
-    family = SUPPORTED[architecture]
+    layer_specs(config, family, block_tokens=1, dtype_bytes=1)
+    # The model code of these families ignores the field: obeying or ignoring it is a guess.
+    if family.windows != "per_layer" and raw.get("layer_types"):
+        _check_ignored_types(config, family, list(raw["layer_types"]))
     eos = getattr(config, "eos_token_id", None)
     if (path / "generation_config.json").is_file():
         eos = read_json(path / "generation_config.json").get("eos_token_id", eos)
-    heads = _positive(config, "num_attention_heads")
-    num_kv_heads = _positive(config, "num_key_value_heads")
-    if heads % num_kv_heads:
-        raise ConfigError(
-            f"config.json: num_attention_heads={heads} is not a multiple of "
-            f"num_key_value_heads={num_kv_heads}",
-            param="num_key_value_heads",
-        )
     num_weights, dtype = read_weights(path)
-    head_size = getattr(config, "head_dim", None) or _positive(config, "hidden_size") // heads
     return Checkpoint(
         path=path,
         architecture=architecture,
@@ -110,12 +92,10 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
         fingerprint=model_fingerprint(path),
         num_weights=num_weights,
         dtype=dtype,
-        vocab_size=_positive(config, "vocab_size"),
-        max_model_tokens=_positive(config, "max_position_embeddings"),
+        vocab_size=positive(config, "vocab_size"),
+        max_model_tokens=positive(config, "max_position_embeddings"),
         eos_token_ids=_token_ids(eos),
-        layer_windows=_layer_windows(config, raw, family),
-        num_kv_heads=num_kv_heads,
-        head_size=int(head_size),
+        kv_owners=kv_owners(config, family),
     )
 
 
@@ -143,43 +123,12 @@ def _check_rope(config: PreTrainedConfig) -> None:
             )
 
 
-def _layer_windows(
-    config: PreTrainedConfig, raw: dict[str, Any], family: Family
-) -> tuple[int | None, ...]:
-    num_layers = _positive(config, "num_hidden_layers")
-    kinds: list[str]
-    if family.windows == "per_layer":
-        kinds = list(getattr(config, "layer_types", None) or [])
-        if len(kinds) != num_layers:
-            raise ConfigError(
-                f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers",
-                param="layer_types",
-            )
-    else:
-        windowed = family.windows == "every_layer" and config.sliding_window is not None
-        kinds = ["sliding_attention" if windowed else "full_attention"] * num_layers
-        # The model code of these families ignores the field: obeying or ignoring it is a guess.
-        if raw.get("layer_types") and list(raw["layer_types"]) != kinds:
-            raise ConfigError(
-                f"config.json: layer_types contradicts what {family.name} computes",
-                param="layer_types",
-            )
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if unknown:
+def _check_ignored_types(config: PreTrainedConfig, family: Family, kinds: list[str]) -> None:
+    if kinds != list(layer_types(config, family)):
         raise ConfigError(
-            f"config.json: layer_types has {unknown}; "
-            "supported are full_attention and sliding_attention",
+            f"config.json: layer_types contradicts what {family.name} computes",
             param="layer_types",
         )
-    window = _positive(config, "sliding_window") if "sliding_attention" in kinds else None
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _positive(config: PreTrainedConfig, field: str) -> int:
-    number = getattr(config, field, None)
-    if not isinstance(number, int) or number <= 0:
-        raise ConfigError(f"config.json: {field}={number!r} is not a positive number", param=field)
-    return number
 
 
 def _token_ids(field: object) -> tuple[int, ...]:

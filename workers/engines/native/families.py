@@ -10,23 +10,37 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of models: how its config states which layers have a window.
+    """A family of models: how its config states what each layer sees.
 
     Attributes:
         name: short name, as tests and messages use it.
         windows: ``per_layer`` reads ``config.layer_types``, ``every_layer`` takes
             ``config.sliding_window`` for all layers (null: none), ``no_layer`` has full attention.
+        implements: those of REFUSED_FIELDS that the engine computes for this family.
     """
 
     name: str
     windows: Literal["per_layer", "every_layer", "no_layer"]
+    implements: frozenset[str] = frozenset()
+
+
+_LATENTS = frozenset({"kv_lora_rank"})
+_CHUNKS = frozenset({"attention_chunk_size", "attn_temperature_tuning"})
 
 
 SUPPORTED: dict[str, Family] = {
     "Cohere2ForCausalLM": Family("cohere2", "per_layer"),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", "no_layer", _LATENTS),
+    "DeepseekV3ForCausalLM": Family("deepseek_v3", "no_layer", _LATENTS),
     "Gemma2ForCausalLM": Family("gemma2", "per_layer"),
     "Gemma3ForCausalLM": Family("gemma3", "per_layer"),
+    "Gemma3nForCausalLM": Family("gemma3n", "per_layer", frozenset({"num_kv_shared_layers"})),
+    "Gemma4ForCausalLM": Family(
+        "gemma4", "per_layer", frozenset({"num_kv_shared_layers", "per_layer_config"})
+    ),
+    "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", "no_layer", _LATENTS),
     "GptOssForCausalLM": Family("gpt_oss", "per_layer"),
+    "Llama4ForCausalLM": Family("llama4", "per_layer", _CHUNKS),
     "LlamaForCausalLM": Family("llama", "no_layer"),
     "MistralForCausalLM": Family("mistral", "every_layer"),
     "Qwen3ForCausalLM": Family("qwen3", "per_layer"),
@@ -35,18 +49,19 @@ SUPPORTED: dict[str, Family] = {
 
 REFUSED_FIELDS = (
     "attention_chunk_size",  # chunked-local attention
-    "attn_temperature_tuning",  # scales by positions counted in packed form (Llama-4)
+    "attn_temperature_tuning",  # queries scaled by their position
     "auto_map",  # code from the checkpoint
     "cross_attention_hidden_size",
     "is_encoder_decoder",
     "kv_lora_rank",  # MLA latents
     "num_kv_shared_layers",  # layers that read another layer's KV
+    "per_layer_config",  # layers with different heads
     "quantization_config",  # equality is not tested
     "use_bidirectional_attention",
 )
-"""Config fields that change attention in a way the engine does not implement; refused when set."""
+"""Config fields that change attention; refused when set, but for the families that have them."""
 
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
 """RoPE kinds whose angle depends on the token's own position alone.
 
 ``dynamic`` and ``longrope`` choose frequencies by the longest sequence of the batch: in a packed

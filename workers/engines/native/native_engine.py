@@ -14,6 +14,8 @@ from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
+from disagg.workers.engines.native.latent_attention import hand_out_latents
+from disagg.workers.engines.native.own_positions import scale_by_own_positions
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.sampler import NonFiniteError, Sampler
@@ -76,20 +78,19 @@ class NativeEngine:
         with phase("weights", where.type, expected_bytes=weight_bytes):
             self._model = _load(self.checkpoint, kind, where)
         with phase("KV pool", where.type):
-            self.pool = PagedPool(self.layout, num_blocks=num_blocks, dtype=kind, device=where)
+            self.pool = PagedPool(
+                self.layout,
+                num_blocks=num_blocks,
+                dtype=kind,
+                device=where,
+                kv_owners=self.checkpoint.kv_owners,
+            )
         self.region = self.pool.region
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
         self._sampler = Sampler()
         self._builder = BatchBuilder(
             self.pool.layers,
-            [
-                GroupShape(
-                    self.checkpoint.num_kv_heads,
-                    group.spec.block_tokens,
-                    pages_of(group.spec).window_tokens,
-                )
-                for group in self.layout.groups
-            ],
+            [GroupShape(group.spec, pages_of(group.spec)) for group in self.layout.groups],
             vocab_size=self.vocab_size,
             max_model_tokens=self.max_model_tokens,
             device=where,
@@ -189,7 +190,9 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> A
         )
     model.requires_grad_(False)
     model.eval().to(device)
-    model.base_model.register_forward_hook(_refuse_non_finite)
+    hand_out_latents(model)
+    scale_by_own_positions(model)
+    model.model.register_forward_hook(_refuse_non_finite)
     return model
 
 

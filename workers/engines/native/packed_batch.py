@@ -1,7 +1,7 @@
 """A step as index tensors: where new KV goes, and what each query may read."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.kind import AttentionPages, Spec
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.native.paged_pool import LayerCache
@@ -44,8 +45,8 @@ class DecodeBucket:
     ``rows`` [S] are the packed queries, ``block_ids`` [S, n] the blocks with their keys; sequences
     with fewer blocks repeat their last one. Of the n * block_tokens slots ``mask`` [S, 1, 1, slots]
     allows those that hold keys; ``holes`` are the others, as rows of the gathered
-    [2, S, num_kv_heads, slots]: they must be cleared, as they may hold NaN, and NaN times a zero
-    weight is NaN.
+    [2, S, num_kv_heads, slots], of latents [1, S, 1, slots]: they must be cleared, as they may
+    hold NaN, and NaN times a zero weight is NaN.
     """
 
     rows: torch.Tensor
@@ -80,16 +81,24 @@ class PackedBatch:
     last_rows: torch.Tensor
     sampled: tuple[int, ...]
     groups: tuple[GroupBatch, ...]
-    layers: tuple[LayerCache, ...]
+    layers: Mapping[int, LayerCache]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What of a group's spec decides which slots are read."""
+    """What of a group decides which slots are read."""
 
-    num_kv_heads: int
-    block_tokens: int
-    window_tokens: int | None
+    spec: Spec
+    pages: AttentionPages
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block."""
+        return self.spec.block_tokens
+
+    def first_seen(self, position: int) -> int:
+        """First position whose KV a query at ``position`` reads; never falls."""
+        return self.spec.first_seen(position) or 0
 
 
 class BatchBuilder:
@@ -97,7 +106,7 @@ class BatchBuilder:
 
     def __init__(
         self,
-        layers: tuple[LayerCache, ...],
+        layers: Mapping[int, LayerCache],
         groups: Sequence[GroupShape],
         *,
         vocab_size: int,
@@ -173,7 +182,7 @@ class BatchBuilder:
             where = f"slice {index}, group {number}"
             num_tokens = len(part.token_ids)
             end = part.start + num_tokens
-            first = _first_key(part.start, shape.window_tokens)
+            first = shape.first_seen(part.start)
             first_block = first // shape.block_tokens
             table = _entries(tables[index], first_block, -(-end // shape.block_tokens), where)
             new = np.arange(part.start, end)
@@ -200,16 +209,17 @@ class BatchBuilder:
         self, start: int, end: int, row: int, shape: GroupShape, table: Ints
     ) -> list[PrefillTile]:
         size = shape.block_tokens
-        table_first = _first_key(start, shape.window_tokens) // size
+        table_first = shape.first_seen(start) // size
         tiles = []
         for lo in range(start, end, QUERY_TILE_TOKENS):
             hi = min(end, lo + QUERY_TILE_TOKENS)
-            first = _first_key(lo, shape.window_tokens)
+            first = shape.first_seen(lo)
             query = torch.arange(lo, hi, device=self._device)[:, None]
             key = torch.arange(first, hi, device=self._device)[None, :]
             mask = key <= query
-            if shape.window_tokens is not None:
-                mask &= key > query - shape.window_tokens
+            if shape.first_seen(hi - 1) > first:
+                seen = np.fromiter(map(shape.first_seen, range(lo, hi)), np.int64, hi - lo)
+                mask &= key >= self._tensor(seen)[:, None]
             block_lo, block_hi = first // size - table_first, -(-hi // size) - table_first
             tiles.append(
                 PrefillTile(
@@ -232,7 +242,8 @@ class BatchBuilder:
         skips = np.array([skip for _, _, skip, _ in rows])[:, None]
         num_keys = np.array([count for _, _, _, count in rows])[:, None]
         mask = (slots >= skips) & (slots < skips + num_keys)
-        gathered = (2, len(rows), shape.num_kv_heads, len(slots))
+        pages = shape.pages
+        gathered = (1 + pages.has_values, len(rows), pages.num_kv_heads, len(slots))
         return DecodeBucket(
             rows=self._tensor(np.array([row for row, _, _, _ in rows])),
             block_ids=self._tensor(block_ids),
@@ -242,11 +253,6 @@ class BatchBuilder:
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
-
-def _first_key(position: int, window_tokens: int | None) -> int:
-    """First position a query at ``position`` may see."""
-    return 0 if window_tokens is None else max(0, position - window_tokens + 1)
 
 
 def _entries(table: "array[int]", first: int, last: int, where: str) -> Ints:

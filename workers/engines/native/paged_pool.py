@@ -1,14 +1,14 @@
 """The KV memory of one worker: one tensor, and each layer's views of it."""
 
 import mmap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
-from disagg.kv.kinds.kind import Spec, WindowedPages
+from disagg.kv.kinds.kind import AttentionPages, Spec
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.workers.pool_region import PoolRegion
 
@@ -22,13 +22,16 @@ class LayerCache:
     """One layer's part of every block.
 
     Attributes:
-        keys, values: views [num_blocks, num_kv_heads, block_tokens, head_size] of the pool.
+        keys, values: views [num_blocks, num_kv_heads, block_tokens, head_size] of the pool; of
+            latents one and the same.
         head_pages: view [rows, block_tokens * head_size] of the whole pool, a row being one head's
             K or V in one block; the fastest way to gather many.
         head_pages_per_block: distance of a block's rows to those of the next block.
         first_head_page: row of the layer's first K head in block 0; its V heads follow its K heads.
         group: index of the layer's KV cache group.
-        window_tokens: the layer's window, None for full attention.
+        sliding_window: what the model calls so; None where its attention layers name none.
+        is_latent: there is one latent per token instead of K and V.
+        is_shared: the layer reads what another layer wrote, and writes nothing.
     """
 
     keys: torch.Tensor
@@ -37,7 +40,9 @@ class LayerCache:
     head_pages_per_block: int
     first_head_page: int
     group: int
-    window_tokens: int | None
+    sliding_window: int | None
+    is_latent: bool = False
+    is_shared: bool = False
 
 
 class PagedPool:
@@ -49,8 +54,15 @@ class PagedPool:
     """
 
     def __init__(
-        self, layout: KVCacheLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: KVCacheLayout,
+        *,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_owners: Mapping[int, int] | None = None,
     ) -> None:
+        """Allocate the memory; ``kv_owners`` names for layers without KV the layer they read."""
         if num_blocks < 2:
             raise ConfigError(
                 f"num_blocks={num_blocks}: the null block and one more are the least",
@@ -62,6 +74,8 @@ class PagedPool:
         self.region = region_of(self.tensor)
         _never_freed.append(self.tensor)
         self.layers = self._views(dtype)
+        for layer, owner in (kv_owners or {}).items():
+            self.layers[layer] = replace(self.layers[owner], is_shared=True)
         self.poison([NULL_BLOCK])
 
     def poison(self, block_ids: Sequence[int]) -> None:
@@ -72,7 +86,7 @@ class PagedPool:
         ids = torch.tensor(list(block_ids), dtype=torch.long, device=self.tensor.device)
         self.tensor[ids] = -1
 
-    def _views(self, dtype: torch.dtype) -> tuple[LayerCache, ...]:
+    def _views(self, dtype: torch.dtype) -> dict[int, LayerCache]:
         typed = self.tensor.view(dtype)
         views: dict[int, LayerCache] = {}
         for group in self.layout.groups:
@@ -84,6 +98,7 @@ class PagedPool:
             shape = (self.num_blocks, pages.num_kv_heads, pages.block_tokens, pages.head_size)
             head_page = pages.block_tokens * pages.head_size
             half = pages.num_kv_heads * head_page
+            of_values = half if pages.has_values else 0
             for layer in group.layers:
                 first = self.layout.page_offset(layer) // dtype.itemsize
                 if first % head_page or typed.shape[1] % head_page:
@@ -92,23 +107,24 @@ class PagedPool:
                     )
                 views[layer] = LayerCache(
                     keys=typed[:, first : first + half].view(shape),
-                    values=typed[:, first + half : first + 2 * half].view(shape),
+                    values=typed[:, first + of_values : first + of_values + half].view(shape),
                     head_pages=typed.view(-1, head_page),
                     head_pages_per_block=typed.shape[1] // head_page,
                     first_head_page=first // head_page,
                     group=group.group,
-                    window_tokens=pages.window_tokens,
+                    sliding_window=pages.sliding_window,
+                    is_latent=not pages.has_values,
                 )
-        return tuple(views[layer] for layer in range(len(views)))
+        return views
 
 
-def pages_of(spec: Spec) -> WindowedPages:
+def pages_of(spec: Spec) -> AttentionPages:
     """Return a spec's pages as the attention kernels read them.
 
     Raises:
         ConfigError: the engine cannot compute this kind.
     """
-    pages = spec.windowed_pages()
+    pages = spec.attention_pages()
     if pages is None:
         raise ConfigError(f"the engine has no pages of kind {spec.kind}", param="groups")
     return pages

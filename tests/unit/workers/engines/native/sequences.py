@@ -15,7 +15,6 @@ from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
 from disagg.workers.engines.native.native_engine import NativeEngine
-from disagg.workers.engines.native.paged_pool import pages_of
 
 GREEDY = SamplingParams(max_tokens=1)
 
@@ -70,10 +69,8 @@ class Pool:
             size = group.spec.block_tokens
             while len(table) * size < end:
                 table.append(self.free.pop())
-            window = pages_of(group.spec).window_tokens
-            if window is not None:
-                for position in range(max(0, seq.computed - window + 1) // size):
-                    self._release(table, position)
+            for position in range((group.spec.first_seen(seq.computed) or 0) // size):
+                self._release(table, position)
         return SequenceSlice(
             key=RequestKey(seq.name, 0),
             token_ids=seq.tokens[seq.computed : end],

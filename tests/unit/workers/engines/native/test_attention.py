@@ -62,6 +62,7 @@ def test_a_proper_call(batch: PackedBatch) -> None:
         {"layer": 6},
         {"disagg_batch": None},
         {"query": torch.zeros(2, 4, 5, 16)},
+        {"query": torch.zeros(1, 4, 4, 16)},
     ],
     ids=str,
 )

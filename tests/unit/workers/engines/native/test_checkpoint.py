@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.workers.engines.checkpoint_files import model_fingerprint
 from disagg.workers.engines.native.checkpoint import open_checkpoint
@@ -38,13 +39,13 @@ def refusal(directory: Path) -> ConfigError:
 def test_describes_a_hybrid_model(directory: Path) -> None:
     checkpoint = open_checkpoint(directory)
     assert checkpoint.family.name == "gemma3"
-    assert checkpoint.layer_windows == (32, 32, 32, 32, 32, None)
     assert checkpoint.vocab_size == 320
     assert checkpoint.max_model_tokens == 4096
     assert checkpoint.eos_token_ids == (2, 6)
-    specs = checkpoint.layer_specs(block_tokens=16, dtype_bytes=2)
-    assert specs[0] == SlidingWindowSpec(16, 2, 16, 2, 32)
-    assert specs[5] == FullAttentionSpec(16, 2, 16, 2)
+    window, full = SlidingWindowSpec(16, 2, 16, 2, 32), FullAttentionSpec(16, 2, 16, 2)
+    specs: list[Spec] = [*[window] * 5, full]
+    assert checkpoint.layer_specs(block_tokens=16, dtype_bytes=2) == tuple(specs)
+    assert checkpoint.kv_owners == {}
 
 
 def test_without_generation_config_the_config_names_eos(directory: Path) -> None:
@@ -69,9 +70,13 @@ def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"architectures": ["Llama4ForCausalLM"]}, "architectures"),
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "architectures"),
         ({"architectures": None}, "architectures"),
         ({"attention_chunk_size": 64}, "attention_chunk_size"),
+        ({"attn_temperature_tuning": True}, "attn_temperature_tuning"),
+        ({"kv_lora_rank": 8}, "kv_lora_rank"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
         ({"auto_map": {"AutoConfig": "x.Y"}}, "auto_map"),
@@ -112,7 +117,8 @@ def test_layer_types_that_the_family_ignores_are_refused(tmp_path: Path) -> None
 
 def test_mistral_without_a_window_has_full_attention(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, "mistral", sliding_window=None)
-    assert open_checkpoint(directory).layer_windows == (None, None, None)
+    specs = open_checkpoint(directory).layer_specs(block_tokens=16, dtype_bytes=4)
+    assert specs == (FullAttentionSpec(16, 2, 16, 4),) * 3
 
 
 def _cut(file: Path) -> None:

