@@ -29,5 +29,5 @@ def test_bfloat16(family: str, tmp_path: Path) -> None:
     seq.computed = 69
     part = pool.slice(seq, 1)
     assert run_one(engine, part) == ""
-    engine.pool.poison([seq.tables[0][-2]])
+    engine.pool.poison([seq.tables[-1][-2]])
     assert "NonFiniteError" in run_one(engine, part)
