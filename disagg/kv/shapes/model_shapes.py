@@ -161,8 +161,8 @@ def _gemma4(config: ConfigFields) -> Sequence[Spec | None]:
         said = {layer: heads for layer, name in enumerate(names) if name == "full_attention"}
     changed = {int(layer): values for layer, values in said.items()}
     own = [
-        _specs_of(config.with_values(changed.get(layer, {})), [name])[0]
-        for layer, name in enumerate(names)
+        _specs_of(config.with_values(changed.get(layer, {})), names)[layer]
+        for layer in range(len(names))
     ]
     return _without_shared(config, own)
 
