@@ -5,7 +5,7 @@ Everything is a function of the arguments: the same call gives the same bytes of
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,9 @@ PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 
 LOUD = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "down_proj")
 """Weights drawn larger, so that context outweighs the last token's own embedding."""
+
+UNSCALED = ("gemma3n_text", "gemma4_text")
+"""Models whose attention scores are not divided by the root of the head size."""
 
 UNSCALED = ("gemma3n_text", "gemma4_text")
 """Models whose attention scores are not divided by the root of the head size."""
@@ -348,13 +351,19 @@ def reference_logits(directory: str | Path, token_ids: Sequence[int]) -> torch.T
 
 
 def reference_generate(
-    directory: str | Path, prompt_token_ids: Sequence[int], num_tokens: int
+    directory: str | Path,
+    prompt_token_ids: Sequence[int],
+    num_tokens: int,
+    adjust: Callable[[torch.Tensor, Sequence[int]], torch.Tensor] | None = None,
 ) -> tuple[list[int], list[float], float]:
-    """Greedy tokens, their logprobs, and the smallest gap between the two best logits."""
+    """Greedy tokens, their logprobs, and the smallest gap between the two best logits.
+
+    ``adjust`` gives the logits that decide, of the model's own and the tokens so far.
+    """
     tokens, logprobs, min_gap = list(prompt_token_ids), [], math.inf
     for _ in range(num_tokens):
         logits = reference_logits(directory, tokens)[-1]
-        best = logits.topk(2)
+        best = (adjust(logits, tokens) if adjust else logits).topk(2)
         min_gap = min(min_gap, float(best.values[0] - best.values[1]))
         tokens.append(int(best.indices[0]))
         logprobs.append(float(logits.log_softmax(-1)[tokens[-1]]))

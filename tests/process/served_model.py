@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from openai.types import Completion
 from transformers import AutoTokenizer
 
@@ -59,20 +60,25 @@ class ServedModel:
         self.cluster = cluster
         self.eos_id = eos_id
         self._tokenizer: Any = AutoTokenizer.from_pretrained(cluster.model_dir)
-        self._expected: dict[tuple[tuple[int, ...], int], Expected] = {}
+        self._expected: dict[tuple[object, ...], Expected] = {}
         self._num_asked = 0
         self._threads = ThreadPoolExecutor(32)
 
-    def expect(self, prompt: Sequence[int], num_tokens: int) -> Expected:
-        """Ask the reference."""
-        key = tuple(prompt), num_tokens
+    def expect(
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        adjust: Callable[[torch.Tensor, Sequence[int]], torch.Tensor] | None = None,
+    ) -> Expected:
+        """Ask the reference, whose logits ``adjust`` may change."""
+        key = tuple(prompt), num_tokens, adjust
         if key not in self._expected:
             token_ids, logprobs, min_gap = reference_generate(
-                self.cluster.model_dir, prompt, num_tokens
+                self.cluster.model_dir, prompt, num_tokens, adjust
             )
             texts = tuple(self._tokenizer.decode([token]) for token in token_ids)
             self._expected[key] = Expected(
-                key[0], tuple(token_ids), texts, tuple(logprobs), min_gap
+                tuple(prompt), tuple(token_ids), texts, tuple(logprobs), min_gap
             )
         return self._expected[key]
 

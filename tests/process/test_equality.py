@@ -1,15 +1,19 @@
 """Tokens of a handed-over request are those of plain transformers, logprobs to 1e-4."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from tests.process.conftest import EOS_PROMPT
 from tests.process.harness import MODEL, wait_until
 from tests.process.served_model import (
     BLOCK_TOKENS,
+    GAP_MIN,
     WINDOW,
     ServedModel,
     WrongAnswerError,
@@ -189,6 +193,33 @@ def test_prefill_and_decode_on_one_worker(gemma3: ServedModel) -> None:
     finally:
         cluster.workers.pop("b0").end()
         wait_until(lambda: len(cluster.known()) == 2, "the router to forget b0")
+
+
+def test_penalties_and_bias_over_a_hand_over(gemma3: ServedModel) -> None:
+    """By transformers' own processor and OpenAI's formula, before and after the hand-over."""
+    length, num_tokens = 60, 24
+    repetition = RepetitionPenaltyLogitsProcessor(1.3)
+    penalties = {"presence_penalty": 0.6, "frequency_penalty": 0.4}
+
+    def adjust(logits: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        biased = logits.clone()
+        biased[70] += 3
+        seen = torch.bincount(torch.tensor([*tokens[length:], 0]), minlength=len(logits))
+        seen[0] -= 1
+        result: torch.Tensor = repetition(torch.tensor([tokens]), biased[None])[0]
+        return result - 0.4 * seen - 0.6 * (seen > 0)
+
+    for attempt in range(20):
+        prompt = gemma3.prompt(length, 1, salt=f"penalties-{attempt}").prompt
+        expected = gemma3.expect(prompt, num_tokens, adjust)
+        if expected.min_gap > GAP_MIN and gemma3.eos_id not in expected.token_ids:
+            break
+    assert expected.min_gap > GAP_MIN
+    more: dict[str, Any] = penalties | {"logit_bias": {"70": 3}}
+    completion = gemma3.ask(expected, extra_body={"repetition_penalty": 1.3}, **more)
+    assert_exact(completion, expected)
+    with pytest.raises(WrongAnswerError):  # control: they matter for this prompt
+        assert_exact(gemma3.ask(expected), expected)
 
 
 def test_chat_streams_the_same_tokens(gemma3: ServedModel) -> None:

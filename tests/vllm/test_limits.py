@@ -54,6 +54,7 @@ def empty(engine: Any) -> None:
     assert step is not None
     assert engine.run(replace(step, ended=engine_keys(engine))).error == ""
     assert len(engine.batch) == engine.runner.num_requests == engine.runner.num_rows == 1
+    assert engine.runner.num_histories == 0
 
 
 def engine_keys(engine: Any) -> tuple[RequestKey, ...]:
@@ -105,6 +106,10 @@ def test_oversized_steps_are_refused_before_the_call(
             (replace(good, known_token_ids=[*known[:-1], VOCAB_SIZE]),),
         ),
         "a negative token": ("token id", (replace(good, known_token_ids=[-1, *known[1:]]),)),
+        "a bias beyond the vocabulary": (
+            "token id with a bias",
+            (replace(good, sampling=replace(GREEDY, logit_bias=((1, 1.0), (VOCAB_SIZE, 1.0)))),),
+        ),
         "unknown tokens": ("are known", (replace(good, known_token_ids=known[:5]),)),
         "a short table": (
             "ends before block index",

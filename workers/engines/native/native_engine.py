@@ -97,6 +97,7 @@ class NativeEngine:
         )
         self.region = self.pool.region
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
+        self._sampler = Sampler()
         self._builder = BatchBuilder(
             self.pool.layers,
             [_group_shape(group) for group in self.layout.groups],
@@ -128,6 +129,7 @@ class NativeEngine:
         Raises:
             ValueError: see ``BlockTables.apply`` and ``BatchBuilder.build``.
         """
+        self._sampler.apply(step.ended, step.slices)
         self._tables.apply(step)
         return self._builder.build(step.slices, self._tables)
 
@@ -155,12 +157,7 @@ class NativeEngine:
         logits = self.forward(batch)
         samples: list[SampledToken | None] = [None] * len(step.slices)
         if batch.sampled:
-            chosen = [step.slices[index] for index in batch.sampled]
-            tokens = sample(
-                logits,
-                [part.sampling for part in chosen if part.sampling is not None],
-                [part.start + len(part.token_ids) for part in chosen],
-            )
+            tokens = self._sampler.sample(logits, [step.slices[index] for index in batch.sampled])
             for index, token in zip(batch.sampled, tokens, strict=True):
                 samples[index] = token
         return tuple(samples)

@@ -13,7 +13,8 @@ from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
-from disagg.workers.engines.sampler import NonFiniteError, sample
+from disagg.workers.engines.sampler import NonFiniteError, Sampler
+from disagg.workers.engines.vllm.runner_batch import key_of
 from disagg.workers.engines.vllm.state_blocks import BlockChanges
 
 
@@ -22,6 +23,7 @@ class DrawsHere:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner  # its batch is made anew when the KV cache is
+        self.sampler = Sampler()
         self._slices: Mapping[str, SequenceSlice] = {}
         self.drawn: dict[str, SampledToken] = {}
 
@@ -38,11 +40,7 @@ class DrawsHere:
         chosen = [self._slices[names[row]] for row in rows]
         tokens = torch.zeros((len(names), 1), dtype=torch.int32, device=logits.device)
         if rows:
-            drawn = sample(
-                logits if len(rows) == len(names) else logits[rows],
-                [part.sampling for part in chosen if part.sampling is not None],
-                [part.start + len(part.token_ids) for part in chosen],
-            )
+            drawn = self.sampler.sample(logits if len(rows) == len(names) else logits[rows], chosen)
             tokens[rows, 0] = torch.tensor([one.token_id for one in drawn], dtype=torch.int32)
             self.drawn = {names[row]: one for row, one in zip(rows, drawn, strict=True)}
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
@@ -97,6 +95,7 @@ class Runner:
         if changes.copied:
             sources, targets = torch.tensor(changes.copied, device=self.pool.device).T
             self.pool[targets] = self.pool[sources]
+        self._sampler.sampler.apply(map(key_of, order.finished_req_ids), slices.values())
         self._sampler.expect(slices)
         result = self._worker.execute_model(order)
         if result is not None:
@@ -113,6 +112,11 @@ class Runner:
     def num_requests(self) -> int:
         """Sequences that the runner knows of, running or not."""
         return len(self._runner.requests)
+
+    @property
+    def num_histories(self) -> int:
+        """Sequences whose tokens are kept for what is sampled next."""
+        return len(self._sampler.sampler.histories)
 
     @property
     def num_rows(self) -> int:

@@ -133,3 +133,9 @@ class RunnerBatch:
 def name_of(key: RequestKey) -> str:
     """The runner's name of a sequence."""
     return f"{key.request_id}/{key.generation}"
+
+
+def key_of(name: str) -> RequestKey:
+    """The sequence that the runner knows by a name."""
+    request_id, _, generation = name.rpartition("/")
+    return RequestKey(request_id, int(generation))

@@ -80,8 +80,11 @@ class StepChecks:
         tokens = part.known_token_ids if part.is_new else part.token_ids
         if part.is_new and not end <= len(tokens) <= self._max_model_tokens:
             raise ValueError(f"{where}: {len(tokens)} tokens are known of a sequence up to {end}")
-        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+        if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
             raise ValueError(f"{where}: token id out of 0..{self._vocab_size - 1}")
+        bias = part.sampling.logit_bias if part.sampling else ()
+        if bias and not 0 <= bias[0][0] <= bias[-1][0] < self._vocab_size:
+            raise ValueError(f"{where}: token id with a bias out of 0..{self._vocab_size - 1}")
 
     def _check_table(
         self, where: str, part: SequenceSlice, spec: Spec, table: "array[int]", num_new: int

@@ -78,24 +78,38 @@ def test_what_is_declared(kind: Kind) -> None:
     assert one.region.address != other.region.address
 
 
-def test_tokens_depend_on_the_prompt_alone(kind: Kind) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_tokens_depend_on_the_prompt_alone(kind: Kind, sampling: SamplingParams) -> None:
     """Not on chunks, neighbours, hits in the cache, blocks that were others', preemption."""
     engine = kind.make(PLENTY)
-    expected = [serve(core_over(engine, 64), engine, [one])[0] for one in kind.prompts]
-    assert all(len(tokens) == GREEDY.max_tokens for tokens in expected)
-    assert len({tuple(tokens) for tokens in expected}) == len(kind.prompts)  # control
+    prompts = kind.prompts
+    expected = [serve(core_over(engine, 64), engine, [one], sampling)[0] for one in prompts]
+    assert all(len(tokens) == sampling.max_tokens for tokens in expected)
+    assert len({tuple(tokens) for tokens in expected}) == len(prompts)  # control
     for max_step_tokens in (3 * kind.scale, 64 * kind.scale):
         engine = kind.make(PLENTY)
         core = core_over(engine, max_step_tokens)
         for _ in range(3):
-            assert serve(core, engine, kind.prompts) == expected
+            assert serve(core, engine, prompts, sampling) == expected
     num_preemptions = 0
     for per_group in kind.scarce:
         engine = kind.make(per_group * len(engine.layout.groups) + 1)
         core = core_over(engine, 64)
-        assert serve(core, engine, [kind.prompts[1]] * 4) == [expected[1]] * 4
+        assert serve(core, engine, [prompts[1]] * 4, sampling) == [expected[1]] * 4
         num_preemptions += core.batcher.num_preemptions
     assert num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_moved", [1, 4, 9])
+def test_a_generation_that_is_planned_anew_goes_on(kind: Kind, num_moved: int) -> None:
+    """Its tokens so far come as a prompt, which the penalties must not take for one."""
+    engine = kind.make(PLENTY)
+    whole = serve(core_over(engine, 64), engine, kind.prompts, SAMPLED)
+    so_far = [one + tokens[:num_moved] for one, tokens in zip(kind.prompts, whole, strict=True)]
+    rest = replace(SAMPLED, max_tokens=SAMPLED.max_tokens - num_moved)
+    other = kind.make(PLENTY)
+    got = serve(core_over(other, 7), other, so_far, rest, num_moved)
+    assert got == [tokens[num_moved:] for tokens in whole]
 
 
 def part_of(name: str, tokens: list[int], start: int, tables: list[list[int]]) -> SequenceSlice:

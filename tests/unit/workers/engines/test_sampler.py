@@ -1,6 +1,7 @@
 """Sampling: greedy, temperature, top-k, top-p; a function of logits, seed and position alone."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg.messages.sampling import SampledToken, SamplingParams
-from disagg.workers.engines import draw, sampler
-from disagg.workers.engines.sampler import NonFiniteError, sample, uniform
+from disagg.workers.engines import draw
+from disagg.workers.engines.draw import uniform
+from disagg.workers.engines.sampler import NonFiniteError, sample
 
 
 def params(**fields: float) -> SamplingParams:
@@ -134,8 +136,14 @@ def test_bfloat16_logits() -> None:
 def kept(row: torch.Tensor, param: SamplingParams) -> set[int]:
     """Tokens that may be drawn, by the plain definition in double precision."""
     order = sorted(range(len(row)), key=lambda token: -float(row[token]))
+    if param.min_p:
+        # The product in single precision decides, as the weights are.
+        best = float(row[order[0]])
+        order = [
+            t for t in order if math.exp((float(row[t]) - best) / param.temperature) >= param.min_p
+        ]
     if param.top_k:
-        order = [t for t in order if row[t] >= row[order[min(param.top_k, len(row)) - 1]]]
+        order = [t for t in order if row[t] >= row[order[min(param.top_k, len(order)) - 1]]]
     weights = [math.exp((float(row[t]) - float(row[order[0]])) / param.temperature) for t in order]
     mass, number = 0.0, 0
     while number < len(order) and (number == 0 or mass < param.top_p * sum(weights)):
@@ -151,7 +159,8 @@ def kept(row: torch.Tensor, param: SamplingParams) -> set[int]:
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
     top_p=st.floats(0.01, 1.0),
     top_k=st.integers(0, 60),
-    num_candidates=st.sampled_from([1, 4, 16, 64]),
+    min_p=st.sampled_from([0.0, 0.0, 0.003, 0.4, 1.0]),
+    num_spare=st.sampled_from([1, 4, 64]),
     rounded=st.booleans(),
 )
 def test_what_is_drawn_is_kept_by_the_plain_definition(
@@ -160,34 +169,59 @@ def test_what_is_drawn_is_kept_by_the_plain_definition(
     temperature: float,
     top_p: float,
     top_k: int,
-    num_candidates: int,
+    min_p: float,
+    num_spare: int,
     rounded: bool,
 ) -> None:
-    """Nuclei larger than the candidates, equal logits, limits above the vocabulary included."""
+    """Equal logits, more of them than are looked at, limits above the vocabulary included."""
     row = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * spread
     if rounded:
         row = row.round()
-    param = params(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    param = params(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draw, "NUM_CANDIDATES", num_candidates)
+        patch.setattr(draw, "NUM_SPARE", num_spare)
         got = set(draws(row, param, 400))
     may = kept(row[0], param)
     weights = {t: math.exp(float(row[0, t] - row.max()) / temperature) for t in may}
     likely = {t for t, w in weights.items() if w > 0.1 * sum(weights.values())}
-    # A nucleus that ends within a rounding of top_p may end one token later.
-    nearly = kept(
-        row[0], params(temperature=temperature, top_p=min(1.0, top_p + 1e-5), top_k=top_k)
-    )
-    assert got <= nearly
+    # What ends within a rounding of a limit may end one token later.
+    nearly = replace(param, top_p=min(1.0, top_p + 1e-4), min_p=min_p * (1 - 1e-4))
+    assert got <= kept(row[0], nearly)
     assert got >= likely
 
 
-def test_candidates_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.randn(8, 5000, generator=torch.Generator().manual_seed(4)) * 2
+@pytest.mark.parametrize("top_p", [0.02, 0.5, 0.95])
+@pytest.mark.parametrize("top_k", [0, 20])
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_what_is_kept_is_drawn_by_its_weight(top_p: float, top_k: int, spread: float) -> None:
+    """Draws that were refused before, and with numbers of their own, bend nothing."""
+    row = torch.randn(1, 70, generator=torch.Generator().manual_seed(2)) * spread
+    param = params(temperature=1.3, top_p=top_p, top_k=top_k)
+    weights = (row[0] / 1.3).softmax(0)
+    whole = [float(w) if t in kept(row[0], param) else 0.0 for t, w in enumerate(weights)]
+    expected = [w / sum(whole) for w in whole]
+    actual = frequencies(draws(row, param, 20_000), 70)
+    assert distance(actual, expected) < 0.03
+    if spread and sum(w > 0 for w in whole) > 5:  # control: the other limits' distribution
+        other = [w / sum(weights.tolist()) for w in weights.tolist()]
+        flat = [1 / 70] * 70
+        assert distance(actual, flat) > 0.03
+        assert top_p == 0.95 or distance(actual, other) > 0.03
+
+
+def test_spare_tokens_change_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(8, 5000, generator=torch.Generator().manual_seed(4)).bfloat16() * 2
     mixed = [params(temperature=1.0, top_p=0.2 + i / 10, top_k=i * 300, seed=i) for i in range(8)]
     few = sample(rows, mixed, range(8))
-    monkeypatch.setattr(draw, "NUM_CANDIDATES", 5000)
+    monkeypatch.setattr(draw, "NUM_SPARE", 5000)
     assert sample(rows, mixed, range(8)) == few
+
+
+def test_a_temperature_next_to_nothing_is_greedy() -> None:
+    rows = torch.randn(4, 100, generator=torch.Generator().manual_seed(4)) * 30
+    best = sample(rows, [params()] * 4, range(4))
+    for temperature in (1e-320, 1e-9, 2e-5):
+        assert sample(rows, [params(temperature=temperature)] * 4, range(4)) == best
 
 
 def test_a_token_of_no_weight_is_never_drawn() -> None:
@@ -195,5 +229,5 @@ def test_a_token_of_no_weight_is_never_drawn() -> None:
     row[0, 50] = 0
     for number in (0.0, 0.5, 1 - 2**-53):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampler, "uniform", lambda *_, number=number: number)
+            patch.setattr(draw, "uniform", lambda *_, number=number: number)
             assert sample(row, [params(temperature=1.0)], [0])[0].token_id == 50
