@@ -1,5 +1,7 @@
 """An engine under the production scheduler, without the rest of a worker."""
 
+from dataclasses import replace
+
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
@@ -41,12 +43,19 @@ def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:
     return WorkerCore(Incarnation("w", "e"), engine.layout, kv, hasher, limits, lambda _: 1)
 
 
-def serve(core: WorkerCore, engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    """The tokens that a worker answers with."""
+def serve(
+    core: WorkerCore,
+    engine: Engine,
+    prompts: list[list[int]],
+    sampling: SamplingParams = GREEDY,
+    num_generated: int = 0,
+) -> list[list[int]]:
+    """The tokens that a worker answers with; so many of a prompt's were generated before."""
     answers: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
     for number, prompt in enumerate(prompts):
         key = RequestKey(str(number), 1)
-        core.on_router_message(0, Submit(key, Role.LOCAL, tuple(prompt), (), b"", GREEDY))
+        own = replace(sampling, num_prompt_tokens=len(prompt) - num_generated)
+        core.on_router_message(0, Submit(key, Role.LOCAL, tuple(prompt), (), b"", own))
     while core.sequences:
         step, _ = core.next_step(0)
         assert step is not None

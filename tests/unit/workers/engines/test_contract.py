@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from disagg.messages.identity import RequestKey
+from disagg.messages.sampling import SamplingParams
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
@@ -20,6 +21,16 @@ from tests.unit.workers.engines.digest_engine import DigestEngine
 from tests.unit.workers.engines.serving import GREEDY, core_over, serve
 from tests.vllm.engines import VLLM_SHAPE, make_vllm
 
+SAMPLED = SamplingParams(
+    max_tokens=10,
+    temperature=1.0,
+    top_p=0.95,
+    seed=3,
+    presence_penalty=1.0,
+    frequency_penalty=0.5,
+    repetition_penalty=1.2,
+    logit_bias=((9, 1.0),),
+)
 PLENTY = 200
 
 
