@@ -21,7 +21,7 @@ from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape,
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.native.state_batch import StateGroup
 from disagg.workers.engines.native.state_mixers import StateMixers
-from disagg.workers.engines.sampler import NonFiniteError, sample
+from disagg.workers.engines.sampler import NonFiniteError, Sampler
 from disagg.workers.engines.start_phases import phase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
