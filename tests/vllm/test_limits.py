@@ -152,7 +152,8 @@ def test_a_sequence_of_a_refused_step_is_not_held(engine: Any) -> None:
     wrong = replace(wrong, known_token_ids=[VOCAB_SIZE] * 10)
     assert "token id" in engine.run(Step(1, (good, wrong))).error
     later = replace(good, is_new=False, table_changes=())
-    assert "does not hold" in engine.run(Step(2, (later,))).error
+    assert engine.run(Step(2, (later,))).samples == (None,), "it is lost"
+    assert good.key not in engine.batch
     assert engine.run(Step(3, (good,))).error == ""
     assert engine.run(Step(4, (later,))).error == ""
 
@@ -203,9 +204,10 @@ def test_a_state_that_is_not_finite_fails_its_step_alone(engine: Any) -> None:
     result = engine.run(Step(3, (again, beside)))
     assert "NonFiniteError" in result.error
     assert result.samples == ()
-    unsampled = replace(again, sampling=None)
+    assert engine.run(Step(4, (again, beside))).samples == (None, None), "both begin anew"
+    unsampled = replace(again, sampling=None, is_new=True, table_changes=good.table_changes)
     assert "NonFiniteError" in engine.run(Step(4, (unsampled,))).error
-    assert engine.run(Step(5, (beside,))).error == ""
+    assert engine.run(Step(5, (other,))).error == ""
     assert answer(engine) == right
     engine.pool[block] = before
     ended: tuple[RequestKey, ...] = (good.key, other.key)

@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from disagg.errors import ConfigError
-from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.engine_steps import EngineSteps
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
@@ -20,6 +20,7 @@ from disagg.workers.engines.native.own_positions import scale_by_own_positions
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.native.state_batch import StateGroup
+from disagg.workers.engines.native.state_cache import keeps_states
 from disagg.workers.engines.native.state_mixers import StateMixers
 from disagg.workers.engines.sampler import NonFiniteError, Sampler
 from disagg.workers.engines.start_phases import phase
@@ -39,13 +40,13 @@ class NativeEngine:
         region: the same as transports see it.
         fingerprint: hex digest of the model, part of the compatibility contract.
         dtype: of weights and KV, part of it too.
-        page_format: K of all heads, then V of all heads.
+        page_format: K of all heads, then V of all heads; of states the recurrent one first.
         summary: what it took of its machine, in one line.
         vocab_size: token ids are below it.
         max_model_tokens: bound on prompt plus generated tokens.
     """
 
-    page_format = "native: K, V; heads, tokens, head size"
+    page_format = "native: K, V; heads, tokens, head size; states: recurrent, convolution"
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class NativeEngine:
             first_layer=len(specs) - self.checkpoint.config.num_hidden_layers,
         )
         self.region = self.pool.region
+        self._steps = EngineSteps()
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
         self._sampler = Sampler()
         self._builder = BatchBuilder(
@@ -112,12 +114,8 @@ class NativeEngine:
         Writes KV of the slices' tokens into their blocks and nowhere else. Whatever goes wrong
         comes back as ``error``; the blocks written then hold nothing to be relied on.
         """
-        try:
-            with torch.inference_mode():
-                samples = self._run(step)
-        except Exception as error:  # the worker outlives a bad step
-            return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
-        return StepResult(step.step_id, samples=samples)
+        with torch.inference_mode():
+            return self._steps.run(step, self._run)
 
     def close(self) -> None:
         """Drop the weights; later steps fail. The pool stays: peers may still read it."""
@@ -164,7 +162,7 @@ class NativeEngine:
 
 
 def _group_shape(group: KVCacheGroup) -> GroupShape | StateGroup:
-    if isinstance(group.spec, LinearStateSpec):
+    if keeps_states(group.spec):
         return StateGroup(group.spec.block_tokens, group.blocks_per_state)
     return GroupShape(group.spec, pages_of(group.spec))
 

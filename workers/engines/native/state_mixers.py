@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional
 
 from disagg.errors import ConfigError
-from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.workers.engines.native.state_batch import StateCall
 from disagg.workers.engines.native.state_cache import (
     CallStates,
     LayerStates,
     StateShape,
+    keeps_states,
     place_states,
 )
 
@@ -84,10 +84,7 @@ class StateMixers:
         """
         self.calls: Mapping[int, tuple[StateCall, ...]] = {}
         left = {
-            layer
-            for group in layout.groups
-            if isinstance(group.spec, LinearStateSpec)
-            for layer in group.layers
+            layer for group in layout.groups if keeps_states(group.spec) for layer in group.layers
         }
         for module in model.modules():
             if not keeps_state(module):

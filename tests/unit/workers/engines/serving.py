@@ -1,5 +1,6 @@
 """An engine under the production scheduler, without the rest of a worker."""
 
+from collections import deque
 from dataclasses import replace
 
 from disagg.kv.coordinator import KVCacheCoordinator
@@ -11,12 +12,13 @@ from disagg.messages.session import Role, Submit
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.step import Step
 from disagg.workers.engines.protocol import Engine
 
 GREEDY = SamplingParams(max_tokens=10)
 
 
-def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:
+def core_over(engine: Engine, max_step_tokens: int, steps_max: int = 1) -> WorkerCore:
     limits = WorkerLimits(
         max_model_tokens=400,
         max_step_tokens=max_step_tokens,
@@ -30,6 +32,7 @@ def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:
         committed_max=2,
         commit_repeat_ms=50,
         read_stuck_ms=1_000,
+        steps_max=steps_max,
         blocks_per_read_max=4,
         quarantine_share_max=1.0,
     )
@@ -37,7 +40,8 @@ def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:
         engine.layout,
         engine.region.num_blocks,
         max_model_tokens=limits.max_model_tokens,
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=steps_max * max_step_tokens,
+        steps_max=steps_max,
     )
     hasher = BlockHasher(b"key", engine.layout.hash_block_tokens)
     return WorkerCore(Incarnation("w", "e"), engine.layout, kv, hasher, limits, lambda _: 1)
@@ -56,9 +60,11 @@ def serve(
         key = RequestKey(str(number), 1)
         own = replace(sampling, num_prompt_tokens=len(prompt) - num_generated)
         core.on_router_message(0, Submit(key, Role.LOCAL, tuple(prompt), (), b"", own))
+    launched: deque[Step] = deque()
     while core.sequences:
-        step, _ = core.next_step(0)
-        assert step is not None
+        while (step := core.next_step(0)[0]) is not None:
+            launched.append(step)
+        step = launched.popleft()
         result = engine.run(step)
         assert result.error == ""
         assert [one is not None for one in result.samples] == [

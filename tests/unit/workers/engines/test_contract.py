@@ -12,7 +12,7 @@ import pytest
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.scheduling.step import SequenceSlice, Step, TableChange
+from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, TableChange
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
 from disagg.workers.pool_region import PoolRegion
@@ -123,6 +123,24 @@ def test_a_generation_that_is_planned_anew_goes_on(kind: Kind, num_moved: int) -
     assert got == [tokens[num_moved:] for tokens in whole]
 
 
+def test_tokens_are_the_same_with_several_steps_in_flight(kind: Kind) -> None:
+    """Most of them are not known when the next step is launched."""
+    engine = kind.make(PLENTY)
+    for sampling in (GREEDY, SAMPLED):
+        expected = serve(core_over(engine, 64), engine, kind.prompts, sampling)
+        for max_step_tokens, steps_max in ((3, 2), (64, 2), (64, 3)):
+            core = core_over(engine, max_step_tokens * kind.scale, steps_max)
+            assert serve(core, engine, kind.prompts, sampling) == expected
+    expected = serve(core_over(engine, 64), engine, kind.prompts)
+    num_preemptions = 0
+    for per_group in kind.scarce:
+        engine = kind.make(per_group * len(engine.layout.groups) + 1)
+        core = core_over(engine, 64, 2)
+        assert serve(core, engine, [kind.prompts[1]] * 4) == [expected[1]] * 4
+        num_preemptions += core.batcher.num_preemptions
+    assert num_preemptions > 0
+
+
 def part_of(name: str, tokens: list[int], start: int, tables: list[list[int]]) -> SequenceSlice:
     changes = tuple(TableChange(0, tuple(table)) for table in tables)
     known = [7] * start + tokens  # those before the slice do not matter
@@ -188,6 +206,33 @@ def test_a_step_that_cannot_be_computed_is_an_error_and_no_more(kind: Kind) -> N
         assert result.error, name
         assert (result.step_id, result.samples) == (number, ())
         assert token_of(engine, known) == token
+
+
+def test_what_follows_on_a_failed_step_is_not_computed_and_disturbs_nobody(kind: Kind) -> None:
+    engine, free = kind.make(PLENTY), list(range(1, PLENTY))
+    lengths, prompts = kind.lengths, kind.prompts
+    first = part_of("first", prompts[1], 0, tables_over(engine, free, lengths[1] + 2))
+    other = part_of("other", prompts[2], 0, tables_over(engine, free, lengths[2] + 1))
+    expected = [token_of(engine, replace(one, key=RequestKey("x", 1))) for one in (first, other)]
+    assert token_of(engine, first) == expected[0]
+    unknown = replace(first, token_ids=(PLACEHOLDER,), is_new=False, table_changes=())
+    steps = [replace(unknown, start=lengths[1] + n) for n in range(2)]
+    bad = part_of("null", [9], 8, [[0, 0, 0] for _ in engine.layout.groups])
+    assert engine.run(Step(1, (steps[0], bad))).error
+    result = engine.run(Step(2, (steps[1], other)))  # launched before that was known
+    assert result.error == ""
+    dropped, sample = result.samples
+    assert dropped is None
+    assert sample is not None
+    assert sample.token_id == expected[1]
+    assert engine.run(Step(3, (steps[1],))).samples == (None,)
+    assert token_of(engine, first) == expected[0], "it begins anew"
+
+
+def test_a_placeholder_that_nothing_was_sampled_for_is_an_error(kind: Kind) -> None:
+    engine = kind.make(PLENTY)
+    tables = tables_over(engine, list(range(1, PLENTY)), kind.lengths[1])
+    assert engine.run(Step(1, (part_of("r", [PLACEHOLDER], 0, tables),))).error
 
 
 def test_a_sequence_that_ended_is_forgotten(kind: Kind) -> None:
