@@ -28,8 +28,9 @@ class KVCacheCoordinator:
         layout: groups of the model.
         num_blocks: blocks in the pool's tensor, the null block included.
         max_model_tokens: longest sequence.
-        max_step_tokens: most tokens of one sequence between two calls that move its window;
-            with n steps in flight, n times the largest chunk.
+        max_step_tokens: most tokens of one sequence that are not published yet when its next step
+            is launched, those of that step included; with n steps in flight, n times the largest
+            chunk.
         steps_max: steps in flight at once that one sequence is in; more are refused.
         eagle_groups: groups whose hits must be proven one block further (speculative drafts).
         retention: what stays findable after it has left a window.
@@ -76,7 +77,7 @@ class KVCacheCoordinator:
             self.managers, alignment_tokens(layout), frozenset(eagle_groups)
         )
         self._steps = StepHolds(self.pool, steps_max)
-        self.admission = Admission(self.managers, self.pool, self._steps)
+        self.admission = Admission(self.managers, self.pool)
         self._promises = self.admission.promises
         self._sequences: dict[Hashable, SequenceState] = {}
 
@@ -99,7 +100,7 @@ class KVCacheCoordinator:
         """Promise the blocks that a whole prompt will need at its peak; all or nothing.
 
         Until ``unpromise`` or ``free`` other sequences can take only what is left, so the prompt
-        never waits for a block (only for its own steps in flight to give up what they hold).
+        never waits for a block.
         Window blocks it drops come back to the promise. The hit is held at once, and the first
         ``allocate`` adopts it.
 
@@ -127,7 +128,8 @@ class KVCacheCoordinator:
     ) -> bool:
         """Give a sequence the slots of its next step, in all groups or in none.
 
-        Out-of-window blocks are dropped first, also if the rest fails. On the first call the
+        Out-of-window blocks are dropped first, also if the rest fails, but none that a step in
+        flight sees or has yet to publish. On the first call the
         blocks of ``hit`` are held (all groups' hits before any group allocates, else one group
         could evict another's hit), and window groups get no blocks for external tokens that are
         out of sight.
@@ -226,6 +228,7 @@ class KVCacheCoordinator:
             sequence = sequences.get(key) or self._sequence(key)
             if num_computed_tokens > sequence.num_scheduled:
                 raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
+            sequence.num_computed = num_computed_tokens
             if num_computed_tokens >= sequence.publish_from:
                 self._publish(sequence, num_computed_tokens)
 
@@ -244,12 +247,12 @@ class KVCacheCoordinator:
     def release_out_of_window(self, key: Hashable, num_computed_tokens: int) -> None:
         """Drop the blocks that no query from ``num_computed_tokens`` on sees.
 
-        Steps in flight keep them until they end; cached ones stay findable until evicted.
+        No step in flight may compute an earlier one; cached blocks stay findable until evicted.
         """
         for manager in self._tables.moving:
             if not self._is_dense and (sequence := self._sequences.get(key)):
                 manager.forget_skipped(key, num_computed_tokens, sequence.kept, self._retention)
-            manager.drop_skipped(key, num_computed_tokens, self._steps.drop)
+            manager.drop_skipped(key, num_computed_tokens, self._release)
         if key in self._promises:
             self.admission.update(key)
 
@@ -266,9 +269,7 @@ class KVCacheCoordinator:
 
     def release_step(self, step_id: Hashable) -> None:
         """The step has ended, with or without error; idempotent."""
-        for key in self._steps.end(step_id):
-            if key in self._promises and key in self._sequences:
-                self.admission.update(key)
+        self._steps.end(step_id)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -322,7 +323,7 @@ class KVCacheCoordinator:
     ) -> SequenceState:
         """Start all tables: every group's hit is held before any group allocates."""
         self._tables.start(request.key, hit, num_computed, external=external)
-        sequence = self._sequences[request.key] = SequenceState(request, num_computed)
+        sequence = self._sequences[request.key] = SequenceState(request, num_computed, num_computed)
         if not self._is_dense:
             known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
             adopted = hit.num_tokens if hit else 0
@@ -332,7 +333,9 @@ class KVCacheCoordinator:
     def _go_on(self, sequence: SequenceState, num_new_tokens: int) -> bool:
         """``allocate`` for a sequence that has begun."""
         key, computed = sequence.request.key, sequence.num_scheduled
-        self.release_out_of_window(key, computed)
+        # What steps in flight see or have yet to publish stays.
+        in_flight = self._steps.in_flight(key)
+        self.release_out_of_window(key, sequence.num_computed if in_flight else computed)
         total = min(computed + num_new_tokens, self.max_model_tokens)
         if total > sequence.room_end:
             if not self.admission.fits(key, total, None, computed):
@@ -340,6 +343,9 @@ class KVCacheCoordinator:
             sequence.room_end = self._tables.grow(key, total)
         self._launched(sequence, computed + num_new_tokens)
         return True
+
+    def _release(self, _key: Hashable, _group: int, block_ids: list[int]) -> None:
+        self.pool.release(block_ids)
 
     def _launched(self, sequence: SequenceState, num_scheduled: int) -> None:
         key, sequence.num_scheduled = sequence.request.key, num_scheduled

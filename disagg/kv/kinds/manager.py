@@ -165,14 +165,11 @@ class GroupManager:
         skipped = self.first_block(num_known)
         return max(required - max(skipped, len(hit)), 0)
 
-    def num_promised(self, key: Hashable, num_tokens: int, num_deferred: int) -> int:
-        """Further blocks a sequence with a table can need at once on its way to num_tokens.
-
-        ``num_deferred`` blocks it gave up are not free yet.
-        """
+    def num_promised(self, key: Hashable, num_tokens: int) -> int:
+        """Further blocks a sequence with a table can need at once on its way to num_tokens."""
         table = self.tables[key]
         remaining = max(0, self.num_blocks(num_tokens) - len(table.blocks))
-        return max(0, min(remaining, self.peak_blocks - table.held - num_deferred))
+        return max(0, min(remaining, self.peak_blocks - table.held))
 
     # -- changing tables ----------------------------------------------------------------------
 
