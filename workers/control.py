@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from disagg.errors import CapacityError
@@ -115,7 +116,7 @@ class Control:
             task.add_done_callback(self._task_ended)
 
     async def stop(self) -> None:
-        """Stop ticking; a step in flight is waited for, and nothing follows it."""
+        """Stop ticking; the step that runs is waited for, and nothing follows it."""
         self._ended = True
         for task in self._tasks:
             task.cancel()
@@ -243,13 +244,15 @@ class Control:
             self._reads.popleft()
 
     def _pump(self) -> None:
-        """Launch the next step if the engine is idle."""
+        """Launch every step that may be launched; the engine's thread runs them one by one."""
+        loop = asyncio.get_running_loop()
         step, actions = self.core.next_step(now_ms())
         self._perform(actions)
-        if step is None:
-            return
-        future = asyncio.get_running_loop().run_in_executor(self._executor, self._engine.run, step)
-        future.add_done_callback(lambda done: self._step_done(step, done))
+        while step is not None:
+            future = loop.run_in_executor(self._executor, self._engine.run, step)
+            future.add_done_callback(partial(self._step_done, step))
+            step, actions = self.core.next_step(now_ms())
+            self._perform(actions)
 
     def _step_done(self, step: Step, done: "asyncio.Future[StepResult]") -> None:
         if done.cancelled():

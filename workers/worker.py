@@ -16,7 +16,7 @@ from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
 from disagg.scheduling.core import WorkerCore
-from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.limits import STEPS_MAX, WorkerLimits
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.announcement import Announcement, announced_host
 from disagg.workers.channel import CHANNEL_OPTIONS
@@ -221,7 +221,8 @@ class Worker:
             engine.layout,
             engine.region.num_blocks,
             max_model_tokens=max_model_tokens,
-            max_step_tokens=options.max_step_tokens,
+            max_step_tokens=STEPS_MAX * options.max_step_tokens,
+            steps_max=STEPS_MAX,
             events_with_tokens=bool(options.kv_events_endpoint),
         )
         limits = WorkerLimits(
@@ -240,6 +241,7 @@ class Worker:
             read_stuck_ms=options.read_stuck_ms,
             blocks_per_read_max=max(1, options.read_handle_bytes_max // engine.layout.block_bytes),
             quarantine_share_max=options.quarantine_share_max,
+            steps_max=STEPS_MAX,
             drain_ms=options.drain_ms,
         )
         hasher = BlockHasher(self._hash_key(), engine.layout.hash_block_tokens)

@@ -1,8 +1,16 @@
 """Which sequences run, and the packed batch of the next step (continuous batching).
 
 Chunked prefill: a step carries the decode tokens of every running sequence first, then prompt
-chunks, up to ``max_step_tokens``. One step is in flight at a time; it holds every block it reads or
-writes until its completion is known.
+chunks, up to ``max_step_tokens``. A step holds every block it reads or writes until its completion
+is known.
+
+Up to ``steps_max`` steps are in flight, and end in the order of their launch: a step is planned and
+launched while the one before it runs. A prompt's next chunk goes with it, and so does a sequence
+whose next token the running step samples, with a `PLACEHOLDER` in its place. What cannot be
+foreseen, a stop token, a cancel or a failed step, ends a sequence that a later step computes
+already: that step still holds the blocks, and what it brings for this sequence counts for nothing.
+Memory is taken from a sequence only while no step is in flight, as what runs gives up nothing
+before its end: who lacks memory lets the steps end first, and nothing is launched meanwhile.
 
 Memory goes to prompts strictly by arrival; the tokens of a step are shared. The oldest prompt gets
 half of what the decodes leave, the other half goes to whoever was served least recently, as much as
@@ -23,7 +31,7 @@ from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.sequence import Phase, Sequence
-from disagg.scheduling.step import SequenceSlice, Step
+from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step
 
 
 class Batcher:
@@ -36,7 +44,8 @@ class Batcher:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._next_step_id = 0
-        self._in_flight: tuple[Step, tuple[Sequence, ...]] | None = None
+        self._in_flight: deque[tuple[Step, tuple[Sequence, ...]]] = deque()
+        self._lets_steps_end = False
         self._ended: list[RequestKey] = []
         """Those of earlier steps that gave their blocks up; the next step names them."""
 
@@ -46,9 +55,20 @@ class Batcher:
         return any(seq.preempted for seq in self.waiting)
 
     @property
-    def step_in_flight(self) -> bool:
-        """A step was launched and its completion is not yet known."""
-        return self._in_flight is not None
+    def num_in_flight(self) -> int:
+        """Steps that were launched and whose completion is not yet known."""
+        return len(self._in_flight)
+
+    @property
+    def may_launch(self) -> bool:
+        """Another step may be launched now."""
+        if self._lets_steps_end:
+            return not self._in_flight
+        return len(self._in_flight) < self._limits.steps_max
+
+    def let_steps_end(self) -> None:
+        """Launch nothing before all steps in flight have ended."""
+        self._lets_steps_end = True
 
     def enqueue(self, seq: Sequence) -> None:
         """Queue behind the others; a preempted decode goes before all that have not started."""
@@ -84,10 +104,16 @@ class Batcher:
             self.waiting.remove(seq)
 
     def preempt(self, seq: Sequence) -> None:
-        """Take a running sequence's blocks; it is in nobody's list then."""
+        """Take a running sequence's blocks; it is in nobody's list then.
+
+        Raises:
+            InvariantViolation: a step in flight may be sampling for it.
+        """
+        if self._in_flight:
+            raise InvariantViolation(f"{seq.key} is preempted while a step is in flight")
         self.remove(seq)
         self._kv.free(seq.key)
-        seq.num_computed = 0
+        seq.begins_at(0)
         self.num_preemptions += 1
 
     def take_startable(
@@ -118,17 +144,20 @@ class Batcher:
     def build_step(self) -> tuple[Step | None, list[Sequence]]:
         """Allocate for the next step and launch it.
 
-        Returns the step (None when there is nothing to compute or one is in flight) and the
+        Returns the step (None when there is nothing to compute or none may be launched) and the
         sequences that were preempted for it: they hold nothing and are in nobody's list.
         """
-        if self._in_flight is not None:
+        if not self.may_launch:
             return None, []
+        self._lets_steps_end = False
         chosen: list[tuple[Sequence, int]] = []
         preempted: list[Sequence] = []
         oldest_first = sorted(self.running, key=lambda seq: seq.arrival)
-        decodes = [seq for seq in oldest_first if seq.num_uncomputed <= 1]
+        decodes = [seq for seq in oldest_first if seq.num_unscheduled == 1]
         budget = self._add_decodes(decodes, chosen, preempted)
         for seq, num_new in self._share_among_prompts(budget):
+            if self._lets_steps_end:
+                break
             if seq not in preempted and self._make_room(seq, num_new, chosen, preempted):
                 chosen.append((seq, num_new))
         if not chosen:
@@ -139,30 +168,30 @@ class Batcher:
         self._next_step_id += 1
         sequences = tuple(seq for seq, _ in chosen)
         self._kv.hold_step(step.step_id, [seq.key for seq in sequences])
-        self._in_flight = step, sequences
+        self._in_flight.append((step, sequences))
         return step, preempted
 
     def complete(self, step_id: int) -> tuple[Step, tuple[Sequence, ...]]:
-        """The engine is done with the step; its holds are dropped."""
-        if self._in_flight is None or self._in_flight[0].step_id != step_id:
-            in_flight = self._in_flight and self._in_flight[0]
+        """The engine is done with the oldest step; its holds are dropped."""
+        if not self._in_flight or self._in_flight[0][0].step_id != step_id:
+            in_flight = [step for step, _ in self._in_flight]
             raise InvariantViolation(f"step {step_id} completed, in flight: {in_flight}")
-        step, sequences = self._in_flight
-        self._in_flight = None
+        step, sequences = self._in_flight.popleft()
         self._kv.release_step(step_id)
         return step, sequences
 
     def _slice(self, seq: Sequence, num_new: int) -> SequenceSlice:
-        start, end = seq.num_computed, seq.num_computed + num_new
+        start, end = seq.num_scheduled, seq.num_scheduled + num_new
+        seq.num_scheduled = end
         is_new = seq.sent_tables is None
         sent = seq.sent_tables = seq.sent_tables or SentTables(self._kv, seq.key)
         return SequenceSlice(
             key=seq.key,
-            token_ids=tuple(seq.request.token_ids[start:end]),
+            token_ids=tuple(seq.request.token_ids[start:end]) or (PLACEHOLDER,),
             start=start,
             is_new=is_new,
             table_changes=sent.take_changes(),
-            sampling=seq.submit.sampling if end == seq.num_tokens else None,
+            sampling=seq.submit.sampling if end >= seq.num_tokens else None,
             known_token_ids=tuple(seq.request.token_ids) if is_new else (),
         )
 
@@ -172,7 +201,10 @@ class Batcher:
         chosen: list[tuple[Sequence, int]],
         preempted: list[Sequence],
     ) -> int:
-        """A token for each, all in one call unless memory is short; returns the budget left."""
+        """A token for each, all in one call unless memory is short; returns the budget left.
+
+        None is left when somebody waits for memory: nobody younger takes it then.
+        """
         budget = self._limits.max_step_tokens
         while decodes and budget:
             first = [seq.request for seq in decodes[:budget]]
@@ -185,6 +217,8 @@ class Batcher:
                 if self._make_room(seq, 1, chosen, preempted):
                     chosen.append((seq, 1))
                     budget -= 1
+                if self._lets_steps_end:
+                    return 0
                 decodes = [seq for seq in decodes if seq not in preempted]
         return budget
 
@@ -193,25 +227,25 @@ class Batcher:
 
         Who is served besides the oldest moves to the end of ``running``.
         """
-        prompts = [seq for seq in self.running if seq.num_uncomputed > 1]
+        prompts = [seq for seq in self.running if seq.num_unscheduled > 1]
         if not prompts or not budget:
             return []
         oldest = min(prompts, key=lambda seq: seq.arrival)
-        left = budget - min(oldest.num_uncomputed, budget - budget // 2)
+        left = budget - min(oldest.num_unscheduled, budget - budget // 2)
         shares: list[tuple[Sequence, int]] = []
         for seq in prompts:
             if seq is oldest:
                 continue
             if not left:
                 break
-            num_new = min(seq.num_uncomputed, left)
+            num_new = min(seq.num_unscheduled, left)
             left -= num_new
             shares.append((seq, num_new))
         if shares:
             served = {seq.key for seq, _ in shares}
             self.running.sort(key=lambda seq: seq.key in served)
         num_new = budget - sum(num for _, num in shares)
-        return [(oldest, min(oldest.num_uncomputed, num_new)), *shares]
+        return [(oldest, min(oldest.num_unscheduled, num_new)), *shares]
 
     def _make_room(
         self,
@@ -220,8 +254,14 @@ class Batcher:
         chosen: list[tuple[Sequence, int]],
         preempted: list[Sequence],
     ) -> bool:
-        """Allocate, preempting the youngest until it fits; at last the sequence itself."""
+        """Allocate, preempting the youngest until it fits; at last the sequence itself.
+
+        While steps are in flight nobody is preempted: they are let end first.
+        """
         while not self._kv.allocate(seq.request, num_new_tokens=num_new):
+            if self._in_flight:
+                self.let_steps_end()
+                return False
             in_step = {id(other) for other, _ in chosen}
             victims = [s for s in self.running if id(s) not in in_step]
             victim = max(victims, key=lambda s: s.arrival)

@@ -292,8 +292,9 @@ class Machine(RuleBasedStateMachine):
             assert not self.overdrawn_now(), "a promise is not backed by free blocks"
         for live in self.live.values():
             if live.external is None:
-                runs = [run.key for _, runs in self.steps for run in runs]
-                self.world.check_table(live, runs.count(live.request.key))
+                key = live.request.key
+                steps = [runs for _, runs in self.steps if any(run.key == key for run in runs)]
+                self.world.check_table(live, len(steps))
         for group, spec in enumerate(self.world.specs):
             for block in self.kv.pool.index(group).values():
                 assert block in self.world.memory, f"block {block} of {spec} published unwritten"

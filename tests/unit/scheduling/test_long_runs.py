@@ -154,7 +154,7 @@ def test_a_request_that_ends_every_worker_that_computes_it_is_stopped(
     ends = outcomes(world)
     poison = world.router.counters["poison", ""]  # it, and who was with it on both workers
     assert ends == {"finished": HALF_LOST.num_requests - poison, "worker_unavailable": poison}
-    assert poison < 10
+    assert poison < HALF_LOST.num_requests // 5
     assert world.clients["r7"].outcome.startswith("worker_unavailable: 2 workers were lost")
     assert world.router.counters["workers_lost", "session_ended"] == KILLS_MAX
 

@@ -140,8 +140,8 @@ def share_by_arrival(patch: pytest.MonkeyPatch) -> None:
     def by_arrival(self: Batcher, budget: int) -> list[tuple[Sequence, int]]:
         shares = []
         for seq in sorted(self.running, key=lambda seq: seq.arrival):
-            if seq.num_uncomputed > 1 and budget:
-                num_new = min(seq.num_uncomputed, budget)
+            if seq.num_unscheduled > 1 and budget:
+                num_new = min(seq.num_unscheduled, budget)
                 shares.append((seq, num_new))
                 budget -= num_new
         return shares

@@ -11,6 +11,7 @@ from disagg.errors import ConfigError
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.engine_steps import EngineSteps
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
@@ -78,6 +79,7 @@ class NativeEngine:
         with phase("KV pool", where.type):
             self.pool = PagedPool(self.layout, num_blocks=num_blocks, dtype=kind, device=where)
         self.region = self.pool.region
+        self._steps = EngineSteps()
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
         self._sampler = Sampler()
         self._builder = BatchBuilder(
@@ -101,12 +103,8 @@ class NativeEngine:
         Writes KV of the slices' tokens into their blocks and nowhere else. Whatever goes wrong
         comes back as ``error``; the blocks written then hold nothing to be relied on.
         """
-        try:
-            with torch.inference_mode():
-                samples = self._run(step)
-        except Exception as error:  # the worker outlives a bad step
-            return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
-        return StepResult(step.step_id, samples=samples)
+        with torch.inference_mode():
+            return self._steps.run(step, self._run)
 
     def close(self) -> None:
         """Drop the weights; later steps fail. The pool stays: peers may still read it."""

@@ -7,11 +7,14 @@ import torch
 
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.kv.shapes.whole_states import plan_whole_states
+from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.engine_steps import EngineSteps
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine_plan import DTYPE_BYTES, PoolPlan, plan_machine, plan_pool
 from disagg.workers.engines.checkpoint_files import model_fingerprint, read_weights
 from disagg.workers.engines.protocol import EngineFailedError
+from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
 from disagg.workers.engines.vllm.state_blocks import BlockChanges, state_copies
@@ -84,6 +87,7 @@ class VllmEngine:
         self.region = ranks.region
         because = f" ({why})" if why else ""
         self.summary = f"vllm {version}{because}: {machine.summary}, {pool.summary}"
+        self._steps = EngineSteps()
         self._tables = BlockTables(len(self.layout.groups), pool.num_blocks)
         self._checks = StepChecks(
             [group.spec for group in self.layout.groups],
@@ -99,12 +103,12 @@ class VllmEngine:
         """Compute a step; blocks until it is done. See `RunsSteps`."""
         if self._failed:
             raise EngineFailedError(self._failed)
+        return self._steps.run(step, self._compute, (ValueError, NonFiniteError))
+
+    def _compute(self, step: Step) -> tuple[SampledToken | None, ...]:
         self.batch.end(step.ended)
-        try:
-            self._tables.apply(step)
-            self._checks.check(step, self._tables, self.batch)
-        except ValueError as error:
-            return StepResult(step.step_id, error=str(error))
+        self._tables.apply(step)
+        self._checks.check(step, self._tables, self.batch)
         self._threads.use()
         changes = BlockChanges(
             # vLLM's kernels need finite bytes in slots that nobody has written.
@@ -119,8 +123,8 @@ class VllmEngine:
             self._failed = f"vLLM's runner failed: {type(failure).__name__}: {failure}"
             raise EngineFailedError(self._failed) from failure
         if not_finite:
-            return StepResult(step.step_id, error=not_finite)
-        return StepResult(step.step_id, tuple(drawn.get(name) for name in slices))
+            raise NonFiniteError(not_finite)
+        return tuple(drawn.get(name) for name in slices)
 
     @property
     def runner(self) -> "Runner":

@@ -100,7 +100,7 @@ def test_what_a_step_still_sees_is_not_promised_as_well() -> None:
 
 def test_what_a_step_has_computed_is_published_though_the_next_one_was_launched() -> None:
     """Also what no later step sees: a prompt that leaves this one there finds it."""
-    kv, first = two_in_flight(7 + 4)
+    kv, first = two_in_flight(7 + 4 + 8)
     kv.publish("a", 64)
     kv.release_step(2)
     assert kv.allocate(first, num_new_tokens=32)

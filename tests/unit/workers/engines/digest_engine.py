@@ -10,6 +10,7 @@ from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.engine_steps import EngineSteps
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.testing.simulation.symbolic_kinds import digest_of
 from disagg.workers.pool_region import PoolRegion
@@ -42,15 +43,15 @@ class DigestEngine:
             device_id=0,
             owner=self._cells,
         )
+        self._steps = EngineSteps()
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
 
     def run(self, step: Step) -> StepResult:
-        try:
-            self._tables.apply(step)
-            samples = tuple(self._run(part) for part in step.slices)
-        except (LookupError, ValueError) as error:
-            return StepResult(step.step_id, error=repr(error))
-        return StepResult(step.step_id, samples)
+        return self._steps.run(step, self._compute, (LookupError, ValueError))
+
+    def _compute(self, step: Step) -> list[SampledToken | None]:
+        self._tables.apply(step)
+        return [self._run(part) for part in step.slices]
 
     def _run(self, part: SequenceSlice) -> SampledToken | None:
         digest = 0
