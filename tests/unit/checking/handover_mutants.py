@@ -134,7 +134,7 @@ class RecomputesInPlace(Batcher):
 
     def take_startable(self, num_elsewhere, reserve_pull):  # type: ignore[no-untyped-def]
         for seq in super().take_startable(num_elsewhere, reserve_pull):
-            seq.num_computed = min(seq.num_computed, seq.num_tokens - 1)
+            seq.begins_at(min(seq.num_computed, seq.num_tokens - 1))
             yield seq
 
 
