@@ -27,6 +27,7 @@ def new_core(
     num_blocks: int,
     max_step_tokens: int = 16,
     max_sequences: int = MAX_SEQUENCES,
+    steps_max: int = 1,
 ) -> WorkerCore:
     limits = WorkerLimits(
         max_model_tokens=100_000,
@@ -41,6 +42,7 @@ def new_core(
         committed_max=2,
         commit_repeat_ms=50,
         read_stuck_ms=1_000,
+        steps_max=steps_max,
         blocks_per_read_max=4,
         quarantine_share_max=1.0,
     )
@@ -48,7 +50,8 @@ def new_core(
         layout,
         num_blocks,
         max_model_tokens=limits.max_model_tokens,
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=steps_max * max_step_tokens,
+        steps_max=steps_max,
     )
     hasher = BlockHasher(b"key", layout.hash_block_tokens)
     return WorkerCore(Incarnation("w", "e"), layout, kv, hasher, limits, lambda _: 1)

@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from disagg.messages.session import Role, Submit
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.step import SequenceSlice, Step, TableChange
+from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, TableChange
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
 from disagg.workers.pool_region import PoolRegion
@@ -84,7 +85,7 @@ def make_native(directory: Path, num_blocks: int) -> Engine:
     return NativeEngine(directory, num_blocks=num_blocks, block_tokens=4)
 
 
-def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:
+def core_over(engine: Engine, max_step_tokens: int, steps_max: int = 1) -> WorkerCore:
     limits = WorkerLimits(
         max_model_tokens=400,
         max_step_tokens=max_step_tokens,
@@ -98,6 +99,7 @@ def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:
         committed_max=2,
         commit_repeat_ms=50,
         read_stuck_ms=1_000,
+        steps_max=steps_max,
         blocks_per_read_max=4,
         quarantine_share_max=1.0,
     )
@@ -105,7 +107,8 @@ def core_over(engine: Engine, max_step_tokens: int) -> WorkerCore:
         engine.layout,
         engine.region.num_blocks,
         max_model_tokens=limits.max_model_tokens,
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=steps_max * max_step_tokens,
+        steps_max=steps_max,
     )
     hasher = BlockHasher(b"key", engine.layout.hash_block_tokens)
     return WorkerCore(Incarnation("w", "e"), engine.layout, kv, hasher, limits, lambda _: 1)
@@ -124,9 +127,11 @@ def serve(
         key = RequestKey(str(number), 1)
         own = replace(sampling, num_prompt_tokens=len(prompt) - num_generated)
         core.on_router_message(0, Submit(key, Role.LOCAL, tuple(prompt), (), b"", own))
+    launched: deque[Step] = deque()
     while core.sequences:
-        step, _ = core.next_step(0)
-        assert step is not None
+        while (step := core.next_step(0)[0]) is not None:
+            launched.append(step)
+        step = launched.popleft()
         result = engine.run(step)
         assert result.error == ""
         assert [one is not None for one in result.samples] == [
@@ -183,6 +188,24 @@ def test_a_generation_that_is_planned_anew_goes_on(kind: Kind, num_moved: int) -
     other = kind.make(PLENTY)
     got = serve(core_over(other, 7), other, so_far, rest, num_moved)
     assert got == [tokens[num_moved:] for tokens in whole]
+
+
+def test_tokens_are_the_same_with_several_steps_in_flight(kind: Kind) -> None:
+    """Most of them are not known when the next step is launched."""
+    engine = kind.make(PLENTY)
+    for sampling in (GREEDY, SAMPLED):
+        expected = serve(core_over(engine, 64), engine, kind.prompts, sampling)
+        for max_step_tokens, steps_max in ((3, 2), (64, 2), (64, 3)):
+            core = core_over(engine, max_step_tokens * kind.scale, steps_max)
+            assert serve(core, engine, kind.prompts, sampling) == expected
+    expected = serve(core_over(engine, 64), engine, kind.prompts)
+    num_preemptions = 0
+    for per_group in kind.scarce:
+        engine = kind.make(per_group * len(engine.layout.groups) + 1)
+        core = core_over(engine, 64, 2)
+        assert serve(core, engine, [kind.prompts[1]] * 4) == [expected[1]] * 4
+        num_preemptions += core.batcher.num_preemptions
+    assert num_preemptions > 0
 
 
 def part_of(name: str, tokens: list[int], start: int, tables: list[list[int]]) -> SequenceSlice:
@@ -250,6 +273,33 @@ def test_a_step_that_cannot_be_computed_is_an_error_and_no_more(kind: Kind) -> N
         assert result.error, name
         assert (result.step_id, result.samples) == (number, ())
         assert token_of(engine, known) == token
+
+
+def test_what_follows_on_a_failed_step_is_not_computed_and_disturbs_nobody(kind: Kind) -> None:
+    engine, free = kind.make(PLENTY), list(range(1, PLENTY))
+    lengths, prompts = kind.lengths, kind.prompts
+    first = part_of("first", prompts[1], 0, tables_over(engine, free, lengths[1] + 2))
+    other = part_of("other", prompts[2], 0, tables_over(engine, free, lengths[2] + 1))
+    expected = [token_of(engine, replace(one, key=RequestKey("x", 1))) for one in (first, other)]
+    assert token_of(engine, first) == expected[0]
+    unknown = replace(first, token_ids=(PLACEHOLDER,), is_new=False, table_changes=())
+    steps = [replace(unknown, start=lengths[1] + n) for n in range(2)]
+    bad = part_of("null", [9], 8, [[0, 0, 0] for _ in engine.layout.groups])
+    assert engine.run(Step(1, (steps[0], bad))).error
+    result = engine.run(Step(2, (steps[1], other)))  # launched before that was known
+    assert result.error == ""
+    dropped, sample = result.samples
+    assert dropped is None
+    assert sample is not None
+    assert sample.token_id == expected[1]
+    assert engine.run(Step(3, (steps[1],))).samples == (None,)
+    assert token_of(engine, first) == expected[0], "it begins anew"
+
+
+def test_a_placeholder_that_nothing_was_sampled_for_is_an_error(kind: Kind) -> None:
+    engine = kind.make(PLENTY)
+    tables = tables_over(engine, list(range(1, PLENTY)), kind.lengths[1])
+    assert engine.run(Step(1, (part_of("r", [PLACEHOLDER], 0, tables),))).error
 
 
 def test_a_sequence_that_ended_is_forgotten(kind: Kind) -> None:
