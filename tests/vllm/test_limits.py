@@ -203,9 +203,10 @@ def test_a_state_that_is_not_finite_fails_its_step_alone(engine: Any) -> None:
     result = engine.run(Step(3, (again, beside)))
     assert "NonFiniteError" in result.error
     assert result.samples == ()
-    unsampled = replace(again, sampling=None)
+    assert engine.run(Step(4, (again, beside))).samples == (None, None), "both begin anew"
+    unsampled = replace(again, sampling=None, is_new=True, table_changes=good.table_changes)
     assert "NonFiniteError" in engine.run(Step(4, (unsampled,))).error
-    assert engine.run(Step(5, (beside,))).error == ""
+    assert engine.run(Step(5, (other,))).error == ""
     assert answer(engine) == right
     engine.pool[block] = before
     ended: tuple[RequestKey, ...] = (good.key, other.key)

@@ -20,6 +20,9 @@ class RunsSteps(Protocol):
     def run(self, step: Step) -> StepResult:
         """Make the step's table changes, compute it, sample; blocks until it is done.
 
+        In the place of a `PLACEHOLDER` stands the token that it sampled last for the sequence. Of a
+        sequence of a step that failed it computes nothing until that ends or begins anew.
+
         Writes the KV of the slices' tokens into their blocks and nothing else. Whatever goes wrong
         with a step is the result's ``error``.
 

@@ -179,7 +179,7 @@ def _number_steps(core: WorkerCore) -> None:
     """Of several steps in flight the oldest has number 0; with none nobody waits for their ends."""
     batcher, holds = core.batcher, core.kv._steps
     if batcher._in_flight and core.limits.steps_max == 1:
-        return  # one number less to keep apart would be won, for a state in a hundred
+        return  # it has the number that it was launched with, as in the counts of the worlds
     batcher._lets_steps_end &= bool(batcher._in_flight)
     batcher._next_step_id = len(batcher._in_flight)
     numbers: dict[Hashable, int] = {

@@ -53,7 +53,7 @@ class Rank:
             with torch.inference_mode():
                 return self.disagg_runner.run(order, slices, changes), ""
         except NonFiniteError as error:
-            return {}, f"{type(error).__name__}: {error}"
+            return {}, str(error)
 
     def disagg_connect(self: Any, agent_name: str, handle_bytes_max: int, address: str) -> None:
         """Start this rank's NIXL agent."""
