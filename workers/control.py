@@ -245,10 +245,10 @@ class Control:
 
     def _pump(self) -> None:
         """Launch every step that may be launched; the engine's thread runs them one by one."""
-        loop = asyncio.get_running_loop()
         step, actions = self.core.next_step(now_ms())
         self._perform(actions)
         while step is not None:
+            loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._executor, self._engine.run, step)
             future.add_done_callback(partial(self._step_done, step))
             step, actions = self.core.next_step(now_ms())

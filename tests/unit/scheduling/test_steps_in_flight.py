@@ -190,9 +190,13 @@ def test_control_who_does_not_let_steps_end_is_caught(monkeypatch: pytest.Monkey
     right = Batcher._make_room
     monkeypatch.setattr(Batcher, "preempt", preempts)
     monkeypatch.setattr(Batcher, "_make_room", make_room)
-    walks = (Walk("full", seed, 2).run() for seed in range(10))
+
+    def run() -> None:
+        for seed in range(10):
+            Walk("full", seed, 2).run()
+
     with pytest.raises((AssertionError, InvariantViolation)):
-        deque(walks)
+        run()
 
 
 # -- one by one -------------------------------------------------------------------------------
