@@ -63,7 +63,7 @@ class EngineSteps:
         return StepResult(step.step_id, tuple([sampled.get(part.key) for part in step.slices]))
 
     def _known(self, part: SequenceSlice) -> SequenceSlice:
-        if part.token_ids[0] != PLACEHOLDER:
+        if not part.token_ids or part.token_ids[0] != PLACEHOLDER:
             return part
         if part.key not in self._sampled:
             raise ValueError(f"{part.key}: no token was sampled that could follow")
