@@ -47,7 +47,7 @@ class EngineSteps:
                 self._forget(part.key)
         self._ended += step.ended
         slices = [part for part in step.slices if part.key not in self._lost]
-        if not slices:
+        if step.slices and not slices:
             return StepResult(step.step_id, (None,) * len(step.slices))
         try:
             known = tuple([self._known(part) for part in slices])

@@ -40,7 +40,7 @@ CHANGES: dict[str, tuple[Callable[[SequenceSlice], SequenceSlice], str]] = {
     "before 0": (lambda part: replace(part, start=-1), "positions"),
     "beyond the model": (lambda part: replace(part, start=120), "positions"),
     "unknown token": (lambda part: replace(part, token_ids=(5, 320)), "token id"),
-    "negative token": (lambda part: replace(part, token_ids=(-1,)), "token id"),
+    "negative token": (lambda part: replace(part, token_ids=(-2,)), "token id"),
     "a table too few": (
         lambda part: with_tables(part, tables_of(part)[:-1]),
         "block tables",
