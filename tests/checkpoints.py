@@ -16,22 +16,37 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
+    BambaForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.utils import logging
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -39,8 +54,8 @@ logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 
-LOUD = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
-"""Weights drawn larger, so that attention outweighs the last token's own embedding."""
+LOUD = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "down_proj")
+"""Weights drawn larger, so that context outweighs the last token's own embedding."""
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -62,8 +77,29 @@ class TinyFamily:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+}
+_GATED_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
+
 FAMILIES: dict[str, TinyFamily] = {
+    "bamba": TinyFamily(
+        BambaForCausalLM, BambaConfig, 4, False, {**_MAMBA, "attn_layer_indices": [2]}
+    ),
     "cohere2": TinyFamily(Cohere2ForCausalLM, Cohere2Config, 4, True, {"logit_scale": 1.0}),
+    "falcon_h1": TinyFamily(
+        FalconH1ForCausalLM, FalconH1Config, 3, False, {**_MAMBA, "mamba_d_ssm": 128}
+    ),
     "gemma2": TinyFamily(
         Gemma2ForCausalLM, Gemma2Config, 4, True, {"query_pre_attn_scalar": HEAD_DIM}
     ),
@@ -77,9 +113,85 @@ FAMILIES: dict[str, TinyFamily] = {
         True,
         {"num_local_experts": 4, "num_experts_per_tok": 2},
     ),
+    "granite_hybrid": TinyFamily(
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        4,
+        False,
+        {
+            **_MAMBA,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": INTERMEDIATE,
+            "attention_multiplier": 0.25,
+        },
+    ),
+    "jamba": TinyFamily(
+        JambaForCausalLM,
+        JambaConfig,
+        4,
+        False,
+        {
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "lfm2": TinyFamily(
+        Lfm2ForCausalLM,
+        Lfm2Config,
+        4,
+        False,
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
     "llama": TinyFamily(LlamaForCausalLM, LlamaConfig, 3, False),
     "mistral": TinyFamily(MistralForCausalLM, MistralConfig, 3, True),
+    "nemotron_h": TinyFamily(
+        NemotronHForCausalLM,
+        NemotronHConfig,
+        6,
+        False,
+        {
+            "layers_block_type": [
+                "linear_attention",
+                "moe",
+                "full_attention",
+                "linear_attention",
+                "mlp",
+                "linear_attention",
+            ],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "n_routed_experts": 4,
+            "moe_intermediate_size": INTERMEDIATE,
+            "moe_shared_expert_intermediate_size": INTERMEDIATE,
+        },
+    ),
     "qwen3": TinyFamily(Qwen3ForCausalLM, Qwen3Config, 3, False),
+    "qwen3_5": TinyFamily(Qwen3_5ForCausalLM, Qwen3_5TextConfig, 4, False, _GATED_DELTA_NET),
+    "qwen3_next": TinyFamily(
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        4,
+        False,
+        {
+            **_GATED_DELTA_NET,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": INTERMEDIATE,
+            "shared_expert_intermediate_size": INTERMEDIATE,
+        },
+    ),
     "qwen3_window": TinyFamily(
         Qwen3ForCausalLM,
         Qwen3Config,
@@ -189,6 +301,8 @@ def _fill(model: torch.nn.Module, seed: int) -> None:
             weight[_quiet_ids()] = 0
         elif "q_norm" in name or "k_norm" in name:
             weight.add_(0.5 + 0.1 * noise)  # sharper attention: which token is read matters
+        elif name.endswith(("dt_bias", "dt_proj.bias")):
+            weight.copy_(0.5 * noise - 2)  # small steps: a state remembers many tokens
         elif weight.ndim == 1:
             weight.add_(0.1 * noise)  # norms, biases, sinks stay near what their class set
         elif "embed" in name:

@@ -11,11 +11,13 @@ import os
 import re
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from disagg.kv.kinds.kind import Spec
 from disagg.workers.engines.native import families
 from disagg.workers.engines.native.checkpoint import open_checkpoint
 from tests.checkpoints import FAMILIES, make_checkpoint
@@ -107,7 +109,7 @@ def render() -> str:
         for name, tiny in sorted(FAMILIES.items()):
             checkpoint = open_checkpoint(make_checkpoint(Path(folder) / name, name))
             cells = [_first(runs.get((test, name), set())) for test in TESTS]
-            layers = _layers(checkpoint.layer_windows)
+            layers = _layers(checkpoint.layer_specs(block_tokens=16, dtype_bytes=4))
             lines.append(f"| {tiny.model.__name__} | {layers} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -128,10 +130,11 @@ def _first(commands: set[str]) -> str:
     return next((f"`{target}`" for target in TARGETS if target in commands), "-")
 
 
-def _layers(windows: tuple[int | None, ...]) -> str:
-    num_windowed = sum(window is not None for window in windows)
-    counts = ((num_windowed, "sliding window"), (len(windows) - num_windowed, "full"))
-    return ", ".join(f"{count} {kind}" for count, kind in counts if count)
+def _layers(specs: Sequence[Spec | None]) -> str:
+    counts = Counter(spec.kind for spec in specs if spec is not None)
+    names = {"sliding_window": "sliding window", "full_attention": "full"}
+    kinds = sorted(counts, key=lambda kind: ([*names, kind].index(kind), kind))
+    return ", ".join(f"{counts[kind]} {names.get(kind, kind.replace('_', ' '))}" for kind in kinds)
 
 
 def _reasons() -> dict[str, str]:

@@ -1,5 +1,7 @@
 """The attention function that transformers' models call: write to the pool, read through tables."""
 
+from collections.abc import Mapping
+
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface
@@ -75,7 +77,7 @@ def paged_attention(
         raise AttentionArgumentError(f"unknown attention arguments {unknown}")
     if disagg_batch is None or attention_mask is not None or dropout or query.shape[0] != 1:
         raise AttentionArgumentError("needs a packed batch, and neither mask nor dropout")
-    layer = disagg_batch.layers[_layer_index(module, len(disagg_batch.layers))]
+    layer = disagg_batch.layers[_layer_index(module, disagg_batch.layers)]
     if sliding_window is _NOT_PASSED:
         sliding_window = None  # a family without windows
     if sliding_window != layer.window_tokens:
@@ -103,9 +105,9 @@ def register() -> None:
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
-def _layer_index(module: torch.nn.Module, num_layers: int) -> int:
+def _layer_index(module: torch.nn.Module, layers: Mapping[int, LayerCache]) -> int:
     index = getattr(module, "layer_idx", None)
-    if not isinstance(index, int) or not 0 <= index < num_layers:
+    if not isinstance(index, int) or index not in layers:
         raise AttentionArgumentError(f"{type(module).__name__} has layer_idx {index!r}")
     return index
 

@@ -8,9 +8,14 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.kv.shapes.model_shapes import read_shape
 from disagg.workers.engines.checkpoint_files import model_fingerprint, read_json, read_weights
 from disagg.workers.engines.native.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
+
+DTYPE_OF_BYTES = {4: "float32", 2: "bfloat16"}
+"""A type of that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,8 @@ class Checkpoint:
         dtype: the type most of them are stored in, by torch's name if it has a known one.
         max_model_tokens: prompt plus generated tokens that the positions reach.
         eos_token_ids: the tokens that end a generation by default, ascending.
-        layer_windows: per layer its window in tokens, None for full attention.
+        layer_windows: per layer its window in tokens, None for full attention; empty where
+            layers have states.
     """
 
     path: Path
@@ -40,10 +46,12 @@ class Checkpoint:
     num_kv_heads: int
     head_size: int
 
-    def layer_specs(
-        self, *, block_tokens: int, dtype_bytes: int
-    ) -> tuple[FullAttentionSpec | SlidingWindowSpec, ...]:
-        """Return what each layer keeps per request, in layer order."""
+    def layer_specs(self, *, block_tokens: int, dtype_bytes: int) -> tuple[Spec | None, ...]:
+        """Return what each layer keeps per request, in the order of `ModelShape.layer_specs`."""
+        if self.family.has_states:
+            fields = {"architectures": [self.architecture], "dtype": DTYPE_OF_BYTES[dtype_bytes]}
+            shape = read_shape(self.config.to_dict() | fields, block_tokens=block_tokens)
+            return shape.layer_specs
         return tuple(
             FullAttentionSpec(
                 block_tokens=block_tokens,
@@ -113,7 +121,7 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
         vocab_size=_positive(config, "vocab_size"),
         max_model_tokens=_positive(config, "max_position_embeddings"),
         eos_token_ids=_token_ids(eos),
-        layer_windows=_layer_windows(config, raw, family),
+        layer_windows=() if family.has_states else _layer_windows(config, raw, family),
         num_kv_heads=num_kv_heads,
         head_size=int(head_size),
     )

@@ -16,20 +16,30 @@ class Family:
         name: short name, as tests and messages use it.
         windows: ``per_layer`` reads ``config.layer_types``, ``every_layer`` takes
             ``config.sliding_window`` for all layers (null: none), ``no_layer`` has full attention.
+        has_states: layers with a linear state, and what they keep by `read_shape`'s rule.
     """
 
     name: str
     windows: Literal["per_layer", "every_layer", "no_layer"]
+    has_states: bool = False
 
 
 SUPPORTED: dict[str, Family] = {
+    "BambaForCausalLM": Family("bamba", "no_layer", has_states=True),
     "Cohere2ForCausalLM": Family("cohere2", "per_layer"),
+    "FalconH1ForCausalLM": Family("falcon_h1", "no_layer", has_states=True),
     "Gemma2ForCausalLM": Family("gemma2", "per_layer"),
     "Gemma3ForCausalLM": Family("gemma3", "per_layer"),
     "GptOssForCausalLM": Family("gpt_oss", "per_layer"),
+    "GraniteMoeHybridForCausalLM": Family("granite_hybrid", "no_layer", has_states=True),
+    "JambaForCausalLM": Family("jamba", "no_layer", has_states=True),
+    "Lfm2ForCausalLM": Family("lfm2", "no_layer", has_states=True),
     "LlamaForCausalLM": Family("llama", "no_layer"),
     "MistralForCausalLM": Family("mistral", "every_layer"),
+    "NemotronHForCausalLM": Family("nemotron_h", "no_layer", has_states=True),
     "Qwen3ForCausalLM": Family("qwen3", "per_layer"),
+    "Qwen3NextForCausalLM": Family("qwen3_next", "no_layer", has_states=True),
+    "Qwen3_5ForCausalLM": Family("qwen3_5", "no_layer", has_states=True),
 }
 """By the name in ``config.architectures``."""
 

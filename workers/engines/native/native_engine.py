@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from disagg.errors import ConfigError
-from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.engine_steps import EngineSteps
@@ -17,6 +18,8 @@ from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUME
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
+from disagg.workers.engines.native.state_batch import StateGroup
+from disagg.workers.engines.native.state_mixers import StateMixers
 from disagg.workers.engines.sampler import NonFiniteError, Sampler
 from disagg.workers.engines.start_phases import phase
 
@@ -35,13 +38,13 @@ class NativeEngine:
         region: the same as transports see it.
         fingerprint: hex digest of the model, part of the compatibility contract.
         dtype: of weights and KV, part of it too.
-        page_format: K of all heads, then V of all heads.
+        page_format: K of all heads, then V of all heads; of states the recurrent one first.
         summary: what it took of its machine, in one line.
         vocab_size: token ids are below it.
         max_model_tokens: bound on prompt plus generated tokens.
     """
 
-    page_format = "native: K, V; heads, tokens, head size"
+    page_format = "native: K, V; heads, tokens, head size; states: recurrent, convolution"
 
     def __init__(
         self,
@@ -70,28 +73,28 @@ class NativeEngine:
         self.fingerprint = self.checkpoint.fingerprint
         self.vocab_size = self.checkpoint.vocab_size
         self.max_model_tokens = self.checkpoint.max_model_tokens
-        self.layout: KVCacheLayout = plan_layout(
-            self.checkpoint.layer_specs(block_tokens=block_tokens, dtype_bytes=kind.itemsize)
-        )
+        specs = self.checkpoint.layer_specs(block_tokens=block_tokens, dtype_bytes=kind.itemsize)
+        self.layout: KVCacheLayout = plan_layout(specs)
         weight_bytes = self.checkpoint.num_weights * kind.itemsize
         with phase("weights", where.type, expected_bytes=weight_bytes):
             self._model = _load(self.checkpoint, kind, where)
         with phase("KV pool", where.type):
             self.pool = PagedPool(self.layout, num_blocks=num_blocks, dtype=kind, device=where)
+        self._mixers = StateMixers(
+            self._model,
+            self.layout,
+            self.pool.tensor,
+            kind,
+            # Where every layer has attention and a state, all the states come after.
+            first_layer=len(specs) - self.checkpoint.config.num_hidden_layers,
+        )
         self.region = self.pool.region
         self._steps = EngineSteps()
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
         self._sampler = Sampler()
         self._builder = BatchBuilder(
             self.pool.layers,
-            [
-                GroupShape(
-                    self.checkpoint.num_kv_heads,
-                    group.spec.block_tokens,
-                    pages_of(group.spec).window_tokens,
-                )
-                for group in self.layout.groups
-            ],
+            [_group_shape(group, self.checkpoint.num_kv_heads) for group in self.layout.groups],
             vocab_size=self.vocab_size,
             max_model_tokens=self.max_model_tokens,
             device=where,
@@ -128,6 +131,7 @@ class NativeEngine:
         """
         if self._model is None:
             raise RuntimeError("the engine is closed")
+        self._mixers.calls = batch.states
         output = self._model(
             input_ids=batch.input_ids,
             position_ids=batch.positions,
@@ -147,6 +151,12 @@ class NativeEngine:
             for index, token in zip(batch.sampled, tokens, strict=True):
                 samples[index] = token
         return tuple(samples)
+
+
+def _group_shape(group: KVCacheGroup, num_kv_heads: int) -> GroupShape | StateGroup:
+    if isinstance(group.spec, LinearStateSpec):
+        return StateGroup(group.spec.block_tokens, group.blocks_per_state)
+    return GroupShape(num_kv_heads, group.spec.block_tokens, pages_of(group.spec).window_tokens)
 
 
 def _device(name: str) -> torch.device:

@@ -1,7 +1,7 @@
 """A step as index tensors: where new KV goes, and what each query may read."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.native.paged_pool import LayerCache
+from disagg.workers.engines.native.state_batch import StateCall, StateGroup, state_calls
 
 QUERY_TILE_TOKENS = 512
 """A prefill chunk is attended in tiles of so many queries, which bounds mask and score memory."""
@@ -79,8 +80,9 @@ class PackedBatch:
     positions: torch.Tensor
     last_rows: torch.Tensor
     sampled: tuple[int, ...]
-    groups: tuple[GroupBatch, ...]
-    layers: tuple[LayerCache, ...]
+    groups: Mapping[int, GroupBatch]
+    states: Mapping[int, tuple[StateCall, ...]]
+    layers: Mapping[int, LayerCache]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ class BatchBuilder:
 
     def __init__(
         self,
-        layers: tuple[LayerCache, ...],
-        groups: Sequence[GroupShape],
+        layers: Mapping[int, LayerCache],
+        groups: Sequence[GroupShape | StateGroup],
         *,
         vocab_size: int,
         max_model_tokens: int,
@@ -140,11 +142,18 @@ class BatchBuilder:
         lengths = [len(ids) for ids in tokens]
         ends = np.cumsum(lengths)
         sampled = tuple(i for i, part in enumerate(slices) if part.sampling is not None)
-        groups, written = [], []
+        groups: dict[int, GroupBatch] = {}
+        states: dict[int, tuple[StateCall, ...]] = {}
+        written, first_rows = [], (ends - lengths).tolist()
         for number, shape in enumerate(self._groups):
             blocks = [tables[part.key][number] for part in slices]
-            batch, slots = self._group(number, shape, slices, blocks, (ends - lengths).tolist())
-            groups.append(batch)
+            if isinstance(shape, StateGroup):
+                states[number], left = state_calls(
+                    number, shape, slices, blocks, first_rows, self._tensor
+                )
+                slots = left << 32
+            else:
+                groups[number], slots = self._group(number, shape, slices, blocks, first_rows)
             written.append(slots)
         all_written = np.concatenate(written)
         if len(np.unique(all_written)) != len(all_written):
@@ -154,7 +163,8 @@ class BatchBuilder:
             positions=self._tensor(np.concatenate(positions))[None],
             last_rows=self._tensor(ends[list(sampled)] - 1),
             sampled=sampled,
-            groups=tuple(groups),
+            groups=groups,
+            states=states,
             layers=self._layers,
         )
 

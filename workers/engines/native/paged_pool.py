@@ -9,6 +9,7 @@ import torch
 from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.kinds.kind import Spec, WindowedPages
+from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.workers.pool_region import PoolRegion
 
@@ -45,7 +46,8 @@ class PagedPool:
 
     Host memory starts at a page boundary and is committed at once: a READ that is the first to
     touch its pages took 25 times as long as later ones, and slowed the engine's steps meanwhile.
-    The memory is never freed or moved while the process lives.
+    The memory is never freed or moved while the process lives. ``layers`` has the views of every
+    layer with K and V, by its number in the layout.
     """
 
     def __init__(
@@ -72,15 +74,17 @@ class PagedPool:
         ids = torch.tensor(list(block_ids), dtype=torch.long, device=self.tensor.device)
         self.tensor[ids] = -1
 
-    def _views(self, dtype: torch.dtype) -> tuple[LayerCache, ...]:
-        typed = self.tensor.view(dtype)
+    def _views(self, dtype: torch.dtype) -> dict[int, LayerCache]:
         views: dict[int, LayerCache] = {}
         for group in self.layout.groups:
+            if isinstance(group.spec, LinearStateSpec):
+                continue  # see state_cache
             pages = pages_of(group.spec)
             if pages.dtype_bytes != dtype.itemsize:
                 raise ConfigError(
                     f"layout for {pages.dtype_bytes}-byte elements, dtype is {dtype}", param="dtype"
                 )
+            typed = self.tensor.view(dtype)
             shape = (self.num_blocks, pages.num_kv_heads, pages.block_tokens, pages.head_size)
             head_page = pages.block_tokens * pages.head_size
             half = pages.num_kv_heads * head_page
@@ -99,7 +103,7 @@ class PagedPool:
                     group=group.group,
                     window_tokens=pages.window_tokens,
                 )
-        return tuple(views[layer] for layer in range(len(views)))
+        return views
 
 
 def pages_of(spec: Spec) -> WindowedPages:

@@ -353,7 +353,7 @@ BASE = {
             "1 layers are described",
         ),
         (
-            {"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "ME"},
+            {"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "MX"},
             "hybrid_override_pattern",
             "more than M",
         ),

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.shapes.layout import KVCacheGroup
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
@@ -68,6 +70,14 @@ class Pool:
         end = seq.computed + num_tokens
         for group, table in zip(self.engine.layout.groups, seq.tables, strict=True):
             size = group.spec.block_tokens
+            if isinstance(group.spec, LinearStateSpec):
+                missing = -(-end // size) * group.blocks_per_state - len(table)
+                if missing:
+                    table += [NULL_BLOCK] * (missing - group.blocks_per_state)
+                    table += [self.free.pop() for _ in range(group.blocks_per_state)]
+                for position in range(seen(group, seq.computed)):
+                    self._release(table, position)
+                continue
             while len(table) * size < end:
                 table.append(self.free.pop())
             window = pages_of(group.spec).window_tokens
@@ -103,6 +113,14 @@ class Pool:
             self.engine.pool.poison([table[position]])
             self.free.insert(0, table[position])
             table[position] = NULL_BLOCK
+
+
+def seen(group: KVCacheGroup, computed: int) -> int:
+    """Index in its table of a block that the token after ``computed`` ones reads, not writes."""
+    size = group.spec.block_tokens
+    if isinstance(group.spec, LinearStateSpec):
+        return max(computed - 1, 0) // size * group.blocks_per_state
+    return (computed - size) // size
 
 
 def _num_skipped(table: list[int]) -> int:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.unit.workers.engines.native.sequences import (
     forward_all,
     generate,
     run_one,
+    seen,
     tables_of,
     with_tables,
 )
@@ -122,9 +124,9 @@ def test_read_through_a_null_entry_is_an_error(engine: NativeEngine) -> None:
     seq.computed = 39
     part = pool.slice(seq, 1)
     assert run_one(engine, part) == ""
-    for group in range(len(part.table_changes)):
+    for group in engine.layout.groups:
         tables = tables_of(part)
-        tables[group][1] = 0  # positions 16..31, in every window of 32 that ends at 39
+        tables[group.group][seen(group, 39)] = 0  # within every window of 32 that ends at 39
         assert "null block" in run_one(engine, with_tables(part, tables))
 
 
@@ -136,8 +138,8 @@ def test_an_unwritten_block_fails_the_step(engine: NativeEngine) -> None:
     assert run_one(engine, pool.slice(seq, 40)) == ""
     seq.computed = 40
     assert run_one(engine, pool.slice(seq, 24, None)) == ""
-    engine.pool.poison([seq.tables[-1][2]])
     seq.computed = 56
+    engine.pool.poison([seq.tables[-1][seen(engine.layout.groups[-1], 56)]])
     assert "NonFiniteError" in run_one(engine, pool.slice(seq, 8, None))
 
 
@@ -145,17 +147,17 @@ def test_a_corrupted_block_is_detected(directory: Path, engine: NativeEngine) ->
     """Control: the comparison sees one changed block of any one group."""
     (prompt,) = prompts(8, (48,))
     expected = reference_logits(directory, prompt)
-    for group in range(len(engine.layout.groups)):
+    for group, corrupted in product(engine.layout.groups, (False, True)):
         pool = Pool(engine, random.Random(8))
         seq = pool.start("corrupt", prompt)
         forward_all(engine, [pool.slice(seq, 40)])
         seq.computed = 40
+        if corrupted:
+            block = seq.tables[group.group][seen(group, 40)]
+            engine.pool.tensor[block].view(torch.float32).mul_(1.01)
         (logits,) = forward_all(engine, [pool.slice(seq, 8)])
-        assert float((logits - expected[40:]).abs().max()) < TOLERANCE
-        block = engine.pool.tensor[seq.tables[group][1]].view(torch.float32)
-        block *= 1.01
-        (logits,) = forward_all(engine, [pool.slice(seq, 8)])
-        assert float((logits - expected[40:]).abs().max()) > 10 * TOLERANCE
+        difference = float((logits - expected[40:]).abs().max())
+        assert difference > 10 * TOLERANCE if corrupted else difference < TOLERANCE
 
 
 def test_a_window_off_by_one_is_detected(directory: Path, tmp_path: Path) -> None:

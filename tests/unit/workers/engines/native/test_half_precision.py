@@ -8,7 +8,7 @@ import torch
 
 from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import FAMILIES, make_checkpoint, reference_logits
-from tests.unit.workers.engines.native.sequences import Pool, forward_all, run_one
+from tests.unit.workers.engines.native.sequences import Pool, forward_all, run_one, seen
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -29,5 +29,5 @@ def test_bfloat16(family: str, tmp_path: Path) -> None:
     seq.computed = 69
     part = pool.slice(seq, 1)
     assert run_one(engine, part) == ""
-    engine.pool.poison([seq.tables[0][-2]])
+    engine.pool.poison([seq.tables[0][seen(engine.layout.groups[0], 69)]])
     assert "NonFiniteError" in run_one(engine, part)

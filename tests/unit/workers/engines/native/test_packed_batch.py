@@ -89,7 +89,7 @@ def test_a_step_writes_its_own_slots_only(engine: NativeEngine) -> None:
     assert engine.run(Step(2, (part,))).error == ""
     changed = (engine.pool.tensor != before).any(1).nonzero().flatten().tolist()
     assert set(changed) == {table[2] for table in seq.tables}
-    for layer in engine.pool.layers:
+    for layer in engine.pool.layers.values():
         block = seq.tables[layer.group][2]
         assert not bool(layer.keys[block, :, 8:11].isnan().any())
         assert bool(layer.keys[block, :, 11:].isnan().all())

@@ -7,8 +7,8 @@ import torch
 
 from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.kinds.cross_attention import CrossAttentionSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.workers.engines.native.paged_pool import PagedPool
@@ -29,7 +29,7 @@ def pool(dtype: torch.dtype = torch.float32) -> PagedPool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_byte_of_a_page_belongs_to_one_view_element(dtype: torch.dtype) -> None:
     made = pool(dtype)
-    for number, layer in enumerate(made.layers):
+    for number, layer in made.layers.items():
         offset = made.layout.page_offset(number)
         half = HEADS * TOKENS * HEAD_SIZE * dtype.itemsize
         for view, first in ((layer.keys, offset), (layer.values, offset + half)):
@@ -47,19 +47,19 @@ def test_every_byte_of_a_page_belongs_to_one_view_element(dtype: torch.dtype) ->
 def test_views_share_the_tensor_and_layers_of_a_group_do_not_overlap() -> None:
     made = pool()
     made.tensor.zero_()
-    for number, layer in enumerate(made.layers):
+    for number, layer in made.layers.items():
         layer.keys[3] = number + 1
         layer.values[3] = -(number + 1)
     for group in made.layout.groups:
-        last = [layer for layer in made.layers if layer.group == group.group]
+        last = [layer for layer in made.layers.values() if layer.group == group.group]
         assert len(last) == len(group.layers)
     # Groups share block 3, so the last group to write wins; its own layers stay apart.
-    final = made.layout.groups[made.layers[-1].group]
+    final = made.layout.groups[made.layers[max(made.layers)].group]
     for number in final.layers:
         assert bool((made.layers[number].keys[3] == number + 1).all())
         assert bool((made.layers[number].values[3] == -(number + 1)).all())
     start = made.tensor.data_ptr()
-    for layer in made.layers:
+    for layer in made.layers.values():
         assert start <= layer.keys.data_ptr() < start + made.tensor.nbytes
 
 
@@ -68,7 +68,7 @@ def test_host_memory_is_page_aligned_and_the_null_block_is_nan() -> None:
     assert made.tensor.data_ptr() % mmap.PAGESIZE == 0
     assert made.tensor.shape == (5, made.layout.block_bytes)
     assert made.tensor.is_contiguous()
-    for layer in made.layers:
+    for layer in made.layers.values():
         assert bool(layer.keys[NULL_BLOCK].isnan().all())
         assert bool(layer.values[NULL_BLOCK].isnan().all())
         assert not bool(layer.keys[1:].isnan().any())
@@ -89,6 +89,6 @@ def test_a_layout_for_other_elements_is_refused() -> None:
 
 
 def test_a_kind_without_pages_is_refused() -> None:
-    states = plan_layout([LinearStateSpec(16, 64)])
-    with pytest.raises(ConfigError, match="linear_state"):
-        PagedPool(states, num_blocks=5, dtype=torch.float32, device=torch.device("cpu"))
+    outputs = plan_layout([CrossAttentionSpec(16, HEADS, HEAD_SIZE, 4, 64)])
+    with pytest.raises(ConfigError, match="cross_attention"):
+        PagedPool(outputs, num_blocks=5, dtype=torch.float32, device=torch.device("cpu"))
