@@ -81,7 +81,7 @@ SMALL: dict[str, Any] = {
     "head_dim": 8,
 }
 STRANGERS: dict[str, Any] = {
-    "KimiLinear": lambda: KimiLinearConfig(**SMALL),
+    "KimiLinear": lambda: KimiLinearConfig(**SMALL, pad_token_id=0),
     "MiniMaxLightningAttention": lambda: MiniMaxConfig(**SMALL),
     "RecurrentGemma": lambda: RecurrentGemmaConfig(**SMALL, lru_width=32),
     "Rwkv": lambda: RwkvConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2),

@@ -145,8 +145,9 @@ def test_answers_under_the_production_scheduler(
             # Chunks of 3 end at 12, 24 and 36; one chunk ends behind the last block end.
             assert bool(hit.num_tokens) is (again == 1 and max_step_tokens == 3)
             assert serve(core, engine, prompts) == expected
-    peak = sum(2 * g.blocks_per_state or 13 for g in engine.layout.groups)
-    small = NativeEngine(directory, num_blocks=2 * peak + 16, block_tokens=BLOCK)
+    # Two prompts fit, each of 10 blocks and 2 states; what they generate needs 3 blocks more.
+    num_blocks = 22 + 4 * engine.layout.groups[state_group(engine)].blocks_per_state
+    small = NativeEngine(directory, num_blocks=num_blocks, block_tokens=BLOCK)
     core = core_over(small, 64)
     assert serve(core, small, [prompts[2]] * 4) == [expected[2]] * 4
     assert core.batcher.num_preemptions > 0
