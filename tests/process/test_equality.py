@@ -27,6 +27,9 @@ pytestmark = pytest.mark.timeout(600)
 EVERYWHERE = ("gemma3", "mistral", "qwen3", "gpt_oss", "gemma2")
 SLOW = ("cohere2", "llama", "qwen3_window")
 FAMILIES = (*EVERYWHERE, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
+STATES = ("nemotron_h",)
+SLOW_STATES = ("bamba", "falcon_h1", "granite_hybrid", "jamba", "lfm2", "qwen3_5", "qwen3_next")
+WITH_STATES = (*STATES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_STATES))
 
 LENGTHS = (1, 15, 16, 17, WINDOW - 1, WINDOW, WINDOW + 1, 47, 48, 49, 2 * WINDOW, 7 * WINDOW + 3)
 """Around blocks of 16 and a window of 32; more than one chunk of 96."""
@@ -39,7 +42,7 @@ def hits(generation: dict[str, Any]) -> int:
     return min(block_map.count("h") for block_map in maps)
 
 
-@pytest.mark.parametrize("family", FAMILIES, indirect=True)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_STATES], indirect=True)
 def test_around_blocks_and_windows(served: ServedModel) -> None:
     for length in LENGTHS:
         generation = served.serve(served.prompt(length))
@@ -57,7 +60,16 @@ def test_with_prefix_hits_on_both_sides(served: ServedModel) -> None:
     assert shared["hit_tokens"] == 128
 
 
-@pytest.mark.parametrize("family", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("family", WITH_STATES, indirect=True)
+def test_states_are_found_where_a_step_ended(served: ServedModel) -> None:
+    first = served.prompt(150)
+    generation = served.serve(first)
+    assert pulled_bytes(generation) > 0
+    assert served.serve(first)["hit_tokens"] == 96  # where the first chunk of 96 ended
+    assert served.serve(served.prompt(171, start=first.prompt[:130]))["hit_tokens"] == 96
+
+
+@pytest.mark.parametrize("family", [*EVERYWHERE, *STATES], indirect=True)
 def test_many_at_once(served: ServedModel) -> None:
     common = served.prompt(70).prompt
     several = [

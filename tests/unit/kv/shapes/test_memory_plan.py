@@ -336,8 +336,8 @@ BASE = {
 @pytest.mark.parametrize(
     ("change", "param", "said"),
     [
-        ({"architectures": ["FalconH1ForCausalLM"]}, "architectures", "FalconH1ForCausalLM"),
-        ({"architectures": None}, "architectures", "supported are Cohere2ForCausalLM"),
+        ({"architectures": ["FalconMambaForCausalLM"]}, "architectures", "FalconMambaForCausalLM"),
+        ({"architectures": None}, "architectures", "supported are BambaForCausalLM"),
         ({"num_hidden_layers": 0}, "num_hidden_layers", "not a positive number"),
         ({"hidden_size": None}, "hidden_size", "None"),
         ({"dtype": "float8"}, "dtype", "float8"),

@@ -16,6 +16,7 @@ from transformers import (
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.workers.engines.native.state_cache import CallStates, StateShape, place_states
@@ -100,7 +101,9 @@ def wrap(model: torch.nn.Module, layout: KVCacheLayout) -> StateMixers:
 @pytest.mark.parametrize("name", sorted(STRANGERS))
 def test_a_model_with_undeclared_state_is_refused_by_name(name: str) -> None:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(STRANGERS[name]())
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            STRANGERS[name]()
+        )
     with pytest.raises(ConfigError, match=f"{name}.* keeps a state"):
         wrap(model, plan_layout([PAGES] * 3))
 
@@ -115,10 +118,12 @@ def lfm2() -> torch.nn.Module:
 def test_layout_and_modules_must_agree() -> None:
     state = LinearStateSpec(4, 32 * 2 * 4)
     assert wrap(lfm2(), plan_layout([state, PAGES, state, state])).calls == {}
-    for specs, said in (
+    other = LinearStateSpec(4, 260)
+    refused: list[tuple[list[Spec], str]] = [
         ([PAGES, PAGES, state, state], "Lfm2ShortConv keeps a state"),
-        ([LinearStateSpec(4, 260), PAGES] + [LinearStateSpec(4, 260)] * 2, "takes 256 bytes"),
+        ([other, PAGES, other, other], "takes 256 bytes"),
         ([state] * 5, r"layers \[1, 4\]"),
-    ):
+    ]
+    for specs, said in refused:
         with pytest.raises(ConfigError, match=said):
             wrap(lfm2(), plan_layout(specs))
