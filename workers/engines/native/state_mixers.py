@@ -94,7 +94,7 @@ class StateMixers:
                 continue
             kind = type(module).__name__
             layer = first_layer + int(getattr(module, "layer_idx", -1))
-            if kind not in MIXERS or layer not in left:
+            if kind not in MIXERS or layer not in left or not _asks_for_state(module):
                 raise ConfigError(
                     f"{kind} keeps a state per request that the engine does not know",
                     param="architectures",
@@ -225,6 +225,11 @@ def keeps_state(module: torch.nn.Module) -> bool:
     return "state" in arguments or any(map(_STATE_NAME.search, (*code.co_names, *arguments)))
 
 
+def _asks_for_state(mixer: torch.nn.Module) -> bool:
+    """Whether it uses the methods that `CallStates` has, and not what they stand for elsewhere."""
+    return "get_conv_state" in inspect.unwrap(type(mixer).forward).__code__.co_names
+
+
 def _shape_of(mixer: Any) -> StateShape:
     conv = mixer.conv if hasattr(mixer, "conv") else mixer.conv1d
     shape = conv.in_channels, conv.kernel_size[0] - 1
@@ -235,6 +240,8 @@ def _with_scan(forward: Callable[..., Any], scan: CarriedScan) -> FunctionType:
     """The same function, in whose module that scan stands instead of its own."""
     assert isinstance(forward, FunctionType)
     names = forward.__globals__ | {_SCAN: scan}
-    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__)
+    made = FunctionType(
+        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+    )
     made.__kwdefaults__ = forward.__kwdefaults__
     return made
