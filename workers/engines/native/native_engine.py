@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from disagg.errors import ConfigError
-from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
@@ -19,6 +18,7 @@ from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.native.state_batch import StateGroup
+from disagg.workers.engines.native.state_cache import keeps_states
 from disagg.workers.engines.native.state_mixers import StateMixers
 from disagg.workers.engines.sampler import NonFiniteError, Sampler
 from disagg.workers.engines.start_phases import phase
@@ -154,7 +154,7 @@ class NativeEngine:
 
 
 def _group_shape(group: KVCacheGroup, num_kv_heads: int) -> GroupShape | StateGroup:
-    if isinstance(group.spec, LinearStateSpec):
+    if keeps_states(group.spec):
         return StateGroup(group.spec.block_tokens, group.blocks_per_state)
     return GroupShape(num_kv_heads, group.spec.block_tokens, pages_of(group.spec).window_tokens)
 

@@ -9,8 +9,8 @@ import torch
 from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.kinds.kind import Spec, WindowedPages
-from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.workers.engines.native.state_cache import keeps_states
 from disagg.workers.pool_region import PoolRegion
 
 _never_freed: list[torch.Tensor] = []
@@ -77,8 +77,8 @@ class PagedPool:
     def _views(self, dtype: torch.dtype) -> dict[int, LayerCache]:
         views: dict[int, LayerCache] = {}
         for group in self.layout.groups:
-            if isinstance(group.spec, LinearStateSpec):
-                continue  # see state_cache
+            if keeps_states(group.spec):
+                continue
             pages = pages_of(group.spec)
             if pages.dtype_bytes != dtype.itemsize:
                 raise ConfigError(

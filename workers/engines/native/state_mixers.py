@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional
 
 from disagg.errors import ConfigError
-from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.workers.engines.native.state_batch import StateCall
 from disagg.workers.engines.native.state_cache import (
     CallStates,
     LayerStates,
     StateShape,
+    keeps_states,
     place_states,
 )
 
@@ -86,7 +86,7 @@ class StateMixers:
         left = {
             layer
             for group in layout.groups
-            if isinstance(group.spec, LinearStateSpec)
+            if keeps_states(group.spec)
             for layer in group.layers
         }
         for module in model.modules():
