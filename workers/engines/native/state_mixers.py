@@ -84,10 +84,7 @@ class StateMixers:
         """
         self.calls: Mapping[int, tuple[StateCall, ...]] = {}
         left = {
-            layer
-            for group in layout.groups
-            if keeps_states(group.spec)
-            for layer in group.layers
+            layer for group in layout.groups if keeps_states(group.spec) for layer in group.layers
         }
         for module in model.modules():
             if not keeps_state(module):
