@@ -148,5 +148,11 @@ def read_shape(config: Mapping[str, Any], *, block_tokens: int = 16) -> ModelSha
     rule, defaults = FAMILIES[names[0]]
     fields = ConfigFields(text, defaults, _DTYPE_BYTES[dtype], block_tokens)
     specs = tuple(rule(fields))
+    stated = fields.get("num_hidden_layers")  # Nemotron-H names its layers and does not count them
+    if stated and len(specs) % int(stated):
+        raise ConfigError(
+            f"config.json: {len(specs)} layers are described, num_hidden_layers is {stated}",
+            param="num_hidden_layers",
+        )
     longest = fields.get("max_position_embeddings")
     return ModelShape(names[0], specs, longest if isinstance(longest, int) else 0)
