@@ -66,6 +66,7 @@ class VllmEngine:
         ours = [spec_of(name, spec, options.block_tokens) for name, spec in specs.items()]
         self.layout: KVCacheLayout = plan_whole_states(ours)
         specs = ranks.read_specs(max(group.spec.block_tokens for group in self.layout.groups))
+        ranks.check(specs)
         pool = plan_pool(
             options,
             machine.device,
