@@ -123,7 +123,7 @@ def test_sampled_tokens_stay_when_a_request_moves(tmp_path: Path) -> None:
     for served in started(tmp_path, "qwen3", {"p0": "vllm", "d0": "vllm"}):
         cluster = served.cluster
         rng = random.Random("sampled")
-        body = {
+        body: dict[str, Any] = {
             "model": "tiny",
             "prompt": rng.choices(PRINTABLE_IDS, k=100),
             "max_tokens": 24,

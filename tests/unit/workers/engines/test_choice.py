@@ -35,7 +35,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 def test_a_named_engine_is_taken(options: WorkerOptions) -> None:
     for name in ("native", "vllm"):
-        chosen = choose(replace(options, engine=name))  # type: ignore[arg-type]
+        chosen = choose(replace(options, engine=name))
         assert (chosen.name, chosen.why) == (name, "worker.engine names it")
 
 
