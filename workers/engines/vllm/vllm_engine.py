@@ -49,8 +49,7 @@ class VllmEngine:
         start.set_environment(machine.device, machine.num_threads)
         with phase("imports of vLLM", machine.device):
             start.import_vllm()
-        with phase("weights", machine.device, expected_bytes=weight_bytes):
-            executor = start.start_executor(options, machine.device, machine.dtype)
+        executor = start.start_executor(options, machine.device, machine.dtype, weight_bytes)
         config = executor.vllm_config
         self.max_model_tokens = config.model_config.max_model_len
         # vLLM can be imported from here on.
