@@ -11,7 +11,7 @@ import torch
 
 from tests.checkpoints import make_checkpoint
 from tests.process.harness import Cluster, running, wait_until
-from tests.process.served_model import PRINTABLE_IDS, ServedModel, assert_exact, pulled_bytes
+from tests.process.served_model import PRINTABLE_IDS, ServedModel, assert_exact
 from tests.vllm.engines import BLOCK_TOKENS, VLLM_SHAPE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "max_step_tokens": 96,
     "max_sequences": 32,
 }
-ROUTER_OPTIONS = {"worker_silent_ms": 60_000}
+ROUTER_OPTIONS = {"worker_silent_ms": 60_000, "pull_tokens_min": 64}
 NUM_AT_ONCE = 12
 
 
@@ -123,7 +123,7 @@ def test_sampled_tokens_stay_when_a_request_moves(tmp_path: Path) -> None:
     for served in started(tmp_path, "qwen3", {"p0": "vllm", "d0": "vllm"}):
         cluster = served.cluster
         rng = random.Random("sampled")
-        body = {
+        body: dict[str, Any] = {
             "model": "tiny",
             "prompt": rng.choices(PRINTABLE_IDS, k=100),
             "max_tokens": 24,
@@ -158,8 +158,20 @@ def test_unlike_pages_are_never_exchanged(tmp_path: Path, engines: tuple[str, st
         unlike = {name for name in contracts[0] if contracts[0][name] != contracts[1][name]}
         assert unlike == {"page_format"}
         first = served.prompt(150)
-        for number, expected in enumerate((first, served.prompt(171, start=first.prompt), first)):
-            assert_exact(served.ask(expected, f"mixed-{number}"), expected)
-            (generation,) = served.cluster.record(f"mixed-{number}")["generations"]
+        several = [
+            first,
+            *(served.prompt(151 + n, start=first.prompt[:130]) for n in range(7)),
+            first,
+        ]
+        names = [f"mixed-{number}" for number in range(len(several))]
+        with ThreadPoolExecutor(len(several)) as threads:
+            for answer, expected in zip(
+                threads.map(served.ask, several, names), several, strict=True
+            ):
+                assert_exact(answer, expected)
+        parts = [served.cluster.record(name)["generations"] for name in names]
+        assert {one["decode"]["worker_id"] for (one,) in parts} == {"p0", "d0"}
+        for (generation,) in parts:
             assert generation["local"], generation["reason"]
-            assert pulled_bytes(generation) == 0
+            assert generation["transfer"] is None
+            assert generation["pull"] is None

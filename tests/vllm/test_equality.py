@@ -15,7 +15,7 @@ from tests.vllm.serving import Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-FAMILIES = ("gemma3", "mistral", "qwen3", "gpt_oss")
+FAMILIES = ("gemma3", "mistral", "qwen3", "gpt_oss", "llama")
 LENGTHS = (1, 31, 32, 33, WINDOW, 2 * BLOCK_TOKENS + 1, 7 * WINDOW + 3)
 """Around blocks of 32 and a window of 40."""
 NUM_TOKENS = 10

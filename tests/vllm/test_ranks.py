@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from disagg.messages.sampling import SamplingParams
+from disagg.workers.pool_region import PoolRegion
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.vllm.engines import VLLM_SHAPE, make_vllm
 from tests.vllm.serving import Serving
@@ -35,5 +36,8 @@ def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
             assert serving.tokens(name) == tokens
             assert serving.logprobs(name) == pytest.approx(logprobs, abs=1e-4)
     assert answers[0] == answers[1]
+    assert not isinstance(engine.region, PoolRegion)
     assert engine.region.num_ranks == 2
-    assert engine.layout.groups[0].spec.num_kv_heads == 1  # control: each has half of the two
+    pages = engine.layout.groups[0].spec.windowed_pages()
+    assert pages is not None
+    assert pages.num_kv_heads == 1  # control: each has half of the two

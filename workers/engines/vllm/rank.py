@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from disagg.errors import ConfigError
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.sampler import NonFiniteError
+from disagg.workers.engines.vllm.kernel_checks import refusal_of
 from disagg.workers.engines.vllm.runner import Runner
 from disagg.workers.engines.vllm.state_blocks import BlockChanges
 from disagg.workers.pool_region import PoolRegion
@@ -28,6 +30,10 @@ class Rank:
         cache.block_size, cache.mamba_page_size_padded = block_tokens, None
         specs: dict[str, Any] = self.get_kv_cache_spec()
         return specs
+
+    def disagg_refusal(self: Any, specs: Mapping[str, Any]) -> ConfigError | None:
+        """Why the kernels that vLLM chose cannot compute these layers, if so."""
+        return refusal_of(self.vllm_config.compilation_config.static_forward_context, specs)
 
     def disagg_attach(
         self: Any, layers: Sequence[str], num_blocks: int, block_bytes: int
@@ -79,6 +85,12 @@ class Ranks:
         """See `Rank.disagg_specs`; the ranks' are equal."""
         specs: dict[str, Any] = self._call("disagg_specs", block_tokens)
         return specs
+
+    def check(self, specs: Mapping[str, Any]) -> None:
+        """Ask the kernels; raises ConfigError where there are none for these layers."""
+        refusal: ConfigError | None = self._call("disagg_refusal", specs)
+        if refusal is not None:
+            raise refusal
 
     def attach(self, layers: Sequence[str], num_blocks: int, block_bytes: int) -> str:
         """Take the runners over; returns their page format."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from disagg.errors import ConfigError
+from disagg.workers.engines.start_phases import phase
 from disagg.workers.options import WorkerOptions
 
 RELEASE = "0.32"
@@ -102,39 +103,26 @@ def import_vllm() -> None:
     del EngineArgs, UniProcExecutor, Worker
 
 
-def start_executor(options: WorkerOptions, device: str, dtype: str) -> Any:
+def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes: int) -> Any:
     """Load the model; returns the executor, whose KV cache is not allocated yet.
+
+    Args:
+        options: of the worker.
+        device: ``cpu`` or ``cuda``.
+        dtype: of weights and KV.
+        weight_bytes: what the weights will take, for the log.
 
     Raises:
         ConfigError: vLLM refuses the checkpoint or a setting, with its reason.
     """
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     many = options.tensor_parallel > 1
     try:
-        config = EngineArgs(
-            model=options.model_dir,
-            dtype=dtype,
-            skip_tokenizer_init=True,
-            block_size=options.block_tokens,
-            max_model_len=options.max_model_tokens or None,
-            max_num_seqs=options.max_sequences,
-            max_num_batched_tokens=max(options.max_step_tokens, options.max_sequences),
-            enforce_eager=True,
-            use_tqdm_on_load=False,  # progress is in our log
-            async_scheduling=False,
-            enable_prefix_caching=False,
-            disable_hybrid_kv_cache_manager=False,
-            mamba_cache_mode="none",  # one block per request: where a state lies, we decide
-            mamba_ssm_cache_dtype="float32",  # as the checkpoints' own code keeps it
-            kv_cache_memory_bytes=1 << 20,  # our own plan decides; asked for before that
-            tensor_parallel_size=options.tensor_parallel,
-            distributed_executor_backend="mp" if many else None,
-            worker_extension_cls="disagg.workers.engines.vllm.rank.Rank",
-        ).create_engine_config()
+        with phase("configuration", device):
+            config = _configure(options, dtype)
         if device == "cpu" and config.model_config.use_mla:
             raise ConfigError(
                 "vLLM computes latent attention (MLA) on the CPU neither in chunks nor after a"
@@ -142,10 +130,37 @@ def start_executor(options: WorkerOptions, device: str, dtype: str) -> Any:
                 " a GPU has to",
                 param="model",
             )
-        executor = (MultiprocExecutor if many else UniProcExecutor)(config)
+        with phase("weights", device, expected_bytes=weight_bytes):
+            executor = (MultiprocExecutor if many else UniProcExecutor)(config)
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here
         raise ConfigError(f"vLLM cannot run {options.model_dir}: {error}", param="model") from error
     register_all_kvcache_specs(config)
     return executor
+
+
+def _configure(options: WorkerOptions, dtype: str) -> Any:
+    """What vLLM makes of a checkpoint and our settings; it looks at the model in a process."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=options.model_dir,
+        dtype=dtype,
+        skip_tokenizer_init=True,
+        block_size=options.block_tokens,
+        max_model_len=options.max_model_tokens or None,
+        max_num_seqs=options.max_sequences,
+        max_num_batched_tokens=max(options.max_step_tokens, options.max_sequences),
+        enforce_eager=True,
+        use_tqdm_on_load=False,  # progress is in our log
+        async_scheduling=False,
+        enable_prefix_caching=False,
+        disable_hybrid_kv_cache_manager=False,
+        mamba_cache_mode="none",  # one block per request: where a state lies, we decide
+        mamba_ssm_cache_dtype="float32",  # as the checkpoints' own code keeps it
+        kv_cache_memory_bytes=1 << 20,  # our own plan decides; asked for before that
+        tensor_parallel_size=options.tensor_parallel,
+        distributed_executor_backend="mp" if options.tensor_parallel > 1 else None,
+        worker_extension_cls="disagg.workers.engines.vllm.rank.Rank",
+    ).create_engine_config()

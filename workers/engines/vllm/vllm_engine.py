@@ -52,8 +52,7 @@ class VllmEngine:
         start.set_environment(machine.device, machine.num_threads)
         with phase("imports of vLLM", machine.device):
             start.import_vllm()
-        with phase("weights", machine.device, expected_bytes=weight_bytes):
-            executor = start.start_executor(options, machine.device, machine.dtype)
+        executor = start.start_executor(options, machine.device, machine.dtype, weight_bytes)
         config = executor.vllm_config
         self.max_model_tokens = config.model_config.max_model_len
         # vLLM can be imported from here on.
@@ -69,6 +68,7 @@ class VllmEngine:
         ours = [spec_of(name, spec, options.block_tokens) for name, spec in specs.items()]
         self.layout: KVCacheLayout = plan_whole_states(ours)
         specs = ranks.read_specs(max(group.spec.block_tokens for group in self.layout.groups))
+        ranks.check(specs)
         pool = plan_pool(
             options,
             machine.device,

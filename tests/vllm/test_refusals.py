@@ -1,0 +1,44 @@
+"""What vLLM cannot run is refused at the start, by name, and not in the first step."""
+
+from pathlib import Path
+
+import pytest
+
+from disagg.errors import ConfigError
+from tests.checkpoints import edit_config, make_checkpoint
+from tests.vllm.engines import VLLM_SHAPE, make_vllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+def refusal(directory: Path, **options: int) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        make_vllm(directory, 50, **options)
+    return caught.value
+
+
+def test_blocks_without_a_kernel(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
+    refused = refusal(tmp_path, block_tokens=16)
+    assert refused.param == "worker.block_tokens"
+    assert "takes multiples of 32, not 16" in refused.message
+    assert make_vllm(tmp_path, 50, block_tokens=64).layout.hash_block_tokens == 64  # control
+
+
+def test_heads_without_a_kernel(tmp_path: Path) -> None:
+    refused = refusal(make_checkpoint(tmp_path, "qwen3"))
+    assert "no kernel for heads of 16" in refused.message
+
+
+def test_a_model_that_vllm_does_not_know(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
+    edit_config(tmp_path, architectures=["NobodyForCausalLM"], model_type="nobody")
+    refused = refusal(tmp_path)
+    assert refused.param == "model"
+    assert "nobody" in refused.message
+
+
+def test_a_pool_that_does_not_fit(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
+    with pytest.raises(ConfigError, match=r"worker\.num_blocks"):
+        make_vllm(tmp_path, 1 << 30)
