@@ -85,6 +85,7 @@ class NixlAgent:
             with _patient_progress_thread():
                 self._agent: Any = nixl.nixl_agent(name, config)
             self._name = name
+            self._num_parts = pool.num_parts  # and of every peer's blocks
             self._loop: PreparedPool | None = None  # our own pool as a peer sees it
             _kept.append((self._agent, pool))
             num_bytes = pool.num_blocks * pool.block_bytes
@@ -128,6 +129,7 @@ class NixlAgent:
 
     def make_read(self, source: PreparedPool, src: BlockIds, dst: BlockIds) -> ReadHandle:
         """Make, but do not post, a READ of ``src`` blocks into our ``dst`` blocks."""
+        src, dst = self._parts(src), self._parts(dst)
         with _failures_as_remote_fault("making a READ"):
             handle = self._agent.make_prepped_xfer("READ", self.pool, dst, source, src)
             return ReadHandle(handle)
@@ -167,11 +169,26 @@ class NixlAgent:
         raise RemoteFault("the own NIXL agent does not end a READ from itself")
 
     def _prepare(self, name: str, info: PoolInfo) -> PreparedPool:
-        # One strided row: (address, length, device, stride, count).
-        row = [info.pool_address, info.block_bytes, info.device_id, info.block_bytes]
-        blocks = np.array([[*row, info.num_blocks]], dtype=np.uint64)
+        size = info.block_bytes // self._num_parts
+        # Strided rows: (address, length, device, stride, count).
+        if self._num_parts == 1:
+            rows = [[info.pool_address, size, info.device_id, size, info.num_blocks]]
+        else:  # one per block: its parts
+            stride = info.num_blocks * size
+            rows = [
+                [info.pool_address + block * size, size, info.device_id, stride, self._num_parts]
+                for block in range(info.num_blocks)
+            ]
+        blocks = np.array(rows, dtype=np.uint64)
         handle = self._agent.prep_xfer_dlist(name, blocks, info.memory_kind)
         return PreparedPool(handle)
+
+    def _parts(self, blocks: BlockIds) -> BlockIds:
+        """Descriptors of the blocks' parts: neighbours in memory stay neighbours."""
+        if self._num_parts == 1:
+            return blocks
+        parts = np.arange(self._num_parts, dtype=blocks.dtype)
+        return (blocks * self._num_parts + parts[:, None]).ravel()
 
 
 def _is_done(state: str) -> bool:

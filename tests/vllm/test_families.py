@@ -286,7 +286,7 @@ def refusal(make: Callable[[], object]) -> str:
 
 def test_latents_are_refused_on_the_cpu(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, families.DEEPSEEK_V3)
-    assert "latent attention (MLA) on the CPU" in refusal(lambda: make_vllm(directory, 20))
+    assert "compute latent attention (MLA) otherwise" in refusal(lambda: make_vllm(directory, 20))
 
 
 def test_states_without_a_kernel_are_refused_on_the_cpu(tmp_path: Path) -> None:

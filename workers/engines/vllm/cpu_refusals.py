@@ -12,6 +12,24 @@ from disagg.errors import ConfigError
 GDN_HEAD_SIZE = 128
 
 
+def refuse_latents() -> None:
+    """Refuse latent attention (MLA), before a model is loaded.
+
+    Tried with DeepSeek-V3: both of vLLM's kernels (the reference, which also takes no chunks and
+    no prefixes, and the one for AMX) give logprobs that are off by 0.5 and more, from the second
+    position on.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        "vLLM's CPU kernels compute latent attention (MLA) otherwise than the model's own code,"
+        " and its reference kernel neither in chunks nor after a cached prefix; the native engine"
+        " or a GPU has to run it",
+        param="model",
+    )
+
+
 def refuse_on_cpu(specs: Mapping[str, Any], dtype: torch.dtype) -> None:
     """Check what a model keeps against the kernels that there are.
 
