@@ -40,8 +40,9 @@ def test_layers_are_far_apart(engine: Any) -> None:
     assert engine.region.block_bytes == engine.layout.block_bytes == NUM_LAYERS * PAGE_BYTES
     assert engine.pool.shape == (NUM_BLOCKS, NUM_LAYERS, PAGE_BYTES)
     assert engine.pool.stride() == (PAGE_BYTES, NUM_BLOCKS * PAGE_BYTES, 1)
-    assert engine.page_format.endswith(f"{NUM_LAYERS} parts")
-    layers = engine.runner.executor.vllm_config.compilation_config.static_forward_context.values()
+    assert engine.page_format.endswith(f"; {NUM_LAYERS} parts")
+    config = engine.runner._worker.vllm_config.compilation_config
+    layers = config.static_forward_context.values()
     for view in (layer.kv_cache for layer in layers if hasattr(layer, "kv_cache")):
         assert view.is_contiguous()  # a layer's blocks, one after the other
 
