@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
-from vllm.v1.kv_cache_interface import MambaSpec
 
 from disagg.errors import ConfigError
 
@@ -36,7 +35,7 @@ def refuse_on_cpu(specs: Mapping[str, Any], dtype: torch.dtype) -> None:
     Raises:
         ConfigError: there is no kernel for it, or none in this arithmetic.
     """
-    states = {spec.mamba_type: spec for spec in specs.values() if isinstance(spec, MambaSpec)}
+    states = {spec.mamba_type: spec for spec in specs.values() if hasattr(spec, "mamba_type")}
     for kind, spec in states.items():
         if kind is MambaAttentionBackendEnum.GDN_ATTN:
             _check_gdn(spec, dtype)
@@ -48,7 +47,7 @@ def refuse_on_cpu(specs: Mapping[str, Any], dtype: torch.dtype) -> None:
             )
 
 
-def _check_gdn(spec: MambaSpec, dtype: torch.dtype) -> None:
+def _check_gdn(spec: Any, dtype: torch.dtype) -> None:
     if dtype != torch.bfloat16:
         raise ConfigError(
             "worker.dtype: vLLM's CPU kernels compute gated delta nets in bfloat16 only, not in"
