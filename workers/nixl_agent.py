@@ -6,6 +6,7 @@ NIXL reports failures as exceptions of many classes; here each is a `RemoteFault
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NewType
 
 import numpy as np
@@ -17,10 +18,17 @@ from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.pool_region import PoolRegion
 
 BlockIds = npt.NDArray[np.int32]
-PreparedPool = NewType("PreparedPool", object)
-"""A pool's blocks, ready to be read or written by index."""
 ReadHandle = NewType("ReadHandle", object)
 """One posted READ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPool:
+    """A pool's blocks, ready to be read or written by index."""
+
+    handle: object
+    num_blocks: int
+
 
 _kept: list[object] = []
 """Agents and pools stay as long as the process: a peer may read a pool at any time, and memory
@@ -85,6 +93,7 @@ class NixlAgent:
             with _patient_progress_thread():
                 self._agent: Any = nixl.nixl_agent(name, config)
             self._name = name
+            self._num_parts = pool.num_parts  # and of every peer's blocks
             self._loop: PreparedPool | None = None  # our own pool as a peer sees it
             _kept.append((self._agent, pool))
             num_bytes = pool.num_blocks * pool.block_bytes
@@ -123,13 +132,16 @@ class NixlAgent:
     def remove_peer(self, name: str, pool: PreparedPool) -> None:
         """Forget a peer to which no handle is in progress."""
         with _failures_as_remote_fault(f"removing {name}"):
-            self._agent.release_dlist_handle(pool)
+            self._agent.release_dlist_handle(pool.handle)
             self._agent.remove_remote_agent(name)
 
     def make_read(self, source: PreparedPool, src: BlockIds, dst: BlockIds) -> ReadHandle:
         """Make, but do not post, a READ of ``src`` blocks into our ``dst`` blocks."""
+        own, peers = self._descriptors(self.pool, dst), self._descriptors(source, src)
         with _failures_as_remote_fault("making a READ"):
-            handle = self._agent.make_prepped_xfer("READ", self.pool, dst, source, src)
+            handle = self._agent.make_prepped_xfer(
+                "READ", self.pool.handle, own, source.handle, peers
+            )
             return ReadHandle(handle)
 
     def post(self, handle: ReadHandle) -> bool:
@@ -167,11 +179,28 @@ class NixlAgent:
         raise RemoteFault("the own NIXL agent does not end a READ from itself")
 
     def _prepare(self, name: str, info: PoolInfo) -> PreparedPool:
-        # One strided row: (address, length, device, stride, count).
-        row = [info.pool_address, info.block_bytes, info.device_id, info.block_bytes]
-        blocks = np.array([[*row, info.num_blocks]], dtype=np.uint64)
+        size = info.block_bytes // self._num_parts
+        # A strided row for each part: (address, length, device, stride, count).
+        rows = [
+            [
+                info.pool_address + part * info.num_blocks * size,
+                size,
+                info.device_id,
+                size,
+                info.num_blocks,
+            ]
+            for part in range(self._num_parts)
+        ]
+        blocks = np.array(rows, dtype=np.uint64)
         handle = self._agent.prep_xfer_dlist(name, blocks, info.memory_kind)
-        return PreparedPool(handle)
+        return PreparedPool(handle, info.num_blocks)
+
+    def _descriptors(self, pool: PreparedPool, blocks: BlockIds) -> BlockIds:
+        """Indexes of the blocks' parts in a prepared pool."""
+        if self._num_parts == 1:
+            return blocks
+        firsts = np.arange(self._num_parts, dtype=blocks.dtype)[:, None] * pool.num_blocks
+        return (firsts + blocks).ravel()
 
 
 def _is_done(state: str) -> bool:

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -38,18 +38,25 @@ class Node:
         block_bytes: int,
         handle_bytes_max: int,
         telemetry: bool = False,
+        num_parts: int = 1,
     ) -> None:
-        """``telemetry`` counts what NIXL was asked for, see `counts`."""
+        """``telemetry`` counts what NIXL was asked for, see `counts`.
+
+        With several parts the first ones of all blocks come first, then the second ones, ...
+        """
         self.counted: dict[str, list[int]] = {"prepared": [], "descriptors": [], "bytes": []}
         if telemetry:
             self._count()
         data = b"".join(block_bytes_of(seed, i, block_bytes) for i in range(num_blocks))
-        self.pool = torch.frombuffer(bytearray(data), dtype=torch.int8).view(num_blocks, -1)
+        blocks = torch.frombuffer(bytearray(data), dtype=torch.int8).view(num_blocks, num_parts, -1)
+        memory = blocks.transpose(0, 1).contiguous()
+        self.pool = memory.transpose(0, 1)
+        region = replace(region_of(memory.view(num_blocks, -1)), num_parts=num_parts)
         self.ends: dict[int, list[str]] = {}
         self.changed = threading.Condition()
         self.transport = NixlTransport(
             name,
-            region_of(self.pool),
+            region,
             on_read_done=self.on_read_done,
             handle_bytes_max=handle_bytes_max,
         )
@@ -136,7 +143,7 @@ class Node:
         return num_cut
 
     def digests(self) -> list[str]:
-        return [digest(block.numpy().tobytes()) for block in self.pool]
+        return [digest(block.contiguous().numpy().tobytes()) for block in self.pool]
 
     def state(self) -> dict[str, Any]:
         t = self.transport

@@ -3,7 +3,7 @@
 Head sizes are the least that vLLM's CPU kernels take.
 """
 
-from typing import Any
+from pathlib import Path
 
 from transformers import (
     DeepseekV3Config,
@@ -18,16 +18,15 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from tests.checkpoints import TinyFamily
-
-ATTENTION: dict[str, Any] = {"head_dim": 32}
+from tests.checkpoints import TinyFamily, make_checkpoint
+from tests.vllm.engines import VLLM_SHAPE
 
 LLAMA4 = TinyFamily(
     Llama4ForCausalLM,
     Llama4TextConfig,
     4,
     False,
-    ATTENTION
+    VLLM_SHAPE
     | {
         "attention_chunk_size": 64,
         "no_rope_layers": [1, 1, 1, 0],
@@ -44,7 +43,7 @@ NEMOTRON_H = TinyFamily(
     NemotronHConfig,
     3,
     False,
-    ATTENTION
+    VLLM_SHAPE
     | {
         "layers_block_type": ["mamba", "attention", "mamba"],
         "mamba_num_heads": 4,
@@ -63,7 +62,7 @@ GRANITE_HYBRID = TinyFamily(
     GraniteMoeHybridConfig,
     3,
     False,
-    ATTENTION
+    VLLM_SHAPE
     | {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
@@ -84,7 +83,7 @@ QWEN3_NEXT = TinyFamily(
     Qwen3NextConfig,
     4,
     False,
-    ATTENTION
+    VLLM_SHAPE
     | {
         "layer_types": ["linear_attention"] * 3 + ["full_attention"],
         "linear_key_head_dim": 128,
@@ -121,3 +120,17 @@ DEEPSEEK_V3 = TinyFamily(
     },
 )
 """Latents (MLA)."""
+
+FAMILIES = {
+    "llama4": LLAMA4,
+    "nemotron_h": NEMOTRON_H,
+    "granite_hybrid": GRANITE_HYBRID,
+    "qwen3_next": QWEN3_NEXT,
+}
+
+
+def make_family(directory: Path, family: str, window: int) -> Path:
+    """Write a checkpoint of a family of this page or of `tests.checkpoints`."""
+    if family in FAMILIES:
+        return make_checkpoint(directory, FAMILIES[family])
+    return make_checkpoint(directory, family, window=window, **VLLM_SHAPE)

@@ -38,6 +38,6 @@ def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
     assert not isinstance(engine.region, PoolRegion)
     assert engine.region.num_ranks == 2
-    pages = engine.layout.groups[0].spec.windowed_pages()
+    pages = engine.layout.groups[0].spec.attention_pages()
     assert pages is not None
     assert pages.num_kv_heads == 1  # control: each has half of the two

@@ -1,6 +1,6 @@
 """Our layout as vLLM's: specs of its layers, and where their pages lie in the one pool."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vllm.v1 import kv_cache_interface as theirs
@@ -54,25 +54,59 @@ def spec_of(layer: str, spec: Any, block_tokens: int) -> Spec:
     return made
 
 
+BLOCK_MAJOR = "BL"
+"""Begins the names of the forms in which all layers of a block lie together."""
+TAKES_STRIDES = {"CPU_ATTN"}
+"""Backends that do not offer such a form, and were found to read any stride between blocks."""
+
+
+def num_parts(layout: KVCacheLayout, form: str, backends: Collection[str]) -> int:
+    """In how many parts a block lies: 1, or one per layer where the kernels need it so.
+
+    Args:
+        layout: of the pool.
+        form: vLLM's name of the order in which layers, blocks, heads and tokens lie.
+        backends: of the layers that keep tokens; kernels of states take any stride.
+
+    Raises:
+        ConfigError: the layers' pages have several sizes, so that no block could serve any group.
+    """
+    if form.startswith(BLOCK_MAJOR) or TAKES_STRIDES.issuperset(backends):
+        return 1
+    sizes = sorted({group.spec.page_bytes for group in layout.groups})
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"vLLM's {', '.join(sorted(backends))} takes each layer's blocks as one piece of memory"
+            f" only, and the model's layers keep pages of {', '.join(map(str, sizes))} bytes",
+            param="model",
+        )
+    return layout.block_bytes // sizes[0]
+
+
 def kv_cache_config(
-    layout: KVCacheLayout, specs: Mapping[str, Any], num_blocks: int
+    layout: KVCacheLayout, specs: Mapping[str, Any], num_blocks: int, num_parts: int
 ) -> theirs.KVCacheConfig:
-    """VLLM's description of a pool [num_blocks, block_bytes] with our layout.
+    """VLLM's description of a pool with our layout.
+
+    The pool is [num_blocks, block_bytes], or where a block lies in several parts, one per layer
+    of a group, [num_parts, num_blocks, page_bytes].
 
     Args:
         layout: planned from ``specs`` in their order.
         specs: vLLM's own, by layer name.
         num_blocks: of the pool.
+        num_parts: of a block.
     """
     names = list(specs)
+    apart = num_parts > 1
     return theirs.KVCacheConfig(
         num_blocks=num_blocks,
         kv_cache_tensors=[
             theirs.KVCacheTensor(
                 size=num_blocks * layout.block_bytes,
                 layers=[names[layer] for layer in group.layers],
-                layer_stride=group.spec.page_bytes,
-                block_stride=layout.block_bytes,
+                layer_stride=group.spec.page_bytes * (num_blocks if apart else 1),
+                block_stride=group.spec.page_bytes if apart else layout.block_bytes,
             )
             for group in layout.groups
         ],

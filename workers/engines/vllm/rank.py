@@ -35,11 +35,16 @@ class Rank:
         """Why the kernels that vLLM chose cannot compute these layers, if so."""
         return refusal_of(self.vllm_config.compilation_config.static_forward_context, specs)
 
+    def disagg_backends(self: Any, layers: Sequence[str]) -> set[str]:
+        """What computes the attention of these layers."""
+        modules = self.vllm_config.compilation_config.static_forward_context
+        return {modules[name].get_attn_backend().get_name() for name in layers}
+
     def disagg_attach(
-        self: Any, layers: Sequence[str], num_blocks: int, block_bytes: int
+        self: Any, layers: Sequence[str], num_blocks: int, block_bytes: int, num_parts: int
     ) -> tuple[str, PoolRegion]:
         """Take the runner over; returns the page format and where the KV lies."""
-        self.disagg_runner = Runner(self, layers, num_blocks, block_bytes)
+        self.disagg_runner = Runner(self, layers, num_blocks, block_bytes, num_parts)
         pool = self.disagg_runner.pool
         self.disagg_region = PoolRegion(
             address=pool.data_ptr(),
@@ -48,6 +53,7 @@ class Rank:
             memory_kind="VRAM" if pool.is_cuda else "DRAM",
             device_id=pool.get_device() if pool.is_cuda else 0,
             owner=None,  # this process's runner keeps it alive
+            num_parts=num_parts,
         )
         return self.disagg_runner.page_format, self.disagg_region
 
@@ -92,11 +98,20 @@ class Ranks:
         if refusal is not None:
             raise refusal
 
-    def attach(self, layers: Sequence[str], num_blocks: int, block_bytes: int) -> str:
+    def backends(self, layers: Sequence[str]) -> set[str]:
+        """See `Rank.disagg_backends`."""
+        names: set[str] = self._call("disagg_backends", layers)
+        return names
+
+    def attach(
+        self, layers: Sequence[str], num_blocks: int, block_bytes: int, num_parts: int
+    ) -> str:
         """Take the runners over; returns their page format."""
         self.num_blocks = num_blocks
         page_format: str
-        page_format, self._region = self._call("disagg_attach", layers, num_blocks, block_bytes)
+        page_format, self._region = self._call(
+            "disagg_attach", layers, num_blocks, block_bytes, num_parts
+        )
         return page_format
 
     @property

@@ -54,9 +54,11 @@ class Runner:
         layers: names of those that keep something.
         num_blocks: of the pool.
         block_bytes: of a block in this rank.
+        num_parts: of a block: one per layer of a group where layers lie apart.
 
     Attributes:
-        pool: int8 [num_blocks, block_bytes], the runner's own storage.
+        pool: int8 [num_blocks, block_bytes], the runner's own storage. Where a block lies in
+            several parts, [num_blocks, num_parts, part_bytes], with the parts far apart.
         page_format: what decides how a kernel lays KV out inside a page: backend, instruction
             set, type.
 
@@ -65,7 +67,12 @@ class Runner:
     """
 
     def __init__(
-        self, worker: Any, layers: Sequence[str], num_blocks: int, block_bytes: int
+        self,
+        worker: Any,
+        layers: Sequence[str],
+        num_blocks: int,
+        block_bytes: int,
+        num_parts: int,
     ) -> None:
         self._worker, self._runner = worker, worker.model_runner
         self._sampler = self._runner.sampler = DrawsHere(self._runner)
@@ -78,9 +85,13 @@ class Runner:
                 param="worker.engine",
             )
         self.pool = memory.view(num_blocks, block_bytes)
+        if num_parts > 1:
+            self.pool = memory.view(num_parts, num_blocks, -1).transpose(0, 1)
         self.pool[NULL_BLOCK] = -1  # NaN in every type: whoever reads through it fails its step
         form = worker.vllm_config.cache_config.kv_cache_layout
         self.page_format = f"{form}: {', '.join(sorted(set(map(_format_of, modules))))}"
+        if num_parts > 1:
+            self.page_format += f"; {num_parts} parts"
 
     def run(
         self, order: Any, slices: Mapping[str, SequenceSlice], changes: BlockChanges
@@ -136,5 +147,16 @@ def _format_of(module: Any) -> str:
         module.get_attn_backend().get_name(),
         getattr(module, "isa", None),
         getattr(module, "kv_cache_dtype", None),
+        *_state_format(module),
     )
     return " ".join(str(part) for part in parts if part is not None)
+
+
+def _state_format(module: Any) -> list[str]:
+    """Order and types of a state's tensors; nothing for attention."""
+    if not hasattr(module, "get_state_dtype"):
+        return []
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    order = "channels first" if is_conv_state_dim_first() else "channels last"
+    return [order, *(str(dtype).removeprefix("torch.") for dtype in module.get_state_dtype())]

@@ -119,17 +119,14 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+    from disagg.workers.engines.vllm.cpu_refusals import refuse_latents
+
     many = options.tensor_parallel > 1
     try:
         with phase("configuration", device):
             config = _configure(options, dtype)
         if device == "cpu" and config.model_config.use_mla:
-            raise ConfigError(
-                "vLLM computes latent attention (MLA) on the CPU neither in chunks nor after a"
-                " cached prefix, and other tokens than the model's own code; the native engine or"
-                " a GPU has to",
-                param="model",
-            )
+            refuse_latents()
         with phase("weights", device, expected_bytes=weight_bytes):
             executor = (MultiprocExecutor if many else UniProcExecutor)(config)
     except ConfigError:

@@ -17,7 +17,7 @@ from disagg.workers.engines.protocol import EngineFailedError
 from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
-from disagg.workers.engines.vllm.state_blocks import BlockChanges, state_copies
+from disagg.workers.engines.vllm.state_blocks import BlockChanges, is_state, state_copies
 from disagg.workers.engines.vllm.step_checks import StepChecks, fresh_blocks
 from disagg.workers.options import WorkerOptions
 
@@ -79,8 +79,8 @@ class VllmEngine:
             whole_states=True,
         )
         with phase("KV pool", machine.device):
-            self._allocate(executor, specs, pool)
-            page_format = ranks.attach(list(specs), pool.num_blocks, pool.block_bytes)
+            parts = self._allocate(executor, specs, pool)
+            page_format = ranks.attach(list(specs), pool.num_blocks, pool.block_bytes, parts)
         with phase("warm-up", machine.device):
             executor.collective_rpc("compile_or_warm_up_model")
         self.page_format = f"vllm {start.RELEASE} {page_format}"
@@ -133,19 +133,26 @@ class VllmEngine:
 
     @property
     def pool(self) -> torch.Tensor:
-        """int8 [num_blocks, block_bytes] of an engine of one rank."""
+        """Of an engine of one rank, see `Runner`."""
         return self._ranks.runner.pool
 
-    def _allocate(self, executor: Any, specs: Mapping[str, Any], plan: PoolPlan) -> None:
-        from disagg.workers.engines.vllm.kv_layout import kv_cache_config
+    def _allocate(self, executor: Any, specs: Mapping[str, Any], plan: PoolPlan) -> int:
+        """Returns in how many parts a block lies."""
+        from disagg.workers.engines.vllm.kv_layout import BLOCK_MAJOR, kv_cache_config, num_parts
 
+        names = list(specs)
+        paged = [group for group in self.layout.groups if not is_state(group)]
+        backends = self._ranks.backends([names[n] for group in paged for n in group.layers])
         (forms, *_) = executor.get_supported_kv_cache_layouts()
-        config = kv_cache_config(self.layout, specs, plan.num_blocks)
-        config.kv_cache_layout = forms[0]
-        executor.set_kv_cache_layout(forms[0])
+        form = next((form for form in forms if form.startswith(BLOCK_MAJOR)), forms[0])
+        parts = num_parts(self.layout, form, backends)
+        config = kv_cache_config(self.layout, specs, plan.num_blocks, parts)
+        config.kv_cache_layout = form
+        executor.set_kv_cache_layout(form)
         cache = executor.vllm_config.cache_config
-        cache.kv_cache_layout, cache.num_gpu_blocks = forms[0], plan.num_blocks
+        cache.kv_cache_layout, cache.num_gpu_blocks = form, plan.num_blocks
         executor.initialize_from_config([config] * self._ranks.num_ranks)
+        return parts
 
 
 def build_vllm(options: WorkerOptions, why: str = "") -> VllmEngine:
