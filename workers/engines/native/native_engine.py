@@ -15,6 +15,7 @@ from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
+from disagg.workers.engines.native.packed_linear import pack_linears
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.sampler import NonFiniteError, Sampler
 from disagg.workers.engines.start_phases import phase
@@ -75,6 +76,8 @@ class NativeEngine:
         weight_bytes = self.checkpoint.num_weights * kind.itemsize
         with phase("weights", where.type, expected_bytes=weight_bytes):
             self._model = _load(self.checkpoint, kind, where)
+            if where.type == "cpu":
+                self.summary = f"{summary}, {pack_linears(self._model)}"
         with phase("KV pool", where.type):
             self.pool = PagedPool(self.layout, num_blocks=num_blocks, dtype=kind, device=where)
         self.region = self.pool.region
