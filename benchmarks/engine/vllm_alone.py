@@ -31,7 +31,7 @@ class VllmAlone:
             max_model_len=bounds.max_model_tokens,
             max_num_seqs=bounds.max_sequences,
             max_num_batched_tokens=bounds.max_step_tokens,
-            num_gpu_blocks_override=bounds.num_blocks,
+            kv_cache_memory_bytes=1 << 30,  # as much as the other engines have, and more
             enforce_eager=True,
             disable_hybrid_kv_cache_manager=False,
             distributed_executor_backend="uni",

@@ -1,7 +1,7 @@
 """A step as index tensors: where new KV goes, and what each query may read."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,11 @@ from disagg.workers.engines.native.paged_pool import LayerCache
 
 QUERY_TILE_TOKENS = 512
 """A prefill chunk is attended in tiles of so many queries, which bounds mask and score memory."""
+
+DECODE_TILE_SLOTS = 2048
+"""Single queries are attended in tiles with so many slots, each KV head counted, or of one sequence:
+what is gathered for a tile (1 MiB in fp32 with 64 elements a head) is then read from the CPU's cache
+and allocated in memory that is at hand; fresh pages for all sequences took longer than attention."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -190,7 +195,11 @@ class BatchBuilder:
             write_blocks=self._tensor(write_blocks),
             write_offsets=self._tensor(write_offsets),
             tiles=tuple(tiles),
-            decodes=tuple(self._bucket(rows, shape) for _, rows in sorted(buckets.items())),
+            decodes=tuple(
+                self._bucket(tile, shape)
+                for _, rows in sorted(buckets.items())
+                for tile in _tiled(rows, shape)
+            ),
         )
         # Blocks of all groups come from one pool, and a block never serves two groups: slots of
         # any two groups can be compared once the offset is left in a field of its own.
@@ -242,6 +251,13 @@ class BatchBuilder:
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _tiled(rows: list[DecodeRow], shape: GroupShape) -> Iterator[list[DecodeRow]]:
+    """Divide a bucket into tiles of DECODE_TILE_SLOTS."""
+    most = max(len(table) for _, table, _, _ in rows) * shape.block_tokens * shape.num_kv_heads
+    size = max(1, DECODE_TILE_SLOTS // most)
+    return (rows[at : at + size] for at in range(0, len(rows), size))
 
 
 def _first_key(position: int, window_tokens: int | None) -> int:
