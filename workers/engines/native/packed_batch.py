@@ -17,9 +17,9 @@ QUERY_TILE_TOKENS = 512
 """A prefill chunk is attended in tiles of so many queries, which bounds mask and score memory."""
 
 DECODE_TILE_SLOTS = 2048
-"""Single queries are attended in tiles with so many slots, each KV head counted, or of one sequence:
-what is gathered for a tile (1 MiB in fp32 with 64 elements a head) is then read from the CPU's cache
-and allocated in memory that is at hand; fresh pages for all sequences took longer than attention."""
+"""Single queries are attended in tiles of at most so many slots, each KV head counted, or of one
+sequence. What is gathered for one (1 MiB in fp32 with heads of 64) is read from the CPU's cache and
+lies in memory that is at hand: fresh pages for all sequences took longer than the attention."""
 
 Ints = npt.NDArray[np.int64]
 

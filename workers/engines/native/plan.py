@@ -40,7 +40,7 @@ def plan_native(options: WorkerOptions, checkpoint: Checkpoint) -> NativePlan:
 
 
 def _num_copied(checkpoint: Checkpoint, machine: MachinePlan) -> int:
-    """Weights that are in memory twice: packed for a head, plain for the embeddings it is tied to."""
+    """Weights that are in memory twice: packed for a head and plain for its tied embeddings."""
     config = checkpoint.config
     if machine.device != "cpu" or not config.tie_word_embeddings:
         return 0
