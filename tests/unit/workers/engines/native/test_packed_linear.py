@@ -1,8 +1,10 @@
 """Packed weights: the same products, the plain ones gone, whatever reads them still served."""
 
 import gc
+import random
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch import nn
 
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.native.packed_linear import PackedLinear, pack_linears
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, reference_logits
+from tests.unit.workers.engines.native.sequences import Pool, forward_all
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -54,7 +57,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(128, 64)
-        self.layers = nn.ModuleList([linear(64, 64, torch.float32) for _ in range(3)])
+        self.layers: Any = nn.ModuleList([linear(64, 64, torch.float32) for _ in range(3)])
         self.derived = Derived(64, 64, bias=False)
         self.wide = linear(64, 64, torch.float64)
         self.head = nn.Linear(64, 128, bias=False)
@@ -78,13 +81,23 @@ def test_memory_does_not_double() -> None:
     model = Model()
     plain = [weakref.ref(layer.weight) for layer in model.layers]
     tied = weakref.ref(model.embed.weight)
-    num_bytes = sum(ref().nbytes for ref in plain)  # type: ignore[union-attr]
+    num_bytes = sum(layer.weight.nbytes for layer in model.layers)
     pack_linears(model)
     gc.collect()
     assert all(ref() is None for ref in plain)
     assert tied() is not None  # control: the embeddings need theirs
     packed = [torch.ops.mkldnn._nbytes(layer._packed) for layer in model.layers]
     assert sum(packed) == num_bytes
+
+
+def test_a_tied_head_gives_the_reference_logits(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, "gemma3", tie_word_embeddings=True)
+    engine = NativeEngine(directory, num_blocks=100)
+    assert "43 of 43 linear layers packed" in engine.summary
+    prompt = [(37 * i + 11) % 313 + 7 for i in range(70)]
+    pool = Pool(engine, random.Random(1))
+    (logits,) = forward_all(engine, [pool.slice(pool.start("a", prompt), len(prompt))])
+    assert float((logits - reference_logits(directory, prompt)).abs().max()) < 1e-4
 
 
 def test_the_engine_says_how_many(tmp_path: Path) -> None:
