@@ -74,7 +74,9 @@ class Ours:
         self._num_made += 1
         key = RequestKey(str(self._num_made), 1)
         self._answers[key] = []
-        self._core.on_router_message(0, Submit(key, Role.LOCAL, tuple(prompt), (), b"", sampling))
+        submit = Submit(key, Role.LOCAL, tuple(prompt), (), b"", sampling)
+        if refused := self._core.on_router_message(0, submit):
+            raise AssertionError(str(refused))
         return key
 
     def _step(self) -> int:

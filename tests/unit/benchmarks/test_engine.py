@@ -1,5 +1,6 @@
 """The engines that the engine benchmark compares do the same work."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from benchmarks.engine.__main__ import in_turn, prompts
 from benchmarks.engine.checkpoint import make_checkpoint
-from benchmarks.engine.environment import PYTHON, Process
+from benchmarks.engine.environment import Process
 from benchmarks.engine.subject import Bounds, Subject, make_subject, obey
 
 LENGTH, NUM_TOKENS = 300, 6  # longer than the window
@@ -23,7 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def subjects(checkpoint: Path) -> dict[str, Subject]:
-    bounds = Bounds(checkpoint, num_blocks=400)
+    bounds = Bounds(checkpoint, num_blocks=600, max_model_tokens=512)
     return {name: make_subject(name, bounds) for name in ("native", "transformers")}
 
 
@@ -61,12 +62,13 @@ def test_prompts_share_what_is_asked_for() -> None:
 def processes(checkpoint: Path) -> Iterator[dict[str, Process]]:
     with ExitStack() as stack:
         yield {
-            name: stack.enter_context(Process(PYTHON, name, checkpoint, 1))
+            name: stack.enter_context(Process(Path(sys.executable), name, checkpoint, 1))
             for name in ("vllm", "vllm_alone")
         }
 
 
-@pytest.mark.peer
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
 def test_both_ways_to_drive_the_runner_are_measured(processes: dict[str, Process]) -> None:
     asked = prompts(4, LENGTH, seed=1, vocab_size=500)
     for process in processes.values():
