@@ -19,7 +19,7 @@ QUERY_TILE_TOKENS = 512
 DECODE_TILE_SLOTS = 8192
 """Single queries are attended in tiles of at most so many slots, each KV head counted, or of one
 sequence. What is gathered for one (4 MiB in fp32 with heads of 64) lies in memory that is at hand:
-the allocator takes fresh pages for more than 32 MiB, which took twice the time of the attention."""
+the allocator takes fresh pages for more than 32 MiB, which took longer than the attention."""
 
 Ints = npt.NDArray[np.int64]
 
