@@ -15,6 +15,16 @@ def in_blocks(logits: torch.Tensor) -> torch.Tensor:
     return logits.view(len(logits), -1, BLOCK)
 
 
+def best_token(logits: torch.Tensor) -> torch.Tensor:
+    """Ids [rows] of the greatest logits [rows, tokens]; of equals, the first.
+
+    On CPUs numpy is ten times faster at this than torch, whose search along a row is scalar.
+    """
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))
+
+
 def best_tokens(logits: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The best ``number`` tokens of each row, best first: logits and ids [rows, number].
 

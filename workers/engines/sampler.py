@@ -11,7 +11,7 @@ import torch
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams, TokenLogprobs
 from disagg.scheduling.step import SequenceSlice
-from disagg.workers.engines.best_tokens import best_tokens
+from disagg.workers.engines.best_tokens import best_token, best_tokens
 from disagg.workers.engines.draw import draw, some_rows
 from disagg.workers.engines.penalties import adjust
 from disagg.workers.engines.token_history import TokenCounts, TokenHistories
@@ -85,7 +85,7 @@ def sample(
     drawn = [row for row, param in enumerate(params) if param.temperature >= GREEDY_BELOW]
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     if greedy:
-        tokens[greedy] = some_rows(adjusted, greedy).argmax(-1)
+        tokens[greedy] = best_token(some_rows(adjusted, greedy))
     if drawn:
         tokens[drawn] = draw(
             some_rows(adjusted, drawn),

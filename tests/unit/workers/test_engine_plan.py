@@ -82,6 +82,23 @@ def test_half_of_what_is_left_where_others_have_taken_much(
     assert 0 <= room // 2 - pool_bytes(plan) < plan.pool.block_bytes
 
 
+def test_a_tied_head_is_counted_twice_on_a_cpu(
+    host: Host, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Packed for the head, plain for the embeddings."""
+    tied = open_checkpoint(make_checkpoint(tmp_path, "qwen3", tie_word_embeddings=True))
+    tied = replace(tied, num_weights=checkpoint.num_weights)
+    options = replace(OPTIONS, max_sequences=10_000_000)
+    host.memory = Memory(16 * GIB, GIB)
+    room = GIB - 4 * (checkpoint.num_weights + tied.vocab_size * tied.config.hidden_size)
+    plan = plan_native(options, tied)
+    assert 0 <= room // 2 - pool_bytes(plan) < plan.pool.block_bytes
+    host.gpu = host.memory
+    plan = plan_native(options, tied)
+    most = 0.9 * (GIB - 4 * checkpoint.num_weights)
+    assert 0 <= most - pool_bytes(plan) <= plan.pool.block_bytes
+
+
 def test_a_gpu_is_taken_and_shared(host: Host, checkpoint: Checkpoint) -> None:
     host.gpu = Memory(80 * GIB, 79 * GIB)
     options = replace(OPTIONS, max_sequences=1 << 40)

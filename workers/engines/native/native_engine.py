@@ -18,6 +18,7 @@ from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.latent_attention import hand_out_latents
 from disagg.workers.engines.native.own_positions import scale_by_own_positions
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
+from disagg.workers.engines.native.packed_linear import pack_linears
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.native.state_batch import StateGroup
 from disagg.workers.engines.native.state_cache import keeps_states
@@ -80,6 +81,8 @@ class NativeEngine:
         weight_bytes = self.checkpoint.num_weights * kind.itemsize
         with phase("weights", where.type, expected_bytes=weight_bytes):
             self._model = _load(self.checkpoint, kind, where)
+            if where.type == "cpu":
+                self.summary = f"{summary}, {pack_linears(self._model)}"
         with phase("KV pool", where.type):
             self.pool = PagedPool(
                 self.layout,

@@ -1,7 +1,7 @@
 """A step as index tensors: where new KV goes, and what each query may read."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,11 @@ from disagg.workers.engines.native.state_batch import StateCall, StateGroup, sta
 
 QUERY_TILE_TOKENS = 512
 """A prefill chunk is attended in tiles of so many queries, which bounds mask and score memory."""
+
+DECODE_TILE_SLOTS = 8192
+"""Single queries are attended in tiles of at most so many slots, each KV head counted, or of one
+sequence. What is gathered for one (4 MiB in fp32 with heads of 64) lies in memory that is at hand:
+the allocator takes fresh pages for more than 32 MiB, which took longer than the attention."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -209,7 +214,11 @@ class BatchBuilder:
             write_blocks=self._tensor(write_blocks),
             write_offsets=self._tensor(write_offsets),
             tiles=tuple(tiles),
-            decodes=tuple(self._bucket(rows, shape) for _, rows in sorted(buckets.items())),
+            decodes=tuple(
+                self._bucket(tile, shape)
+                for _, rows in sorted(buckets.items())
+                for tile in _tiled(rows, shape)
+            ),
         )
         # Blocks of all groups come from one pool, and a block never serves two groups: slots of
         # any two groups can be compared once the offset is left in a field of its own.
@@ -263,6 +272,13 @@ class BatchBuilder:
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _tiled(rows: list[DecodeRow], shape: GroupShape) -> Iterator[list[DecodeRow]]:
+    """Divide a bucket into tiles of DECODE_TILE_SLOTS."""
+    most = max(len(table) for _, table, _, _ in rows) * shape.block_tokens * shape.pages.num_kv_heads
+    size = max(1, DECODE_TILE_SLOTS // most)
+    return (rows[at : at + size] for at in range(0, len(rows), size))
 
 
 def _entries(table: "array[int]", first: int, last: int, where: str) -> Ints:

@@ -34,6 +34,14 @@ def plan_native(options: WorkerOptions, checkpoint: Checkpoint) -> NativePlan:
         machine.device,
         checkpoint.layer_specs(block_tokens=options.block_tokens, dtype_bytes=dtype_bytes),
         max_model_tokens=min(limit, checkpoint.max_model_tokens),
-        weight_bytes=checkpoint.num_weights * dtype_bytes,
+        weight_bytes=(checkpoint.num_weights + _num_copied(checkpoint, machine)) * dtype_bytes,
     )
     return NativePlan(machine, pool)
+
+
+def _num_copied(checkpoint: Checkpoint, machine: MachinePlan) -> int:
+    """Weights that are in memory twice: packed for a head and plain for its tied embeddings."""
+    config = checkpoint.config
+    if machine.device != "cpu" or not config.tie_word_embeddings:
+        return 0
+    return int(checkpoint.vocab_size * config.hidden_size)

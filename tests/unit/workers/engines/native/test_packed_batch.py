@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from disagg.scheduling.step import SequenceSlice, Step
+from disagg.workers.engines.native import packed_batch
 from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import make_checkpoint
 from tests.unit.workers.engines.native.sequences import Pool, tables_of, with_tables
@@ -93,6 +94,32 @@ def test_a_step_writes_its_own_slots_only(engine: NativeEngine) -> None:
         block = seq.tables[layer.group][2]
         assert not bool(layer.keys[block, :, 8:11].isnan().any())
         assert bool(layer.keys[block, :, 11:].isnan().all())
+
+
+@pytest.mark.parametrize(("num_slots", "sizes"), [(1, [1, 1, 1, 1, 1]), (160, [2, 2, 1])])
+def test_decodes_attend_in_tiles(
+    engine: NativeEngine, monkeypatch: pytest.MonkeyPatch, num_slots: int, sizes: list[int]
+) -> None:
+    """Five sequences of two blocks of 16 tokens and two KV heads: 64 slots each."""
+    pool = Pool(engine, random.Random(1))
+    seqs = [pool.start(str(number), range(10 + number, 31 + number)) for number in range(5)]
+    for seq in seqs:
+        assert engine.run(Step(1, (pool.slice(seq, 20),))).error == ""
+        seq.computed = 20
+    parts = tuple(pool.slice(seq, 1) for seq in seqs)
+    whole = engine.prepare(Step(2, parts))
+    assert [len(bucket.rows) for bucket in whole.groups[0].decodes] == [5]  # control
+    with torch.inference_mode():
+        expected = engine.forward(whole)
+    monkeypatch.setattr(packed_batch, "DECODE_TILE_SLOTS", num_slots)
+    tiled = engine.prepare(Step(3, parts))
+    for group in tiled.groups.values():
+        assert [len(bucket.rows) for bucket in group.decodes] == sizes
+    with torch.inference_mode():
+        logits = engine.forward(tiled)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    for seq in seqs:
+        pool.finish(seq)
 
 
 def test_a_closed_engine_fails_its_steps(tmp_path: Path) -> None:
