@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from demo.task import BOS, EOS, JOINERS, KEYS, VALUES, WORD_IDS, Question, Record
 
-NUM_RECORDS = 32
+NUM_RECORDS = 36
 NUM_DOTS = 3
 """Between question and answer: which key was asked is then known inside the window only."""
 VALUES_ASKED = VALUES[: len(VALUES) // 2]
@@ -37,8 +37,12 @@ class Prompt:
 
 
 def draw_prompt(rng: Random, values: tuple[str, ...]) -> Prompt:
-    """A document of records and a question about one that is far from its end."""
-    lengths = [rng.choice((2, 3)) for _ in range(NUM_RECORDS)]
+    """A document of records and a question about one that is far from its end.
+
+    Every prompt has 169 tokens: its last window begins in a block before the last, whether blocks
+    have 16 or 32 tokens, so that what a worker got of it is found in its prefix cache again.
+    """
+    lengths = rng.sample((2, 3) * (NUM_RECORDS // 2), NUM_RECORDS)
     left = iter(rng.sample(values, sum(lengths)))
     records = [
         Record(key, tuple(next(left) for _ in range(length)))

@@ -61,6 +61,7 @@ def test_the_answer_lies_far_back_in_the_prompt_and_nowhere_else() -> None:
     assert words.count(first) == 1
     assert len(words) - place > 20  # outside the window
     assert not set(words) & set(VALUES_OF_OTHERS)
+    assert len(words) == 169
 
 
 def test_answers_are_right_wrong_or_another_users() -> None:
