@@ -19,10 +19,10 @@ from benchmarks.stale_reads.worker import NO_COMMIT
 from tests.process.harness import MODEL, START_S, Cluster, wait_until
 from tests.process.network import Network
 
-OWNER_BLOCKS, READER_BLOCKS = 512, 1024
+OWNER_BLOCKS, READER_BLOCKS = 560, 1024
 """Of 16 tokens."""
 WAVE = 12
-"""Requests under one fault; their leases take about 200 of the owner's blocks."""
+"""Requests under one fault; their leases take about 260 of the owner's blocks."""
 NUM_OTHERS = 64
 """Prompts that together fill more than the owner's pool: every free block is used again."""
 ANSWER_S = 300.0
