@@ -32,6 +32,7 @@ from disagg.transfer.actions import PostRead, Send
 from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
+from disagg.workers.worker_clock import WorkerClock
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,6 @@ def _no_stream(reason: str) -> None:
 def agent_name(incarnation: Incarnation) -> str:
     """Name of a worker's transport agent; the epoch is part of it."""
     return f"{incarnation.worker_id}:{incarnation.epoch}"
-
-
-def now_ms() -> int:
-    """Monotonic milliseconds; never compared between processes."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class PeerLinks(Protocol):
@@ -89,6 +85,7 @@ class Control:
     ) -> None:
         self.core = core
         self.changed = asyncio.Event()
+        self._now_ms = WorkerClock().now_ms
         self._engine = engine
         self._transport = transport
         self._on_failed = on_failed
@@ -162,13 +159,13 @@ class Control:
         self._sent_stats = None
         if isinstance(message, Submit) and self._session is not None:
             self._session(receipt_of(message))
-        self._guard(lambda: self.core.on_router_message(now_ms(), message))
+        self._guard(lambda: self.core.on_router_message(self._now_ms(), message))
         if isinstance(message, Cancel):
             self._trace.ended(message.key, "cancelled", message.reason)
 
     def peer_message(self, sender: Incarnation, message: PeerMessage) -> None:
         """Handle another worker's message."""
-        self._guard(lambda: self.core.on_peer_message(now_ms(), sender, message))
+        self._guard(lambda: self.core.on_peer_message(self._now_ms(), sender, message))
         if isinstance(message, Offers):
             self._trace.offered(sender, message)
         elif isinstance(message, Release):
@@ -177,14 +174,14 @@ class Control:
     def peer_lost(self, peer: Incarnation) -> None:
         """A stream to or from the peer ended."""
         self._transport.remove_peer(agent_name(peer))
-        self._guard(lambda: self.core.on_peer_lost(now_ms(), peer))
+        self._guard(lambda: self.core.on_peer_lost(self._now_ms(), peer))
 
     def read_done(self, read_id: int, error: str) -> None:
         """Every handle of a READ is terminal."""
-        self._guard(lambda: self.core.on_read_done(now_ms(), read_id, error))
+        self._guard(lambda: self.core.on_read_done(self._now_ms(), read_id, error))
 
     def _router_lost(self) -> None:
-        self._guard(lambda: self.core.on_router_lost(now_ms()))
+        self._guard(lambda: self.core.on_router_lost(self._now_ms()))
         self._trace.forget_all("router_lost")
 
     # --- carrying out
@@ -245,13 +242,13 @@ class Control:
 
     def _pump(self) -> None:
         """Launch every step that may be launched; the engine's thread runs them one by one."""
-        step, actions = self.core.next_step(now_ms())
+        step, actions = self.core.next_step(self._now_ms())
         self._perform(actions)
         while step is not None:
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._executor, self._engine.run, step)
             future.add_done_callback(partial(self._step_done, step))
-            step, actions = self.core.next_step(now_ms())
+            step, actions = self.core.next_step(self._now_ms())
             self._perform(actions)
 
     def _step_done(self, step: Step, done: "asyncio.Future[StepResult]") -> None:
@@ -265,7 +262,7 @@ class Control:
         result = done.result() if error is None else StepResult(step.step_id, error=repr(error))
         if result.error:
             log.error("step %d failed: %s", step.step_id, result.error)
-        self._guard(lambda: self.core.on_step_done(now_ms(), result))
+        self._guard(lambda: self.core.on_step_done(self._now_ms(), result))
 
     def _fail(self, reason: str) -> None:
         if not self._ended:
@@ -288,7 +285,7 @@ class Control:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._guard(lambda: self.core.tick(now_ms()))
+            self._guard(lambda: self.core.tick(self._now_ms()))
             self._check_transport()
             if self._transport.failure:
                 # A worker that cannot transfer must not look healthy.

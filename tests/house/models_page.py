@@ -18,7 +18,8 @@ import pytest
 
 from disagg.workers.engines.native import families
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
-from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.checkpoints import make_checkpoint
+from tests.tiny_families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "tests/unit/workers/engines/native/test_equality.py"

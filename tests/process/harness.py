@@ -160,6 +160,8 @@ class Cluster:
     router_options: dict[str, Any] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
     """Of workers that do not run here."""
+    worker_module: str = "tests.process.worker_main"
+    """What a worker's process runs."""
     workers: dict[str, Process] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     epochs: dict[str, str] = field(default_factory=dict)
@@ -191,9 +193,7 @@ class Cluster:
             router_addresses=(self.grpc_address,),
             **(given | self.worker_options | changed),
         )
-        self.workers[name] = Process(
-            "tests.process.worker_main", asdict(options), self.logs / name, place
-        )
+        self.workers[name] = Process(self.worker_module, asdict(options), self.logs / name, place)
 
     def wait_ready(self, *names: str) -> None:
         """Until each worker serves, and the router has it in this life and ready."""

@@ -377,10 +377,10 @@ class WorkerUnderTest:
             raise TimeoutError("the control thread did not answer")
 
 
-def main() -> None:
+def main(kind: type[WorkerUnderTest] = WorkerUnderTest) -> None:
     options = json.loads(sys.argv[1])
     options["router_addresses"] = tuple(options["router_addresses"])
-    test = WorkerUnderTest(WorkerOptions(**options))
+    test = kind(WorkerOptions(**options))
     test.start()
     threading.Thread(target=test.end_when_failed, daemon=True).start()
     for line in sys.stdin:

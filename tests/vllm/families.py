@@ -18,7 +18,8 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from tests.checkpoints import TinyFamily, make_checkpoint
+from tests.checkpoints import make_checkpoint
+from tests.tiny_families import TinyFamily
 from tests.vllm.engines import VLLM_SHAPE
 
 LLAMA4 = TinyFamily(

@@ -276,7 +276,8 @@ class BatchBuilder:
 
 def _tiled(rows: list[DecodeRow], shape: GroupShape) -> Iterator[list[DecodeRow]]:
     """Divide a bucket into tiles of DECODE_TILE_SLOTS."""
-    most = max(len(table) for _, table, _, _ in rows) * shape.block_tokens * shape.pages.num_kv_heads
+    longest = max(len(table) for _, table, _, _ in rows)
+    most = longest * shape.block_tokens * shape.pages.num_kv_heads
     size = max(1, DECODE_TILE_SLOTS // most)
     return (rows[at : at + size] for at in range(0, len(rows), size))
 

@@ -13,7 +13,8 @@ from disagg.scheduling.step import Step
 from disagg.workers.engines.native.checkpoint import open_checkpoint
 from disagg.workers.engines.native.families import SUPPORTED
 from disagg.workers.engines.native.native_engine import NativeEngine
-from tests.checkpoints import FAMILIES, make_checkpoint, reference_generate, reference_logits
+from tests.checkpoints import make_checkpoint, reference_generate, reference_logits
+from tests.tiny_families import FAMILIES
 from tests.unit.workers.engines.native.sequences import (
     GREEDY,
     Pool,

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from disagg.workers.engines.native.native_engine import NativeEngine
-from tests.checkpoints import FAMILIES, make_checkpoint, reference_logits
+from tests.checkpoints import make_checkpoint, reference_logits
+from tests.tiny_families import FAMILIES
 from tests.unit.workers.engines.native.sequences import Pool, forward_all, run_one, seen
 
 

@@ -9,7 +9,8 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.kv.shapes.model_shapes import read_shape
 from disagg.workers.engines.native.checkpoint import open_checkpoint
-from tests.checkpoints import FAMILIES, edit_config, make_checkpoint
+from tests.checkpoints import edit_config, make_checkpoint
+from tests.tiny_families import FAMILIES
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,7 +21,7 @@ from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.workers.engines.native.state_cache import CallStates, StateShape, place_states
 from disagg.workers.engines.native.state_mixers import StateMixers
-from tests.checkpoints import FAMILIES
+from tests.tiny_families import FAMILIES
 
 SHAPE = StateShape((6, 3), (3, 5))
 PAGES = FullAttentionSpec(4, 1, 8, 4)

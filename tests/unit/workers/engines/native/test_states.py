@@ -18,7 +18,8 @@ from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.step import SequenceSlice, Step
 from disagg.workers.engines.native.families import SUPPORTED
 from disagg.workers.engines.native.native_engine import NativeEngine
-from tests.checkpoints import FAMILIES, make_checkpoint, reference_generate
+from tests.checkpoints import make_checkpoint, reference_generate
+from tests.tiny_families import FAMILIES
 from tests.unit.workers.engines.native.sequences import Pool, run_one
 from tests.unit.workers.engines.serving import GREEDY, core_over, serve
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests.checkpoints import EOS_ID, FAMILIES, make_checkpoint, reference_generate
+from tests.checkpoints import EOS_ID, make_checkpoint, reference_generate
+from tests.tiny_families import FAMILIES
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
