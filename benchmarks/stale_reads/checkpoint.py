@@ -36,9 +36,7 @@ def widen(narrow: Path, wide: Path) -> None:
     """Write the checkpoint ``narrow`` with wider heads to ``wide``, unless it is there already."""
     if (wide / MARKER).exists() and (wide / MARKER).read_bytes() == (narrow / MARKER).read_bytes():
         return
-    shutil.rmtree(wide, ignore_errors=True)
-    wide.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(narrow, wide, ignore=shutil.ignore_patterns(MARKER))
+    shutil.copytree(narrow, wide, ignore=shutil.ignore_patterns(MARKER), dirs_exist_ok=True)
     config = json.loads((narrow / "config.json").read_text())
     weights = widen_heads(load_file(narrow / "model.safetensors"), config["head_dim"])
     save_file(weights, wide / "model.safetensors", metadata={"format": "pt"})

@@ -57,7 +57,7 @@ incarnations = st.builds(Incarnation, name, name)
 attempts = st.builds(Attempt, name, u32)
 tops = tuples(st.tuples(token, number))
 contracts = st.builds(
-    Contract, text, text, tuples(text), u64, u32, text, st.integers(0, 5), st.integers(5, 9)
+    Contract, text, text, tuples(text), text, u64, u32, text, st.integers(0, 5), st.integers(5, 9)
 )
 seals = st.builds(peer.Seal, u32, tuples(u32), st.none() | st.integers(0, 2**31 - 1), number, tops)
 ranges = st.builds(peer.OfferedRange, u32, u32, u32, positive)
