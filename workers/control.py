@@ -28,6 +28,7 @@ from disagg.scheduling.actions import CheckTransport, ConnectPeer, Exit, ToRoute
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
+from disagg.scheduling.step_pace import StepPace
 from disagg.transfer.actions import PostRead, Send
 from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.transfer_trace import TransferTrace
@@ -50,6 +51,11 @@ TRANSPORT_CHECK_S = 1.0
 
 def _no_stream(reason: str) -> None:
     """End a session that has no stream."""
+
+
+def _precise_ms() -> float:
+    """This machine's monotonic clock: steps on a GPU take a few milliseconds."""
+    return time.monotonic_ns() / 1e6
 
 
 def agent_name(incarnation: Incarnation) -> str:
@@ -92,6 +98,8 @@ class Control:
         self._trace = trace
         self._links: PeerLinks | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._pace = StepPace()
+        self._pump_timer: asyncio.TimerHandle | None = None
         self._session: Callable[[ToRouterMessage], None] | None = None
         self._end_session: Callable[[str], None] = _no_stream
         self._reads: deque[PostRead] = deque()
@@ -242,18 +250,30 @@ class Control:
 
     def _pump(self) -> None:
         """Launch every step that may be launched; the engine's thread runs them one by one."""
-        step, actions = self.core.next_step(self._now_ms())
-        self._perform(actions)
-        while step is not None:
+        while True:
+            if wait_ms := self._pace.wait_ms(_precise_ms()):
+                self._pump_later(wait_ms)
+                return
+            step, actions = self.core.next_step(self._now_ms())
+            self._perform(actions)
+            if step is None:
+                return
+            self._pace.launched(_precise_ms(), step)
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._executor, self._engine.run, step)
             future.add_done_callback(partial(self._step_done, step))
-            step, actions = self.core.next_step(self._now_ms())
-            self._perform(actions)
+
+    def _pump_later(self, wait_ms: float) -> None:
+        """Let the next step be planned after a while, or when the running one has ended."""
+        if self._pump_timer is not None:
+            self._pump_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._pump_timer = loop.call_later(wait_ms / 1e3, self._guard, lambda: ())
 
     def _step_done(self, step: Step, done: "asyncio.Future[StepResult]") -> None:
         if done.cancelled():
             return
+        self._pace.done(_precise_ms())
         error = done.exception()
         if isinstance(error, EngineFailedError):
             log.error("the engine failed in step %d", step.step_id, exc_info=error)

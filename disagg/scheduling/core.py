@@ -6,8 +6,8 @@ order:
 - `on_router_message` for what the router's stream brings, `on_router_lost` when it ends;
 - `on_peer_message` for other workers' messages, `on_peer_lost` when a stream to or from an
   incarnation ends or its epoch changed;
-- `next_step` after every event until there is none, `on_step_done` when a step has ended, in the
-  order of their launch;
+- `next_step` after every event until there is none, or later (`StepPace`), `on_step_done` when a
+  step has ended, in the order of their launch;
 - `on_read_done` exactly once for every `PostRead`;
 - `tick` every few milliseconds.
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import Protocol
 
 from disagg.kv.coordinator import KVCacheCoordinator
@@ -23,6 +24,7 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.stats import check_load, worker_stats
 from disagg.scheduling.step import Step
+from disagg.scheduling.step_pace import StepPace
 from disagg.testing.simulation.bounds import check_step
 from disagg.testing.simulation.config import SimulationConfig
 from disagg.testing.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
@@ -85,6 +87,7 @@ class WorkerModel:
         self._preemption_due = False
         self._launched: deque[tuple[Step, int]] = deque()
         """Steps in flight, and how long each one takes; the first one runs."""
+        self._pace = StepPace()
         self._stalled_until_ms = 0
         self.memory = SymbolicMemory(config.num_blocks)
         self._engine = SymbolicEngine(config.layout, self.memory)
@@ -225,8 +228,13 @@ class WorkerModel:
                     raise AssertionError(f"{self.me} would exit: {reason}")
                 case _:
                     pass  # links are always there
-        step, more = self.core.next_step(self._world.now_ms)
+        now_ms = self._world.now_ms
+        if wait_ms := ceil(self._pace.wait_ms(now_ms)):
+            self._world.event(wait_ms, self._plan)
+            return
+        step, more = self.core.next_step(now_ms)
         if step is not None:
+            self._pace.launched(now_ms, step)
             config = self._world.config
             num_tokens = check_step(step, config)
             delay_ms = self._world.draw(1, config.step_ms_max)
@@ -238,6 +246,11 @@ class WorkerModel:
             self._perform(more)
         check_load(self.core)
 
+    def _plan(self) -> None:
+        """The next step is due to be planned."""
+        if self.alive:
+            self._perform(())
+
     def _run(self) -> None:
         """The step that ran is over, and the next one runs."""
         wait_ms = self._stalled_until_ms - self._world.now_ms
@@ -245,6 +258,7 @@ class WorkerModel:
             self._world.later(wait_ms, self._run)
         elif self.alive:
             step, _ = self._launched.popleft()
+            self._pace.done(self._world.now_ms)
             if self._launched:
                 self._world.event(self._launched[0][1], self._run)
             for part in step.slices:

@@ -11,7 +11,7 @@ from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import Role, Submit, ToRouterMessage
-from disagg.scheduling.step import PLACEHOLDER, Step, StepResult
+from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, StepResult
 from disagg.workers.control import Control
 from disagg.workers.transfer_trace import TransferTrace
 from tests.unit.scheduling.failure_worlds import LAYOUTS
@@ -34,7 +34,7 @@ class HeldEngine:
         self.threads.add(threading.get_ident())
         self.begun.append(step)
         assert self.go.acquire(timeout=BOUND_S)
-        return StepResult(step.step_id, (SampledToken(100 + step.step_id),))
+        return StepResult(step.step_id, (SampledToken(100 + step.step_id),) * len(step.slices))
 
 
 async def answer(steps_max: int) -> tuple[list[int], int]:
@@ -67,3 +67,33 @@ async def answer(steps_max: int) -> tuple[list[int], int]:
 @pytest.mark.parametrize("steps_max", [1, 2, 3])
 def test_steps_are_launched_while_the_first_one_runs(steps_max: int) -> None:
     assert asyncio.run(answer(steps_max)) == ([100, 101, 102, 103], steps_max)
+
+
+async def neighbours(expected_ms: float) -> list[set[str]]:
+    """Who is in the first two steps, when the second request comes while the first step runs."""
+    engine, links = HeldEngine(), cast(Any, NoPeers())
+    core = new_core(LAYOUTS["full"], 24, steps_max=2)
+    control = Control(core, engine, links, pytest.fail, TransferTrace(NoOpTracer()))
+    one_token = SequenceSlice(RequestKey("before", 1), (5,), 0, True, ())
+    control._pace.launched(0, Step(0, (one_token,)))
+    control._pace.done(expected_ms)
+    control.start(links)
+    control.open_session(lambda message: None)
+    for number, name in enumerate(("first", "second")):
+        key = RequestKey(name, 1)
+        control.router_message(Submit(key, Role.LOCAL, (5,), (), b"", SamplingParams(max_tokens=2)))
+        await until(lambda: len(engine.begun) == 1)
+        assert len(core.sequences) == number + 1
+    for _ in range(4):
+        engine.go.release()
+    await until(lambda: not core.sequences)
+    await control.stop()
+    return [{part.key.request_id for part in step.slices} for step in engine.begun[:2]]
+
+
+def test_who_comes_while_a_step_runs_is_in_the_next_one() -> None:
+    assert asyncio.run(neighbours(60_000)) == [{"first"}, {"first", "second"}]
+
+
+def test_who_comes_after_the_next_step_was_planned_waits_for_another() -> None:
+    assert asyncio.run(neighbours(0)) == [{"first"}, {"first"}]
