@@ -61,50 +61,55 @@ class StepChecks:
         if len({part.key for part in step.slices}) < len(step.slices):
             raise ValueError("a sequence has two slices")
         for index, part in enumerate(step.slices):
-            self._check_tokens(f"slice {index}", part)
-            if not part.is_new and part.key not in held:
-                raise ValueError(f"slice {index}: the runner does not hold {part.key}")
-            for group, spec in enumerate(self._specs):
-                table = tables[part.key][group]
-                num_new = len(part.table_changes[group].new_blocks) if part.table_changes else 0
-                self._check_table(f"slice {index}, group {group}", part, spec, table, num_new)
+            problem = self._problem_of_tokens(part)
+            if not problem and not part.is_new and part.key not in held:
+                problem = f"the runner does not hold {part.key}"
+            if problem := problem or self._problem_of_tables(part, tables[part.key]):
+                raise ValueError(f"slice {index}: {problem}")
 
-    def _check_tokens(self, where: str, part: SequenceSlice) -> None:
+    def _problem_of_tokens(self, part: SequenceSlice) -> str:
         end = part.start + len(part.token_ids)
-        if not len(part.token_ids) or part.start < 0 or end >= self._max_model_tokens:
-            raise ValueError(
-                f"{where}: positions {part.start}..{end} do not lie in"
+        if not part.token_ids or part.start < 0 or end >= self._max_model_tokens:
+            return (
+                f"positions {part.start}..{end} do not lie in"
                 f" 0..{self._max_model_tokens - 1}, or are none"
             )
         # Of a new sequence the runner takes all tokens.
         tokens = part.known_token_ids if part.is_new else part.token_ids
         if part.is_new and not end <= len(tokens) <= self._max_model_tokens:
-            raise ValueError(f"{where}: {len(tokens)} tokens are known of a sequence up to {end}")
+            return f"{len(tokens)} tokens are known of a sequence up to {end}"
         if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
-            raise ValueError(f"{where}: token id out of 0..{self._vocab_size - 1}")
+            return f"token id out of 0..{self._vocab_size - 1}"
         bias = part.sampling.logit_bias if part.sampling else ()
         if bias and not 0 <= bias[0][0] <= bias[-1][0] < self._vocab_size:
-            raise ValueError(f"{where}: token id with a bias out of 0..{self._vocab_size - 1}")
+            return f"token id with a bias out of 0..{self._vocab_size - 1}"
+        return ""
 
-    def _check_table(
-        self, where: str, part: SequenceSlice, spec: Spec, table: "array[int]", num_new: int
-    ) -> None:
-        """Nulls stand before the window alone, so its first entry and the new ones tell."""
-        end = -(-(part.start + len(part.token_ids)) // spec.block_tokens)
-        if len(table) < end:
-            raise ValueError(f"{where}: the block table ends before block index {end - 1}")
-        seen = spec.first_seen(part.start)
-        if seen is None:  # a state: the one before the slice and the one after it
-            first = (part.start - 1) // spec.block_tokens if part.start else end - 1
-            if NULL_BLOCK in (table[first], table[end - 1]):
-                raise ValueError(f"{where}: null block where a state must be")
-            return
-        first = seen // spec.block_tokens
-        if (
-            table[first] == NULL_BLOCK
-            or NULL_BLOCK in table[max(first, len(table) - num_new) : end]
-        ):
-            raise ValueError(f"{where}: null block at an in-window block index")
+    def _problem_of_tables(self, part: SequenceSlice, tables: "Sequence[array[int]]") -> str:
+        """Nulls stand before the window alone, so its first entry and the new ones tell.
+
+        A table that has not changed has been looked at: its last entry is enough.
+        """
+        end = part.start + len(part.token_ids)
+        for group, (spec, table) in enumerate(zip(self._specs, tables, strict=True)):
+            num_needed = -(-end // spec.block_tokens)
+            if len(table) < num_needed:
+                return f"group {group}: the block table ends before block index {num_needed - 1}"
+            if table[num_needed - 1] == NULL_BLOCK:
+                return f"group {group}: null block where the slice ends"
+            if not part.table_changes:
+                continue
+            seen = spec.first_seen(part.start)
+            if seen is None:  # a state: the one before the slice; the one after it is the last
+                before = (part.start - 1) // spec.block_tokens if part.start else num_needed - 1
+                if table[before] == NULL_BLOCK:
+                    return f"group {group}: null block where a state must be"
+                continue
+            first = seen // spec.block_tokens
+            num_old = len(table) - len(part.table_changes[group].new_blocks)
+            if table[first] == NULL_BLOCK or NULL_BLOCK in table[max(first, num_old) :]:
+                return f"group {group}: null block at an in-window block index"
+        return ""
 
 
 def fresh_blocks(step: Step, tables: BlockTables, layout: KVCacheLayout) -> list[int]:
