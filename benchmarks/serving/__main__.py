@@ -65,7 +65,8 @@ class Measured:
         self.second_ms.append(statistics.median(times.second_ms))
         self.per_token_ms.append(statistics.median(times.per_token_ms))
         gaps = [b - a for a, b in zip(times.first_ms, times.second_ms, strict=True)]
-        self.waited_steps.append(statistics.median(gaps) / self.per_token_ms[-1] - 1)
+        waited = statistics.median(gaps) / self.per_token_ms[-1] - 1
+        self.waited_steps.append(max(0.01, waited))  # a ratio is made of it
 
 
 Results = dict[tuple[Cell, str], Measured]
