@@ -25,7 +25,7 @@ def options(tmp_path: Path) -> WorkerOptions:
 @pytest.fixture
 def unknown(options: WorkerOptions) -> WorkerOptions:
     """A model that native refuses."""
-    edit_config(options.model_dir, architectures=["JambaForCausalLM"])
+    edit_config(options.model_dir, architectures=["DbrxForCausalLM"])
     return options
 
 
@@ -64,7 +64,7 @@ def test_what_native_refuses_goes_to_vllm(
     install(monkeypatch, KNOWN)
     chosen = choose(unknown)
     assert chosen.name == "vllm"
-    assert "JambaForCausalLM" in chosen.why
+    assert "DbrxForCausalLM" in chosen.why
 
 
 def test_a_model_for_nobody_is_refused_with_the_reason_of_each(
@@ -73,7 +73,7 @@ def test_a_model_for_nobody_is_refused_with_the_reason_of_each(
     install(monkeypatch, "")
     with pytest.raises(ConfigError) as caught:
         build_engine(unknown)
-    assert "the native engine: config.json: architectures=['JambaForCausalLM']" in str(caught.value)
+    assert "the native engine: config.json: architectures=['DbrxForCausalLM']" in str(caught.value)
     assert "the vllm engine: vLLM is not installed" in str(caught.value)
 
     def refuse(*_: object) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -31,12 +32,15 @@ class Log(logging.Handler):
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+def log() -> Iterator[Log]:
     handler = Log()
     logger = logging.getLogger("disagg.workers.engines.start_phases")
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    return handler
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)  # the attribute alone would leave what the logger remembers of it
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(before)
 
 
 def test_a_phase_says_what_it_took(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
