@@ -34,6 +34,11 @@ class System:
         self._checkpoint, self._python, self._logs = checkpoint, python, logs
         self._programs: list[Program] = []
 
+    @property
+    def url(self) -> str:
+        """Where the client asks; of two engines that it has to ask both, the first."""
+        return self._programs[0].url
+
     def start(self) -> float:
         """Start it; returns the seconds until it served."""
         started = time.monotonic()
@@ -58,7 +63,7 @@ class System:
 
     def ask(self, client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[float]:
         """See `benchmarks.serving.load.Ask`."""
-        return completion(client, self._programs[0].url, body)
+        return completion(client, self.url, body)
 
     def _start(self) -> None:
         raise NotImplementedError
