@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.engine.checkpoint import VOCAB_SIZE, make_checkpoint
-from benchmarks.engine.environment import PYTHON, Process, set_up
+from benchmarks.engine.process import Process
+from benchmarks.servers.environment import PYTHON, set_up
 from benchmarks.transfer.figures import MS, figure, spread_of
 
 NATIVE, VLLM, ALONE, GENERATE = "native", "vllm", "vllm_alone", "transformers"

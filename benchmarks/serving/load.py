@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
+from benchmarks.servers.vllm import MODEL
 from benchmarks.serving.checkpoint import NUM_RESERVED
 
 ANSWER_S = 600.0
-MODEL = "tiny"
 NUM_OUTPUT_TOKENS = 64
 
 Ask = Callable[[httpx.AsyncClient, dict[str, Any]], AsyncIterator[float]]

