@@ -23,7 +23,7 @@ from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.native.state_batch import StateGroup
 from disagg.workers.engines.native.state_cache import keeps_states
 from disagg.workers.engines.native.state_mixers import StateMixers
-from disagg.workers.engines.sampler import NonFiniteError, Sampler
+from disagg.workers.engines.sampler import Sampler, check_finite
 from disagg.workers.engines.start_phases import phase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -219,5 +219,4 @@ def _refuse_non_finite(_module: object, _args: object, output: Any) -> None:
 
     Every token attends to itself, so what it wrote into the pool is covered as well.
     """
-    if not bool(torch.isfinite(output.last_hidden_state).all()):
-        raise NonFiniteError("a hidden state is not finite")
+    check_finite("a hidden state", output.last_hidden_state)

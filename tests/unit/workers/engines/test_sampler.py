@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.workers.engines import draw
 from disagg.workers.engines.draw import uniform
-from disagg.workers.engines.sampler import NonFiniteError, sample
+from disagg.workers.engines.sampler import NonFiniteError, check_finite, sample
 
 
 def params(**fields: float) -> SamplingParams:
@@ -163,6 +163,18 @@ def test_no_token_comes_from_non_finite_logits(bad: float, temperature: float) -
     rows[1, 2] = bad
     with pytest.raises(NonFiniteError):
         sample(rows, [params(temperature=temperature)] * 2, [0, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_finite_values_whose_sum_is_not(dtype: torch.dtype) -> None:
+    """As many as a step of 16 tokens has in a model of 2,048."""
+    values = torch.full((16, 2048), 30.0, dtype=dtype)
+    assert dtype != torch.float16 or not values.sum().isfinite()
+    check_finite("a hidden state", values)
+    for bad in (math.nan, math.inf, -math.inf):
+        values[3, 5] = bad
+        with pytest.raises(NonFiniteError, match="a hidden state is not finite"):
+            check_finite("a hidden state", values)
 
 
 def test_bfloat16_logits() -> None:
