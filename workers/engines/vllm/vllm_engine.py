@@ -110,16 +110,16 @@ class VllmEngine:
         self._tables.apply(step)
         self._checks.check(step, self._tables, self.batch)
         self._threads.use()
-        changes = BlockChanges(
-            # vLLM's kernels need finite bytes in slots that nobody has written.
-            zeroed=fresh_blocks(step, self._tables, self.layout),
-            copied=state_copies(step, self._tables, self.layout),
-        )
-        order = self.batch.describe(step, self._tables)
-        slices = self.batch.names_of(step)
         try:
+            changes = BlockChanges(
+                # vLLM's kernels need finite bytes in slots that nobody has written.
+                zeroed=fresh_blocks(step, self._tables, self.layout),
+                copied=state_copies(step, self._tables, self.layout),
+            )
+            order = self.batch.describe(step, self._tables)
+            slices = self.batch.names_of(step)
             drawn, not_finite = self._ranks.run(order, slices, changes)
-        except Exception as failure:  # the runner's batch is in an unknown state
+        except Exception as failure:  # what the runner holds is not known any more
             self._failed = f"vLLM's runner failed: {type(failure).__name__}: {failure}"
             raise EngineFailedError(self._failed) from failure
         if not_finite:
