@@ -212,10 +212,9 @@ class RankedTransport:
                 self._on_event(rank, *rank.connection.recv())
         except (EOFError, OSError):
             rank.failure = rank.failure or f"rank {number} has ended"
-        except Exception as error:
-            # A bug, but one that must not pass for a healthy worker.
+        except Exception as bug:  # one that must not pass for a healthy worker
             _log.exception("rank %d", number)
-            rank.failure = rank.failure or repr(error)
+            rank.failure = rank.failure or repr(bug)
         rank.num_in_progress = rank.oldest_in_progress_ms = 0
         error = RemoteFault(rank.failure)
         for answer in (rank.pool, rank.closed):
