@@ -4,12 +4,14 @@ One connection carries commands there (`RankedTransport` sends them) and events 
 processes of one worker: what comes through it is trusted.
 """
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from disagg.errors import RemoteFault
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.pool_region import PoolRegion
 
@@ -72,10 +74,13 @@ class RankAgent:
             while True:
                 if self._connection.poll(STATE_S):
                     name, *arguments = self._connection.recv()
-                    commands[name](*arguments)
+                    with contextlib.suppress(RemoteFault):  # it has failed: the state says so
+                        commands[name](*arguments)
                 self._send_state()
         except (EOFError, OSError):
-            return  # the worker's process has ended, and this one follows it
+            pass  # the worker's process has ended, and this one follows it
+        finally:
+            self._connection.close()  # so that the worker hears of a bug as well
 
     def _read(self, read_id: int, peer: str, src_blocks: Any, dst_blocks: Any) -> None:
         try:

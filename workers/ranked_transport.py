@@ -1,5 +1,6 @@
 """Reads into all ranks of a tensor-parallel worker: one agent per rank, one end for all of them."""
 
+import logging
 import socket
 import tempfile
 import threading
@@ -14,6 +15,8 @@ from disagg.errors import CapacityError, ConfigError, RemoteFault
 from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.nixl_transport import READS_MAX, START_TIMEOUT_S
 from disagg.workers.rank_agent import rank_name
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -209,7 +212,10 @@ class RankedTransport:
                 self._on_event(rank, *rank.connection.recv())
         except (EOFError, OSError):
             rank.failure = rank.failure or f"rank {number} has ended"
-            rank.num_in_progress = rank.oldest_in_progress_ms = 0
+        except Exception as bug:  # one that must not pass for a healthy worker
+            _log.exception("rank %d", number)
+            rank.failure = rank.failure or repr(bug)
+        rank.num_in_progress = rank.oldest_in_progress_ms = 0
         error = RemoteFault(rank.failure)
         for answer in (rank.pool, rank.closed):
             if not answer.done():

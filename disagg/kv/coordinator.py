@@ -252,7 +252,7 @@ class KVCacheCoordinator:
         for manager in self._tables.moving:
             if not self._is_dense and (sequence := self._sequences.get(key)):
                 manager.forget_skipped(key, num_computed_tokens, sequence.kept, self._retention)
-            manager.drop_skipped(key, num_computed_tokens, self._release)
+            manager.drop_skipped(key, num_computed_tokens)
         if key in self._promises:
             self.admission.update(key)
 
@@ -343,9 +343,6 @@ class KVCacheCoordinator:
             sequence.room_end = self._tables.grow(key, total)
         self._launched(sequence, computed + num_new_tokens)
         return True
-
-    def _release(self, _key: Hashable, _group: int, block_ids: list[int]) -> None:
-        self.pool.release(block_ids)
 
     def _launched(self, sequence: SequenceState, num_scheduled: int) -> None:
         key, sequence.num_scheduled = sequence.request.key, num_scheduled

@@ -265,8 +265,9 @@ def test_nobody_is_left_behind(engine: Any) -> None:
     assert failures
 
 
-def test_an_exception_in_the_runner_is_the_end(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["runner.run", "batch.names_of"])
+def test_an_exception_in_the_runner_or_at_its_batch_is_the_end(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     right = answer(engine)
 
@@ -274,10 +275,13 @@ def test_an_exception_in_the_runner_is_the_end(
         raise IndexError("out of everything")
 
     groups = len(engine.layout.groups)
+    owner, name = where.split(".")
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "run", broken)
+        patch.setattr(getattr(engine, owner), name, broken)
         with pytest.raises(EngineFailedError, match="IndexError: out of everything"):
             engine.run(Step(1, (part("x", 10, groups=groups),)))
+        if where == "batch.names_of":
+            engine.batch.end(engine_keys(engine))
     with pytest.raises(EngineFailedError, match="out of everything"):  # and stays it
         engine.run(Step(2, (part("x", 10, groups=groups),)))
     engine._failed = ""  # the runner itself was not touched

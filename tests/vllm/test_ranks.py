@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.messages.sampling import SamplingParams
+from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.workers.pool_region import PoolRegion
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.vllm.engines import VLLM_SHAPE, make_vllm
@@ -41,3 +41,25 @@ def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
     pages = engine.layout.groups[0].spec.attention_pages()
     assert pages is not None
     assert pages.num_kv_heads == 1  # control: each has half of the two
+
+
+@pytest.mark.parametrize("second", [(5, 6), (5, 7)])
+def test_ranks_that_draw_different_tokens_are_noticed(second: tuple[int, int]) -> None:
+    """Each rank goes on from its own: its KV would be another sequence's."""
+    from disagg.workers.engines.vllm.rank import Ranks
+
+    answers = [
+        ({name: SampledToken(token) for name, token in zip("ab", tokens, strict=True)}, "")
+        for tokens in ((5, 6), second)
+    ]
+
+    class Executor:
+        def collective_rpc(self, *_: object, **__: object) -> object:
+            return answers
+
+    ranks = Ranks(Executor(), 2)
+    if second == (5, 6):
+        assert ranks.run(None, {}, None) == answers[0]  # type: ignore[arg-type]
+    else:
+        with pytest.raises(RuntimeError, match="different tokens"):
+            ranks.run(None, {}, None)  # type: ignore[arg-type]

@@ -13,13 +13,15 @@ HEADER_BYTES_MAX = 100_000_000
 """The safetensors format's own bound on its JSON header."""
 DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Torch's names of the types a safetensors header names."""
+VALUE_BYTES = 64
+"""Of each tensor's middle, for the fingerprint."""
 
 
 def model_fingerprint(model_dir: str | Path) -> str:
     """Return the hex digest two workers compare before KV moves between them.
 
-    It covers config.json, and name, size and header of every safetensors file: names, shapes and
-    types of all tensors, not their values.
+    It covers config.json, and of every safetensors file name, size and header (names, shapes and
+    types of all tensors) and some values of each tensor, which differ between fine-tuned models.
 
     Raises:
         ConfigError: a file is missing or damaged; ``param`` names it.
@@ -30,10 +32,9 @@ def model_fingerprint(model_dir: str | Path) -> str:
         parts = [("config.json", (path / "config.json").read_bytes())]
     except OSError as error:
         raise ConfigError(f"{path / 'config.json'}: {error}", param="config.json") from error
-    parts += [
-        (f"{file.name}:{file.stat().st_size}", _safetensors_header(file))
-        for file in _weight_files(path)
-    ]
+    for file in _weight_files(path):
+        header = _safetensors_header(file)
+        parts.append((f"{file.name}:{file.stat().st_size}", header + _some_values(file, header)))
     for name, content in parts:
         for part in (name.encode(), content):
             digest.update(len(part).to_bytes(8, "little"))
@@ -97,11 +98,7 @@ def _safetensors_header(file: Path) -> bytes:
             raise ConfigError(f"{file} is not a safetensors file, or is cut off", param=file.name)
         header = stream.read(num_bytes)
     try:
-        tensors = json.loads(header)
-        end = max(
-            (int(t["data_offsets"][1]) for name, t in tensors.items() if name != "__metadata__"),
-            default=0,
-        )
+        end = max((int(t["data_offsets"][1]) for t in _tensors(header).values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file}: damaged safetensors header", param=file.name) from error
     if 8 + num_bytes + end != size:
@@ -109,3 +106,19 @@ def _safetensors_header(file: Path) -> bytes:
             f"{file} has {size} bytes, its header promises {8 + num_bytes + end}", param=file.name
         )
     return header
+
+
+def _tensors(header: bytes) -> dict[str, Any]:
+    """Type, shape and place of each tensor, by name."""
+    return {name: of for name, of in json.loads(header).items() if name != "__metadata__"}
+
+
+def _some_values(file: Path, header: bytes) -> bytes:
+    values = bytearray()
+    with file.open("rb") as stream:
+        for _, tensor in sorted(_tensors(header).items()):
+            begin, end = tensor["data_offsets"]
+            middle = (begin + end) // 2
+            stream.seek(8 + len(header) + middle)
+            values += stream.read(min(VALUE_BYTES, end - middle))
+    return bytes(values)

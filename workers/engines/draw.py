@@ -18,7 +18,7 @@ from disagg.messages.sampling import SamplingParams
 from disagg.workers.engines.best_tokens import BLOCK, best_tokens, in_blocks
 
 EXP_MIN, EXP_MAX = -40.0, 60.0
-"""Where every row's best logit lies between them, exp() will do; softmax takes twice as long."""
+"""A row whose best logit lies between them is weighed as it is; others are shifted first."""
 CACHED = 1 << 16
 """Weights that are compared in one go on a CPU: 256 KiB."""
 NUM_SPARE = 16
@@ -57,13 +57,16 @@ def draw(
     least = best.gather(-1, top_k - 1)
     # Where the last of a row's own spare ones is as good as the last kept, more may be.
     worst = best.gather(-1, (top_k - 1 + NUM_SPARE).clamp(max=num_best - 1))
-    complete = ((worst < least) | (num_best == vocab_size))[:, 0].tolist()
+    complete = (worst < least)[:, 0].tolist()
     few = [at for at, is_complete in enumerate(complete) if is_complete]
     if few:
         rows = [cut[at] for at in few]
         own = [params[row] for row in rows]
         in_order, order = some_rows(ids, few).sort(-1)
         kept = some_rows(best.masked_fill_(best < least, -torch.inf), few).gather(-1, order)
+        # How many others lie between depends on the other rows, and with it the order of the sums:
+        # in float64 no draw can tell.
+        kept = kept.double()
         drawn = _draw(_weights(kept, own), own, [positions[row] for row in rows])
         tokens[rows] = in_order.gather(-1, drawn[:, None])[:, 0]
     many = [at for at, is_complete in enumerate(complete) if not is_complete]
@@ -88,9 +91,10 @@ def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
         scale = torch.tensor([[1 / param.temperature] for param in params], device=logits.device)
         scaled = logits * scale
     scaled = in_blocks(scaled).flatten(1)
-    best = scaled.amax(-1)
-    if not bool(((best > EXP_MIN) & (best < EXP_MAX)).all()):
-        return scaled.softmax(-1)
+    best = scaled.amax(-1, keepdim=True)
+    fits = (best > EXP_MIN) & (best < EXP_MAX)
+    if not bool(fits.all()):
+        return (scaled - best.masked_fill_(fits, 0)).exp_()  # by nothing where a row fits
     # A second tensor of this size makes the allocator give memory back and take it anew.
     return scaled.exp() if scaled.data_ptr() == logits.data_ptr() else scaled.exp_()
 
@@ -144,9 +148,10 @@ def _mass_above(weights: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     for start in range(0, weights.shape[1], size):
         part = weights[:, start : start + size]
         # A mask of floats: one of bools takes twice as long to make and to apply.
-        mask = torch.empty(part.shape, device=part.device)
-        masses.append(torch.gt(part, own[..., None], out=mask).mul_(part).sum((1, 2)))
-    return torch.stack(masses).sum(0, dtype=torch.float64)
+        mask = torch.empty(part.shape, dtype=part.dtype, device=part.device)
+        masses.append(torch.gt(part, own[..., None], out=mask).mul_(part).sum(-1))
+    # Block by block, so that the sum does not depend on how many rows there are.
+    return torch.cat(masses, 1).sum(-1, dtype=torch.float64)
 
 
 def some_rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

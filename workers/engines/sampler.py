@@ -24,6 +24,17 @@ class NonFiniteError(ArithmeticError):
     """The model computed NaN or infinity: it read KV that nobody wrote, or its weights are bad."""
 
 
+def check_finite(what: str, values: torch.Tensor) -> None:
+    """Look at all values, whatever their type.
+
+    Raises:
+        NonFiniteError: one is NaN or infinite; ``what`` names it.
+    """
+    # The sum is several times faster; finite numbers may overflow in it, so it only acquits.
+    if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
+        raise NonFiniteError(f"{what} is not finite")
+
+
 class Sampler:
     """Samples for one engine, and keeps the earlier tokens of sequences that ask for penalties.
 
@@ -77,9 +88,7 @@ def sample(
         NonFiniteError: a logit is NaN or infinite; nothing may be emitted.
     """
     logits = logits.float()
-    # The sum is several times faster; finite numbers may overflow in it, so it only acquits.
-    if not bool(logits.sum().isfinite()) and not bool(logits.isfinite().all()):
-        raise NonFiniteError("logits are not finite")
+    check_finite("a logit", logits)
     adjusted = adjust(logits, params, seen)
     greedy = [row for row, param in enumerate(params) if param.temperature < GREEDY_BELOW]
     drawn = [row for row, param in enumerate(params) if param.temperature >= GREEDY_BELOW]

@@ -45,7 +45,7 @@ class StepHolds:
                     raise InvariantViolation(f"{key!r} is in {self._steps_max} steps already")
         self._keys[step] = taken
 
-    def drop(self, key: Hashable, _group: int, block_ids: list[int]) -> None:
+    def drop(self, key: Hashable, block_ids: list[int]) -> None:
         """A request that ends gives up blocks: its steps in flight take the holds over."""
         steps = {step for step, keys in self._keys.items() if key in keys}
         if steps:

@@ -110,3 +110,8 @@ class Spec(Protocol):
 
     def without_window(self) -> "Spec":
         """What an engine without hybrid groups would keep for this layer."""
+
+
+def keeps_states(spec: Spec) -> bool:
+    """Whether a layer keeps one state per request, instead of something per token."""
+    return spec.first_seen(0) is None

@@ -194,7 +194,7 @@ class LinearStateManager(GroupManager):
             table.blocks += self.pool.allocate(self.blocks_per_state)
             table.held += self.blocks_per_state
 
-    def drop_skipped(self, key: Hashable, position: int, drop: Drop) -> None:
+    def drop_skipped(self, key: Hashable, position: int) -> None:
         """Give up all states before the running one."""
         table = self.tables[key]
         end = min(self.first_block(position), len(table.blocks) - self.blocks_per_state)
@@ -203,13 +203,13 @@ class LinearStateManager(GroupManager):
         if leaving:
             table.blocks[start:end] = [NULL_BLOCK] * (end - start)
             table.held -= len(leaving)
-            drop(key, self.group, leaving)
+            self.pool.release(leaving)
 
     def free(self, key: Hashable, drop: Drop) -> None:
         """End a table, last state first."""
         table = self.tables.pop(key, None)
         if table is not None and table.held:
-            drop(key, self.group, self._last_state_first(table.blocks))
+            drop(key, self._last_state_first(table.blocks))
 
     def _last_state_first(self, blocks: Sequence[int]) -> list[int]:
         """Eviction order: a state's first block goes first, which ends the state as a whole."""

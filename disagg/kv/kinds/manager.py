@@ -10,8 +10,8 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.blocks.retention import Retention
 from disagg.kv.kinds.setting import GroupSetting
 
-Drop = Callable[[Hashable, int, list[int]], None]
-"""Ends a sequence's holds: (key, group, block ids in eviction order)."""
+Drop = Callable[[Hashable, list[int]], None]
+"""Ends a sequence's holds: (key, block ids in eviction order)."""
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class GroupManager:
             table.blocks += self.pool.allocate(missing)
             table.held += missing
 
-    def drop_skipped(self, key: Hashable, position: int, drop: Drop) -> None:
+    def drop_skipped(self, key: Hashable, position: int) -> None:
         """Give up the blocks that no query from ``position`` on sees, last one first."""
         table = self.tables[key]
         end = min(self.first_block(position), len(table.blocks))
@@ -213,7 +213,7 @@ class GroupManager:
             table.blocks[start:end] = [NULL_BLOCK] * (end - start)
         table.held -= len(leaving)
         if leaving:
-            drop(key, self.group, leaving)
+            self.pool.release(leaving)
 
     def forget_skipped(
         self, key: Hashable, position: int, kept: Iterable[int], retention: Retention
@@ -237,7 +237,7 @@ class GroupManager:
         table = self.tables.pop(key, None)
         if table is not None and table.held:
             blocks = table.blocks[: table.num_skipped - 1 if table.num_skipped else None : -1]
-            drop(key, self.group, blocks if table.held == len(blocks) else without_null(blocks))
+            drop(key, blocks if table.held == len(blocks) else without_null(blocks))
 
     def in_window_blocks(self, key: Hashable, num_tokens: int) -> list[tuple[int, int]]:
         """The (block index, block id) pairs that a query at position ``num_tokens`` reads."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.kind import Spec, keeps_states
 from disagg.kv.shapes.layout import (
     REFERENCE_TOKENS,
     KVCacheGroup,
@@ -35,7 +35,7 @@ def plan_whole_states(layer_specs: Sequence[Spec | None]) -> KVCacheLayout:
         ConfigError: no layers, or block sizes that are not powers of two times the smallest.
     """
     kinds = layers_by_spec(layer_specs)
-    states = {spec: layers for spec, layers in kinds.items() if _is_state(spec)}
+    states = {spec: layers for spec, layers in kinds.items() if keeps_states(spec)}
     if not states:
         return plan_layout(layer_specs)
     all_states = sum(spec.page_bytes * len(layers) for spec, layers in states.items())
@@ -46,10 +46,6 @@ def plan_whole_states(layer_specs: Sequence[Spec | None]) -> KVCacheLayout:
         key=lambda one: (max(one.num_groups, NUM_GROUPS_FAIR), one.held, one.factor),
     )
     return best.layout(kinds)
-
-
-def _is_state(spec: Spec) -> bool:
-    return not spec.visible_tokens(REFERENCE_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ def _candidates(kinds: Mapping[Spec, Sequence[int]], factor: int) -> Iterator[_C
     pages: list[tuple[int, int, Fraction]] = []
     """Per kind: bytes of a layer in a block, layers, and the blocks that a request holds."""
     for spec, layers in kinds.items():
-        grows = 1 if _is_state(spec) else factor
+        grows = 1 if keeps_states(spec) else factor
         seen, tokens = spec.visible_tokens(REFERENCE_TOKENS), spec.block_tokens * factor
         blocks = Fraction(2 * seen + tokens, 2 * tokens) if seen else Fraction(1)
         pages.append((spec.page_bytes * grows, len(layers), blocks))

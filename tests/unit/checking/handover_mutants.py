@@ -28,7 +28,7 @@ from disagg.transfer.reservation.table import ReservationTable
 class StepsHoldNothing(StepHolds):
     """A step is no holder: what its request gives up is free at once."""
 
-    def drop(self, key: object, group: int, block_ids: list[int]) -> None:
+    def drop(self, key: object, block_ids: list[int]) -> None:
         self._pool.release(block_ids)
 
 

@@ -27,7 +27,7 @@ class Checkpoint:
     """A checked checkpoint; valid while the directory's files stay unchanged.
 
     Attributes:
-        fingerprint: hex digest of config.json, the safetensors headers and the file sizes.
+        fingerprint: see `model_fingerprint`.
         num_weights: elements of all tensors.
         dtype: the type most of them are stored in, by torch's name if it has a known one.
         max_model_tokens: prompt plus generated tokens that the positions reach.

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from disagg.errors import ConfigError
+from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
@@ -21,9 +22,8 @@ from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape,
 from disagg.workers.engines.native.packed_linear import pack_linears
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
 from disagg.workers.engines.native.state_batch import StateGroup
-from disagg.workers.engines.native.state_cache import keeps_states
 from disagg.workers.engines.native.state_mixers import StateMixers
-from disagg.workers.engines.sampler import NonFiniteError, Sampler
+from disagg.workers.engines.sampler import Sampler, check_finite
 from disagg.workers.engines.start_phases import phase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -219,5 +219,4 @@ def _refuse_non_finite(_module: object, _args: object, output: Any) -> None:
 
     Every token attends to itself, so what it wrote into the pool is covered as well.
     """
-    if not bool(torch.isfinite(output.last_hidden_state).all()):
-        raise NonFiniteError("a hidden state is not finite")
+    check_finite("a hidden state", output.last_hidden_state)

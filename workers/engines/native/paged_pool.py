@@ -8,9 +8,8 @@ import torch
 
 from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
-from disagg.kv.kinds.kind import AttentionPages, Spec
+from disagg.kv.kinds.kind import AttentionPages, Spec, keeps_states
 from disagg.kv.shapes.layout import KVCacheLayout
-from disagg.workers.engines.native.state_cache import keeps_states
 from disagg.workers.pool_region import PoolRegion
 
 _never_freed: list[torch.Tensor] = []

@@ -5,7 +5,6 @@ from math import gcd, prod
 
 import torch
 
-from disagg.kv.kinds.kind import Spec
 from disagg.kv.shapes.layout import KVCacheLayout
 
 _WIDE = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -49,11 +48,6 @@ class StateTensor:
             part = raw[:, first:end].contiguous().view(view.dtype)
             view.index_copy_(0, states[:, block], part)
             first = end
-
-
-def keeps_states(spec: Spec) -> bool:
-    """Whether layers of this spec keep a state per sequence, instead of K and V per token."""
-    return spec.first_seen(0) is None
 
 
 @dataclass(frozen=True, slots=True)

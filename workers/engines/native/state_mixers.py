@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional
 
 from disagg.errors import ConfigError
+from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.workers.engines.native.state_batch import StateCall
 from disagg.workers.engines.native.state_cache import (
     CallStates,
     LayerStates,
     StateShape,
-    keeps_states,
     place_states,
 )
 

@@ -128,9 +128,18 @@ class Ranks:
     def run(
         self, order: Any, slices: Mapping[str, SequenceSlice], changes: BlockChanges
     ) -> tuple[Drawn, str]:
-        """See `Rank.disagg_run`; every rank draws the same tokens."""
-        result: tuple[Drawn, str] = self._call("disagg_run", order, slices, changes)
-        return result
+        """See `Rank.disagg_run`.
+
+        Raises:
+            RuntimeError: the ranks drew different tokens; each has its own in its batch.
+        """
+        results: Sequence[tuple[Drawn, str]] = self._executor.collective_rpc(
+            "disagg_run", args=(order, slices, changes)
+        )
+        first, *others = results
+        if any(_token_ids(one) != _token_ids(first) for one in others):
+            raise RuntimeError("the ranks drew different tokens")
+        return first
 
     def connect(self, agent_name: str, handle_bytes_max: int) -> "Sequence[Connection[Any, Any]]":
         """See `RankedPool`."""
@@ -142,3 +151,8 @@ class Ranks:
     def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method of every rank; returns the first one's result."""
         return self._executor.collective_rpc(method, args=arguments)[0]
+
+
+def _token_ids(result: tuple[Drawn, str]) -> dict[str, int]:
+    drawn, _ = result
+    return {name: one.token_id for name, one in drawn.items()}

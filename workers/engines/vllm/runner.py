@@ -13,7 +13,7 @@ from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
-from disagg.workers.engines.sampler import NonFiniteError, Sampler
+from disagg.workers.engines.sampler import NonFiniteError, Sampler, check_finite
 from disagg.workers.engines.vllm.runner_batch import key_of
 from disagg.workers.engines.vllm.state_blocks import BlockChanges
 
@@ -113,9 +113,11 @@ class Runner:
             raise RuntimeError("vLLM's runner ended a step without logits")
         state = self._runner.execute_model_state
         num_tokens = order.total_num_scheduled_tokens
-        if not bool(torch.isfinite(state.hidden_states[:num_tokens].sum())):
+        try:
+            check_finite("a hidden state", state.hidden_states[:num_tokens])
+        except NonFiniteError:
             self._runner.execute_model_state = None
-            raise NonFiniteError("a hidden state is not finite")
+            raise
         self._worker.sample_tokens(None)
         return self._sampler.drawn
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step
-from disagg.workers.engines.vllm.state_blocks import is_state
 
 NONE_DISCARDED = 1 << 30
 """The runner drops drawn tokens of its own where it is told of fewer; here none is ever dropped."""
@@ -28,7 +28,7 @@ class RunnerBatch:
 
     def __init__(self, layout: KVCacheLayout) -> None:
         self._block_tokens = [group.spec.block_tokens for group in layout.groups]
-        self._is_state = [is_state(group) for group in layout.groups]
+        self._is_state = [keeps_states(group.spec) for group in layout.groups]
         self._num_sent: dict[str, tuple[int, ...]] = {}
         """Entries of our tables that the runner knows; of a state, those up to the one it knows."""
         self._ended: set[str] = set()

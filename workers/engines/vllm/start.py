@@ -34,7 +34,7 @@ def why_not() -> str:
             "vLLM is not installed; install disagg[vllm] (on machines without a GPU:"
             " make install-vllm)"
         )
-    if version.split("+")[0].rsplit(".", 1)[0] != RELEASE:
+    if version.split(".")[:2] != RELEASE.split("."):
         return (
             f"vLLM {RELEASE} is needed, {version} is installed: the engine uses interfaces that"
             " change between minor releases"

@@ -8,7 +8,8 @@ the state is copied into its new block before the step, and the runner is told o
 
 from typing import NamedTuple
 
-from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
+from disagg.kv.kinds.kind import keeps_states
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import Step
 
@@ -21,18 +22,14 @@ class BlockChanges(NamedTuple):
     """From and to."""
 
 
-def is_state(group: KVCacheGroup) -> bool:
-    """Whether the group keeps states, one per sequence and position, instead of tokens."""
-    return group.spec.first_seen(1) is None
-
-
 def state_copies(step: Step, tables: BlockTables, layout: KVCacheLayout) -> list[tuple[int, int]]:
     """Blocks to copy before a step, from and to: of each state that the step ends elsewhere.
 
     A sequence that starts at 0 has no state yet: the runner takes nothing for one, and its block
     is a fresh one.
     """
-    groups = [(group.group, group.spec.block_tokens) for group in layout.groups if is_state(group)]
+    states = [group for group in layout.groups if keeps_states(group.spec)]
+    groups = [(group.group, group.spec.block_tokens) for group in states]
     copies: list[tuple[int, int]] = []
     for part in step.slices:
         last = part.start + len(part.token_ids) - 1

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.kv.shapes.whole_states import plan_whole_states
 from disagg.messages.sampling import SampledToken
@@ -17,7 +18,7 @@ from disagg.workers.engines.protocol import EngineFailedError
 from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
-from disagg.workers.engines.vllm.state_blocks import BlockChanges, is_state, state_copies
+from disagg.workers.engines.vllm.state_blocks import BlockChanges, state_copies
 from disagg.workers.engines.vllm.step_checks import StepChecks, fresh_blocks
 from disagg.workers.options import WorkerOptions
 
@@ -110,16 +111,16 @@ class VllmEngine:
         self._tables.apply(step)
         self._checks.check(step, self._tables, self.batch)
         self._threads.use()
-        changes = BlockChanges(
-            # vLLM's kernels need finite bytes in slots that nobody has written.
-            zeroed=fresh_blocks(step, self._tables, self.layout),
-            copied=state_copies(step, self._tables, self.layout),
-        )
-        order = self.batch.describe(step, self._tables)
-        slices = self.batch.names_of(step)
         try:
+            changes = BlockChanges(
+                # vLLM's kernels need finite bytes in slots that nobody has written.
+                zeroed=fresh_blocks(step, self._tables, self.layout),
+                copied=state_copies(step, self._tables, self.layout),
+            )
+            order = self.batch.describe(step, self._tables)
+            slices = self.batch.names_of(step)
             drawn, not_finite = self._ranks.run(order, slices, changes)
-        except Exception as failure:  # the runner's batch is in an unknown state
+        except Exception as failure:  # what the runner holds is not known any more
             self._failed = f"vLLM's runner failed: {type(failure).__name__}: {failure}"
             raise EngineFailedError(self._failed) from failure
         if not_finite:
@@ -141,7 +142,7 @@ class VllmEngine:
         from disagg.workers.engines.vllm.kv_layout import BLOCK_MAJOR, kv_cache_config, num_parts
 
         names = list(specs)
-        paged = [group for group in self.layout.groups if not is_state(group)]
+        paged = [group for group in self.layout.groups if not keeps_states(group.spec)]
         backends = self._ranks.backends([names[n] for group in paged for n in group.layers])
         (forms, *_) = executor.get_supported_kv_cache_layouts()
         form = next((form for form in forms if form.startswith(BLOCK_MAJOR)), forms[0])

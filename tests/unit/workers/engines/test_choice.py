@@ -97,7 +97,14 @@ def test_no_checkpoint_is_no_matter_of_engines(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("version", "said"),
-    [("", "make install-vllm"), ("0.31.9", "0.32 is needed, 0.31.9 is installed"), (KNOWN, "")],
+    [
+        ("", "make install-vllm"),
+        ("0.31.9", "0.32 is needed, 0.31.9 is installed"),
+        ("0.320.0", "0.32 is needed"),
+        (KNOWN, ""),
+        ("0.32.1.post1", ""),
+        ("0.32.0rc2+cu129", ""),
+    ],
 )
 def test_the_release_is_checked(version: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, version)

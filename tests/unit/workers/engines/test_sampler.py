@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.workers.engines import draw
 from disagg.workers.engines.draw import uniform
-from disagg.workers.engines.sampler import NonFiniteError, sample
+from disagg.workers.engines.sampler import NonFiniteError, check_finite, sample
 
 
 def params(**fields: float) -> SamplingParams:
@@ -81,6 +81,42 @@ def test_outcome_does_not_depend_on_the_batch() -> None:
     assert together == alone[::-1]
 
 
+@pytest.mark.parametrize(
+    ("own", "beside", "number", "shift"),
+    [
+        ({}, {}, 1, 200.0),
+        ({"top_k": 300}, {"temperature": 0.7, "top_k": 700}, 1, 0.0),
+        ({"top_p": 0.5}, {"top_p": 0.9}, 15, 0.0),
+    ],
+    ids=["beside logits out of exp's range", "beside a longer top_k", "beside many"],
+)
+def test_no_rounding_depends_on_the_batch(
+    own: dict[str, float],
+    beside: dict[str, float],
+    number: int,
+    shift: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers at which two tokens meet, and a top_p that the heavier ones just reach."""
+    row, other = torch.randn(2, 1, 5000, generator=torch.Generator().manual_seed(3)) * 3
+    rows = torch.cat((row, *[other + shift] * number))
+    mine, theirs = params(temperature=1.0, **own), params(**{"temperature": 1.0} | beside)
+    weights = row[0].double().exp()
+    if mine.top_k:
+        weights[weights < weights.topk(mine.top_k).values[-1]] = 0
+    ends = (weights.cumsum(0) / weights.sum())[weights > 0]
+    best, ids = weights.topk(300)
+    shares = (best.cumsum(0) / weights.sum()).tolist()
+    for place in range(0, 290, 10):
+        decides = float(ends[len(ends) * place // 300]) + 1e-13
+        if mine.top_p < 1:
+            mine, token = replace(mine, top_p=shares[place]), int(ids[place + 1])
+            decides = float((weights[:token].sum() + weights[token] / 2) / weights.sum())
+        monkeypatch.setattr(draw, "uniform", lambda *_, at=decides: at)
+        (alone,) = draw.draw(rows[:1], [mine], [0])
+        assert draw.draw(rows, [mine, *[theirs] * number], range(len(rows)))[0] == alone, place
+
+
 def test_seed_and_position_both_matter() -> None:
     flat = torch.zeros(1, 1000)
     hot = params(temperature=1.0, seed=1)
@@ -127,6 +163,18 @@ def test_no_token_comes_from_non_finite_logits(bad: float, temperature: float) -
     rows[1, 2] = bad
     with pytest.raises(NonFiniteError):
         sample(rows, [params(temperature=temperature)] * 2, [0, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_finite_values_whose_sum_is_not(dtype: torch.dtype) -> None:
+    """As many as a step of 16 tokens has in a model of 2,048."""
+    values = torch.full((16, 2048), 30.0, dtype=dtype)
+    assert dtype != torch.float16 or not values.sum().isfinite()
+    check_finite("a hidden state", values)
+    for bad in (math.nan, math.inf, -math.inf):
+        values[3, 5] = bad
+        with pytest.raises(NonFiniteError, match="a hidden state is not finite"):
+            check_finite("a hidden state", values)
 
 
 def test_bfloat16_logits() -> None:

@@ -176,6 +176,16 @@ def test_fingerprint_follows_config_names_and_shapes(directory: Path) -> None:
     assert len({before, changed_config, model_fingerprint(directory)}) == 3
 
 
+def test_fingerprint_tells_fine_tuned_models_apart(directory: Path) -> None:
+    before = model_fingerprint(directory)
+    tensors = load_file(directory / "model.safetensors")
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    assert model_fingerprint(directory) == before  # control
+    tensors["model.layers.1.self_attn.q_proj.weight"] *= 1.01
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    assert model_fingerprint(directory) != before
+
+
 def test_a_missing_tensor_is_refused_not_drawn_at_random(directory: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     del tensors["model.layers.3.self_attn.k_proj.weight"]
