@@ -4,24 +4,21 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from disagg.errors import ConfigError
-from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.sequence import KVSequence
 from disagg.workers.engines.native.checkpoint import open_checkpoint
 from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import edit_config, make_checkpoint, reference_logits
 from tests.unit.workers.engines.native.runs import Runs, clear_prompt, coordinator, is_as_expected
 from tests.unit.workers.engines.native.sequences import Pool, forward_all
-from tests.unit.workers.engines.serving import GREEDY, core_over, serve
+from tests.unit.workers.engines.serving import GREEDY
 
 FAMILIES = ("deepseek_v2", "deepseek_v3", "gemma3n", "gemma4", "glm4_moe_lite", "llama4")
 SHARING = ("gemma3n", "gemma4")
@@ -45,29 +42,6 @@ def engines(directory: Path) -> Iterator[tuple[NativeEngine, NativeEngine]]:
     yield made[0], made[1]
     for engine in made:
         engine.close()
-
-
-def test_answers_under_the_production_scheduler(
-    directory: Path, engines: tuple[NativeEngine, NativeEngine]
-) -> None:
-    """In odd chunks, beside each other, from hits, and preempted."""
-    drawn = [clear_prompt(directory, length) for length in LENGTHS]
-    prompts, expected = [one for one, _ in drawn], [tokens for _, (tokens, _) in drawn]
-    engine = engines[0]
-    for max_step_tokens in (7, 64):
-        engine.pool.poison(range(1, PLENTY))
-        core = core_over(engine, max_step_tokens)
-        for num_hit in (0, LENGTHS[2] // BLOCK * BLOCK):
-            again = KVSequence("again", prompts[2])
-            BlockHasher(b"key", BLOCK).extend(again.hashes, again.token_ids)
-            found = core.kv.find_longest_cache_hit(again, LENGTHS[2] - 1)
-            assert found.num_tokens == num_hit
-            assert serve(core, engine, prompts) == expected
-    engine.pool.poison(range(1, PLENTY))
-    tight = SimpleNamespace(layout=engine.layout, region=SimpleNamespace(num_blocks=TIGHT))
-    core = core_over(cast(Any, tight), 16)
-    assert serve(core, engine, [prompts[2]] * 4) == [expected[2]] * 4
-    assert core.batcher.num_preemptions > 0
 
 
 @pytest.mark.parametrize("fault", ["none", "a group stays behind", "another token's"])
