@@ -130,16 +130,19 @@ def test_what_would_outgrow_the_pool_is_not_started(role: Role, max_tokens: int,
     ],
 )
 @pytest.mark.parametrize(
-    "penalty", [{"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"repetition_penalty": 2.0}]
+    "penalised",
+    [
+        SamplingParams(4, presence_penalty=0.5),
+        SamplingParams(4, frequency_penalty=0.5),
+        SamplingParams(4, repetition_penalty=2.0),
+    ],
 )
 def test_penalties_need_to_know_what_the_prompt_is(
-    penalty: dict[str, float], num_prompt: int, said: str
+    penalised: SamplingParams, num_prompt: int, said: str
 ) -> None:
     """A client that submits to a worker without the router may have left it out."""
-    for sampling, expected in (
-        (SamplingParams(4, num_prompt_tokens=num_prompt, **penalty), said),
-        (SamplingParams(4, num_prompt_tokens=num_prompt), ""),  # control
-    ):
+    for one, expected in ((penalised, said), (SamplingParams(4), "")):  # and a control
+        sampling = replace(one, num_prompt_tokens=num_prompt)
         submit = Submit(RequestKey("r", 1), Role.LOCAL, tuple(range(8)), (), b"", sampling)
         assert rejection_of(submit, LIMITS, pool(20)) == expected
 

@@ -27,7 +27,7 @@ DEFAULTS = WorkerOptions("", "both", "", "", ())
 BLOCK = DEFAULTS.block_tokens
 FULL, STATE = FullAttentionSpec(BLOCK, 1, 8, 4), LinearStateSpec(BLOCK, 4000)
 WINDOW = SlidingWindowSpec(BLOCK, 1, 8, 4, 40)
-LAYOUTS = {
+LAYOUTS: dict[str, list[Spec]] = {
     "states, full": [STATE, STATE, FULL],
     "states alone": [STATE],
     "states, window, full": [STATE, WINDOW, FULL],

@@ -3,10 +3,13 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
@@ -14,6 +17,7 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.workers.engines.native.checkpoint import open_checkpoint
+from disagg.workers.engines.native.latent_attention import LatentProjection, expand_latents
 from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import edit_config, make_checkpoint, reference_logits
 from tests.unit.workers.engines.native.runs import Runs, clear_prompt, coordinator, is_as_expected
@@ -139,6 +143,25 @@ def test_latents_take_the_place_of_keys_and_values(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_checkpoint(tmp_path, "deepseek_v3"))
     specs = checkpoint.layer_specs(block_tokens=16, dtype_bytes=2)
     assert specs == (MLASpec(16, 1, 24 + 8, 2),) * 3
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_an_absorbed_projection_changes_nothing(family: str, tmp_path: Path) -> None:
+    engine = NativeEngine(make_checkpoint(tmp_path, family), num_blocks=2)
+    (module, *_) = [m for m in engine._model.modules() if hasattr(m, "latent_projection")]
+    projection: LatentProjection = module.latent_projection
+    random_of = torch.Generator().manual_seed(3)
+    num_heads, size, rank = projection.to_keys.shape
+    rotary = module.qk_rope_head_dim
+    latents = torch.randn(2, 1, 30, rank + rotary, generator=random_of)
+    queries = torch.randn(2, num_heads, 1, size + rotary, generator=random_of)
+    keys, values = expand_latents(module, latents)
+    attend = partial(functional.scaled_dot_product_attention, scale=0.1)
+    expected = attend(queries, keys, values)
+    wrong = replace(projection, to_keys=-projection.to_keys)  # control
+    for one, is_right in ((projection, True), (wrong, False)):
+        found = one.values_of(attend(one.absorb(queries), latents, latents[..., :rank]))
+        assert torch.allclose(found, expected, atol=1e-5) is is_right
 
 
 @pytest.mark.parametrize(("family", "size"), [("gemma3n", 16), ("gemma4", 32)])
