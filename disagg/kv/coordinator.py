@@ -37,6 +37,9 @@ class KVCacheCoordinator:
         deduplicate: keep a finished block private if its content is cached already.
         events_max: bound of the event buffer.
         events_with_tokens: carry token ids in ``BlocksStored``.
+
+    Attributes:
+        alignment_tokens: every hit is a multiple of it.
     """
 
     def __init__(
@@ -72,10 +75,10 @@ class KVCacheCoordinator:
             steps_max=steps_max,
             eagle_groups=eagle_groups,
         )
+        self._has_states = any(manager.hits_end_with_steps for manager in self.managers)
         self._tables = SequenceTables(self.managers)
-        self._matcher = PrefixMatcher(
-            self.managers, alignment_tokens(layout), frozenset(eagle_groups)
-        )
+        self.alignment_tokens = alignment_tokens(layout)
+        self._matcher = PrefixMatcher(self.managers, self.alignment_tokens, frozenset(eagle_groups))
         self._steps = StepHolds(self.pool, steps_max)
         self.admission = Admission(self.managers, self.pool)
         self._promises = self.admission.promises
@@ -89,6 +92,26 @@ class KVCacheCoordinator:
         The last token of a prompt must be computed to get logits: pass ``num_tokens - 1``.
         """
         return self._matcher.find(request.hashes, max_tokens)
+
+    def chunk_end(self, request: KVSequence, start: int, room: int) -> int | None:
+        """Where a chunk of a prompt that begins at ``start`` should end; no effects.
+
+        Linear states are kept only where a step ends. They are worth most where a known prefix is
+        left, as other prompts will leave it there too, and at the last block end before the last
+        token, from where a repeated or longer prompt goes on; else at any block end.
+
+        Returns:
+            None if no group has states, or no such end is among the next ``room`` tokens.
+        """
+        if not self._has_states:
+            return None
+        every, last = self.alignment_tokens, request.num_tokens - 1
+        known = self._matcher.find_always_visible(request.hashes, last).num_tokens
+        for end in (known, min(start + room, last)):
+            end -= end % every
+            if start < end <= start + room:
+                return end
+        return None
 
     def group_hit_tokens(self, request: KVSequence) -> tuple[int, ...]:
         """Per group on its own (equal specs jointly): the prefix it still has; no effects."""
@@ -239,7 +262,7 @@ class KVCacheCoordinator:
         hashes = request.hashes
         for manager in self.managers:
             manager.publish(request.key, hashes, tokens, num_computed_tokens, self._deduplicate)
-        aligned = self._matcher.alignment_tokens
+        aligned = self.alignment_tokens
         done = num_computed_tokens - num_computed_tokens % aligned
         if len(hashes) * self.layout.hash_block_tokens >= done:
             sequence.publish_from = done + aligned

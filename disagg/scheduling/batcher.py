@@ -19,6 +19,11 @@ the steps that it would take alone: so it is complete after at most twice the st
 it and its own, however many come later. And of *n* prompts that run each is served at least once in
 *n* steps, however long the others are: who is served moves behind it. Where the decodes leave a
 single token, the oldest has it.
+
+Of a model with linear states a chunk ends where a state can be kept, if such an end is within its
+share (`KVCacheCoordinator.chunk_end`); the oldest prompt's half grows to the next one. So what
+follows a prompt's last block end is a chunk of its own: the price, a short step more, at which a
+repeated or longer prompt is found whole.
 """
 
 from collections import deque
@@ -231,21 +236,27 @@ class Batcher:
         if not prompts or not budget:
             return []
         oldest = min(prompts, key=lambda seq: seq.arrival)
-        left = budget - min(oldest.num_unscheduled, budget - budget // 2)
+        half, every = budget - budget // 2, self._kv.alignment_tokens
+        left = budget - self._chunk(oldest, half, min(half + every, budget) - 1)
         shares: list[tuple[Sequence, int]] = []
         for seq in prompts:
             if seq is oldest:
                 continue
             if not left:
                 break
-            num_new = min(seq.num_unscheduled, left)
+            num_new = self._chunk(seq, left, left)
             left -= num_new
             shares.append((seq, num_new))
         if shares:
             served = {seq.key for seq, _ in shares}
             self.running.sort(key=lambda seq: seq.key in served)
         num_new = budget - sum(num for _, num in shares)
-        return [(oldest, min(oldest.num_unscheduled, num_new)), *shares]
+        return [(oldest, self._chunk(oldest, num_new, num_new)), *shares]
+
+    def _chunk(self, seq: Sequence, share: int, room: int) -> int:
+        """Tokens of a prompt's next chunk: a share, or as much of the room as keeps a state."""
+        end = self._kv.chunk_end(seq.request, seq.num_scheduled, room)
+        return min(seq.num_unscheduled, share) if end is None else end - seq.num_scheduled
 
     def _make_room(
         self,

@@ -19,6 +19,7 @@ from tests.process.served_model import (
     WrongAnswerError,
     assert_exact,
     handed_over,
+    is_reported,
     pulled_bytes,
 )
 
@@ -39,6 +40,15 @@ FAMILIES = (*EVERYWHERE, *(pytest.param(name, marks=pytest.mark.slow) for name i
 STATES = ("nemotron_h",)
 SLOW_STATES = ("bamba", "falcon_h1", "granite_hybrid", "jamba", "lfm2", "qwen3_5", "qwen3_next")
 WITH_STATES = (*STATES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_STATES))
+MOVED_FAST = ("nemotron_h", "deepseek_v3", "llama4")
+MOVED = (
+    *MOVED_FAST,
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (*EVERYWHERE, *SLOW, *STATES, *SLOW_STATES)
+        if name not in MOVED_FAST
+    ),
+)
 
 LENGTHS = (1, 15, 16, 17, WINDOW - 1, WINDOW, WINDOW + 1, 47, 48, 49, 2 * WINDOW, 7 * WINDOW + 3)
 """Around blocks of 16 and a window of 32; more than one chunk of 96."""
@@ -70,12 +80,15 @@ def test_with_prefix_hits_on_both_sides(served: ServedModel) -> None:
 
 
 @pytest.mark.parametrize("family", WITH_STATES, indirect=True)
-def test_states_are_found_where_a_step_ended(served: ServedModel) -> None:
+def test_states_are_found_where_chunks_were_made_to_end(served: ServedModel) -> None:
     first = served.prompt(150)
     generation = served.serve(first)
     assert pulled_bytes(generation) > 0
-    assert served.serve(first)["hit_tokens"] == 96  # where the first chunk of 96 ended
-    assert served.serve(served.prompt(171, start=first.prompt[:130]))["hit_tokens"] == 96
+    assert served.serve(first)["hit_tokens"] == 144
+    # No chunk had ended at 128; where a prompt leaves a known prefix one does.
+    for salt, hit_tokens in (("second", 96), ("third", 128)):
+        shared = served.prompt(171, start=first.prompt[:130], salt=salt)
+        assert served.serve(shared)["hit_tokens"] == hit_tokens
 
 
 @pytest.mark.parametrize("family", [*EVERYWHERE, *STATES], indirect=True)
@@ -88,6 +101,26 @@ def test_many_at_once(served: ServedModel) -> None:
     with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
         generations = list(threads.map(served.serve, several))
     assert len({generation["generation"] for generation in generations}) == NUM_AT_ONCE
+
+
+@pytest.mark.parametrize("family", MOVED, indirect=True)
+def test_moved_in_mid_decode(served: ServedModel) -> None:
+    """The decode worker dies: the prefill worker goes on from what it has of the prompt."""
+    cluster, expected = served.cluster, served.prompt(150, 30)
+    told = cluster.tell("d0", "hold steps")
+    cluster.tell("d0", "pass steps 4")
+    answer = served.ask_later(expected, "moved")
+    cluster.wait_told("d0", "held steps", told)
+    wait_until(lambda: cluster.record("moved")["num_tokens"] == 5, "five tokens")
+    cluster.workers["d0"].kill()
+    assert_exact(answer.result(60), expected)
+    wait_until(lambda: is_reported(cluster.record("moved")), "the prefill's report")
+    first, second = cluster.record("moved")["generations"]
+    assert first["cause"].startswith("worker_lost")
+    assert (first["num_tokens"], second["num_tokens"]) == (5, 25)
+    assert second["decode"]["worker_id"] == "p0"
+    assert second["hit_tokens"] == 144
+    cluster.wait_quiescent()
 
 
 def test_hits_on_the_prefill_side_only(gemma3: ServedModel) -> None:

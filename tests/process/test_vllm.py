@@ -137,13 +137,14 @@ class TestHandedOver:
         cluster.wait_quiescent()
 
 
-def test_states_of_gated_delta_nets_are_handed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_next"])
+def test_states_of_gated_delta_nets_are_handed_over(family: str, tmp_path: Path) -> None:
     """In bfloat16, as vLLM's CPU kernels are: of prompts whose reference tokens win by far.
 
     A state of each of three layers and one block of attention move, of 1,056 tokens each.
     """
     options = {"dtype": "bfloat16", "max_model_tokens": 2304, "num_blocks": 60}
-    for served in started(tmp_path, "qwen3_next", {"p0": "vllm", "d0": "vllm"}, **options):
+    for served in started(tmp_path, family, {"p0": "vllm", "d0": "vllm"}, **options):
         drawn = (served.prompt(length, 5, salt="gdn") for length in range(20, 140, 3))
         clear = [expected for expected in drawn if expected.min_gap > 2 * HALF_TOLERANCE][:4]
         assert len(clear) > 2

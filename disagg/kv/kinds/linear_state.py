@@ -105,6 +105,8 @@ class LinearStateManager(GroupManager):
     As an EAGLE group it drops nothing (as in the peer): draft layers have no such states.
     """
 
+    hits_end_with_steps = True
+
     def __init__(
         self, spec: LinearStateSpec, pool: BlockPool, setting: GroupSetting, peak_blocks: int
     ) -> None:

@@ -58,6 +58,8 @@ class GroupManager:
 
     hits_nest = False
     """Part of `match`: whether every shorter prefix of a hit is a hit of the same blocks."""
+    hits_end_with_steps = False
+    """Part of `publish`: whether a hit can end only where a step ended."""
 
     def __init__(
         self, spec: Pages, pool: BlockPool, setting: GroupSetting, peak_blocks: int

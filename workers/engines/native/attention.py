@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from disagg.workers.engines.native.latent_attention import expand_latents
+from disagg.workers.engines.native.latent_attention import LatentProjection, expand_latents
 from disagg.workers.engines.native.packed_batch import (
     DecodeBucket,
     GroupBatch,
@@ -140,15 +140,6 @@ def _gather(layer: LayerCache, block_ids: torch.Tensor) -> torch.Tensor:
     return pages.view(planes, sequences, num_heads, num_blocks * block_tokens, head_size)
 
 
-def _keys_and_values(
-    module: torch.nn.Module, pages: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V [S, num_kv_heads, keys, size] of what was gathered."""
-    if len(pages) == 2:
-        return pages[0], pages[1]
-    return expand_latents(module, pages[0])
-
-
 def _attend_tile(
     module: torch.nn.Module,
     layer: LayerCache,
@@ -160,7 +151,7 @@ def _attend_tile(
 ) -> torch.Tensor:
     seen = slice(tile.skip, tile.skip + tile.num_keys)
     pages = _gather(layer, tile.block_ids[None])[:, :, :, seen]
-    keys, values = _keys_and_values(module, pages)
+    keys, values = expand_latents(module, pages[0]) if layer.is_latent else pages
     rows = queries[:, :, tile.rows]
     return _softmax_attention(
         rows,
@@ -174,7 +165,7 @@ def _attend_tile(
 
 
 def _attend_bucket(
-    module: torch.nn.Module,
+    module: Any,
     layer: LayerCache,
     bucket: DecodeBucket,
     queries: torch.Tensor,
@@ -185,10 +176,14 @@ def _attend_bucket(
     pages = _gather(layer, bucket.block_ids)
     pages.view(-1, pages.shape[-1]).index_fill_(0, bucket.holes, 0)
     rows = queries[:, :, bucket.rows].permute(2, 0, 1, 3)
-    keys, values = _keys_and_values(module, pages)
-    out = _softmax_attention(
-        rows, keys, values, bucket.mask, scaling, softcap, None if sinks is None else sinks[None]
-    )
+    how = bucket.mask, scaling, softcap, None if sinks is None else sinks[None]
+    if layer.is_latent:
+        projection: LatentProjection = module.latent_projection
+        values = pages[0, ..., : module.kv_lora_rank]
+        found = _softmax_attention(projection.absorb(rows), pages[0], values, *how)
+        out = projection.values_of(found)
+    else:
+        out = _softmax_attention(rows, pages[0], pages[1], *how)
     return out.permute(1, 2, 0, 3)
 
 

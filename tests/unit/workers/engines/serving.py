@@ -8,7 +8,7 @@ from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Role, Submit
+from disagg.messages.session import PrefillReport, Role, Submit
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
@@ -53,8 +53,13 @@ def serve(
     prompts: list[list[int]],
     sampling: SamplingParams = GREEDY,
     num_generated: int = 0,
+    hits: list[int] | None = None,
 ) -> list[list[int]]:
-    """The tokens that a worker answers with; so many of a prompt's were generated before."""
+    """The tokens that a worker answers with; so many of a prompt's were generated before.
+
+    ``hits`` becomes how many of each prompt's tokens were found in the cache.
+    """
+    found: dict[str, int] = {}
     answers: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
     for number, prompt in enumerate(prompts):
         key = RequestKey(str(number), 1)
@@ -71,7 +76,12 @@ def serve(
             part.sampling is not None for part in step.slices
         ]
         for action in core.on_step_done(0, result):
-            if isinstance(action, ToRouter) and isinstance(action.message, StepOutputs):
-                for output in action.message.outputs:
-                    answers[output.key.request_id] += output.token_ids
+            match action:
+                case ToRouter(StepOutputs(outputs)):
+                    for output in outputs:
+                        answers[output.key.request_id] += output.token_ids
+                case ToRouter(PrefillReport() as report):
+                    found[report.key.request_id] = report.hit_tokens
+    if hits is not None:
+        hits[:] = [found[name] for name in answers]
     return list(answers.values())

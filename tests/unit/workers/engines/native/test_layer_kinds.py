@@ -3,25 +3,26 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
 
 from disagg.errors import ConfigError
-from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.sequence import KVSequence
 from disagg.workers.engines.native.checkpoint import open_checkpoint
+from disagg.workers.engines.native.latent_attention import LatentProjection, expand_latents
 from disagg.workers.engines.native.native_engine import NativeEngine
 from tests.checkpoints import edit_config, make_checkpoint, reference_logits
 from tests.unit.workers.engines.native.runs import Runs, clear_prompt, coordinator, is_as_expected
 from tests.unit.workers.engines.native.sequences import Pool, forward_all
-from tests.unit.workers.engines.serving import GREEDY, core_over, serve
+from tests.unit.workers.engines.serving import GREEDY
 
 FAMILIES = ("deepseek_v2", "deepseek_v3", "gemma3n", "gemma4", "glm4_moe_lite", "llama4")
 SHARING = ("gemma3n", "gemma4")
@@ -45,29 +46,6 @@ def engines(directory: Path) -> Iterator[tuple[NativeEngine, NativeEngine]]:
     yield made[0], made[1]
     for engine in made:
         engine.close()
-
-
-def test_answers_under_the_production_scheduler(
-    directory: Path, engines: tuple[NativeEngine, NativeEngine]
-) -> None:
-    """In odd chunks, beside each other, from hits, and preempted."""
-    drawn = [clear_prompt(directory, length) for length in LENGTHS]
-    prompts, expected = [one for one, _ in drawn], [tokens for _, (tokens, _) in drawn]
-    engine = engines[0]
-    for max_step_tokens in (7, 64):
-        engine.pool.poison(range(1, PLENTY))
-        core = core_over(engine, max_step_tokens)
-        for num_hit in (0, LENGTHS[2] // BLOCK * BLOCK):
-            again = KVSequence("again", prompts[2])
-            BlockHasher(b"key", BLOCK).extend(again.hashes, again.token_ids)
-            found = core.kv.find_longest_cache_hit(again, LENGTHS[2] - 1)
-            assert found.num_tokens == num_hit
-            assert serve(core, engine, prompts) == expected
-    engine.pool.poison(range(1, PLENTY))
-    tight = SimpleNamespace(layout=engine.layout, region=SimpleNamespace(num_blocks=TIGHT))
-    core = core_over(cast(Any, tight), 16)
-    assert serve(core, engine, [prompts[2]] * 4) == [expected[2]] * 4
-    assert core.batcher.num_preemptions > 0
 
 
 @pytest.mark.parametrize("fault", ["none", "a group stays behind", "another token's"])
@@ -165,6 +143,25 @@ def test_latents_take_the_place_of_keys_and_values(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_checkpoint(tmp_path, "deepseek_v3"))
     specs = checkpoint.layer_specs(block_tokens=16, dtype_bytes=2)
     assert specs == (MLASpec(16, 1, 24 + 8, 2),) * 3
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_an_absorbed_projection_changes_nothing(family: str, tmp_path: Path) -> None:
+    engine = NativeEngine(make_checkpoint(tmp_path, family), num_blocks=2)
+    (module, *_) = [m for m in engine._model.modules() if hasattr(m, "latent_projection")]
+    projection: LatentProjection = module.latent_projection
+    random_of = torch.Generator().manual_seed(3)
+    num_heads, size, rank = projection.to_keys.shape
+    rotary = module.qk_rope_head_dim
+    latents = torch.randn(2, 1, 30, rank + rotary, generator=random_of)
+    queries = torch.randn(2, num_heads, 1, size + rotary, generator=random_of)
+    keys, values = expand_latents(module, latents)
+    attend = partial(functional.scaled_dot_product_attention, scale=0.1)
+    expected = attend(queries, keys, values)
+    wrong = replace(projection, to_keys=-projection.to_keys)  # control
+    for one, is_right in ((projection, True), (wrong, False)):
+        found = one.values_of(attend(one.absorb(queries), latents, latents[..., :rank]))
+        assert torch.allclose(found, expected, atol=1e-5) is is_right
 
 
 @pytest.mark.parametrize(("family", "size"), [("gemma3n", 16), ("gemma4", 32)])
