@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--setup", action="store_true", help="make the environment, and end")
     parser.add_argument("--quick", action="store_true", help="two rows, one round")
     parser.add_argument("--rounds", type=int, default=3, help="of all systems (default 3)")
+    parser.add_argument("--only", default="", help="rows whose name has this text, as '4 x 200'")
     parser.add_argument("--python", type=Path, default=PYTHON, help="interpreter with vLLM")
     given = parser.parse_args()
     if given.setup:
@@ -86,6 +87,9 @@ def main() -> None:
         sys.exit(f"no {given.python}: python -m benchmarks.serving --setup")
     results: Results = defaultdict(Measured)
     cells, rounds = (QUICK, 1) if given.quick else (CELLS, given.rounds)
+    cells = [cell for cell in cells if given.only in cell.name]
+    if not cells:
+        sys.exit(f"no row has {given.only!r} in its name")
     with tempfile.TemporaryDirectory(prefix="disagg-serving-") as folder:
         for vocab_size in sorted({cell.vocab_size for cell in cells}):
             measure(
