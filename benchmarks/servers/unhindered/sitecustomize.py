@@ -36,7 +36,9 @@ def _yielding(module: Any) -> None:
 
 
 CHANGES = {
-    "nixl._api": _patient,
+    # ``nixl._api`` is another name of one of these.
+    "nixl_cu12._api": _patient,
+    "nixl_cu13._api": _patient,
     "vllm.distributed.device_communicators.shm_broadcast": _yielding,
 }
 
