@@ -22,7 +22,8 @@ class StepHolds:
     def __init__(self, pool: BlockPool, steps_max: int) -> None:
         self._pool = pool
         self._steps_max = steps_max
-        self._keys: dict[Hashable, tuple[Hashable, ...]] = {}
+        self._keys: dict[Hashable, dict[Hashable, None]] = {}
+        """Per step its requests, in their order."""
         self._given_up: dict[Hashable, set[Hashable]] = {}
         """Per holder the steps that can still touch what it holds."""
         self._num_records = 0
@@ -38,7 +39,7 @@ class StepHolds:
         """Hold the blocks of ``keys`` for a step that is launched now."""
         if step in self._keys:
             raise InvariantViolation(f"step {step!r} is in flight already")
-        taken = tuple(keys)
+        taken = dict.fromkeys(keys)
         if len(self._keys) >= self._steps_max:
             for key in taken:
                 if sum(key in others for others in self._keys.values()) >= self._steps_max:
@@ -66,6 +67,5 @@ class StepHolds:
 
     def forget(self, key: Hashable) -> None:
         """The request has ended; a later one of the same key is another one."""
-        for step, keys in self._keys.items():
-            if key in keys:
-                self._keys[step] = tuple(other for other in keys if other != key)
+        for keys in self._keys.values():
+            keys.pop(key, None)
