@@ -8,7 +8,7 @@ replaces its tables.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -31,7 +31,6 @@ class RunnerBatch:
         self._is_state = [keeps_states(group.spec) for group in layout.groups]
         self._num_sent: dict[str, tuple[int, ...]] = {}
         """Entries of our tables that the runner knows; of a state, those up to the one it knows."""
-        self._ended: set[str] = set()
         # Tokens are drawn by our sampler; the runner's own parameters only must not stand out.
         self._sampling = SamplingParams(temperature=0.0, max_tokens=1 << 30)
 
@@ -47,16 +46,11 @@ class RunnerBatch:
         """Of the sequences that were sent and have not ended."""
         return frozenset(self._num_sent)
 
-    def end(self, keys: Iterable[RequestKey]) -> None:
-        """Forget sequences; the next order tells the runner, whichever step that is."""
-        names = {name_of(key) for key in keys} & self._num_sent.keys()
-        self._ended |= names
-        for name in names:
-            del self._num_sent[name]
-
     def describe(self, step: Step, tables: BlockTables) -> SchedulerOutput:
         """The runner's order for a step whose table changes have been made."""
-        finished, self._ended = self._ended, set()
+        finished = {name_of(key) for key in step.ended} & self._num_sent.keys()
+        for name in finished:
+            del self._num_sent[name]
         new: list[NewRequestData] = []
         cached = CachedRequestData.make_empty()
         for part in step.slices:

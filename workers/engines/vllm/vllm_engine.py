@@ -107,7 +107,6 @@ class VllmEngine:
         return self._steps.run(step, self._compute, (ValueError, NonFiniteError))
 
     def _compute(self, step: Step) -> tuple[SampledToken | None, ...]:
-        self.batch.end(step.ended)
         self._tables.apply(step)
         self._checks.check(step, self._tables, self.batch)
         self._threads.use()
