@@ -9,6 +9,7 @@ from disagg.errors import ConfigError
 from disagg.kv.shapes.memory_plan import plan_memory
 from disagg.workers import machine
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
+from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.native.plan import NativePlan, plan_native
 from disagg.workers.machine import Memory, device_memory, num_cores
 from disagg.workers.options import WorkerOptions
@@ -97,6 +98,25 @@ def test_a_tied_head_is_counted_twice_on_a_cpu(
     plan = plan_native(options, tied)
     most = 0.9 * (GIB - 4 * checkpoint.num_weights)
     assert 0 <= most - pool_bytes(plan) <= plan.pool.block_bytes
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "glm4_moe_lite"])
+def test_projections_from_latents_are_counted_twice(
+    host: Host, family: str, tmp_path: Path
+) -> None:
+    latent = open_checkpoint(make_checkpoint(tmp_path, family))
+    engine = NativeEngine(tmp_path, num_blocks=2)
+    projections = [
+        module.latent_projection
+        for module in engine._model.modules()
+        if hasattr(module, "latent_projection")
+    ]
+    copied = sum(one.to_keys.numel() + one.to_values.numel() for one in projections)
+    assert copied > 0
+    host.memory = Memory(16 * GIB, GIB)
+    plan = plan_native(replace(OPTIONS, max_sequences=10_000_000), latent)
+    room = GIB - 4 * (latent.num_weights + copied)
+    assert 0 <= room // 2 - pool_bytes(plan) < plan.pool.block_bytes
 
 
 def test_a_gpu_is_taken_and_shared(host: Host, checkpoint: Checkpoint) -> None:

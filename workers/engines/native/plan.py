@@ -40,8 +40,15 @@ def plan_native(options: WorkerOptions, checkpoint: Checkpoint) -> NativePlan:
 
 
 def _num_copied(checkpoint: Checkpoint, machine: MachinePlan) -> int:
-    """Weights that are in memory twice: packed for a head and plain for its tied embeddings."""
-    config = checkpoint.config
-    if machine.device != "cpu" or not config.tie_word_embeddings:
-        return 0
-    return int(checkpoint.vocab_size * config.hidden_size)
+    """Weights that are in memory twice.
+
+    Those of a head packed and, for the embeddings that are tied to it, plain; those of a projection
+    from latents once more as decoding absorbs them, see `LatentProjection`.
+    """
+    config, num_copied = checkpoint.config, 0
+    if machine.device == "cpu" and config.tie_word_embeddings:
+        num_copied += checkpoint.vocab_size * config.hidden_size
+    if "kv_lora_rank" in checkpoint.family.implements:
+        size = config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim)
+        num_copied += config.num_hidden_layers * config.kv_lora_rank * size
+    return int(num_copied)
