@@ -93,25 +93,34 @@ class KVCacheCoordinator:
         """
         return self._matcher.find(request.hashes, max_tokens)
 
-    def chunk_end(self, request: KVSequence, start: int, room: int) -> int | None:
+    def known_end(self, request: KVSequence) -> int:
+        """Where a prompt leaves what is known, as other prompts will; no effects.
+
+        The prefix that all full-attention groups have, whatever the others hold; 0 where no group
+        has linear states: see ``chunk_end``.
+        """
+        if not self._has_states:
+            return 0
+        known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
+        return known.num_tokens - known.num_tokens % self.alignment_tokens
+
+    def chunk_end(self, request: KVSequence, known_end: int, start: int, room: int) -> int | None:
         """Where a chunk of a prompt that begins at ``start`` should end; no effects.
 
         Linear states are kept only where a step ends. They are worth most where a known prefix is
-        left, as other prompts will leave it there too, and at the last block end before the last
-        token, from where a repeated or longer prompt goes on; else at any block end.
+        left and at the last block end before the last token, from where a repeated or longer prompt
+        goes on; else at any block end.
 
         Returns:
             None if no group has states, or no such end is among the next ``room`` tokens.
         """
         if not self._has_states:
             return None
-        every, last = self.alignment_tokens, request.num_tokens - 1
-        known = self._matcher.find_always_visible(request.hashes, last).num_tokens
-        for end in (known, min(start + room, last)):
-            end -= end % every
-            if start < end <= start + room:
-                return end
-        return None
+        if start < known_end <= start + room:
+            return known_end
+        end = min(start + room, request.num_tokens - 1)
+        end -= end % self.alignment_tokens
+        return end if end > start else None
 
     def group_hit_tokens(self, request: KVSequence) -> tuple[int, ...]:
         """Per group on its own (equal specs jointly): the prefix it still has; no effects."""

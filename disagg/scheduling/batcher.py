@@ -140,6 +140,7 @@ class Batcher:
             if not pulls and not self._kv.admit(seq.key, seq.num_tokens, hit):
                 return
             self.waiting.popleft()
+            seq.known_end = self._kv.known_end(seq.request)
             if not pulls:
                 seq.starts_from(hit.num_tokens)
             yield seq
@@ -255,8 +256,9 @@ class Batcher:
 
     def _chunk(self, seq: Sequence, share: int, room: int) -> int:
         """Tokens of a prompt's next chunk: a share, or as much of the room as keeps a state."""
-        end = self._kv.chunk_end(seq.request, seq.num_scheduled, room)
-        return min(seq.num_unscheduled, share) if end is None else end - seq.num_scheduled
+        start = seq.num_scheduled
+        end = self._kv.chunk_end(seq.request, seq.known_end, start, room)
+        return min(seq.num_unscheduled, share) if end is None else end - start
 
     def _make_room(
         self,

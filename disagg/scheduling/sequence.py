@@ -62,6 +62,8 @@ class Sequence:
     """None once it was tried: a pull is tried once."""
     hit_before_pull: int | None = None
     """Own hit before a pull that brought something: what more is found later was pulled."""
+    known_end: int = 0
+    """Where its prompt leaves what is known here; a chunk ends there for models with states."""
     prefill_reported: bool = False
     sent_tables: SentTables | None = None
     """What the engine has of its block tables; None before its first step."""

@@ -95,8 +95,8 @@ class TestHandedOver:
     def test_with_prefix_hits_on_both_sides(self, served: ServedModel) -> None:
         first = served.prompt(150)
         served.serve(first)
-        # A state was kept where the first chunk ended.
-        hit_tokens = 96 if served.cluster.model_dir.name in STATES else 128
+        # States are kept at the same block ends; of this one blocks have 96 tokens.
+        hit_tokens = 96 if served.cluster.model_dir.name == "granite_hybrid" else 128
         assert served.serve(first)["hit_tokens"] == hit_tokens
         shared = served.serve(served.prompt(171, start=first.prompt[:130]))
         assert shared["hit_tokens"] == hit_tokens

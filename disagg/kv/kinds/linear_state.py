@@ -234,6 +234,14 @@ class LinearStateManager(GroupManager):
         for end in ready:
             self._publish_state(table, hashes, token_ids, end, deduplicate)
 
+    def _is_kept(self, run: int, num_tokens: int) -> bool:
+        """Whether a state is cached that ``run`` others precede, block end by block end.
+
+        As decoding passes them, one in ``blocks_per_state`` is, and the first two: so states take
+        no more room than the pages of the tokens between them, and displace no prompt's.
+        """
+        return run < 2 or num_tokens // self.block_tokens % self.blocks_per_state == 0
+
     def publish_around(
         self,
         key: Hashable,
@@ -258,7 +266,10 @@ class LinearStateManager(GroupManager):
             table.num_published < end <= min(known, len(table.blocks))
         ):
             return
-        table.num_published = end
+        follows = 0 < table.num_published == end - self.blocks_per_state
+        table.num_published, table.run = end, table.run + 1 if follows else 0
+        if not self._is_kept(table.run, num_tokens):
+            return
         first, *others = table.blocks[end - self.blocks_per_state : end]
         if first == NULL_BLOCK:
             return

@@ -24,6 +24,7 @@ class GroupTable:
         num_skipped: leading entries that are null for good.
         num_published: leading entries that were looked at for publication.
         boundaries: positions at which a linear state was known to be complete.
+        run: states that precede the last one looked at, block end by block end.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -31,6 +32,7 @@ class GroupTable:
     num_skipped: int = 0
     num_published: int = 0
     boundaries: list[int] = field(default_factory=list)
+    run: int = 0
 
 
 class Pages(Protocol):

@@ -10,7 +10,7 @@ import pytest
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
-from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.kinds.linear_state import LinearStateManager, LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import RequestKey
@@ -142,3 +142,26 @@ def test_blocks_larger_than_a_step_are_reached_in_parts() -> None:
     tokens = prompt(1200)
     assert Served(core, {"one": tokens}).ends["one"] == [512, 528, 1040, 1056, 1200]
     assert Served(core, {"one": tokens}).hits["one"] == 1056
+
+
+def share_found(monkeypatch: pytest.MonkeyPatch, *, all_kept: bool) -> float:
+    """Of prompts that begin alike, while others decode in a pool of 1.2 times what those hold."""
+    if all_kept:
+        monkeypatch.setattr(LinearStateManager, "_is_kept", lambda *_: True)
+    num_blocks = 1_200
+    layout = plan_layout([LinearStateSpec(BLOCK, 16 * FULL.page_bytes), FULL])
+    assert layout.groups[0].blocks_per_state == 16
+    core = new_core(layout, num_blocks, DEFAULTS.max_step_tokens, 8, steps_max=STEPS_MAX)
+    hits = asked = 0
+    for turn in range(4):
+        prompts = {f"{turn} {n}": COMMON + prompt(90, seed=8 * turn + n) for n in range(8)}
+        served = Served(core, prompts, max_tokens=200)
+        if turn:
+            hits += sum(served.hits.values())
+            asked += sum(map(len, prompts.values()))
+    return hits / asked
+
+
+def test_decoding_does_not_displace_what_prompts_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert share_found(monkeypatch, all_kept=False) > 0.8
+    assert share_found(monkeypatch, all_kept=True) < 0.1  # control

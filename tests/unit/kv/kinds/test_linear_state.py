@@ -250,7 +250,8 @@ def test_more_blocks_per_state_change_no_hit() -> None:
     one, three = coordinator(20_000, 1), coordinator(20_000, 3)
     for step in range(400):
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 40))]
-        ends = sorted(rng.sample(range(1, len(tokens) + 1), min(3, len(tokens))))
+        # No more than two states in a row: of those all are kept.
+        ends = sorted(rng.sample(range(1, len(tokens) + 1), min(2, len(tokens))))
         seen = []
         for kv in (one, three):
             made = request(str(step), list(tokens))
@@ -272,6 +273,19 @@ def test_more_blocks_per_state_change_no_hit() -> None:
         assert [(full, 3 * state) for full, state in held_one] == held_three
     one.check()
     three.check()
+
+
+@pytest.mark.parametrize("blocks_per_state", [1, 3])
+def test_decoding_keeps_one_state_in_as_many_blocks(blocks_per_state: int) -> None:
+    kv = coordinator(400, blocks_per_state)
+    made = request("a", list(range(60)))
+    for num_tokens in (9, 11, *(1,) * 40):  # a prompt of 20 tokens, then decoding
+        run(kv, made, num_tokens)
+    kv.free("a")
+    found = [request(str(n), list(range(n))) for n in range(SIZE, 61, SIZE)]
+    kept = [one.num_tokens for one in found if kv.group_hit_tokens(one)[STATE] == one.num_tokens]
+    # The prompt's, the next one, and then every third; or each of those a step ended at.
+    assert kept == ([20, 24, 36, 48, 60] if blocks_per_state == 3 else list(range(20, 61, 4)))
 
 
 def test_random_lives_leak_nothing() -> None:

@@ -22,6 +22,7 @@ from tests.unit.workers.engines.serving import GREEDY, core_over, serve
 STATES = sorted(
     name for name, tiny in FAMILIES.items() if SUPPORTED[tiny.model.__name__].has_states
 )
+SLOW_STATES = [family for family in STATES if family not in ("lfm2", "nemotron_h")]
 DEFAULTS = WorkerOptions("", "both", "", "", ())
 BLOCK, WINDOW, PLENTY = 8, 32, 400
 LENGTHS = (1, 9, 33, 75)
@@ -86,7 +87,13 @@ def test_preempted_and_resumed(model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "ends_chosen"), [*((family, True) for family in STATES), ("lfm2", False)]
+    ("family", "ends_chosen"),
+    [
+        ("lfm2", True),
+        ("lfm2", False),
+        ("nemotron_h", True),
+        *(pytest.param(family, True, marks=pytest.mark.slow) for family in SLOW_STATES),
+    ],
 )
 def test_a_common_prefix_is_found_with_the_default_settings(
     family: str, ends_chosen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
