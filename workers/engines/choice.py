@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from disagg.errors import ConfigError
 from disagg.workers import machine
+from disagg.workers.engines.freed_memory import keep_freed_memory
 from disagg.workers.engines.native.checkpoint import open_checkpoint
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.native.plan import plan_native
@@ -37,6 +38,7 @@ def build_engine(options: WorkerOptions) -> Engine:
             one that does cannot be used.
     """
     choice = choose(options)
+    keep_freed_memory()
     log.info("worker %s takes the %s engine: %s", options.worker_id, choice.name, choice.why)
     if choice.name == "native":
         return build_native(options, choice.why)

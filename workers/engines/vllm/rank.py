@@ -9,6 +9,7 @@ import torch
 from disagg.errors import ConfigError
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
+from disagg.workers.engines.freed_memory import keep_freed_memory
 from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.vllm.kernel_checks import refusal_of
 from disagg.workers.engines.vllm.runner import Runner
@@ -44,6 +45,7 @@ class Rank:
         self: Any, layers: Sequence[str], num_blocks: int, block_bytes: int, num_parts: int
     ) -> tuple[str, PoolRegion]:
         """Take the runner over; returns the page format and where the KV lies."""
+        keep_freed_memory()
         self.disagg_runner = Runner(self, layers, num_blocks, block_bytes, num_parts)
         pool = self.disagg_runner.pool
         self.disagg_region = PoolRegion(
