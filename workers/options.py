@@ -30,6 +30,8 @@ class WorkerOptions:
     """What computes the steps, see ``engines/choice.py``."""
     tensor_parallel: int = 1
     """Ranks of the vLLM engine: processes, each with a part of the weights and of every block."""
+    tensor_parallel_backend: Literal["auto", "processes", "ray"] = AUTO
+    """Who starts the ranks; auto, where the supervisor has not decided: this process."""
     device: str = AUTO
     """``cpu``, ``cuda`` or ``auto``."""
     dtype: Dtype | Auto = AUTO

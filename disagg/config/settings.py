@@ -44,6 +44,10 @@ class WorkerSettings(_Section):
     """Ranks of a worker of the vllm engine: processes with a part of the weights and of every KV
     block each, on a GPU of their own or on this host's cores.
     """
+    tensor_parallel_backend: Literal["auto", "processes", "ray"] = AUTO
+    """Who starts the ranks: the worker's process, all on its host (processes), or Ray, on as few
+    hosts as have room (ray); auto: processes where the GPUs of single hosts are enough.
+    """
     device: str = Field(default=AUTO, pattern=r"^(auto|cpu|cuda)$")
     """auto: a GPU where Ray has any; cuda is the device Ray gives the worker."""
     dtype: Dtype | Auto = AUTO

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -20,11 +21,19 @@ BOUND_S = 240.0
 class Program:
     """The program, its output as it comes, and its processes."""
 
-    def __init__(self, module: str, *arguments: str, cwd: Path) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        cwd: Path,
+        before: Sequence[str] = (),
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Start it; ``before`` begins the command line, as a `Place` says."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*before, sys.executable, "-m", module, *arguments],
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**environment, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -15,7 +15,7 @@ from disagg.workers.engines.vllm.runner import Runner
 from disagg.workers.engines.vllm.state_blocks import BlockChanges
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.rank_agent import RankAgent
-from disagg.workers.ranked_transport import accept_ranks
+from disagg.workers.rank_connections import RankAddress, accept_ranks
 
 Drawn = dict[str, SampledToken]
 
@@ -67,7 +67,9 @@ class Rank:
         except NonFiniteError as error:
             return {}, str(error)
 
-    def disagg_connect(self: Any, agent_name: str, handle_bytes_max: int, address: str) -> None:
+    def disagg_connect(
+        self: Any, agent_name: str, handle_bytes_max: int, address: RankAddress
+    ) -> None:
         """Start this rank's NIXL agent."""
         self.disagg_agent = RankAgent(
             agent_name, self.rank, self.disagg_region, handle_bytes_max, address
@@ -80,10 +82,12 @@ class Ranks:
     Args:
         executor: vLLM's, with the model loaded.
         num_ranks: of the engine; the only one is in this process.
+        host: address of this host that the ranks reach.
     """
 
-    def __init__(self, executor: Any, num_ranks: int) -> None:
+    def __init__(self, executor: Any, num_ranks: int, host: str) -> None:
         self._executor = executor
+        self._host = host
         self.num_ranks = num_ranks
         self.num_blocks = 0
 
@@ -145,6 +149,7 @@ class Ranks:
         """See `RankedPool`."""
         return accept_ranks(
             self.num_ranks,
+            self._host,
             lambda address: self._call("disagg_connect", agent_name, handle_bytes_max, address),
         )
 

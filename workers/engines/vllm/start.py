@@ -116,19 +116,18 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
         ConfigError: vLLM refuses the checkpoint or a setting, with its reason.
     """
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     from disagg.workers.engines.vllm.cpu_refusals import refuse_latents
+    from disagg.workers.engines.vllm.executors import executor_class
 
-    many = options.tensor_parallel > 1
+    made = executor_class(options, device)
     try:
         with phase("configuration", device):
             config = _configure(options, dtype)
         if device == "cpu" and config.model_config.use_mla:
             refuse_latents()
         with phase("weights", device, expected_bytes=weight_bytes):
-            executor = (MultiprocExecutor if many else UniProcExecutor)(config)
+            executor = made(config)
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here
@@ -141,6 +140,9 @@ def _configure(options: WorkerOptions, dtype: str) -> Any:
     """What vLLM makes of a checkpoint and our settings; it looks at the model in a process."""
     from vllm.engine.arg_utils import EngineArgs
 
+    backend = None
+    if options.tensor_parallel > 1:
+        backend = "ray" if options.tensor_parallel_backend == "ray" else "mp"
     return EngineArgs(
         model=options.model_dir,
         dtype=dtype,
@@ -158,6 +160,6 @@ def _configure(options: WorkerOptions, dtype: str) -> Any:
         mamba_ssm_cache_dtype="float32",  # as the checkpoints' own code keeps it
         kv_cache_memory_bytes=1 << 20,  # our own plan decides; asked for before that
         tensor_parallel_size=options.tensor_parallel,
-        distributed_executor_backend="mp" if options.tensor_parallel > 1 else None,
+        distributed_executor_backend=backend,
         worker_extension_cls="disagg.workers.engines.vllm.rank.Rank",
     ).create_engine_config()

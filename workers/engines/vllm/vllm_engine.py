@@ -58,11 +58,12 @@ class VllmEngine:
         self.max_model_tokens = config.model_config.max_model_len
         # vLLM can be imported from here on.
         from disagg.workers.engines.vllm.cpu_refusals import refuse_on_cpu
+        from disagg.workers.engines.vllm.executors import rank_host
         from disagg.workers.engines.vllm.kv_layout import spec_of
         from disagg.workers.engines.vllm.rank import Ranks
         from disagg.workers.engines.vllm.runner_batch import RunnerBatch
 
-        self._ranks = ranks = Ranks(executor, options.tensor_parallel)
+        self._ranks = ranks = Ranks(executor, options.tensor_parallel, rank_host(options))
         specs = ranks.read_specs(options.block_tokens)
         if machine.device == "cpu":
             refuse_on_cpu(specs, config.model_config.dtype)
