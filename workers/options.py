@@ -35,6 +35,10 @@ class WorkerOptions:
     device: str = AUTO
     """``cpu``, ``cuda`` or ``auto``."""
     dtype: Dtype | Auto = AUTO
+    kv_dtype: Literal["auto", "fp8"] = AUTO
+    """Of KV under the vLLM engine; ``auto``: what the checkpoint says, else ``dtype``."""
+    cuda_graphs: bool = True
+    """The vLLM engine compiles the model for CUDA and captures its steps."""
     num_threads: int | Auto = AUTO
     num_blocks: int | Auto = AUTO
     block_tokens: int = 16

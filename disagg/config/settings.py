@@ -52,6 +52,14 @@ class WorkerSettings(_Section):
     """auto: a GPU where Ray has any; cuda is the device Ray gives the worker."""
     dtype: Dtype | Auto = AUTO
     """auto: that of the checkpoint's weights."""
+    kv_dtype: Literal["auto", "fp8"] = AUTO
+    """Type of KV under the vllm engine: fp8 halves what 16 bits take; auto: what the checkpoint
+    says, else dtype.
+    """
+    cuda_graphs: bool = True
+    """The vllm engine compiles the model on a GPU and captures its steps in CUDA graphs: slower to
+    start, faster to decode.
+    """
     num_threads: Annotated[int, Field(ge=1, le=1024)] | Auto = AUTO
     """Torch threads of a worker; auto: the cores, divided among the workers of the host."""
     num_blocks: Annotated[int, Field(ge=2, le=1 << 31)] | Auto = AUTO

@@ -59,13 +59,17 @@ def choose(options: WorkerOptions) -> Choice:
     Raises:
         ConfigError: native does not know the model and vLLM cannot be had.
     """
-    if options.tensor_parallel > 1:
-        if options.engine == "native":
+    for name, asked, lacks in (
+        ("tensor_parallel", options.tensor_parallel > 1, "has one rank"),
+        ("kv_dtype", options.kv_dtype != AUTO, "keeps KV in worker.dtype"),
+    ):
+        if asked and options.engine == "native":
             raise ConfigError(
-                f"worker.tensor_parallel={options.tensor_parallel}: the native engine has one rank",
-                param="worker.tensor_parallel",
+                f"worker.{name}={getattr(options, name)}: the native engine {lacks}",
+                param=f"worker.{name}",
             )
-        return Choice("vllm", "worker.tensor_parallel asks for several ranks")
+        if asked:
+            return Choice("vllm", f"worker.{name}={getattr(options, name)} asks for it")
     if options.engine != AUTO:
         return Choice(options.engine, "worker.engine names it")
     no_vllm = start.why_not()

@@ -92,15 +92,15 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
     eos = getattr(config, "eos_token_id", None)
     if (path / "generation_config.json").is_file():
         eos = read_json(path / "generation_config.json").get("eos_token_id", eos)
-    num_weights, dtype = read_weights(path)
+    weights = read_weights(path)
     return Checkpoint(
         path=path,
         architecture=architecture,
         family=family,
         config=config,
         fingerprint=model_fingerprint(path),
-        num_weights=num_weights,
-        dtype=dtype,
+        num_weights=weights.num_elements,
+        dtype=weights.dtype,
         vocab_size=positive(config, "vocab_size"),
         max_model_tokens=positive(config, "max_position_embeddings"),
         eos_token_ids=_token_ids(eos),

@@ -9,10 +9,12 @@ import torch
 from disagg.errors import ConfigError
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
+from disagg.workers import machine
 from disagg.workers.engines.sampler import NonFiniteError
-from disagg.workers.engines.vllm.kernel_checks import refusal_of
+from disagg.workers.engines.vllm.kernel_checks import refusal_of, takes_whole_blocks
 from disagg.workers.engines.vllm.runner import Runner
 from disagg.workers.engines.vllm.state_blocks import BlockChanges
+from disagg.workers.machine import Memory
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.rank_agent import RankAgent
 from disagg.workers.rank_connections import RankAddress, accept_ranks
@@ -21,7 +23,7 @@ Drawn = dict[str, SampledToken]
 
 
 class Rank:
-    """Mixed into vLLM's worker class by vLLM itself, which then has these methods too."""
+    """Mixed into vLLM's worker class, see `RankWorker`: the engine calls these in every rank."""
 
     def disagg_specs(self: Any, block_tokens: int) -> dict[str, Any]:
         """What each layer keeps, by name, in vLLM's words, with blocks of so many tokens."""
@@ -39,6 +41,15 @@ class Rank:
         """What computes the attention of these layers."""
         modules = self.vllm_config.compilation_config.static_forward_context
         return {modules[name].get_attn_backend().get_name() for name in layers}
+
+    def disagg_takes_whole_blocks(self: Any, specs: Mapping[str, Any]) -> bool:
+        """See `takes_whole_blocks`."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        return takes_whole_blocks(layers, specs)
+
+    def disagg_memory(self: Any) -> Memory:
+        """Of the device that holds the weights, with them in it."""
+        return machine.device_memory(self.device.type)
 
     def disagg_attach(
         self: Any, layers: Sequence[str], num_blocks: int, block_bytes: int, num_parts: int
@@ -106,6 +117,16 @@ class Ranks:
         """See `Rank.disagg_backends`."""
         names: set[str] = self._call("disagg_backends", layers)
         return names
+
+    def takes_whole_blocks(self, specs: Mapping[str, Any]) -> bool:
+        """See `Rank.disagg_takes_whole_blocks`."""
+        answer: bool = self._call("disagg_takes_whole_blocks", specs)
+        return answer
+
+    def memory(self) -> Memory:
+        """Of the rank that has least left; as many blocks fit into each."""
+        found: list[Memory] = self._executor.collective_rpc("disagg_memory")
+        return min(found, key=lambda memory: memory.available_bytes)
 
     def attach(
         self, layers: Sequence[str], num_blocks: int, block_bytes: int, num_parts: int

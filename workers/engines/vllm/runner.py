@@ -1,7 +1,6 @@
-"""The two model runners of vLLM: what we reach into of each.
+"""vLLM's first model runner (V1), on the CPU and on CUDA: what we reach into.
 
-The CPU has V1 alone; on CUDA V2 is vLLM's default, which this release does not drive yet, so V1 is
-asked for there too (``VLLM_USE_V2_MODEL_RUNNER=0``).
+On CUDA vLLM would take its second one (V2); `devices.environment` asks for the first, and says why.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,6 +9,7 @@ import torch
 
 from disagg.errors import ConfigError
 from disagg.workers.engines.start_phases import phase
+from disagg.workers.engines.vllm import devices
 from disagg.workers.options import WorkerOptions
 
 RELEASE = "0.32"
@@ -62,14 +63,7 @@ def set_environment(device: str, num_threads: int) -> None:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
     }
-    if device == "cpu":
-        defaults |= {
-            # vLLM finds the CPU by the name of its distribution, which is another one there.
-            "VLLM_TARGET_DEVICE": "cpu",
-            # It would bind its threads to cores of its choice, every worker's to the same ones.
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(num_threads),
-        }
+    defaults |= devices.environment(device, num_threads)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -110,24 +104,21 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
         options: of the worker.
         device: ``cpu`` or ``cuda``.
         dtype: of weights and KV.
-        weight_bytes: what the weights will take, for the log.
+        weight_bytes: what the weights of a rank will take, for the log.
 
     Raises:
         ConfigError: vLLM refuses the checkpoint or a setting, with its reason.
     """
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
-    from disagg.workers.engines.vllm.cpu_refusals import refuse_latents
     from disagg.workers.engines.vllm.executors import executor_class
 
     made = executor_class(options, device)
     try:
         with phase("configuration", device):
-            config = _configure(options, dtype)
-        if device == "cpu" and config.model_config.use_mla:
-            refuse_latents()
-        with phase("weights", device, expected_bytes=weight_bytes):
-            executor = made(config)
+            config = _configure(options, device, dtype, weight_bytes)
+        devices.check_config(device, config)
+        executor = made(config)  # loads the weights, see `RankWorker`
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here
@@ -136,7 +127,7 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
     return executor
 
 
-def _configure(options: WorkerOptions, dtype: str) -> Any:
+def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: int) -> Any:
     """What vLLM makes of a checkpoint and our settings; it looks at the model in a process."""
     from vllm.engine.arg_utils import EngineArgs
 
@@ -151,15 +142,16 @@ def _configure(options: WorkerOptions, dtype: str) -> Any:
         max_model_len=options.max_model_tokens or None,
         max_num_seqs=options.max_sequences,
         max_num_batched_tokens=max(options.max_step_tokens, options.max_sequences),
-        enforce_eager=True,
         use_tqdm_on_load=False,  # progress is in our log
         async_scheduling=False,
         enable_prefix_caching=False,
         disable_hybrid_kv_cache_manager=False,
         mamba_cache_mode="none",  # one block per request: where a state lies, we decide
         mamba_ssm_cache_dtype="float32",  # as the checkpoints' own code keeps it
-        kv_cache_memory_bytes=1 << 20,  # our own plan decides; asked for before that
+        kv_cache_dtype=options.kv_dtype,
         tensor_parallel_size=options.tensor_parallel,
         distributed_executor_backend=backend,
-        worker_extension_cls="disagg.workers.engines.vllm.rank.Rank",
+        worker_cls="disagg.workers.engines.vllm.rank_worker.RankWorker",
+        additional_config={"disagg_weight_bytes": weight_bytes},
+        **devices.arguments(device, options),
     ).create_engine_config()
