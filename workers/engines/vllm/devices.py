@@ -1,6 +1,6 @@
 """What differs between the CPU and CUDA under vLLM: environment, settings, refusals.
 
-Nothing here was run on a GPU; see docs/models.md for what that leaves open.
+What of it was run on a GPU, and what was only read, is listed in docs/gpu.md.
 """
 
 from collections.abc import Mapping

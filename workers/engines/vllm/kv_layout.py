@@ -55,8 +55,8 @@ def spec_of(layer: str, spec: Any, block_tokens: int) -> Spec:
     return made
 
 
-BLOCK_MAJOR = "BL"
-"""Begins the names of the forms in which all layers of a block lie together."""
+BLOCK_MAJOR, LAYER_MAJOR = "BL", "LB"
+"""Begin the names of the forms: all layers of a block lie together, or all blocks of a layer."""
 
 
 def choose_form(
@@ -81,7 +81,7 @@ def choose_form(
     together = next((form for form in forms if form.startswith(BLOCK_MAJOR)), "")
     if whole_blocks and together:
         return together, 1
-    form = next((form for form in forms if not form.startswith(BLOCK_MAJOR)), "")
+    form = next((form for form in forms if form.startswith(LAYER_MAJOR)), "")
     if whole_blocks and TAKES_STRIDES.issuperset(backends):
         return form, 1
     sizes = sorted({group.spec.page_bytes for group in layout.groups})
