@@ -1,6 +1,5 @@
 """Quantized weights and fp8 KV, as vLLM loads them: near the model, and the same in every step."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +76,3 @@ def test_kv_of_eight_bits(tmp_path: Path) -> None:
     assert "fp8" in engine.page_format
     assert engine.page_format != whole.page_format  # so the two never exchange KV
     check(engine, directory)
-
-
-def test_the_native_engine_has_no_fp8() -> None:
-    options = vllm_options(Path("unread"), 100, engine="native", kv_dtype="fp8")
-    with pytest.raises(ConfigError, match=r"worker\.kv_dtype=fp8: the native engine keeps KV in"):
-        choose(options)
-    assert choose(replace(options, engine="auto")).name == "vllm"
