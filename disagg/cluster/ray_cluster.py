@@ -30,9 +30,9 @@ def num_workers(settings: Settings) -> int:
 def num_cpus(settings: Settings) -> float:
     """CPUs that Ray counts for all workers, and for ranks that it starts beside them."""
     worker = settings.worker
-    beside = worker.tensor_parallel if worker.tensor_parallel_backend == "ray" else 0
-    if worker.device == "cuda":
-        beside = 0  # a rank there counts as a GPU
+    beside = 0
+    if worker.tensor_parallel_backend == "ray" and worker.device != "cuda":
+        beside = worker.tensor_parallel if worker.tensor_parallel > 1 else 0
     return num_workers(settings) * (1 + beside) * settings.cluster.num_cpus_per_worker
 
 

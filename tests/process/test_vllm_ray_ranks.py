@@ -78,6 +78,11 @@ class Served:
         record: dict[str, Any] = httpx.get(f"{self.url}/disagg/requests/{request_id}").json()
         return record
 
+    def worker_pid(self, name: str) -> int:
+        """The process of a worker's last life."""
+        lives = [re.search(SERVES.format(name, "(?: again)?"), line) for line in self.program.lines]
+        return int([life for life in lives if life is not None][-1][2])
+
     def ranks(self) -> list[ProcessId]:
         """Processes of ranks, on both hosts."""
         found = [read_process(pid) for pid in self.hosts.pids]
@@ -130,11 +135,21 @@ def test_handed_over_between_ranks_of_two_hosts(served: Served) -> None:
 def test_a_rank_that_dies_ends_its_worker_and_both_come_back(served: Served) -> None:
     before = served.ranks()
     os.kill(before[0].pid, signal.SIGKILL)
-    served.program.wait_for(r"worker \S+ serves again on ")
+    served.program.wait_for(SERVES.format(r"\S+", " again"))
     after = served.ranks()
     assert len(after) == 4
     assert len(set(after) & set(before)) == 2  # those of the other worker
-    served.ask(2 * WINDOW, "again")
+    served.ask(2 * WINDOW, "rank-again")
+
+
+def test_a_worker_that_dies_takes_its_ranks_with_it(served: Served) -> None:
+    before = served.ranks()
+    os.kill(served.worker_pid("prefill-0"), signal.SIGKILL)
+    served.program.wait_for(SERVES.format("prefill-0", " again"))
+    after = served.ranks()
+    assert len(after) == 4
+    assert len(set(after) & set(before)) == 2
+    served.ask(2 * WINDOW, "worker-again")
 
 
 def test_a_killed_driver_leaves_no_rank(served: Served) -> None:
