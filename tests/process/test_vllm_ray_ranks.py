@@ -1,6 +1,7 @@
 """Ranks that Ray starts on two hosts: exact answers, one end for all, nobody left behind."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
