@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.cluster, pytest.mark.timeout(1200)]
 WINDOW = 40
 NUM_TOKENS = 8
 SERVES = r"worker {} serves{} on (\S+):\d+ \(pid (\d+), epoch (\w+)\)"
-RANK = "RayWorkerProc"
-"""In the names of the processes of ranks."""
+RANK = re.compile("VLLM::|CpuRayProcess")
+"""In the names of the processes of ranks: vLLM's, and before that Ray's."""
 RESOURCES = [{"CPU": 2, "disagg_prefill": 1}, {"CPU": 4, "disagg_decode": 1}]
 """The prefill worker's process and its first rank fill the first host."""
 
@@ -88,7 +88,7 @@ class Served:
         """Processes of ranks, on both hosts."""
         found = [read_process(pid) for pid in self.hosts.pids]
         roots = {each[0] for each in found if each is not None}
-        return [process for process in find_descendants(roots) if RANK in name_of(process)]
+        return [process for process in find_descendants(roots) if RANK.search(name_of(process))]
 
 
 def name_of(process: ProcessId) -> str:

@@ -16,9 +16,9 @@ from tests.vllm.serving import Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-NUM_TOKENS = 6
+NUM_TOKENS = 5
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, num_logprobs=0)
-TOLERANCE = 0.2
+TOLERANCE = 0.35
 """Of logprobs: 8 bits of what is multiplied, or of keys and values."""
 
 

@@ -122,9 +122,19 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here
-        raise ConfigError(f"vLLM cannot run {options.model_dir}: {error}", param="model") from error
+        raise ConfigError(
+            f"vLLM cannot run {options.model_dir}: {_reason(error)}", param="model"
+        ) from error
     register_all_kvcache_specs(config)
     return executor
+
+
+def _reason(error: Exception) -> str:
+    """What vLLM says, without what pydantic and Ray put around it."""
+    cause = getattr(error, "cause", None) or error  # Ray's: of what was raised in a rank
+    if hasattr(cause, "errors"):
+        return "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
+    return str(cause) or type(cause).__name__
 
 
 def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: int) -> Any:
