@@ -1,6 +1,5 @@
 """What starts the ranks: this process itself, processes of this host, or Ray on several hosts."""
 
-import os
 from typing import Any
 
 from disagg.errors import ConfigError
@@ -23,7 +22,7 @@ def executor_class(options: WorkerOptions, device: str) -> Any:
         from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
         return MultiprocExecutor
-    _take_bundles(options.tensor_parallel)
+    _check_room()
     if device == "cpu":
         from disagg.workers.engines.vllm.ray_on_cpu import CpuRayExecutor
 
@@ -43,15 +42,13 @@ def rank_host(options: WorkerOptions) -> str:
     return host
 
 
-def _take_bundles(num_ranks: int) -> None:
-    """Have the ranks placed where Ray has reserved room for them: behind this process's own."""
+def _check_room() -> None:
+    """Check that Ray has reserved room for ranks beside this process, where vLLM will find it."""
     import ray
 
-    group = ray.util.get_current_placement_group() if ray.is_initialized() else None
-    if group is None:
+    if not ray.is_initialized() or ray.util.get_current_placement_group() is None:
         raise ConfigError(
             "worker.tensor_parallel_backend=ray: Ray has reserved no room for ranks of this"
-            " process; disagg serve and disagg launch have it done",
+            " process; disagg serve and disagg workers have it done",
             param="worker.tensor_parallel_backend",
         )
-    os.environ["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, range(1, num_ranks + 1)))

@@ -44,6 +44,9 @@ class CpuRayExecutor(ray_executor_v2.RayExecutorV2):  # type: ignore[misc]
         return {"env_vars": environment}
 
     def _init_executor(self) -> None:
+        # The first bundle is this process's own.
+        bundles = range(1, self.parallel_config.world_size + 1)
+        os.environ["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, bundles))
         ray_executor_v2.RayWorkerProc = CpuRayProcess
         ray_executor_v2.initialize_ray_cluster = lambda *_, **__: None
         super()._init_executor()
