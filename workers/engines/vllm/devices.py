@@ -52,8 +52,15 @@ def check_config(device: str, config: Any) -> None:
         config: vLLM's, of the checkpoint and our settings.
 
     Raises:
-        ConfigError: latent attention on the CPU, or a model that needs the second model runner.
+        ConfigError: vLLM is built for another device; latent attention on the CPU; the second model
+            runner is asked for.
     """
+    found = config.device_config.device_type
+    if found != device:
+        raise ConfigError(
+            f"worker.device={device}: the vLLM that is installed computes on {found}",
+            param="worker.device",
+        )
     if device == "cpu" and config.model_config.use_mla:
         refuse_latents()
     if config.use_v2_model_runner:

@@ -40,7 +40,8 @@ class DrawsHere:
         tokens = torch.zeros((len(names), 1), dtype=torch.int32, device=logits.device)
         if rows:
             drawn = self.sampler.sample(logits if len(rows) == len(names) else logits[rows], chosen)
-            tokens[rows, 0] = torch.tensor([one.token_id for one in drawn], dtype=torch.int32)
+            token_ids = [one.token_id for one in drawn]
+            tokens[rows, 0] = torch.tensor(token_ids, dtype=torch.int32, device=logits.device)
             self.drawn = {names[row]: one for row, one in zip(rows, drawn, strict=True)}
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
 
