@@ -1,6 +1,7 @@
 """Two ranks, each a process with half of the heads: the answers are those of one."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, num_logprobs=0)
 SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, top_p=0.95, seed=3)
 
 
-def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
+def test_two_ranks_answer_as_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make_checkpoint(tmp_path, "gemma3", window=40, **VLLM_SHAPE)
     rng = random.Random(1)
     prompts = {str(length): [rng.randrange(7, 320) for _ in range(length)] for length in (5, 90)}
