@@ -1,7 +1,6 @@
 """Two ranks, each a process with half of the heads: the answers are those of one."""
 
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +41,10 @@ def test_two_ranks_answer_as_one(tmp_path: Path, capfd: pytest.CaptureFixture[st
     pages = engine.layout.groups[0].spec.attention_pages()
     assert pages is not None
     assert pages.num_kv_heads == 1  # control: each has half of the two
+    said = capfd.readouterr().err  # of the ranks' processes
+    for rank in range(2):
+        for phase in ("weights", "KV pool", "warm-up"):
+            assert re.search(rf"{phase} of rank {rank}: [0-9.]+ s, .+ in use", said)
 
 
 @pytest.mark.parametrize("second", [(5, 6), (5, 7)])
@@ -58,7 +61,7 @@ def test_ranks_that_draw_different_tokens_are_noticed(second: tuple[int, int]) -
         def collective_rpc(self, *_: object, **__: object) -> object:
             return answers
 
-    ranks = Ranks(Executor(), 2)
+    ranks = Ranks(Executor(), 2, "127.0.0.1")
     if second == (5, 6):
         assert ranks.run(None, {}, None) == answers[0]  # type: ignore[arg-type]
     else:
