@@ -1,6 +1,7 @@
 """Two ranks, each a process with half of the heads: the answers are those of one."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
