@@ -130,11 +130,11 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
 
 
 def _reason(error: Exception) -> str:
-    """What vLLM says, without what pydantic and Ray put around it."""
+    """What vLLM says, in one line, without what pydantic and Ray put around it."""
     cause = getattr(error, "cause", None) or error  # Ray's: of what was raised in a rank
     if hasattr(cause, "errors"):
         return "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
-    return str(cause) or type(cause).__name__
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
 def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: int) -> Any:
