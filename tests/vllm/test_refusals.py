@@ -1,11 +1,13 @@
 """What vLLM cannot run is refused at the start, by name, and not in the first step."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.workers.engines.vllm import start
 from tests.checkpoints import edit_config, make_checkpoint
 from tests.vllm.engines import VLLM_SHAPE, make_vllm
 
@@ -37,6 +39,18 @@ def test_a_model_that_vllm_does_not_know(tmp_path: Path) -> None:
     refused = refusal(tmp_path)
     assert refused.param == "model"
     assert "nobody" in refused.message
+
+
+def test_models_that_continue_no_text() -> None:
+    for changed, said in (
+        ({"is_encoder_decoder": True}, "reads with an encoder"),
+        ({"runner_type": "pooling"}, "is one for pooling"),
+    ):
+        given: dict[str, Any] = {"is_encoder_decoder": False, "runner_type": "generate"}
+        model = SimpleNamespace(architectures=["SomeModel"], **given)
+        start._check_model(model)  # control
+        with pytest.raises(ConfigError, match=f"vLLM knows SomeModel, but the model {said}"):
+            start._check_model(SimpleNamespace(architectures=["SomeModel"], **(given | changed)))
 
 
 def test_ranks_that_do_not_divide_the_heads(tmp_path: Path) -> None:

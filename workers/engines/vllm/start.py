@@ -117,6 +117,7 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
     try:
         with phase("configuration", device):
             config = _configure(options, device, dtype, weight_bytes)
+        _check_model(config.model_config)
         devices.check_config(device, config)
         executor = made(config)  # loads the weights, see `RankWorker`
     except ConfigError:
@@ -127,6 +128,22 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
         ) from error
     register_all_kvcache_specs(config)
     return executor
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what no request here can be for, before it is loaded; ``model`` is vLLM's config.
+
+    Raises:
+        ConfigError: it is none that continues a text.
+    """
+    said = ""
+    if model.is_encoder_decoder:
+        said = "reads with an encoder, and no request here has anything for one"
+    elif model.runner_type != "generate":
+        said = f"is one for {model.runner_type}, not for generating text"
+    if said:
+        names = ", ".join(model.architectures)
+        raise ConfigError(f"vLLM knows {names}, but the model {said}", param="model")
 
 
 def _reason(error: Exception) -> str:
