@@ -37,7 +37,9 @@ def has_room(settings: Settings, resources: Mapping[str, float]) -> bool:
         resources: of all hosts together, as ``ray.cluster_resources()`` lists them.
     """
     cluster = settings.cluster
-    asked = {"CPU": num_cpus(settings)}
+    asked: dict[str, float] = {"CPU": num_cpus(settings)}
+    if settings.worker.device == "cuda" and settings.worker.tensor_parallel > 1:
+        asked["GPU"] = num_workers(settings) * settings.worker.tensor_parallel
     if cluster.role_resources:
         asked |= {"disagg_prefill": cluster.num_prefill, "disagg_decode": cluster.num_decode}
     return all(resources.get(name, 0) >= amount for name, amount in asked.items())

@@ -93,3 +93,10 @@ def test_what_is_reserved_for_ranks_of_several_hosts() -> None:
     assert rank_bundles(settings, "cpu", "decode") == [own, {"CPU": 2.0}, {"CPU": 2.0}]
     assert num_cpus(settings) == 12
     assert not has_room(settings, {"CPU": 11, "disagg_prefill": 1, "disagg_decode": 1})
+
+
+def test_hosts_for_all_ranks_have_joined() -> None:
+    worker = {"device": "cuda", "tensor_parallel": 4}
+    settings = Settings.model_validate({"worker": worker})
+    assert not has_room(settings, {"CPU": 8, "GPU": 7})
+    assert has_room(settings, {"CPU": 8, "GPU": 8})
