@@ -60,12 +60,6 @@ def test_ranks_that_do_not_divide_the_heads(tmp_path: Path) -> None:
     assert "\n" not in refused.message
 
 
-def test_the_second_model_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    assert "unset VLLM_USE_V2_MODEL_RUNNER" in refusal(tmp_path).message
-
-
 def test_ranks_that_ray_has_no_room_for(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
     refused = refusal(tmp_path, tensor_parallel=2, tensor_parallel_backend="ray")
