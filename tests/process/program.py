@@ -51,9 +51,9 @@ class Program:
         for line in self.process.stdout:
             self._queue.put(line.rstrip())
 
-    def wait_for(self, pattern: str) -> re.Match[str]:
+    def wait_for(self, pattern: str, bound_s: float = BOUND_S) -> re.Match[str]:
         """First line from now on that matches; fails with what was said instead."""
-        deadline = time.monotonic() + BOUND_S
+        deadline = time.monotonic() + bound_s
         while time.monotonic() < deadline:
             try:
                 line = self._queue.get(timeout=0.2)

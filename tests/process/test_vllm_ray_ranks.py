@@ -21,6 +21,8 @@ from tests.vllm.engines import BLOCK_TOKENS, VLLM_SHAPE
 pytestmark = [pytest.mark.vllm, pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 WINDOW = 40
+START_S = 600.0
+"""Bound on the start of two workers and four ranks, which all import vLLM."""
 NUM_TOKENS = 8
 SERVES = r"worker {} serves{} on (\S+):\d+ \(pid (\d+), epoch (\w+)\)"
 RANK = re.compile("VLLM::|CpuRayProcess")
@@ -48,7 +50,7 @@ def settings(hosts: RayHosts, model_dir: Path, host: str) -> dict[str, Any]:
             "ray_address": hosts.address,
             "role_resources": True,
             "num_cpus_per_worker": 1,
-            "start_timeout_s": 600,
+            "start_timeout_s": START_S,
         },
     }
 
@@ -116,7 +118,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             )
             try:
                 for name in ("prefill-0", "decode-0"):
-                    program.wait_for(SERVES.format(name, ""))
+                    program.wait_for(SERVES.format(name, ""), START_S)
                 url = program.wait_for(r"serving tiny on (\S+)")[1]
                 yield Served(hosts, program, url, model_dir)
             finally:
@@ -136,7 +138,7 @@ def test_handed_over_between_ranks_of_two_hosts(served: Served) -> None:
 def test_a_rank_that_dies_ends_its_worker_and_both_come_back(served: Served) -> None:
     before = served.ranks()
     os.kill(before[0].pid, signal.SIGKILL)
-    served.program.wait_for(SERVES.format(r"\S+", " again"))
+    served.program.wait_for(SERVES.format(r"\S+", " again"), START_S)
     after = served.ranks()
     assert len(after) == 4
     assert len(set(after) & set(before)) == 2  # those of the other worker
@@ -146,7 +148,7 @@ def test_a_rank_that_dies_ends_its_worker_and_both_come_back(served: Served) -> 
 def test_a_worker_that_dies_takes_its_ranks_with_it(served: Served) -> None:
     before = served.ranks()
     os.kill(served.worker_pid("prefill-0"), signal.SIGKILL)
-    served.program.wait_for(SERVES.format("prefill-0", " again"))
+    served.program.wait_for(SERVES.format("prefill-0", " again"), START_S)
     after = served.ranks()
     assert len(after) == 4
     assert len(set(after) & set(before)) == 2
