@@ -149,9 +149,10 @@ def _check_model(model: Any) -> None:
 def _reason(error: Exception) -> str:
     """What vLLM says, in one line, without what pydantic and Ray put around it."""
     cause = getattr(error, "cause", None) or error  # Ray's: of what was raised in a rank
+    said = str(cause)
     if hasattr(cause, "errors"):
-        return "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
-    return " ".join(str(cause).split()) or type(cause).__name__
+        said = "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
+    return " ".join(said.split()) or type(cause).__name__
 
 
 def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: int) -> Any:
