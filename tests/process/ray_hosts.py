@@ -29,6 +29,7 @@ def environment_of(place: Place) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_worker_niceness": "0",
+        "RAY_raylet_start_wait_time_s": "200",  # on a machine that is busy
     }
 
 
