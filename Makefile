@@ -23,7 +23,7 @@ help:
 	@echo "make demo        serve real requests through prefill and decode workers, show what moved"
 	@echo "make test        all tests that are not slow, gpu, vllm or peer"
 	@echo "make test-slow   the slow ones"
-	@echo "make test-gpu    the ones that need a CUDA device"
+	@echo "make test-gpu    the ones that need a CUDA device, of both engines; installs vLLM"
 	@echo "make install-vllm an environment with vLLM (.venv-vllm; 3 GB, some minutes)"
 	@echo "make test-vllm   the tests of the vLLM engine, there"
 	@echo "make lint types  ruff and mypy (strict)"
@@ -74,8 +74,9 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not peer"
 
-test-gpu: $(STAMP)
+test-gpu: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m pytest -m "gpu and not vllm"
+	DISAGG_TEST_VLLM=1 $(VLLM_BIN)/python -m pytest -m "gpu and vllm"
 
 # Where vLLM is missing its tests are skipped, but not here.
 test-vllm: $(VLLM_STAMP)

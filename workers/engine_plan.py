@@ -91,6 +91,7 @@ def plan_pool(
     weight_bytes: int,
     weights_loaded: bool = False,
     whole_states: bool = False,
+    memory: machine.Memory | None = None,
 ) -> PoolPlan:
     """Decide how many blocks the pool has, and check that it fits; takes milliseconds.
 
@@ -102,6 +103,7 @@ def plan_pool(
         weight_bytes: what the weights take there.
         weights_loaded: they are in memory already.
         whole_states: each layer's linear state lies within one block, see `plan_whole_states`.
+        memory: of the device; None asks for that of this process's own.
 
     Raises:
         ConfigError: the pool does not fit, or nothing is left for one; ``param`` is the setting.
@@ -110,7 +112,8 @@ def plan_pool(
     whole = plan_memory(specs, 1 << 62, max_model_tokens, whole_states=whole_states)
     block_bytes = whole.layout.block_bytes
     most = 1 + options.max_sequences * whole.blocks_per_sequence
-    budget = _Budget.of(options, device, weight_bytes, weights_loaded)
+    memory = memory or machine.device_memory(device)
+    budget = _Budget.of(options, device, memory, weight_bytes, weights_loaded)
     if isinstance(options.num_blocks, str):
         num_blocks = min(most, budget.pool_bytes // block_bytes)
         why = (
@@ -177,11 +180,16 @@ class _Budget:
 
     @classmethod
     def of(
-        cls, options: WorkerOptions, device: str, weight_bytes: int, weights_loaded: bool
+        cls,
+        options: WorkerOptions,
+        device: str,
+        memory: machine.Memory,
+        weight_bytes: int,
+        weights_loaded: bool,
     ) -> "_Budget":
         on_cpu = device == "cpu"
         return cls(
-            machine.device_memory(device),
+            memory,
             weight_bytes,
             weights_loaded,
             # Each rank has its own weights and pool: on the host beside those of the others.

@@ -5,15 +5,14 @@ processes of one worker: what comes through it is trusted.
 """
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 from disagg.errors import RemoteFault
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.pool_region import PoolRegion
+from disagg.workers.rank_connections import RankAddress, connect_rank
 
 STATE_S = 0.1
 """A changed state is reported at most so often."""
@@ -32,19 +31,21 @@ class RankAgent:
         rank: counted from 0.
         pool: the rank's part of the KV.
         handle_bytes_max: see `NixlTransport`.
-        address: the socket at which the worker's process listens, see `accept_ranks`.
+        address: at which the worker's process listens, see `accept_ranks`.
 
     Raises:
         ConfigError: NIXL does not start; the worker's process has been told.
     """
 
     def __init__(
-        self, agent_name: str, rank: int, pool: PoolRegion, handle_bytes_max: int, address: str
+        self,
+        agent_name: str,
+        rank: int,
+        pool: PoolRegion,
+        handle_bytes_max: int,
+        address: RankAddress,
     ) -> None:
-        with socket.socket(socket.AF_UNIX) as connecting:
-            connecting.connect(address)
-            self._connection: Connection[Any, Any] = Connection(connecting.detach())
-        self._connection.send(rank)
+        self._connection = connect_rank(address, rank)
         name = rank_name(agent_name, rank)
         self._sending = threading.Lock()  # the transport's thread reports ends as well
         try:

@@ -1,10 +1,7 @@
 """Reads into all ranks of a tensor-parallel worker: one agent per rank, one end for all of them."""
 
 import logging
-import socket
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -37,53 +34,6 @@ class _Read:
 
     num_left: int
     error: str = ""
-
-
-def accept_ranks(num_ranks: int, start: Callable[[str], object]) -> "list[Connection[Any, Any]]":
-    """Have every rank start its agent and connect; returns the connections in their order.
-
-    Args:
-        num_ranks: so many connect.
-        start: makes each of them a `RankAgent` at the address it gets; returns when all are made.
-
-    Raises:
-        ConfigError: not all have come; or what ``start`` raises.
-    """
-    found: dict[int, Connection[Any, Any]] = {}
-    started: Future[object] = Future()
-
-    def run() -> None:
-        try:
-            started.set_result(start(address))
-        except BaseException as error:
-            started.set_exception(error)
-
-    # Nobody but this user can enter the folder.
-    with tempfile.TemporaryDirectory(prefix="disagg-") as folder, _listening(folder) as server:
-        address: str = server.getsockname()
-        threading.Thread(target=run, name="starting ranks", daemon=True).start()
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while len(found) < num_ranks:
-            try:
-                accepted, _ = server.accept()
-            except TimeoutError:
-                if started.done() and started.exception():
-                    break
-                if time.monotonic() > deadline:
-                    raise ConfigError(f"{len(found)} of {num_ranks} ranks have come") from None
-                continue
-            connection: Connection[Any, Any] = Connection(accepted.detach())
-            found[connection.recv()] = connection
-        started.result(START_TIMEOUT_S)
-    return [found[rank] for rank in range(num_ranks)]
-
-
-def _listening(folder: str) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(f"{folder}/ranks")
-    server.listen()
-    server.settimeout(0.1)
-    return server
 
 
 class RankedTransport:

@@ -44,10 +44,22 @@ class WorkerSettings(_Section):
     """Ranks of a worker of the vllm engine: processes with a part of the weights and of every KV
     block each, on a GPU of their own or on this host's cores.
     """
+    tensor_parallel_backend: Literal["auto", "processes", "ray"] = AUTO
+    """Who starts the ranks: the worker's process, all on its host (processes), or Ray, on as few
+    hosts as have room (ray); auto: processes where the GPUs of single hosts are enough.
+    """
     device: str = Field(default=AUTO, pattern=r"^(auto|cpu|cuda)$")
     """auto: a GPU where Ray has any; cuda is the device Ray gives the worker."""
     dtype: Dtype | Auto = AUTO
     """auto: that of the checkpoint's weights."""
+    kv_dtype: Literal["auto", "fp8"] = AUTO
+    """Type of KV under the vllm engine: fp8 halves what 16 bits take; auto: what the checkpoint
+    says, else dtype.
+    """
+    cuda_graphs: bool = True
+    """The vllm engine compiles the model on a GPU and captures its steps in CUDA graphs: slower to
+    start, faster to decode.
+    """
     num_threads: Annotated[int, Field(ge=1, le=1024)] | Auto = AUTO
     """Torch threads of a worker; auto: the cores, divided among the workers of the host."""
     num_blocks: Annotated[int, Field(ge=2, le=1 << 31)] | Auto = AUTO

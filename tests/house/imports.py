@@ -41,7 +41,12 @@ THIRD_PARTY: dict[str, set[str]] = {
     | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
     | {"prometheus_client"},
 }
-RAY_AT = ("disagg.workers.actor", "disagg.cluster")
+RAY_AT = (
+    "disagg.workers.actor",
+    "disagg.cluster",
+    "disagg.workers.engines.vllm.executors",
+    "disagg.workers.engines.vllm.ray_on_cpu",
+)
 """Ray starts and supervises; nothing on the way of a token may depend on it."""
 VLLM_AT = "disagg.workers.engines.vllm."
 """An extra: one engine's folder knows it, and is imported only when that engine is chosen."""

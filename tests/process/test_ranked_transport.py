@@ -2,6 +2,7 @@
 
 import multiprocessing
 import queue
+import socket
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from disagg.errors import ConfigError, RemoteFault
 from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.rank_agent import RankAgent
-from disagg.workers.ranked_transport import RankedTransport, accept_ranks
+from disagg.workers.rank_connections import RANK_BYTES, TOKEN_BYTES, RankAddress, accept_ranks
+from disagg.workers.ranked_transport import RankedTransport
 
 NUM_RANKS = 2
 NUM_BLOCKS, BLOCK_BYTES = 16, 4096
@@ -26,7 +28,9 @@ def block_of(worker: str, rank: int, block: int) -> bytes:
     return np.random.default_rng([len(worker), ord(worker[0]), rank, block]).bytes(BLOCK_BYTES)
 
 
-def rank_main(worker: str, rank: int, address: str, questions: "Connection[Any, Any]") -> None:
+def rank_main(
+    worker: str, rank: int, address: RankAddress, questions: "Connection[Any, Any]"
+) -> None:
     data = b"".join(block_of(worker, rank, block) for block in range(NUM_BLOCKS))
     pool = torch.frombuffer(bytearray(data), dtype=torch.int8).view(NUM_BLOCKS, -1)
     RankAgent(f"{worker}:1", rank, region_of(pool), BLOCK_BYTES, address)
@@ -45,12 +49,12 @@ class RankedWorker:
         self.ends: queue.Queue[tuple[int, str]] = queue.Queue()
         self.processes: list[Any] = []
         self.questions: list[Connection[Any, Any]] = []
-        connections = accept_ranks(NUM_RANKS, self._start)
+        connections = accept_ranks(NUM_RANKS, "127.0.0.1", self._start)
         self.transport = RankedTransport(
             connections, on_read_done=lambda read_id, error: self.ends.put((read_id, error))
         )
 
-    def _start(self, address: str) -> None:
+    def _start(self, address: RankAddress) -> None:
         for rank in reversed(range(NUM_RANKS)):
             ours, theirs = SPAWN.Pipe()
             process = SPAWN.Process(
@@ -130,11 +134,27 @@ def test_a_rank_that_ends_ends_the_transport(workers: tuple[RankedWorker, Ranked
 
 
 def test_ranks_that_cannot_be_started_are_said() -> None:
-    def start(address: str) -> None:
+    def start(address: RankAddress) -> None:
         raise RuntimeError("no rank")
 
     with pytest.raises(RuntimeError, match="no rank"):
-        accept_ranks(2, start)
+        accept_ranks(2, "127.0.0.1", start)
+
+
+def test_only_who_knows_the_token_is_a_rank() -> None:
+    def start(address: RankAddress) -> None:
+        for token in (b"", bytes(TOKEN_BYTES), address.token):
+            others.append(socket.create_connection((address.host, address.port)))
+            others[-1].sendall(token + (0).to_bytes(RANK_BYTES))
+            others[-1].shutdown(socket.SHUT_WR)
+
+    others: list[socket.socket] = []
+    (connection,) = accept_ranks(1, "127.0.0.1", start)
+    connection.send("for the rank")
+    heard = [each.recv(100) for each in others]
+    assert [b"for the rank" in each for each in heard] == [False, False, True]
+    for each in others:
+        each.close()
 
 
 def test_a_rank_that_does_not_start_is_said() -> None:

@@ -32,11 +32,11 @@ def vllm_options(model_dir: Path, num_blocks: int, **changed: Any) -> WorkerOpti
 
 
 def make_vllm(model_dir: Path, num_blocks: int, **changed: Any) -> "VllmEngine":
-    """Load a checkpoint into vLLM, in this process."""
+    """Load a checkpoint into vLLM, in this process; on the CPU unless a device is named."""
     from disagg.workers.engines.vllm import start
     from disagg.workers.engines.vllm.vllm_engine import build_vllm
 
-    start.set_environment("cpu", 1)
+    start.set_environment(changed.get("device", "cpu"), 1)
     from vllm.distributed.parallel_state import destroy_model_parallel
 
     # The one of a model without experts, before this in the process, made too few groups.

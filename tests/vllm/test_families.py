@@ -293,7 +293,7 @@ def test_states_without_a_kernel_are_refused_on_the_cpu(tmp_path: Path) -> None:
     from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
     from vllm.v1.kv_cache_interface import MambaSpec
 
-    from disagg.workers.engines.vllm.cpu_refusals import refuse_on_cpu
+    from disagg.workers.engines.vllm.devices import refuse_on_cpu
 
     def refused(kind: object, heads: tuple[int, ...], dtype: torch.dtype) -> str:
         spec = MambaSpec(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,31 @@ def test_it_answers_as_the_model(engine: Any, directory: Path) -> None:
         assert serving.tokens(name) == tokens
         assert serving.logprobs(name) == pytest.approx(logprobs, abs=1e-4)
     assert serving.first_starts(["cold", "hit"]) == [0, 128]
+
+
+def test_where_layers_lie_apart(engine: Any) -> None:
+    """Forms as FlashAttention, Triton and FlashInfer offer them; those that begin with B or L."""
+    from disagg.workers.engines.vllm.kv_layout import choose_form
+
+    layout, forms = engine.layout, ["LBNHC", "LBHNC", "BHLNC", "BLNHC", "BLHNC"]
+    assert choose_form(layout, forms, {"FLASH_ATTN"}, True) == ("BLNHC", 1)
+    # Pages of the kernel's size lie one after the other in a layer alone.
+    assert choose_form(layout, forms, {"FLASHINFER"}, False) == ("LBNHC", NUM_LAYERS)
+    assert choose_form(layout, ["LBHNC"], {"FLEX_ATTENTION"}, True) == ("LBHNC", NUM_LAYERS)
+    with pytest.raises(ConfigError, match="takes each layer's blocks as one piece"):
+        choose_form(layout, ["BLHNC"], {"FLASHINFER"}, False)
+
+
+def test_kernels_with_smaller_blocks_are_told_apart() -> None:
+    from disagg.workers.engines.vllm.kernel_checks import takes_whole_blocks
+
+    def layers(*sizes: int) -> dict[str, Any]:
+        backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda spec: list(sizes))
+        return {"attention": SimpleNamespace(get_attn_backend=lambda: backend)}
+
+    specs = {"attention": SimpleNamespace(head_size=64, block_size=64), "state": object()}
+    assert takes_whole_blocks(layers(16, 32, 64), specs)
+    assert not takes_whole_blocks(layers(16, 32), specs)
 
 
 def test_pages_of_several_sizes_are_refused(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,6 +1,7 @@
 """Two ranks, each a process with half of the heads: the answers are those of one."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, num_logprobs=0)
 SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, top_p=0.95, seed=3)
 
 
-def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
+def test_two_ranks_answer_as_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make_checkpoint(tmp_path, "gemma3", window=40, **VLLM_SHAPE)
     rng = random.Random(1)
     prompts = {str(length): [rng.randrange(7, 320) for _ in range(length)] for length in (5, 90)}
@@ -41,6 +42,10 @@ def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
     pages = engine.layout.groups[0].spec.attention_pages()
     assert pages is not None
     assert pages.num_kv_heads == 1  # control: each has half of the two
+    said = capfd.readouterr().err  # of the ranks' processes
+    for rank in range(2):
+        for phase in ("weights", "KV pool", "warm-up"):
+            assert re.search(rf"{phase} of rank {rank}: [0-9.]+ s, .+ in use", said)
 
 
 @pytest.mark.parametrize("second", [(5, 6), (5, 7)])
@@ -57,7 +62,7 @@ def test_ranks_that_draw_different_tokens_are_noticed(second: tuple[int, int]) -
         def collective_rpc(self, *_: object, **__: object) -> object:
             return answers
 
-    ranks = Ranks(Executor(), 2)
+    ranks = Ranks(Executor(), 2, "127.0.0.1")
     if second == (5, 6):
         assert ranks.run(None, {}, None) == answers[0]  # type: ignore[arg-type]
     else:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,22 @@ DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Torch's names of the types a safetensors header names."""
 VALUE_BYTES = 64
 """Of each tensor's middle, for the fingerprint."""
+
+
+def check_files(model_dir: str | Path) -> None:
+    """Check that every file is there and whole, as any engine needs them; reads headers alone.
+
+    Raises:
+        ConfigError: one is missing or damaged; ``param`` names it, or is ``model``.
+    """
+    path = Path(model_dir)
+    if not path.is_dir():
+        raise ConfigError(f"no checkpoint directory at {path}", param="model")
+    read_json(path / "config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (path / name).is_file():
+            raise ConfigError(f"{path / name} is missing", param=name)
+    read_weights(path)
 
 
 def model_fingerprint(model_dir: str | Path) -> str:
@@ -42,19 +59,51 @@ def model_fingerprint(model_dir: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_weights(model_dir: str | Path) -> tuple[int, str]:
-    """Return the elements of all tensors, and the type that most of them have.
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """What the files of a checkpoint hold.
+
+    Attributes:
+        num_elements: of all tensors.
+        num_bytes: of all tensors.
+        dtype: to compute in, by torch's name: that of most elements; what the configuration says
+            where the weights are quantized.
+        quantized: the configuration says how.
+    """
+
+    num_elements: int
+    num_bytes: int
+    dtype: str
+    quantized: bool = False
+
+    def bytes_in(self, dtype_bytes: int) -> int:
+        """Bytes in memory, where elements that are not quantized take so many each."""
+        return self.num_bytes if self.quantized else self.num_elements * dtype_bytes
+
+
+def read_weights(model_dir: str | Path) -> StoredWeights:
+    """Read how many weights there are, and of which type; from headers alone.
 
     Raises:
         ConfigError: a file is missing or damaged; ``param`` names it.
     """
+    path = Path(model_dir)
     elements: Counter[str] = Counter()
-    for file in _weight_files(Path(model_dir)):
+    num_bytes = 0
+    for file in _weight_files(path):
         for name, tensor in json.loads(_safetensors_header(file)).items():
             if name != "__metadata__":
                 elements[str(tensor["dtype"])] += math.prod(tensor["shape"])
+                begin, end = tensor["data_offsets"]
+                num_bytes += end - begin
     dtype = max(elements, key=lambda name: elements[name], default="F32")
-    return elements.total(), DTYPE_NAMES.get(dtype, dtype)
+    stored = StoredWeights(elements.total(), num_bytes, DTYPE_NAMES.get(dtype, dtype))
+    config = read_json(path / "config.json")
+    text = config.get("text_config") or config
+    if not (config.get("quantization_config") or text.get("quantization_config")):
+        return stored
+    named = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or stored.dtype
+    return replace(stored, dtype=str(named), quantized=True)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from disagg.errors import ConfigError
 from disagg.workers import machine
+from disagg.workers.engines.checkpoint_files import check_files
 from disagg.workers.engines.freed_memory import keep_freed_memory
 from disagg.workers.engines.native.checkpoint import open_checkpoint
 from disagg.workers.engines.native.native_engine import NativeEngine
@@ -59,17 +60,23 @@ def choose(options: WorkerOptions) -> Choice:
     """Choose by the settings, the machine and the checkpoint.
 
     Raises:
-        ConfigError: native does not know the model and vLLM cannot be had.
+        ConfigError: a file is missing or damaged; or native does not know the model and vLLM cannot
+            be had.
     """
-    if options.tensor_parallel > 1:
-        if options.engine == "native":
+    for name, asked, lacks in (
+        ("tensor_parallel", options.tensor_parallel > 1, "has one rank"),
+        ("kv_dtype", options.kv_dtype != AUTO, "keeps KV in worker.dtype"),
+    ):
+        if asked and options.engine == "native":
             raise ConfigError(
-                f"worker.tensor_parallel={options.tensor_parallel}: the native engine has one rank",
-                param="worker.tensor_parallel",
+                f"worker.{name}={getattr(options, name)}: the native engine {lacks}",
+                param=f"worker.{name}",
             )
-        return Choice("vllm", "worker.tensor_parallel asks for several ranks")
+        if asked:
+            return Choice("vllm", f"worker.{name}={getattr(options, name)} asks for it")
     if options.engine != AUTO:
         return Choice(options.engine, "worker.engine names it")
+    check_files(options.model_dir)  # what is missing or damaged is so for either
     no_vllm = start.why_not()
     refusal = _refusal_of_native(options.model_dir)
     on_gpu = options.device == "cuda" or (options.device == AUTO and machine.has_gpu())
@@ -102,11 +109,9 @@ def build_native(options: WorkerOptions, why: str = "") -> Engine:
 
 
 def _refusal_of_native(model_dir: str) -> ConfigError | None:
-    """Why the native engine cannot run a checkpoint; raises where there is none at all."""
+    """Why the native engine cannot run a checkpoint whose files are whole."""
     try:
         open_checkpoint(model_dir)
     except ConfigError as refused:
-        if refused.param == "model":
-            raise
         return refused
     return None

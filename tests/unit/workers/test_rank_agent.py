@@ -12,7 +12,8 @@ from disagg.wire.stream_hello import PoolInfo
 from disagg.workers import rank_agent
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.rank_agent import RankAgent
-from disagg.workers.ranked_transport import RankedTransport, accept_ranks
+from disagg.workers.rank_connections import accept_ranks
+from disagg.workers.ranked_transport import RankedTransport
 
 POOL = PoolInfo(b"", 0, 2, 4096, "DRAM", 0)
 
@@ -52,7 +53,7 @@ def transport(monkeypatch: pytest.MonkeyPatch) -> RankedTransport:
     monkeypatch.setattr(rank_agent, "NixlTransport", FakeTransport)
     region = PoolRegion(0, 2, 4096, "DRAM", 0, None)
     connections: list[Connection[Any, Any]] = accept_ranks(
-        1, lambda address: RankAgent("w:1", 0, region, 4096, address)
+        1, "127.0.0.1", lambda address: RankAgent("w:1", 0, region, 4096, address)
     )
     return RankedTransport(connections, on_read_done=lambda read_id, error: None)
 

@@ -9,7 +9,12 @@ from transformers import AutoConfig, PreTrainedConfig
 from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.shapes.model_shapes import read_shape
-from disagg.workers.engines.checkpoint_files import model_fingerprint, read_json, read_weights
+from disagg.workers.engines.checkpoint_files import (
+    check_files,
+    model_fingerprint,
+    read_json,
+    read_weights,
+)
 from disagg.workers.engines.native.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
 from disagg.workers.engines.native.layer_specs import (
     kv_owners,
@@ -66,12 +71,8 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
             exactly; ``param`` names the file or the config field.
     """
     path = Path(model_dir)
-    if not path.is_dir():
-        raise ConfigError(f"no checkpoint directory at {path}", param="model")
+    check_files(path)
     raw = read_json(path / "config.json")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if not (path / name).is_file():
-            raise ConfigError(f"{path / name} is missing", param=name)
     architecture = _architecture(raw)
     family = SUPPORTED[architecture]
     for field in REFUSED_FIELDS:
@@ -92,15 +93,15 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
     eos = getattr(config, "eos_token_id", None)
     if (path / "generation_config.json").is_file():
         eos = read_json(path / "generation_config.json").get("eos_token_id", eos)
-    num_weights, dtype = read_weights(path)
+    weights = read_weights(path)
     return Checkpoint(
         path=path,
         architecture=architecture,
         family=family,
         config=config,
         fingerprint=model_fingerprint(path),
-        num_weights=num_weights,
-        dtype=dtype,
+        num_weights=weights.num_elements,
+        dtype=weights.dtype,
         vocab_size=positive(config, "vocab_size"),
         max_model_tokens=positive(config, "max_position_embeddings"),
         eos_token_ids=_token_ids(eos),

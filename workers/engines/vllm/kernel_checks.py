@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.v1.worker.utils import select_common_block_size
+
 from disagg.errors import ConfigError
 
 
@@ -36,3 +38,13 @@ def refusal_of(layers: Mapping[str, Any], specs: Mapping[str, Any]) -> ConfigErr
                 param="worker.block_tokens",
             )
     return None
+
+
+def takes_whole_blocks(layers: Mapping[str, Any], specs: Mapping[str, Any]) -> bool:
+    """Whether every attention kernel computes blocks of our size, not several to one of ours."""
+    return all(
+        select_common_block_size(spec.block_size, [layers[name].get_attn_backend()], [spec])
+        == spec.block_size
+        for name, spec in specs.items()
+        if hasattr(spec, "head_size")
+    )

@@ -1,6 +1,6 @@
 """Our layout as vLLM's: specs of its layers, and where their pages lie in the one pool."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vllm.v1 import kv_cache_interface as theirs
@@ -13,6 +13,7 @@ from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.workers.engines.vllm.devices import TAKES_STRIDES
 
 
 def spec_of(layer: str, spec: Any, block_tokens: int) -> Spec:
@@ -54,33 +55,43 @@ def spec_of(layer: str, spec: Any, block_tokens: int) -> Spec:
     return made
 
 
-BLOCK_MAJOR = "BL"
-"""Begins the names of the forms in which all layers of a block lie together."""
-TAKES_STRIDES = {"CPU_ATTN"}
-"""Backends that do not offer such a form, and were found to read any stride between blocks."""
+BLOCK_MAJOR, LAYER_MAJOR = "BL", "LB"
+"""Begin the names of the forms: all layers of a block lie together, or all blocks of a layer."""
 
 
-def num_parts(layout: KVCacheLayout, form: str, backends: Collection[str]) -> int:
-    """In how many parts a block lies: 1, or one per layer where the kernels need it so.
+def choose_form(
+    layout: KVCacheLayout, forms: Sequence[str], backends: Collection[str], whole_blocks: bool
+) -> tuple[str, int]:
+    """How the pool lies: vLLM's name of the form, and in how many parts a block lies.
+
+    All layers of a block lie together where the kernels let it be so, else one layer of a group
+    lies apart from the next.
 
     Args:
         layout: of the pool.
-        form: vLLM's name of the order in which layers, blocks, heads and tokens lie.
+        forms: that all kernels take, the best first: orders in which layers, blocks, heads and
+            tokens lie.
         backends: of the layers that keep tokens; kernels of states take any stride.
+        whole_blocks: the kernels' blocks are as large as ours; where they are smaller, those of one
+            of ours have to lie one after the other.
 
     Raises:
         ConfigError: the layers' pages have several sizes, so that no block could serve any group.
     """
-    if form.startswith(BLOCK_MAJOR) or TAKES_STRIDES.issuperset(backends):
-        return 1
+    together = next((form for form in forms if form.startswith(BLOCK_MAJOR)), "")
+    if whole_blocks and together:
+        return together, 1
+    form = next((form for form in forms if form.startswith(LAYER_MAJOR)), "")
+    if whole_blocks and TAKES_STRIDES.issuperset(backends):
+        return form, 1
     sizes = sorted({group.spec.page_bytes for group in layout.groups})
-    if len(sizes) > 1:
+    if len(sizes) > 1 or not form:
         raise ConfigError(
             f"vLLM's {', '.join(sorted(backends))} takes each layer's blocks as one piece of memory"
             f" only, and the model's layers keep pages of {', '.join(map(str, sizes))} bytes",
             param="model",
         )
-    return layout.block_bytes // sizes[0]
+    return form, layout.block_bytes // sizes[0]
 
 
 def kv_cache_config(

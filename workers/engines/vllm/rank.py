@@ -9,20 +9,22 @@ import torch
 from disagg.errors import ConfigError
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
+from disagg.workers import machine
 from disagg.workers.engines.freed_memory import keep_freed_memory
 from disagg.workers.engines.sampler import NonFiniteError
-from disagg.workers.engines.vllm.kernel_checks import refusal_of
+from disagg.workers.engines.vllm.kernel_checks import refusal_of, takes_whole_blocks
 from disagg.workers.engines.vllm.runner import Runner
 from disagg.workers.engines.vllm.state_blocks import BlockChanges
+from disagg.workers.machine import Memory
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.rank_agent import RankAgent
-from disagg.workers.ranked_transport import accept_ranks
+from disagg.workers.rank_connections import RankAddress, accept_ranks
 
 Drawn = dict[str, SampledToken]
 
 
 class Rank:
-    """Mixed into vLLM's worker class by vLLM itself, which then has these methods too."""
+    """Mixed into vLLM's worker class, see `RankWorker`: the engine calls these in every rank."""
 
     def disagg_specs(self: Any, block_tokens: int) -> dict[str, Any]:
         """What each layer keeps, by name, in vLLM's words, with blocks of so many tokens."""
@@ -40,6 +42,15 @@ class Rank:
         """What computes the attention of these layers."""
         modules = self.vllm_config.compilation_config.static_forward_context
         return {modules[name].get_attn_backend().get_name() for name in layers}
+
+    def disagg_takes_whole_blocks(self: Any, specs: Mapping[str, Any]) -> bool:
+        """See `takes_whole_blocks`."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        return takes_whole_blocks(layers, specs)
+
+    def disagg_memory(self: Any) -> Memory:
+        """Of the device that holds the weights, with them in it."""
+        return machine.device_memory(self.device.type)
 
     def disagg_attach(
         self: Any, layers: Sequence[str], num_blocks: int, block_bytes: int, num_parts: int
@@ -69,7 +80,9 @@ class Rank:
         except NonFiniteError as error:
             return {}, str(error)
 
-    def disagg_connect(self: Any, agent_name: str, handle_bytes_max: int, address: str) -> None:
+    def disagg_connect(
+        self: Any, agent_name: str, handle_bytes_max: int, address: RankAddress
+    ) -> None:
         """Start this rank's NIXL agent."""
         self.disagg_agent = RankAgent(
             agent_name, self.rank, self.disagg_region, handle_bytes_max, address
@@ -82,10 +95,12 @@ class Ranks:
     Args:
         executor: vLLM's, with the model loaded.
         num_ranks: of the engine; the only one is in this process.
+        host: address of this host that the ranks reach.
     """
 
-    def __init__(self, executor: Any, num_ranks: int) -> None:
+    def __init__(self, executor: Any, num_ranks: int, host: str) -> None:
         self._executor = executor
+        self._host = host
         self.num_ranks = num_ranks
         self.num_blocks = 0
 
@@ -104,6 +119,16 @@ class Ranks:
         """See `Rank.disagg_backends`."""
         names: set[str] = self._call("disagg_backends", layers)
         return names
+
+    def takes_whole_blocks(self, specs: Mapping[str, Any]) -> bool:
+        """See `Rank.disagg_takes_whole_blocks`."""
+        answer: bool = self._call("disagg_takes_whole_blocks", specs)
+        return answer
+
+    def memory(self) -> Memory:
+        """Of the rank that has least left; as many blocks fit into each."""
+        found: list[Memory] = self._executor.collective_rpc("disagg_memory")
+        return min(found, key=lambda memory: memory.available_bytes)
 
     def attach(
         self, layers: Sequence[str], num_blocks: int, block_bytes: int, num_parts: int
@@ -147,6 +172,7 @@ class Ranks:
         """See `RankedPool`."""
         return accept_ranks(
             self.num_ranks,
+            self._host,
             lambda address: self._call("disagg_connect", agent_name, handle_bytes_max, address),
         )
 

@@ -1,7 +1,6 @@
-"""The two model runners of vLLM: what we reach into of each.
+"""vLLM's first model runner (V1), on the CPU and on CUDA: what we reach into.
 
-The CPU has V1 alone; on CUDA V2 is vLLM's default, which this release does not drive yet, so V1 is
-asked for there too (``VLLM_USE_V2_MODEL_RUNNER=0``).
+On CUDA vLLM would take its second one (V2); `devices.environment` asks for the first, and says why.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,8 @@ class DrawsHere:
         tokens = torch.zeros((len(names), 1), dtype=torch.int32, device=logits.device)
         if rows:
             drawn = self.sampler.sample(logits if len(rows) == len(names) else logits[rows], chosen)
-            tokens[rows, 0] = torch.tensor([one.token_id for one in drawn], dtype=torch.int32)
+            token_ids = [one.token_id for one in drawn]
+            tokens[rows, 0] = torch.tensor(token_ids, dtype=torch.int32, device=logits.device)
             self.drawn = {names[row]: one for row, one in zip(rows, drawn, strict=True)}
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
 

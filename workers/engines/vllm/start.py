@@ -9,6 +9,7 @@ import torch
 
 from disagg.errors import ConfigError
 from disagg.workers.engines.start_phases import phase
+from disagg.workers.engines.vllm import devices
 from disagg.workers.options import WorkerOptions
 
 RELEASE = "0.32"
@@ -62,14 +63,7 @@ def set_environment(device: str, num_threads: int) -> None:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
     }
-    if device == "cpu":
-        defaults |= {
-            # vLLM finds the CPU by the name of its distribution, which is another one there.
-            "VLLM_TARGET_DEVICE": "cpu",
-            # It would bind its threads to cores of its choice, every worker's to the same ones.
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(num_threads),
-        }
+    defaults |= devices.environment(device, num_threads)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -110,37 +104,64 @@ def start_executor(options: WorkerOptions, device: str, dtype: str, weight_bytes
         options: of the worker.
         device: ``cpu`` or ``cuda``.
         dtype: of weights and KV.
-        weight_bytes: what the weights will take, for the log.
+        weight_bytes: what the weights of a rank will take, for the log.
 
     Raises:
         ConfigError: vLLM refuses the checkpoint or a setting, with its reason.
     """
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    from disagg.workers.engines.vllm.cpu_refusals import refuse_latents
+    from disagg.workers.engines.vllm.executors import executor_class
 
-    many = options.tensor_parallel > 1
+    made = executor_class(options, device)
     try:
         with phase("configuration", device):
-            config = _configure(options, dtype)
-        if device == "cpu" and config.model_config.use_mla:
-            refuse_latents()
-        with phase("weights", device, expected_bytes=weight_bytes):
-            executor = (MultiprocExecutor if many else UniProcExecutor)(config)
+            config = _configure(options, device, dtype, weight_bytes)
+        _check_model(config.model_config)
+        devices.check_config(device, config)
+        executor = made(config)  # loads the weights, see `RankWorker`
     except ConfigError:
         raise
     except Exception as error:  # vLLM raises many kinds here
-        raise ConfigError(f"vLLM cannot run {options.model_dir}: {error}", param="model") from error
+        raise ConfigError(
+            f"vLLM cannot run {options.model_dir}: {_reason(error)}", param="model"
+        ) from error
     register_all_kvcache_specs(config)
     return executor
 
 
-def _configure(options: WorkerOptions, dtype: str) -> Any:
+def _check_model(model: Any) -> None:
+    """Refuse what no request here can be for, before it is loaded; ``model`` is vLLM's config.
+
+    Raises:
+        ConfigError: it is none that continues a text.
+    """
+    said = ""
+    if model.is_encoder_decoder:
+        said = "reads with an encoder, and no request here has anything for one"
+    elif model.runner_type != "generate":
+        said = f"is one for {model.runner_type}, not for generating text"
+    if said:
+        names = ", ".join(model.architectures)
+        raise ConfigError(f"vLLM knows {names}, but the model {said}", param="model")
+
+
+def _reason(error: Exception) -> str:
+    """What vLLM says, in one line, without what pydantic and Ray put around it."""
+    cause = getattr(error, "cause", None) or error  # Ray's: of what was raised in a rank
+    said = str(cause)
+    if hasattr(cause, "errors"):
+        said = "; ".join(each["msg"].removeprefix("Value error, ") for each in cause.errors())
+    return " ".join(said.split()) or type(cause).__name__
+
+
+def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: int) -> Any:
     """What vLLM makes of a checkpoint and our settings; it looks at the model in a process."""
     from vllm.engine.arg_utils import EngineArgs
 
+    backend = None
+    if options.tensor_parallel > 1:
+        backend = "ray" if options.tensor_parallel_backend == "ray" else "mp"
     return EngineArgs(
         model=options.model_dir,
         dtype=dtype,
@@ -149,15 +170,16 @@ def _configure(options: WorkerOptions, dtype: str) -> Any:
         max_model_len=options.max_model_tokens or None,
         max_num_seqs=options.max_sequences,
         max_num_batched_tokens=max(options.max_step_tokens, options.max_sequences),
-        enforce_eager=True,
         use_tqdm_on_load=False,  # progress is in our log
         async_scheduling=False,
         enable_prefix_caching=False,
         disable_hybrid_kv_cache_manager=False,
         mamba_cache_mode="none",  # one block per request: where a state lies, we decide
         mamba_ssm_cache_dtype="float32",  # as the checkpoints' own code keeps it
-        kv_cache_memory_bytes=1 << 20,  # our own plan decides; asked for before that
+        kv_cache_dtype=options.kv_dtype,
         tensor_parallel_size=options.tensor_parallel,
-        distributed_executor_backend="mp" if options.tensor_parallel > 1 else None,
-        worker_extension_cls="disagg.workers.engines.vllm.rank.Rank",
+        distributed_executor_backend=backend,
+        worker_cls="disagg.workers.engines.vllm.rank_worker.RankWorker",
+        additional_config={"disagg_weight_bytes": weight_bytes},
+        **devices.arguments(device, options),
     ).create_engine_config()

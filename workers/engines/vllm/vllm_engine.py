@@ -44,11 +44,11 @@ class VllmEngine:
             ConfigError: vLLM is not there, or refuses the checkpoint or a setting.
         """
         version = start.check_release()
-        num_weights, stored_dtype = read_weights(options.model_dir)
+        weights = read_weights(options.model_dir)
         self.fingerprint = model_fingerprint(options.model_dir)
-        machine = plan_machine(options, stored_dtype)
+        machine = plan_machine(options, weights.dtype)
         self.dtype = machine.dtype
-        weight_bytes = num_weights * DTYPE_BYTES[machine.dtype] // options.tensor_parallel
+        weight_bytes = weights.bytes_in(DTYPE_BYTES[machine.dtype]) // options.tensor_parallel
         self._threads = start.Threads(machine.num_threads)
         start.set_environment(machine.device, machine.num_threads)
         with phase("imports of vLLM", machine.device):
@@ -57,12 +57,13 @@ class VllmEngine:
         config = executor.vllm_config
         self.max_model_tokens = config.model_config.max_model_len
         # vLLM can be imported from here on.
-        from disagg.workers.engines.vllm.cpu_refusals import refuse_on_cpu
+        from disagg.workers.engines.vllm.devices import refuse_on_cpu
+        from disagg.workers.engines.vllm.executors import rank_host
         from disagg.workers.engines.vllm.kv_layout import spec_of
         from disagg.workers.engines.vllm.rank import Ranks
         from disagg.workers.engines.vllm.runner_batch import RunnerBatch
 
-        self._ranks = ranks = Ranks(executor, options.tensor_parallel)
+        self._ranks = ranks = Ranks(executor, options.tensor_parallel, rank_host(options))
         specs = ranks.read_specs(options.block_tokens)
         if machine.device == "cpu":
             refuse_on_cpu(specs, config.model_config.dtype)
@@ -78,12 +79,11 @@ class VllmEngine:
             weight_bytes=weight_bytes,
             weights_loaded=True,
             whole_states=True,
+            memory=ranks.memory(),
         )
-        with phase("KV pool", machine.device):
-            parts = self._allocate(executor, specs, pool)
-            page_format = ranks.attach(list(specs), pool.num_blocks, pool.block_bytes, parts)
-        with phase("warm-up", machine.device):
-            executor.collective_rpc("compile_or_warm_up_model")
+        parts = self._allocate(executor, specs, pool)
+        executor.collective_rpc("compile_or_warm_up_model")  # with vLLM's own sampler
+        page_format = ranks.attach(list(specs), pool.num_blocks, pool.block_bytes, parts)
         self.page_format = f"vllm {start.RELEASE} {page_format}"
         self.region = ranks.region
         because = f" ({why})" if why else ""
@@ -138,14 +138,14 @@ class VllmEngine:
 
     def _allocate(self, executor: Any, specs: Mapping[str, Any], plan: PoolPlan) -> int:
         """Returns in how many parts a block lies."""
-        from disagg.workers.engines.vllm.kv_layout import BLOCK_MAJOR, kv_cache_config, num_parts
+        from disagg.workers.engines.vllm.kv_layout import choose_form, kv_cache_config
 
         names = list(specs)
         paged = [group for group in self.layout.groups if not keeps_states(group.spec)]
         backends = self._ranks.backends([names[n] for group in paged for n in group.layers])
         (forms, *_) = executor.get_supported_kv_cache_layouts()
-        form = next((form for form in forms if form.startswith(BLOCK_MAJOR)), forms[0])
-        parts = num_parts(self.layout, form, backends)
+        whole_blocks = self._ranks.takes_whole_blocks(specs)
+        form, parts = choose_form(self.layout, forms, backends, whole_blocks)
         config = kv_cache_config(self.layout, specs, plan.num_blocks, parts)
         config.kv_cache_layout = form
         executor.set_kv_cache_layout(form)

@@ -95,6 +95,33 @@ def test_no_checkpoint_is_no_matter_of_engines(monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.message == "no checkpoint directory at /nowhere"
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_no_matter_of_engines(
+    name: str, unknown: WorkerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, KNOWN)
+    (Path(unknown.model_dir) / name).unlink()
+    with pytest.raises(ConfigError) as caught:
+        choose(unknown)
+    assert caught.value.param == name
+    assert "engine" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"tensor_parallel": 2}, "worker.tensor_parallel=2: the native engine has one rank"),
+        ({"kv_dtype": "fp8"}, "worker.kv_dtype=fp8: the native engine keeps KV in worker.dtype"),
+    ],
+)
+def test_what_native_lacks_is_vllms(changed: dict[str, object], said: str) -> None:
+    asked = replace(OPTIONS, **changed)  # type: ignore[arg-type]
+    assert choose(asked).name == "vllm"
+    with pytest.raises(ConfigError) as caught:
+        choose(replace(asked, engine="native"))
+    assert caught.value.message == said
+
+
 @pytest.mark.parametrize(
     ("version", "said"),
     [
