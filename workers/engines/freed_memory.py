@@ -1,7 +1,7 @@
 """The C library keeps what a step frees, instead of giving it back and faulting it in again.
 
-Every step makes tensors of some megabytes and drops them. By default glibc maps each anew: a prefill
-of 6,400 tokens took 240,000 page faults, 3,000 with this, and a tenth less CPU time.
+Every step makes tensors of some megabytes and drops them. By default glibc maps each anew: a
+prefill of 6,400 tokens took 240,000 page faults, 3,000 with this, and a tenth less CPU time.
 """
 
 import ctypes
