@@ -149,6 +149,8 @@ def _fill(model: Any, seed: int) -> None:
             weight.add_(0.1 * noise)  # norms, biases, sinks stay near what their class set
         elif "embed" in name:
             weight.copy_(noise / (8 if "gemma" in type(model).__name__.lower() else 1))
+            if model.config.tie_word_embeddings:  # it is the head as well
+                weight[_quiet_ids()] = 0
         else:
             gain = 1.5 if name.rpartition(".")[0].endswith(LOUD) else 1.0
             weight.copy_(noise * (gain / math.sqrt(weight.shape[-1])))

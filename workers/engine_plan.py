@@ -142,13 +142,14 @@ def plan_pool(
         summary=(
             f"{num_blocks:,} KV blocks of {format_memory(block_bytes)} ="
             f" {format_memory(num_blocks * block_bytes)} ({why})"
-            f"{_raised(options.block_tokens, whole)}"
+            f"{_raised(specs, whole)}"
         ),
     )
 
 
-def _raised(block_tokens: int, plan: MemoryPlan) -> str:
+def _raised(specs: Sequence[Spec | None], plan: MemoryPlan) -> str:
     """What whole states cost, where they raise the block size."""
+    block_tokens = max(spec.block_tokens for spec in specs if spec)
     planned = max(group.block_tokens for group in plan.groups)
     if planned == block_tokens:
         return ""

@@ -41,7 +41,8 @@ class WorkerOptions:
     """The vLLM engine compiles the model for CUDA and captures its steps."""
     num_threads: int | Auto = AUTO
     num_blocks: int | Auto = AUTO
-    block_tokens: int = 16
+    block_tokens: int | Auto = AUTO
+    """Tokens of a KV block; auto: what the engine needs, see ``engines/block_tokens.py``."""
     hash_key: str = field(default="", repr=False)
     """Secret of the block hashes; "" derives it from the model's fingerprint."""
     kv_events_endpoint: str = ""

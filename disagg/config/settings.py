@@ -69,8 +69,10 @@ class WorkerSettings(_Section):
     of the share; on a GPU nine tenths of what they leave; never more than scheduling.max_sequences
     sequences can fill.
     """
-    block_tokens: int = Field(default=16, ge=1, le=4096)
-    """Tokens per block; a power of two."""
+    block_tokens: Annotated[int, Field(ge=1, le=4096)] | Auto = AUTO
+    """Tokens per block, a power of two; auto: what the engine's kernels take, 16, or 32 with vllm
+    on the CPU. Where a linear state lies whole in a block, the vllm engine takes a multiple of it.
+    """
     kv_events_endpoint: str = ""
     """Publish vLLM-compatible KV events at this ZeroMQ address; port 0, reported in the log, lets
     several workers share a machine.
@@ -80,8 +82,9 @@ class WorkerSettings(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.block_tokens & (self.block_tokens - 1):
-            raise ValueError(f"block_tokens: {self.block_tokens} is not a power of two")
+        given = self.block_tokens
+        if isinstance(given, int) and given & (given - 1):
+            raise ValueError(f"block_tokens: {given} is not a power of two")
         if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
             raise ValueError("kv_events_replay_endpoint: needs kv_events_endpoint")
         return self

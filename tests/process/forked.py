@@ -14,8 +14,13 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import IO
 
+from tests.conftest import REQUIRED
+
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.process.worker_main", "tests.process.router_main"])
+_PRELOADED = ["tests.process.worker_main", "tests.process.router_main"]
+if os.environ.get(REQUIRED):
+    _PRELOADED.append("tests.process.vllm_preload")
+_CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
 class Forked:

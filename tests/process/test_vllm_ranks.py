@@ -4,35 +4,27 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import torch
 
 from disagg.cluster.processes import find_children
-from tests.checkpoints import make_checkpoint
-from tests.process.harness import Cluster, running, wait_until
+from tests.process.harness import wait_until
 from tests.process.served_model import ServedModel, assert_exact, pulled_bytes
-from tests.process.test_vllm import OPTIONS, ROUTER_OPTIONS, WINDOW
-from tests.vllm.engines import VLLM_SHAPE
+from tests.process.test_vllm import WINDOW, started
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NUM_RANKS = 2
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
-    """``p0`` and ``d0`` of two ranks each."""
-    torch.set_num_threads(1)
+@pytest.fixture(scope="module", params=["gemma3", "nemotron_h"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedModel]:
+    """``p0`` and ``d0`` of two ranks each; with windows, and with states."""
     folder = tmp_path_factory.mktemp("ranks")
-    directory = make_checkpoint(folder / "gemma3", "gemma3", window=WINDOW, **VLLM_SHAPE)
-    options: dict[str, Any] = OPTIONS | {"tensor_parallel": NUM_RANKS}
-    with running(Cluster(directory, folder, options, ROUTER_OPTIONS)) as cluster:
-        cluster.spawn("p0", "prefill")
-        cluster.spawn("d0", "decode")
-        cluster.wait_ready("p0", "d0")
-        yield ServedModel(cluster)
+    engines = {"p0": "vllm", "d0": "vllm"}
+    yield from started(folder, request.param, engines, tensor_parallel=NUM_RANKS)
 
 
 def test_handed_over_between_ranks(served: ServedModel) -> None:
@@ -40,6 +32,7 @@ def test_handed_over_between_ranks(served: ServedModel) -> None:
         generation = served.serve(served.prompt(length))
         assert not generation["local"]
         assert (length < 32) or pulled_bytes(generation) > 0
+    assert served.serve(served.prompt(7 * WINDOW + 3))["hit_tokens"] > 0
 
 
 def test_a_rank_that_dies_ends_its_worker_alone(served: ServedModel) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.checkpoints import make_checkpoint
-from tests.vllm.engines import VLLM_SHAPE, make_vllm
+from tests.vllm.engines import make_vllm
+from tests.vllm.families import make_family
 
 if TYPE_CHECKING:
     from disagg.workers.engines.vllm.vllm_engine import VllmEngine
@@ -32,7 +32,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], L
     def get(family: str) -> Loaded:
         if family not in made:
             directory = tmp_path_factory.mktemp("vllm") / family
-            make_checkpoint(directory, family, window=WINDOW, **VLLM_SHAPE)
+            make_family(directory, family, WINDOW)
             made[family] = Loaded(directory, make_vllm(directory, NUM_BLOCKS))
         return made[family]
 

@@ -14,6 +14,8 @@ from transformers import (
     Llama4TextConfig,
     NemotronHConfig,
     NemotronHForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
@@ -31,14 +33,15 @@ LLAMA4 = TinyFamily(
     | {
         "attention_chunk_size": 64,
         "no_rope_layers": [1, 1, 1, 0],
-        "attn_temperature_tuning": False,
+        "floor_scale": 16,
+        "attn_scale": 0.5,
         "intermediate_size_mlp": 96,
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
         "interleave_moe_layer_step": 1,
     },
 )
-"""Three chunked-local layers and a full one."""
+"""Three chunked-local layers and a full one, whose queries are scaled by their position."""
 NEMOTRON_H = TinyFamily(
     NemotronHForCausalLM,
     NemotronHConfig,
@@ -98,6 +101,27 @@ QWEN3_NEXT = TinyFamily(
     },
 )
 """Three gated delta nets and attention."""
+PHI3_SHORT_TOKENS = 128
+PHI3_LONG = TinyFamily(
+    Phi3ForCausalLM,
+    Phi3Config,
+    2,
+    False,
+    {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "original_max_position_embeddings": PHI3_SHORT_TOKENS,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "short_factor": [1.0] * 16,
+            "long_factor": [2.0] * 16,
+            "original_max_position_embeddings": PHI3_SHORT_TOKENS,
+        },
+    },
+)
+"""Other angles where sequences are long."""
 DEEPSEEK_V3 = TinyFamily(
     DeepseekV3ForCausalLM,
     DeepseekV3Config,
@@ -129,9 +153,13 @@ FAMILIES = {
     "qwen3_next": QWEN3_NEXT,
 }
 
+TIED = ("gemma2",)
+"""For it vLLM knows no head but the embeddings."""
+
 
 def make_family(directory: Path, family: str, window: int) -> Path:
     """Write a checkpoint of a family of this page or of `tests.checkpoints`."""
     if family in FAMILIES:
         return make_checkpoint(directory, FAMILIES[family])
-    return make_checkpoint(directory, family, window=window, **VLLM_SHAPE)
+    tied = {"tie_word_embeddings": True} if family in TIED else {}
+    return make_checkpoint(directory, family, window=window, **VLLM_SHAPE, **tied)

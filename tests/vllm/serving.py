@@ -1,5 +1,6 @@
 """Requests over an engine, driven by the production scheduler; what the engine was told, too."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,8 @@ class Serving:
     """One worker's scheduler over an engine, with a pool that may be smaller than the engine's.
 
     Attributes:
-        steps: that were run.
+        launched: steps that are in flight, at most ``steps_max``.
+        steps: all that were launched.
         samples: of each request, in order.
     """
 
@@ -30,6 +32,8 @@ class Serving:
     num_blocks: int = 0
     """0: the engine's."""
     max_model_tokens: int = 1000
+    steps_max: int = 1
+    launched: deque[Step] = field(default_factory=deque)
     steps: list[Step] = field(default_factory=list)
     samples: dict[str, list[SampledToken]] = field(default_factory=dict)
 
@@ -48,6 +52,7 @@ class Serving:
             committed_max=2,
             commit_repeat_ms=50,
             read_stuck_ms=1_000,
+            steps_max=self.steps_max,
             blocks_per_read_max=4,
             quarantine_share_max=1.0,
         )
@@ -55,7 +60,8 @@ class Serving:
             layout,
             self.num_blocks or self.engine.region.num_blocks,
             max_model_tokens=limits.max_model_tokens,
-            max_step_tokens=self.max_step_tokens,
+            max_step_tokens=self.steps_max * self.max_step_tokens,
+            steps_max=self.steps_max,
         )
         hasher = BlockHasher(b"key", layout.hash_block_tokens)
         self.core = WorkerCore(Incarnation("w", "e"), layout, kv, hasher, limits, lambda _: 1)
@@ -69,10 +75,11 @@ class Serving:
         return key
 
     def step(self) -> str:
-        """Run one step; returns its error."""
-        step, _ = self.core.next_step(0)
-        assert step is not None
-        self.steps.append(step)
+        """Run the oldest step that is launched; returns its error."""
+        while (planned := self.core.next_step(0)[0]) is not None:
+            self.launched.append(planned)
+            self.steps.append(planned)
+        step = self.launched.popleft()
         result = self.engine.run(step)
         emitted = {
             output.key
@@ -87,7 +94,7 @@ class Serving:
 
     def run(self) -> None:
         """Until nobody is left; no step may fail."""
-        while self.core.sequences:
+        while self.core.sequences or self.launched:
             assert self.step() == ""
 
     def tokens(self, name: str) -> list[int]:

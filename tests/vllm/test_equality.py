@@ -15,7 +15,7 @@ from tests.vllm.serving import Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-FAMILIES = ("gemma3", "mistral", "qwen3", "gpt_oss", "llama")
+FAMILIES = ("gemma3", "mistral", "qwen3", "gpt_oss", "llama", "gemma2", "gemma4")
 LENGTHS = (1, 31, 32, 33, WINDOW, 2 * BLOCK_TOKENS + 1, 7 * WINDOW + 3)
 """Around blocks of 32 and a window of 40."""
 NUM_TOKENS = 10
@@ -108,13 +108,26 @@ def test_sampled_as_the_native_engine(loaded: Loaded, expected: Expected) -> Non
         SamplingParams(max_tokens=20, temperature=1.0, top_p=0.95, seed=1, num_logprobs=2),
         SamplingParams(max_tokens=20, temperature=2.0, top_k=50, seed=2),
         SamplingParams(max_tokens=20, temperature=0.7, top_p=0.98, seed=3),
+        SamplingParams(
+            max_tokens=20,
+            temperature=1.0,
+            top_k=40,
+            min_p=0.01,
+            seed=4,
+            presence_penalty=0.4,
+            frequency_penalty=0.3,
+            repetition_penalty=1.2,
+            logit_bias=((40, 3.0), (60, -5.0)),
+            num_logprobs=3,
+        ),
     ]
     answers = []
     for engine, max_step_tokens in ((loaded.engine, 64), (native, 512)):
         serving = Serving(engine, max_step_tokens)
         for name, (prompt, _, _) in expected.items():
             for number, sampling in enumerate(draws):
-                serving.submit(f"{name}-{number}", prompt, sampling)
+                told = replace(sampling, num_prompt_tokens=len(prompt))
+                serving.submit(f"{name}-{number}", prompt, told)
         serving.run()
         answers.append({name: serving.tokens(name) for name in serving.samples})
     assert answers[0] == answers[1]

@@ -4,6 +4,7 @@ Packed, in chunks, after a prefix hit, preempted, and continued from copies of i
 """
 
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from disagg.commands.plan import DeviceName, EngineName, MemoryReport
 from disagg.errors import ConfigError
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
-from tests.checkpoints import make_checkpoint, reference_logits
+from tests.checkpoints import edit_config, make_checkpoint, reference_logits
 from tests.vllm import families
 from tests.vllm.engines import make_vllm
 from tests.vllm.serving import Serving
@@ -50,6 +52,7 @@ CASES = {
     "llama4": Case(0),
     "nemotron_h": Case(2),
     "granite_hybrid": Case(1, 96),
+    "falcon_h1": Case(3),
     # vLLM's CPU kernels compute gated delta nets in bfloat16 alone: 8 bits of mantissa.
     "qwen3_next": Case(3, 1056, "bfloat16", tolerance=0.25, same=0.25),
 }
@@ -95,7 +98,6 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     case = CASES[request.param]
     directory = families.make_family(tmp_path_factory.mktemp("vllm"), request.param, 0)
-    forget_groups()
     engine = make_vllm(
         directory,
         NUM_BLOCKS,
@@ -104,14 +106,6 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         max_step_tokens=max(512, case.block_tokens),
     )
     return Loaded(case, directory, engine)
-
-
-def forget_groups() -> None:
-    """What the first engine set up for a process has no group of experts if it had none."""
-    from vllm.distributed import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_distributed_environment()
 
 
 def served(serving: Serving, names: dict[str, list[int]]) -> dict[str, list[SampledToken]]:
@@ -141,6 +135,17 @@ def test_the_layout_is_ours(loaded: Loaded) -> None:
     tokens = f"{loaded.case.block_tokens:,}"
     raised = f"of {tokens} tokens instead of 32, as a layer's state lies in one block (padding at"
     assert (raised in loaded.engine.summary) == (loaded.case.block_tokens > 32)
+
+
+def test_the_plan_is_what_the_worker_does(loaded: Loaded, tmp_path: Path) -> None:
+    """`disagg plan --engine vllm`, which reads config.json alone."""
+    shutil.copy(loaded.directory / "config.json", tmp_path)
+    edit_config(tmp_path, dtype=loaded.case.dtype)
+    plan = MemoryReport(tmp_path, "64MiB", 1024, EngineName.VLLM, DeviceName.CPU).plan
+    layouts = [plan.layout, loaded.engine.layout]
+    groups = [[(str(group.spec), len(group.layers)) for group in one.groups] for one in layouts]
+    assert sorted(groups[0]) == sorted(groups[1])
+    assert plan.layout.block_bytes == loaded.engine.layout.block_bytes
 
 
 @pytest.mark.parametrize("max_step_tokens", [37, 512])
@@ -258,7 +263,8 @@ def test_what_blocks_held_before_does_not_matter(
     loaded.engine.pool.fill_(NAN)
     serving = loaded.serving(max_step_tokens=37)
     serving.submit("control", prompt, GREEDY)
-    assert "NonFiniteError" in serving.step()
+    errors = [serving.step(), *(serving.step() for _ in range(1) if serving.core.sequences)]
+    assert "NonFiniteError" in "".join(errors)
 
 
 def test_control_states_that_do_not_move_are_found(
@@ -272,6 +278,18 @@ def test_control_states_that_do_not_move_are_found(
     lost = alone(loaded, prompt)
     with pytest.raises(AssertionError):
         loaded.check(prompt, lost)
+
+
+def test_angles_that_depend_on_the_longest_sequence_part_workers(tmp_path: Path) -> None:
+    """Of a long RoPE: by `max_model_tokens` vLLM takes the one factors for all, or the others."""
+    make_checkpoint(tmp_path, families.PHI3_LONG)
+    from vllm.model_executor.layers import rotary_embedding
+
+    formats = []
+    for tokens in (families.PHI3_SHORT_TOKENS, families.PHI3_SHORT_TOKENS + 1):
+        rotary_embedding._ROPE_DICT.clear()  # as in a process of its own
+        formats.append(make_vllm(tmp_path, 20, max_model_tokens=tokens).page_format)
+    assert formats[1] == f"{formats[0]}; long RoPE"
 
 
 # -- what the CPU cannot ---------------------------------------------------------------------------

@@ -8,40 +8,64 @@ import pytest
 
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.workers.pool_region import PoolRegion
-from tests.checkpoints import make_checkpoint, reference_generate
-from tests.vllm.engines import VLLM_SHAPE, make_vllm
+from tests.checkpoints import reference_generate
+from tests.vllm.engines import make_vllm
+from tests.vllm.families import make_family
 from tests.vllm.serving import Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 8
+GAP_MIN = 1e-3
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, num_logprobs=0)
 SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, top_p=0.95, seed=3)
+LENGTHS = (30, 93, 157)
+"""Of prompts: beyond a window of 40, a chunk of 64; each answer needs one more block."""
 
 
-def test_two_ranks_answer_as_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    make_checkpoint(tmp_path, "gemma3", window=40, **VLLM_SHAPE)
-    rng = random.Random(1)
-    prompts = {str(length): [rng.randrange(7, 320) for _ in range(length)] for length in (5, 90)}
-    answers = []
+def clear_prompt(directory: Path, length: int) -> tuple[list[int], list[int], list[float]]:
+    """A prompt that the reference is clear about, with its tokens and their logprobs."""
+    for attempt in range(50):
+        rng = random.Random(f"{length}/{attempt}")
+        prompt = [rng.randrange(7, 320) for _ in range(length)]
+        tokens, logprobs, gap = reference_generate(directory, prompt, NUM_TOKENS)
+        if gap > GAP_MIN:
+            return prompt, tokens, logprobs
+    raise AssertionError(f"no clear prompt of {length} tokens")
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama4", "nemotron_h"])
+def test_two_ranks_answer_as_one(
+    tmp_path: Path, family: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In chunks, after prefix hits, preempted."""
+    make_family(tmp_path, family, window=40)
+    expected = {str(length): clear_prompt(tmp_path, length) for length in LENGTHS}
+    answers, pages = [], []
     for num_ranks in (1, 2):
         engine = make_vllm(tmp_path, 100, tensor_parallel=num_ranks)
-        serving = Serving(engine, 37)
-        for name, prompt in prompts.items():
-            serving.submit(name, prompt, GREEDY)
-            serving.submit(f"{name}-sampled", prompt, SAMPLED)
-        serving.run()
-        answers.append({name: serving.tokens(name) for name in serving.samples})
-        for name, prompt in prompts.items():
-            tokens, logprobs, _ = reference_generate(tmp_path, prompt, NUM_TOKENS)
-            assert serving.tokens(name) == tokens
-            assert serving.logprobs(name) == pytest.approx(logprobs, abs=1e-4)
-    assert answers[0] == answers[1]
+        pages.append(max(group.spec.page_bytes for group in engine.layout.groups))
+        groups, num_preemptions = len(engine.layout.groups), 0
+        for num_blocks, max_step_tokens in ((0, 37), (6, 64), (8, 64)):
+            serving = Serving(engine, max_step_tokens, num_blocks=num_blocks * groups)
+            for number in range(2):
+                for name, (prompt, _, _) in expected.items():
+                    serving.submit(f"{name}-{number}", prompt, GREEDY)
+                    serving.submit(f"{name}-{number}-sampled", prompt, SAMPLED)
+                serving.run()
+                for name, (_, tokens, logprobs) in expected.items():
+                    assert serving.tokens(f"{name}-{number}") == tokens
+                    found = serving.logprobs(f"{name}-{number}")
+                    assert found == pytest.approx(logprobs, abs=1e-4)
+            hits = serving.first_starts(["157-1", "157-1-sampled"])
+            assert num_blocks or max(hits) > 0
+            num_preemptions += serving.core.batcher.num_preemptions
+            answers.append({name: serving.tokens(name) for name in serving.samples})
+        assert num_preemptions
+    assert all(answer == answers[0] for answer in answers)
     assert not isinstance(engine.region, PoolRegion)
     assert engine.region.num_ranks == 2
-    pages = engine.layout.groups[0].spec.attention_pages()
-    assert pages is not None
-    assert pages.num_kv_heads == 1  # control: each has half of the two
+    assert 2 * pages[1] == pages[0]  # control: each has half of the heads
     said = capfd.readouterr().err  # of the ranks' processes
     for rank in range(2):
         for phase in ("weights", "KV pool", "warm-up"):

@@ -24,13 +24,26 @@ def test_blocks_without_a_kernel(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3", **VLLM_SHAPE)
     refused = refusal(tmp_path, block_tokens=16)
     assert refused.param == "worker.block_tokens"
-    assert "takes multiples of 32, not 16" in refused.message
+    said = "vLLM's CPU_ATTN takes multiples of 32, not 16; 32 would do, which auto chooses"
+    assert said in refused.message
     assert make_vllm(tmp_path, 50, block_tokens=64).layout.hash_block_tokens == 64  # control
 
 
 def test_heads_without_a_kernel(tmp_path: Path) -> None:
     refused = refusal(make_checkpoint(tmp_path, "qwen3"))
     assert "no kernel for heads of 16" in refused.message
+
+
+def test_a_head_that_vllm_does_not_have(tmp_path: Path) -> None:
+    """It says so of Gemma-2 alone; of Cohere-2 it would answer with wrong tokens."""
+    make_checkpoint(tmp_path / "gemma2", "gemma2", **VLLM_SHAPE)
+    refused = refusal(tmp_path / "gemma2")
+    assert refused.param == "model"
+    assert "lm_head" in refused.message
+    make_checkpoint(tmp_path / "cohere2", "cohere2", **VLLM_SHAPE)
+    refused = refusal(tmp_path / "cohere2")
+    assert refused.param == "model"
+    assert "vLLM's CohereForCausalLM takes the embeddings for the head" in refused.message
 
 
 def test_a_model_that_vllm_does_not_know(tmp_path: Path) -> None:

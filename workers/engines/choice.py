@@ -100,7 +100,7 @@ def build_native(options: WorkerOptions, why: str = "") -> Engine:
     return NativeEngine(
         options.model_dir,
         num_blocks=plan.pool.num_blocks,
-        block_tokens=options.block_tokens,
+        block_tokens=plan.block_tokens,
         dtype=plan.machine.dtype,
         device=plan.machine.device,
         num_threads=plan.machine.num_threads,

@@ -19,12 +19,13 @@ from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import STEPS_MAX
 from disagg.scheduling.step import Step
+from disagg.workers.engines.block_tokens import DEFAULT
 from disagg.workers.options import WorkerOptions
 from tests.unit.scheduling.long_worlds import prompt
 from tests.unit.scheduling.test_block_tables import new_core, result_of, submit
 
 DEFAULTS = WorkerOptions("", "both", "", "", ())
-BLOCK = DEFAULTS.block_tokens
+BLOCK = DEFAULT
 FULL, STATE = FullAttentionSpec(BLOCK, 1, 8, 4), LinearStateSpec(BLOCK, 4000)
 WINDOW = SlidingWindowSpec(BLOCK, 1, 8, 4, 40)
 LAYOUTS: dict[str, list[Spec]] = {

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from disagg.workers.engine_plan import DTYPE_BYTES, MachinePlan, PoolPlan, plan_machine, plan_pool
+from disagg.workers.engines.block_tokens import planned_block_tokens
 from disagg.workers.engines.native.checkpoint import Checkpoint
 from disagg.workers.options import WorkerOptions
 
@@ -13,6 +14,7 @@ class NativePlan:
 
     machine: MachinePlan
     pool: PoolPlan
+    block_tokens: int
 
     @property
     def summary(self) -> str:
@@ -28,15 +30,16 @@ def plan_native(options: WorkerOptions, checkpoint: Checkpoint) -> NativePlan:
     """
     machine = plan_machine(options, checkpoint.dtype)
     dtype_bytes = DTYPE_BYTES[machine.dtype]
+    block_tokens = planned_block_tokens("native", machine.device, options.block_tokens)
     limit = options.max_model_tokens or checkpoint.max_model_tokens
     pool = plan_pool(
         options,
         machine.device,
-        checkpoint.layer_specs(block_tokens=options.block_tokens, dtype_bytes=dtype_bytes),
+        checkpoint.layer_specs(block_tokens=block_tokens, dtype_bytes=dtype_bytes),
         max_model_tokens=min(limit, checkpoint.max_model_tokens),
         weight_bytes=(checkpoint.num_weights + _num_copied(checkpoint, machine)) * dtype_bytes,
     )
-    return NativePlan(machine, pool)
+    return NativePlan(machine, pool, block_tokens)
 
 
 def _num_copied(checkpoint: Checkpoint, machine: MachinePlan) -> int:

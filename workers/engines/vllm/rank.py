@@ -5,6 +5,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from vllm.config import set_current_vllm_config
 
 from disagg.errors import ConfigError
 from disagg.messages.sampling import SampledToken
@@ -12,10 +13,16 @@ from disagg.scheduling.step import SequenceSlice
 from disagg.workers import machine
 from disagg.workers.engines.freed_memory import keep_freed_memory
 from disagg.workers.engines.sampler import NonFiniteError
-from disagg.workers.engines.vllm.kernel_checks import refusal_of, takes_whole_blocks
+from disagg.workers.engines.vllm.kernel_checks import (
+    block_tokens_of,
+    head_refusal_of,
+    refusal_of,
+    takes_whole_blocks,
+)
 from disagg.workers.engines.vllm.runner import Runner
 from disagg.workers.engines.vllm.state_blocks import BlockChanges
 from disagg.workers.machine import Memory
+from disagg.workers.options import Auto
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.rank_agent import RankAgent
 from disagg.workers.rank_connections import RankAddress, accept_ranks
@@ -34,9 +41,19 @@ class Rank:
         specs: dict[str, Any] = self.get_kv_cache_spec()
         return specs
 
+    def disagg_block_tokens(self: Any, given: int | Auto) -> int | ConfigError:
+        """Tokens of a block that the kernels take, or why they do not take the given ones."""
+        with set_current_vllm_config(self.vllm_config):  # it decides what some kernels take
+            return block_tokens_of(
+                self.vllm_config.compilation_config.static_forward_context, given
+            )
+
     def disagg_refusal(self: Any, specs: Mapping[str, Any]) -> ConfigError | None:
-        """Why the kernels that vLLM chose cannot compute these layers, if so."""
-        return refusal_of(self.vllm_config.compilation_config.static_forward_context, specs)
+        """Why what vLLM chose cannot compute this model, if so."""
+        config = self.vllm_config
+        with set_current_vllm_config(config):
+            refusal = refusal_of(config.compilation_config.static_forward_context, specs)
+        return refusal or head_refusal_of(self.model_runner.get_model(), config.model_config)
 
     def disagg_backends(self: Any, layers: Sequence[str]) -> set[str]:
         """What computes the attention of these layers."""
@@ -108,6 +125,13 @@ class Ranks:
         """See `Rank.disagg_specs`; the ranks' are equal."""
         specs: dict[str, Any] = self._call("disagg_specs", block_tokens)
         return specs
+
+    def choose_block_tokens(self, given: int | Auto) -> int:
+        """See `Rank.disagg_block_tokens`; raises ConfigError where the given ones do not fit."""
+        answer: int | ConfigError = self._call("disagg_block_tokens", given)
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
 
     def check(self, specs: Mapping[str, Any]) -> None:
         """Ask the kernels; raises ConfigError where there are none for these layers."""

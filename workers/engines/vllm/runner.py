@@ -60,7 +60,7 @@ class Runner:
         pool: int8 [num_blocks, block_bytes], the runner's own storage. Where a block lies in
             several parts, [num_blocks, num_parts, part_bytes], with the parts far apart.
         page_format: what decides how a kernel lays KV out inside a page: backend, instruction
-            set, type.
+            set, type; and what K were rotated by, where that depends on more than the checkpoint.
 
     Raises:
         ConfigError: vLLM has allocated something else.
@@ -92,6 +92,9 @@ class Runner:
         self.page_format = f"{form}: {', '.join(sorted(set(map(_format_of, modules))))}"
         if num_parts > 1:
             self.page_format += f"; {num_parts} parts"
+        model = self._runner.get_model()
+        if any(getattr(module, "use_long_rope", False) for module in model.modules()):
+            self.page_format += "; long RoPE"  # where sequences may be long, for short ones too
 
     def run(
         self, order: Any, slices: Mapping[str, SequenceSlice], changes: BlockChanges

@@ -162,11 +162,11 @@ def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: in
     backend = None
     if options.tensor_parallel > 1:
         backend = "ray" if options.tensor_parallel_backend == "ray" else "mp"
-    return EngineArgs(
+    config = EngineArgs(
         model=options.model_dir,
         dtype=dtype,
         skip_tokenizer_init=True,
-        block_size=options.block_tokens,
+        block_size=options.block_tokens if isinstance(options.block_tokens, int) else None,
         max_model_len=options.max_model_tokens or None,
         max_num_seqs=options.max_sequences,
         max_num_batched_tokens=max(options.max_step_tokens, options.max_sequences),
@@ -183,3 +183,9 @@ def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: in
         additional_config={"disagg_weight_bytes": weight_bytes},
         **devices.arguments(device, options),
     ).create_engine_config()
+    model = config.model_config
+    if hasattr(model.hf_text_config, "attn_temperature_tuning"):
+        # Llama-4: vLLM would decide it by the bound on sequences, not by config.json.
+        tuning = model.hf_text_config.attn_temperature_tuning
+        model.override_generation_config["attn_temperature_tuning"] = tuning
+    return config

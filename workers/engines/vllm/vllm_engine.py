@@ -64,10 +64,11 @@ class VllmEngine:
         from disagg.workers.engines.vllm.runner_batch import RunnerBatch
 
         self._ranks = ranks = Ranks(executor, options.tensor_parallel, rank_host(options))
-        specs = ranks.read_specs(options.block_tokens)
+        block_tokens = ranks.choose_block_tokens(options.block_tokens)
+        specs = ranks.read_specs(block_tokens)
         if machine.device == "cpu":
             refuse_on_cpu(specs, config.model_config.dtype)
-        ours = [spec_of(name, spec, options.block_tokens) for name, spec in specs.items()]
+        ours = [spec_of(name, spec, block_tokens) for name, spec in specs.items()]
         self.layout: KVCacheLayout = plan_whole_states(ours)
         specs = ranks.read_specs(max(group.spec.block_tokens for group in self.layout.groups))
         ranks.check(specs)
