@@ -3,10 +3,9 @@
 Each system is started as its users start it, serves all rows, and ends before the next one starts:
 on few cores an idle neighbour would take part. Rounds alternate the systems. vLLM is unhindered:
 its polling and spinning threads sleep, and its models are not pinned to one core (see
-``unhindered/`` and ``systems.py``); what a user gets without that is slower.
+`benchmarks.servers.vllm`); what a user gets without that is slower.
 
-    python -m benchmarks.serving --setup      .venv-vllm, as `make install-vllm` makes it
-    python -m benchmarks.serving [--quick]
+    python -m benchmarks.serving [--setup] [--quick]
 
 Targets: one worker of both roles at least vLLM's tokens/s and tokens per CPU second in every row;
 1P1D at least 1.1 times vLLM's 1P1D in tokens/s, and at 4 streams and more its first and second
@@ -16,7 +15,6 @@ token after at most 0.83 of the time; its hand-over waits for one step at most.
 import argparse
 import asyncio
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -25,13 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.servers.environment import PYTHON, check_python, set_up
 from benchmarks.serving.checkpoint import make_checkpoint
 from benchmarks.serving.load import Cell, Times, run_cell
 from benchmarks.serving.systems import Disagg, System, Vllm, VllmPair, warm_up
 from benchmarks.transfer.figures import figure
-
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 
 SHAPES = [(1, 200, 4), (1, 1_500, 3), (1, 8_000, 1), (4, 200, 4), (4, 1_500, 2), (16, 200, 2),
           (16, 1_500, 1), (64, 200, 1)]  # fmt: skip
@@ -75,16 +71,15 @@ Results = dict[tuple[Cell, str], Measured]
 def main() -> None:
     """Measure, print the figures; exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--setup", action="store_true", help="make the environment, and end")
+    parser.add_argument("--setup", action="store_true", help="install vLLM first")
     parser.add_argument("--quick", action="store_true", help="two rows, one round")
     parser.add_argument("--rounds", type=int, default=3, help="of all systems (default 3)")
     parser.add_argument("--only", default="", help="rows whose name has this text, as '4 x 200'")
     parser.add_argument("--python", type=Path, default=PYTHON, help="interpreter with vLLM")
     given = parser.parse_args()
     if given.setup:
-        raise SystemExit(subprocess.run(["make", "install-vllm"], cwd=ROOT).returncode)
-    if not given.python.exists():
-        sys.exit(f"no {given.python}: python -m benchmarks.serving --setup")
+        set_up()
+    check_python(given.python, "benchmarks.serving")
     results: Results = defaultdict(Measured)
     cells, rounds = (QUICK, 1) if given.quick else (CELLS, given.rounds)
     cells = [cell for cell in cells if given.only in cell.name]
@@ -100,6 +95,7 @@ def main() -> None:
                 results,
             )
     ok = [report(cell, results) for cell in cells]
+    print(table(cells, results), file=sys.stderr)
     raise SystemExit(not all(ok))
 
 
@@ -140,11 +136,37 @@ def _pair(checkpoint: Path, python: Path, logs: Path) -> System:
 SYSTEMS: list[Callable[[Path, Path, Path], System]] = [Vllm, _one, VllmPair, _pair, _two]
 
 
+def measured(cell: Cell, results: Results) -> list[Measured]:
+    """A row's samples in the order of `SYSTEMS`."""
+    return [one for (at, _), one in results.items() if at == cell]
+
+
+def table(cells: list[Cell], results: Results) -> str:
+    """The table of docs/benchmarks.md, medians."""
+    middle = statistics.median
+    lines = [
+        "| row | one worker of both roles: tokens/s (vLLM) | of its tokens per CPU s"
+        " | 1P1D: tokens/s (vLLM) | first token ms | second token ms | hand-over, steps"
+        " | two workers of both roles: tokens/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        alone, one, pair, ours, two = measured(cell, results)
+        per_cpu_s = middle(one.tokens_per_cpu_s) / middle(alone.tokens_per_cpu_s)
+        lines.append(
+            f"| {cell.name} | {middle(one.tokens_per_s):.1f} ({middle(alone.tokens_per_s):.1f})"
+            f" | {per_cpu_s:.2f}"
+            f" | {middle(ours.tokens_per_s):.1f} ({middle(pair.tokens_per_s):.1f})"
+            f" | {middle(ours.first_ms):.0f} ({middle(pair.first_ms):.0f})"
+            f" | {middle(ours.second_ms):.0f} ({middle(pair.second_ms):.0f})"
+            f" | {middle(ours.waited_steps):.2f} | {middle(two.tokens_per_s):.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def report(cell: Cell, results: Results) -> bool:
     """Print a row's figures; returns whether its targets were reached."""
-    alone, one, pair, ours, two = (
-        results[cell, name] for name in dict.fromkeys(name for at, name in results if at == cell)
-    )
+    alone, one, pair, ours, two = measured(cell, results)
     many = cell.num_streams >= 4
     about = "64 output tokens; medians of rounds"
     ok = []
