@@ -4,7 +4,7 @@ from collections import deque
 
 from disagg.scheduling.step import Step
 
-PLANNED_AT = 0.75
+PLANNED_AT = 0.85
 """Share of the running step that has gone by. What is left is many times what planning takes."""
 
 
