@@ -13,6 +13,7 @@ from disagg.scheduling.step import SequenceSlice
 from disagg.workers import machine
 from disagg.workers.engines.freed_memory import keep_freed_memory
 from disagg.workers.engines.sampler import NonFiniteError
+from disagg.workers.engines.vllm.block_changes import BlockChanges
 from disagg.workers.engines.vllm.kernel_checks import (
     block_tokens_of,
     head_refusal_of,
@@ -20,7 +21,6 @@ from disagg.workers.engines.vllm.kernel_checks import (
     takes_whole_blocks,
 )
 from disagg.workers.engines.vllm.runner import Runner
-from disagg.workers.engines.vllm.state_blocks import BlockChanges
 from disagg.workers.machine import Memory
 from disagg.workers.options import Auto
 from disagg.workers.pool_region import PoolRegion

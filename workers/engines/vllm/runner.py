@@ -13,8 +13,8 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.sampler import NonFiniteError, Sampler, check_finite
+from disagg.workers.engines.vllm.block_changes import BlockChanges
 from disagg.workers.engines.vllm.runner_batch import key_of
-from disagg.workers.engines.vllm.state_blocks import BlockChanges
 
 
 class DrawsHere:

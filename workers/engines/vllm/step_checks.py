@@ -6,7 +6,6 @@ from typing import Protocol
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.kinds.kind import Spec
-from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step
@@ -110,14 +109,3 @@ class StepChecks:
             if table[first] == NULL_BLOCK or NULL_BLOCK in table[max(first, num_old) :]:
                 return f"group {group}: null block at an in-window block index"
         return ""
-
-
-def fresh_blocks(step: Step, tables: BlockTables, layout: KVCacheLayout) -> list[int]:
-    """Blocks that a step begins to fill: new in their tables, with no token before the slice."""
-    fresh: list[int] = []
-    for part in step.slices:
-        for group, change in enumerate(part.table_changes):
-            table = tables[part.key][group]
-            first_unwritten = -(-part.start // layout.groups[group].spec.block_tokens)
-            fresh += table[max(first_unwritten, len(table) - len(change.new_blocks)) :]
-    return [block for block in fresh if block != NULL_BLOCK]

@@ -18,8 +18,8 @@ from disagg.workers.engines.protocol import EngineFailedError
 from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
-from disagg.workers.engines.vllm.state_blocks import BlockChanges, state_copies
-from disagg.workers.engines.vllm.step_checks import StepChecks, fresh_blocks
+from disagg.workers.engines.vllm.block_changes import BlockChanges, fresh_blocks, state_copies
+from disagg.workers.engines.vllm.step_checks import StepChecks
 from disagg.workers.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time vLLM is imported when the engine starts

@@ -1,13 +1,15 @@
-"""Linear states under vLLM's runner, which updates one block per request in place.
+"""What has to be done to blocks before vLLM's runner computes a step in them.
 
-Our scheduler gives a state a new block each time its sequence passes a multiple of the group's
-``block_tokens``: the old one stays what it was there, for prefix hits and for whoever reads it. So
-the state is copied into its new block before the step, and the runner is told of that block alone
-(`RunnerBatch`).
+Its kernels need finite bytes in slots that nobody has written, so blocks that a step begins to fill
+are zeroed. And it updates a linear state in place, in one block per request, where our scheduler
+gives it a new one each time its sequence passes a multiple of the group's ``block_tokens``: the old
+one stays what it was there, for prefix hits and for whoever reads it. So the state is copied into
+its new block, and the runner is told of that block alone (`RunnerBatch`).
 """
 
 from typing import NamedTuple
 
+from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.scheduling.block_tables import BlockTables
@@ -20,6 +22,17 @@ class BlockChanges(NamedTuple):
     zeroed: list[int]
     copied: list[tuple[int, int]]
     """From and to."""
+
+
+def fresh_blocks(step: Step, tables: BlockTables, layout: KVCacheLayout) -> list[int]:
+    """Blocks that a step begins to fill: new in their tables, with no token before the slice."""
+    fresh: list[int] = []
+    for part in step.slices:
+        for group, change in enumerate(part.table_changes):
+            table = tables[part.key][group]
+            first_unwritten = -(-part.start // layout.groups[group].spec.block_tokens)
+            fresh += table[max(first_unwritten, len(table) - len(change.new_blocks)) :]
+    return [block for block in fresh if block != NULL_BLOCK]
 
 
 def state_copies(step: Step, tables: BlockTables, layout: KVCacheLayout) -> list[tuple[int, int]]:
