@@ -94,6 +94,7 @@ def _run(
     stdout: "Connection[object, object]",
     log_path: str,
 ) -> None:
+    multiprocessing.current_process().daemon = False  # it may start processes: vLLM its ranks
     os.dup2(stdin.fileno(), 0)
     os.dup2(stdout.fileno(), 1)
     os.dup2(os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
