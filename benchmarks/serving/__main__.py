@@ -74,7 +74,9 @@ def main() -> None:
     parser.add_argument("--setup", action="store_true", help="install vLLM first")
     parser.add_argument("--quick", action="store_true", help="two rows, one round")
     parser.add_argument("--rounds", type=int, default=3, help="of all systems (default 3)")
-    parser.add_argument("--only", default="", help="rows whose name has this text, as '4 x 200'")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="rows whose name has such a text, as '4 x 200'"
+    )
     parser.add_argument("--python", type=Path, default=PYTHON, help="interpreter with vLLM")
     given = parser.parse_args()
     if given.setup:
@@ -82,9 +84,9 @@ def main() -> None:
     check_python(given.python, "benchmarks.serving")
     results: Results = defaultdict(Measured)
     cells, rounds = (QUICK, 1) if given.quick else (CELLS, given.rounds)
-    cells = [cell for cell in cells if given.only in cell.name]
+    cells = [cell for cell in cells if any(text in cell.name for text in given.only)]
     if not cells:
-        sys.exit(f"no row has {given.only!r} in its name")
+        sys.exit(f"no row has any of {given.only} in its name")
     with tempfile.TemporaryDirectory(prefix="disagg-serving-") as folder:
         for vocab_size in sorted({cell.vocab_size for cell in cells}):
             measure(
