@@ -238,7 +238,8 @@ class LinearStateManager(GroupManager):
         """Whether a state is cached that ``run`` others precede, block end by block end.
 
         As decoding passes them, one in ``blocks_per_state`` is, and the first two: so states take
-        no more room than the pages of the tokens between them, and displace no prompt's.
+        no more room than the pages of the tokens between them, and displace no prompt's. At the
+        prompt's last two block ends it begins anew: a repeated or longer prompt goes on there.
         """
         return run < 2 or num_tokens // self.block_tokens % self.blocks_per_state == 0
 
@@ -266,8 +267,10 @@ class LinearStateManager(GroupManager):
             table.num_published < end <= min(known, len(table.blocks))
         ):
             return
-        follows = 0 < table.num_published == end - self.blocks_per_state
-        table.num_published, table.run = end, table.run + 1 if follows else 0
+        in_prompt, before = end + self.blocks_per_state < known, table.num_published
+        follows = 0 < before == end - self.blocks_per_state and in_prompt == table.in_prompt
+        table.num_published, table.in_prompt = end, in_prompt
+        table.run = table.run + 1 if follows else 0
         if not self._is_kept(table.run, num_tokens):
             return
         first, *others = table.blocks[end - self.blocks_per_state : end]

@@ -24,7 +24,8 @@ class GroupTable:
         num_skipped: leading entries that are null for good.
         num_published: leading entries that were looked at for publication.
         boundaries: positions at which a linear state was known to be complete.
-        run: states that precede the last one looked at, block end by block end.
+        in_prompt: whether two more full blocks were known behind the last state looked at.
+        run: states alike in this that precede it, block end by block end.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -32,6 +33,7 @@ class GroupTable:
     num_skipped: int = 0
     num_published: int = 0
     boundaries: list[int] = field(default_factory=list)
+    in_prompt: bool = True
     run: int = 0
 
 

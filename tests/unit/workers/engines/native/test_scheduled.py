@@ -11,6 +11,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import STEPS_MAX
+from disagg.workers.engines.block_tokens import DEFAULT
 from disagg.workers.engines.native.families import SUPPORTED
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.options import WorkerOptions
@@ -104,7 +105,7 @@ def test_a_common_prefix_is_found_with_the_default_settings(
     directory = make_checkpoint(tmp_path, family)
     engine = NativeEngine(directory, num_blocks=2000)
     core = core_over(engine, DEFAULTS.max_step_tokens, STEPS_MAX)
-    assert engine.layout.hash_block_tokens == DEFAULTS.block_tokens == 16
+    assert engine.layout.hash_block_tokens == DEFAULT == 16
     common, *others = ([7 + (k * n) % 300 for n in range(1, 300)] for k in (11, 13, 17, 19))
     rounds = {
         "behind others": ([*(other[:90] for other in others), common[:280]], [0] * 4),
