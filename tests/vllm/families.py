@@ -4,6 +4,7 @@ Head sizes are the least that vLLM's CPU kernels take.
 """
 
 from pathlib import Path
+from typing import Any
 
 from transformers import (
     DeepseekV3Config,
@@ -157,9 +158,9 @@ TIED = ("gemma2",)
 """For it vLLM knows no head but the embeddings."""
 
 
-def make_family(directory: Path, family: str, window: int) -> Path:
+def make_family(directory: Path, family: str, window: int, **overrides: Any) -> Path:
     """Write a checkpoint of a family of this page or of `tests.checkpoints`."""
     if family in FAMILIES:
-        return make_checkpoint(directory, FAMILIES[family])
+        return make_checkpoint(directory, FAMILIES[family], **overrides)
     tied = {"tie_word_embeddings": True} if family in TIED else {}
-    return make_checkpoint(directory, family, window=window, **VLLM_SHAPE, **tied)
+    return make_checkpoint(directory, family, window=window, **VLLM_SHAPE, **tied, **overrides)
