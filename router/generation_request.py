@@ -9,6 +9,11 @@ from disagg.messages.sampling import TOP_LOGPROBS_MAX
 STOP_STRINGS_MAX = 4
 STOP_CHARS_MAX = 1000
 TEMPERATURE_MAX = 2.0
+PENALTY_MAX = 2.0
+"""Of presence and frequency; the least is its negative, as OpenAI has it."""
+REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 0.1, 10.0
+LOGIT_BIAS_MAX = 100.0
+LOGIT_BIAS_TOKENS_MAX = 1024
 CACHE_SALT_CHARS_MAX = 256
 
 
@@ -28,6 +33,12 @@ class GenerationRequest:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    """(token id, bias), by token id."""
     seed: int | None = None
     num_logprobs: int | None = None
     stop: tuple[str, ...] = field(default=(), repr=False)
@@ -50,6 +61,19 @@ class GenerationRequest:
             raise RequestError("must be above 0", param="top_p")
         if self.top_k is not None and not -1 <= self.top_k < 2**31:
             raise RequestError("must be -1 or 0 (no limit) or positive", param="top_k")
+        _range("min_p", self.min_p, 0.0, 1.0)
+        _range("presence_penalty", self.presence_penalty, -PENALTY_MAX, PENALTY_MAX)
+        _range("frequency_penalty", self.frequency_penalty, -PENALTY_MAX, PENALTY_MAX)
+        _range(
+            "repetition_penalty",
+            self.repetition_penalty,
+            REPETITION_PENALTY_MIN,
+            REPETITION_PENALTY_MAX,
+        )
+        if len(self.logit_bias) > LOGIT_BIAS_TOKENS_MAX:
+            raise RequestError(f"at most {LOGIT_BIAS_TOKENS_MAX} tokens", param="logit_bias")
+        for _, bias in self.logit_bias:
+            _range("logit_bias", bias, -LOGIT_BIAS_MAX, LOGIT_BIAS_MAX)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise RequestError("must fit 64 bits", param="seed")
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= TOP_LOGPROBS_MAX:

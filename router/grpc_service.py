@@ -157,11 +157,20 @@ def _generation_request(request: router_pb2.GenerateRequest) -> GenerationReques
     sampling = request.sampling
     if sampling.stop_token_ids:
         raise RequestError("is not supported; use ignore_eos", param="sampling.stop_token_ids")
+    if sampling.num_prompt_tokens:
+        raise RequestError("is set by the router", param="sampling.num_prompt_tokens")
     return build(
         max_tokens=sampling.max_tokens or None,
         temperature=sampling.temperature,
         top_p=sampling.top_p or 1.0,  # 0 is "not set" in proto3
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=(
+            sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None
+        ),
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
         seed=sampling.seed,
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
     )

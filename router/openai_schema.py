@@ -1,5 +1,6 @@
 """The OpenAI request bodies: every field is checked, ignored by name, or refused by name."""
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,10 +11,15 @@ from disagg.errors import RequestError
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.generation_request import (
     CACHE_SALT_CHARS_MAX,
+    LOGIT_BIAS_MAX,
+    PENALTY_MAX,
+    REPETITION_PENALTY_MAX,
+    REPETITION_PENALTY_MIN,
     TEMPERATURE_MAX,
     GenerationRequest,
 )
 
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 COMPLETION_LOGPROBS_MAX = 5
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions."""
@@ -35,19 +41,14 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "min_p": (0,),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
     "parallel_tool_calls": (),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none",),
@@ -81,6 +82,26 @@ def _stop(value: object) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise ValueError("must be a string or a list of strings")
+
+
+def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token ids and numbers")
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        # Exactly the digits: int() takes signs, blanks and underscores too.
+        if not TOKEN_ID.fullmatch(token):
+            raise ValueError("its keys must be token ids")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise ValueError("its values must be numbers")
+        if not -LOGIT_BIAS_MAX <= bias <= LOGIT_BIAS_MAX:
+            raise ValueError(
+                f"its values must be between {-LOGIT_BIAS_MAX:g} and {LOGIT_BIAS_MAX:g}"
+            )
+        biases[int(token)] = float(bias)
+    return tuple(sorted(biases.items()))
 
 
 def _content(value: object) -> str:
@@ -117,6 +138,9 @@ class StreamOptions(_Strict):
     """Ignored: chunks are never padded."""
 
 
+Penalty = Annotated[float, Field(ge=-PENALTY_MAX, le=PENALTY_MAX)]
+
+
 class _Generation(_Strict):
     """Fields that the bodies of both endpoints share."""
 
@@ -125,6 +149,15 @@ class _Generation(_Strict):
     temperature: Annotated[float, Field(ge=0, le=TEMPERATURE_MAX)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: (
+        Annotated[float, Field(ge=REPETITION_PENALTY_MIN, le=REPETITION_PENALTY_MAX)] | None
+    ) = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = Field(
+        default=(), repr=False
+    )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = Field(default=(), repr=False)
     stream: bool | None = None
@@ -160,6 +193,11 @@ class CompletionRequest(_Generation):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
             seed=self.seed,
             num_logprobs=self.logprobs,
             stop=self.stop,
@@ -196,6 +234,11 @@ class ChatRequest(_Generation):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
             seed=self.seed,
             num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             stop=self.stop,

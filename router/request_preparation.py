@@ -3,10 +3,13 @@
 import asyncio
 import re
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from disagg.errors import (
     CapacityError,
+    ConfigError,
     ContextLengthError,
     ModelNotFoundError,
     RemoteFault,
@@ -42,11 +45,19 @@ class Preparation:
     """Nothing reaches the core, let alone a worker, that was not checked here."""
 
     def __init__(self, options: RouterOptions, tokenizer: Tokenizer, dispatcher: Dispatcher):
+        """Raise ConfigError where the checkpoint's own sampling defaults are out of bounds."""
         self._options = options
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._preparing = 0
+        defaults: Any = tokenizer.sampling_defaults
+        try:
+            GenerationRequest("", "-", "prompt", max_tokens=None, **defaults).check()
+        except RequestError as error:
+            raise ConfigError(
+                f"generation_config.json: {error.param} {error.message}", param="model"
+            ) from error
 
     def close(self) -> None:
         """End the threads."""
@@ -92,7 +103,8 @@ class Preparation:
                 f"{len(token_ids)} prompt tokens and {max_tokens} to generate exceed {limit}",
                 param=request.max_tokens_field,
             )
-        sampling = self._sampling(request, max_tokens)
+        self._check_ids([token for token, _ in request.logit_bias], "logit_bias")
+        sampling = self._sampling(request, max_tokens, len(token_ids))
         return NewRequest(
             request_id or secrets.token_hex(12),
             token_ids,
@@ -143,23 +155,36 @@ class Preparation:
             token_ids = tuple(token for token in prompt if isinstance(token, int))
         if not token_ids:
             raise RequestError("has no tokens", param=field)
-        if min(token_ids) < 0 or max(token_ids) >= self._tokenizer.vocab_size:
-            # An id the embedding lacks would fail the step of every sequence in the batch.
+        self._check_ids(token_ids, field)
+        return token_ids, self._dispatcher.hashes(token_ids, salt)
+
+    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        # An id the model lacks would fail the step of every sequence in the batch.
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._tokenizer.vocab_size:
             raise RequestError(
                 f"token ids must be from 0 to {self._tokenizer.vocab_size - 1}", param=field
             )
-        return token_ids, self._dispatcher.hashes(token_ids, salt)
 
-    def _sampling(self, request: GenerationRequest, max_tokens: int) -> SamplingParams:
+    def _sampling(
+        self, request: GenerationRequest, max_tokens: int, num_prompt_tokens: int
+    ) -> SamplingParams:
         defaults = self._tokenizer.sampling_defaults
-        default = defaults.get("temperature", 1.0)
-        top_p = defaults.get("top_p", 1.0) if request.top_p is None else request.top_p
-        top_k = int(defaults.get("top_k", 0)) if request.top_k is None else request.top_k
+
+        def chosen(name: str, neutral: float) -> float:
+            asked: float | None = getattr(request, name)
+            return float(defaults.get(name, neutral) if asked is None else asked)
+
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=float(default if request.temperature is None else request.temperature),
-            top_p=float(top_p),
-            top_k=max(top_k, 0),
+            temperature=chosen("temperature", 1.0),
+            top_p=chosen("top_p", 1.0),
+            top_k=max(int(chosen("top_k", 0)), 0),
+            min_p=chosen("min_p", 0.0),
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=chosen("repetition_penalty", 1.0),
+            logit_bias=request.logit_bias,
+            num_prompt_tokens=num_prompt_tokens,
             seed=secrets.randbits(63) if request.seed is None else request.seed,
             stop_token_ids=() if request.ignore_eos else self._tokenizer.eos_token_ids,
             num_logprobs=request.num_logprobs,

@@ -10,6 +10,8 @@ from transformers import AutoTokenizer
 from disagg.errors import ConfigError, RequestError
 from disagg.router.detokenizer import Detokenizer, Vocabulary
 
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
 
 class Tokenizer:
     """The tokenizer of a checkpoint directory. Encoding is safe from several threads.
@@ -17,7 +19,7 @@ class Tokenizer:
     Attributes:
         vocab_size: token ids the model accepts are below it.
         eos_token_ids: tokens that end a generation unless the request ignores them.
-        sampling_defaults: ``temperature``, ``top_p`` and ``top_k`` of generation_config.json.
+        sampling_defaults: what generation_config.json has of ``SAMPLING_DEFAULTS``.
         token_chars_max: length of the longest token's text, which bounds a prompt's characters.
     """
 
@@ -58,7 +60,7 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = tuple(sorted(eos))
         self.sampling_defaults: dict[str, float] = {
             name: generation[name]
-            for name in ("temperature", "top_p", "top_k")
+            for name in SAMPLING_DEFAULTS
             if isinstance(generation.get(name), int | float)
         }
 

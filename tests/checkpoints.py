@@ -5,8 +5,7 @@ Everything is a function of the arguments: the same call gives the same bytes of
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,29 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoModelForCausalLM,
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
+
+from tests.tiny_families import (
+    FAMILIES,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    KV_HEADS,
+    TinyFamily,
+)
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 
-LOUD = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
-"""Weights drawn larger, so that attention outweighs the last token's own embedding."""
+LOUD = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "down_proj")
+"""Weights drawn larger, so that context outweighs the last token's own embedding."""
+
+UNSCALED = ("gemma3n_text", "gemma4_text")
+"""Models whose attention scores are not divided by the root of the head size."""
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -48,53 +43,10 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 64, 4, 2, 16, 128
-
-
-@dataclass(frozen=True, slots=True)
-class TinyFamily:
-    """How to build one family; ``windowed`` says that its config has a window at all."""
-
-    model: type[Any]
-    config: type[Any]
-    num_layers: int
-    windowed: bool
-    fields: dict[str, Any] = field(default_factory=dict)
-
-
-FAMILIES: dict[str, TinyFamily] = {
-    "cohere2": TinyFamily(Cohere2ForCausalLM, Cohere2Config, 4, True, {"logit_scale": 1.0}),
-    "gemma2": TinyFamily(
-        Gemma2ForCausalLM, Gemma2Config, 4, True, {"query_pre_attn_scalar": HEAD_DIM}
-    ),
-    "gemma3": TinyFamily(
-        Gemma3ForCausalLM, Gemma3TextConfig, 6, True, {"query_pre_attn_scalar": HEAD_DIM}
-    ),
-    "gpt_oss": TinyFamily(
-        GptOssForCausalLM,
-        GptOssConfig,
-        4,
-        True,
-        {"num_local_experts": 4, "num_experts_per_tok": 2},
-    ),
-    "llama": TinyFamily(LlamaForCausalLM, LlamaConfig, 3, False),
-    "mistral": TinyFamily(MistralForCausalLM, MistralConfig, 3, True),
-    "qwen3": TinyFamily(Qwen3ForCausalLM, Qwen3Config, 3, False),
-    "qwen3_window": TinyFamily(
-        Qwen3ForCausalLM,
-        Qwen3Config,
-        3,
-        True,
-        {"use_sliding_window": True, "max_window_layers": 1},
-    ),
-}
-"""``gemma3`` has five window layers and one full, ``mistral`` windows only, ``llama`` and ``qwen3``
-none, the others a mix."""
-
 
 def make_checkpoint(
     directory: str | Path,
-    family: str,
+    family: str | TinyFamily,
     *,
     seed: int = 0,
     window: int = 32,
@@ -110,7 +62,7 @@ def make_checkpoint(
     """
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
-    tiny = FAMILIES[family]
+    tiny = FAMILIES[family] if isinstance(family, str) else family
     common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": HIDDEN,
@@ -126,7 +78,7 @@ def make_checkpoint(
         "eos_token_id": EOS_ID,
     }
     if tiny.windowed:
-        common["sliding_window"] = window
+        common[tiny.window_field] = window
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # for what the model class itself draws
         model = tiny.model(tiny.config(**(common | tiny.fields | overrides)))
@@ -147,13 +99,19 @@ def reference_logits(directory: str | Path, token_ids: Sequence[int]) -> torch.T
 
 
 def reference_generate(
-    directory: str | Path, prompt_token_ids: Sequence[int], num_tokens: int
+    directory: str | Path,
+    prompt_token_ids: Sequence[int],
+    num_tokens: int,
+    adjust: Callable[[torch.Tensor, Sequence[int]], torch.Tensor] | None = None,
 ) -> tuple[list[int], list[float], float]:
-    """Greedy tokens, their logprobs, and the smallest gap between the two best logits."""
+    """Greedy tokens, their logprobs, and the smallest gap between the two best logits.
+
+    ``adjust`` gives the logits that decide, of the model's own and the tokens so far.
+    """
     tokens, logprobs, min_gap = list(prompt_token_ids), [], math.inf
     for _ in range(num_tokens):
         logits = reference_logits(directory, tokens)[-1]
-        best = logits.topk(2)
+        best = (adjust(logits, tokens) if adjust else logits).topk(2)
         min_gap = min(min_gap, float(best.values[0] - best.values[1]))
         tokens.append(int(best.indices[0]))
         logprobs.append(float(logits.log_softmax(-1)[tokens[-1]]))
@@ -173,7 +131,7 @@ def _reference(directory: str) -> Any:
 
 
 @torch.no_grad()
-def _fill(model: torch.nn.Module, seed: int) -> None:
+def _fill(model: Any, seed: int) -> None:
     """Random weights under which context matters: greedy text varies, gaps are healthy."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in sorted(model.named_parameters()):
@@ -182,11 +140,17 @@ def _fill(model: torch.nn.Module, seed: int) -> None:
             weight.copy_(noise * (4 / math.sqrt(weight.shape[1])))
             weight[_quiet_ids()] = 0
         elif "q_norm" in name or "k_norm" in name:
-            weight.add_(0.5 + 0.1 * noise)  # sharper attention: which token is read matters
+            # Sharper attention: which token is read matters; and where scores are not divided by
+            # the root of the head size, as is learnt in these weights, not so sharp as to be chaos.
+            weight.add_((-0.35 if model.config.model_type in UNSCALED else 0.5) + 0.1 * noise)
+        elif name.endswith(("dt_bias", "dt_proj.bias")):
+            weight.copy_(0.5 * noise - 2)  # small steps: a state remembers many tokens
         elif weight.ndim == 1:
             weight.add_(0.1 * noise)  # norms, biases, sinks stay near what their class set
         elif "embed" in name:
             weight.copy_(noise / (8 if "gemma" in type(model).__name__.lower() else 1))
+            if model.config.tie_word_embeddings:  # it is the head as well
+                weight[_quiet_ids()] = 0
         else:
             gain = 1.5 if name.rpartition(".")[0].endswith(LOUD) else 1.0
             weight.copy_(noise * (gain / math.sqrt(weight.shape[-1])))

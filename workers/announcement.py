@@ -2,16 +2,17 @@
 
 import logging
 import socket
+from collections.abc import Sequence
 
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
-from disagg.wire.stream_hello import PeerHello
-from disagg.workers.engine.protocol import Engine
+from disagg.wire.stream_hello import PeerHello, PoolInfo
+from disagg.workers.engines.protocol import Engine
 from disagg.workers.options import WorkerOptions
-from disagg.workers.transport import TransportInfo
+from disagg.workers.pool_region import PoolRegion
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,14 @@ class Announcement:
             model_fingerprint=engine.fingerprint,
             dtype=engine.dtype,
             groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
+            page_format=engine.page_format,
             block_bytes=layout.block_bytes,
             hash_block_tokens=layout.hash_block_tokens,
             # The first chain value distinguishes keys and does not reveal them.
             hash_scheme=f"sha256-chain-v1:{hasher.seed().hex()[:16]}",
             wire_min=WIRE_MIN,
             wire_max=WIRE_MAX,
+            num_ranks=1 if isinstance(engine.region, PoolRegion) else engine.region.num_ranks,
         )
 
     def worker_info(self, core: WorkerCore) -> WorkerInfo:
@@ -90,30 +93,9 @@ class Announcement:
             )
         return longest
 
-    def hello(self, pool: TransportInfo) -> PeerHello:
-        """First message of a peer stream: the contract, and where the pool is found."""
-        return PeerHello(
-            contract=self._contract,
-            address=self._address,
-            transport_metadata=pool.metadata,
-            pool_address=pool.pool_address,
-            num_blocks=pool.num_blocks,
-            block_bytes=pool.block_bytes,
-            memory_kind=pool.memory_kind,
-            device_id=pool.device_id,
-        )
-
-
-def pool_of(hello: PeerHello) -> TransportInfo:
-    """The pool that a peer announced, as the transport takes it."""
-    return TransportInfo(
-        metadata=hello.transport_metadata,
-        pool_address=hello.pool_address,
-        num_blocks=hello.num_blocks,
-        block_bytes=hello.block_bytes,
-        memory_kind=hello.memory_kind,
-        device_id=hello.device_id,
-    )
+    def hello(self, pools: Sequence[PoolInfo]) -> PeerHello:
+        """First message of a peer stream: the contract, and where the KV is found."""
+        return PeerHello(self._contract, self._address, tuple(pools))
 
 
 def announced_host(host: str) -> str:

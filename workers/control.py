@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from disagg.errors import CapacityError
@@ -27,10 +28,12 @@ from disagg.scheduling.actions import CheckTransport, ConnectPeer, Exit, ToRoute
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
+from disagg.scheduling.step_pace import StepPace
 from disagg.transfer.actions import PostRead, Send
-from disagg.workers.engine.protocol import RunsSteps
+from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
+from disagg.workers.worker_clock import WorkerClock
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +53,14 @@ def _no_stream(reason: str) -> None:
     """End a session that has no stream."""
 
 
+def _precise_ms() -> float:
+    """This machine's monotonic clock: steps on a GPU take a few milliseconds."""
+    return time.monotonic_ns() / 1e6
+
+
 def agent_name(incarnation: Incarnation) -> str:
     """Name of a worker's transport agent; the epoch is part of it."""
     return f"{incarnation.worker_id}:{incarnation.epoch}"
-
-
-def now_ms() -> int:
-    """Monotonic milliseconds; never compared between processes."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class PeerLinks(Protocol):
@@ -88,12 +91,15 @@ class Control:
     ) -> None:
         self.core = core
         self.changed = asyncio.Event()
+        self._now_ms = WorkerClock().now_ms
         self._engine = engine
         self._transport = transport
         self._on_failed = on_failed
         self._trace = trace
         self._links: PeerLinks | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._pace = StepPace()
+        self._pump_timer: asyncio.TimerHandle | None = None
         self._session: Callable[[ToRouterMessage], None] | None = None
         self._end_session: Callable[[str], None] = _no_stream
         self._reads: deque[PostRead] = deque()
@@ -115,7 +121,7 @@ class Control:
             task.add_done_callback(self._task_ended)
 
     async def stop(self) -> None:
-        """Stop ticking; a step in flight is waited for, and nothing follows it."""
+        """Stop ticking; the step that runs is waited for, and nothing follows it."""
         self._ended = True
         for task in self._tasks:
             task.cancel()
@@ -161,13 +167,13 @@ class Control:
         self._sent_stats = None
         if isinstance(message, Submit) and self._session is not None:
             self._session(receipt_of(message))
-        self._guard(lambda: self.core.on_router_message(now_ms(), message))
+        self._guard(lambda: self.core.on_router_message(self._now_ms(), message))
         if isinstance(message, Cancel):
             self._trace.ended(message.key, "cancelled", message.reason)
 
     def peer_message(self, sender: Incarnation, message: PeerMessage) -> None:
         """Handle another worker's message."""
-        self._guard(lambda: self.core.on_peer_message(now_ms(), sender, message))
+        self._guard(lambda: self.core.on_peer_message(self._now_ms(), sender, message))
         if isinstance(message, Offers):
             self._trace.offered(sender, message)
         elif isinstance(message, Release):
@@ -176,14 +182,14 @@ class Control:
     def peer_lost(self, peer: Incarnation) -> None:
         """A stream to or from the peer ended."""
         self._transport.remove_peer(agent_name(peer))
-        self._guard(lambda: self.core.on_peer_lost(now_ms(), peer))
+        self._guard(lambda: self.core.on_peer_lost(self._now_ms(), peer))
 
     def read_done(self, read_id: int, error: str) -> None:
         """Every handle of a READ is terminal."""
-        self._guard(lambda: self.core.on_read_done(now_ms(), read_id, error))
+        self._guard(lambda: self.core.on_read_done(self._now_ms(), read_id, error))
 
     def _router_lost(self) -> None:
-        self._guard(lambda: self.core.on_router_lost(now_ms()))
+        self._guard(lambda: self.core.on_router_lost(self._now_ms()))
         self._trace.forget_all("router_lost")
 
     # --- carrying out
@@ -243,22 +249,40 @@ class Control:
             self._reads.popleft()
 
     def _pump(self) -> None:
-        """Launch the next step if the engine is idle."""
-        step, actions = self.core.next_step(now_ms())
-        self._perform(actions)
-        if step is None:
-            return
-        future = asyncio.get_running_loop().run_in_executor(self._executor, self._engine.run, step)
-        future.add_done_callback(lambda done: self._step_done(step, done))
+        """Launch every step that may be launched; the engine's thread runs them one by one."""
+        while True:
+            if wait_ms := self._pace.wait_ms(_precise_ms()):
+                self._pump_later(wait_ms)
+                return
+            step, actions = self.core.next_step(self._now_ms())
+            self._perform(actions)
+            if step is None:
+                return
+            self._pace.launched(_precise_ms(), step)
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(self._executor, self._engine.run, step)
+            future.add_done_callback(partial(self._step_done, step))
+
+    def _pump_later(self, wait_ms: float) -> None:
+        """Let the next step be planned after a while, or when the running one has ended."""
+        if self._pump_timer is not None:
+            self._pump_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._pump_timer = loop.call_later(wait_ms / 1e3, self._guard, lambda: ())
 
     def _step_done(self, step: Step, done: "asyncio.Future[StepResult]") -> None:
         if done.cancelled():
             return
+        self._pace.done(_precise_ms())
         error = done.exception()
+        if isinstance(error, EngineFailedError):
+            log.error("the engine failed in step %d", step.step_id, exc_info=error)
+            self._fail(error.message)
+            return
         result = done.result() if error is None else StepResult(step.step_id, error=repr(error))
         if result.error:
             log.error("step %d failed: %s", step.step_id, result.error)
-        self._guard(lambda: self.core.on_step_done(now_ms(), result))
+        self._guard(lambda: self.core.on_step_done(self._now_ms(), result))
 
     def _fail(self, reason: str) -> None:
         if not self._ended:
@@ -281,7 +305,7 @@ class Control:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._guard(lambda: self.core.tick(now_ms()))
+            self._guard(lambda: self.core.tick(self._now_ms()))
             self._check_transport()
             if self._transport.failure:
                 # A worker that cannot transfer must not look healthy.

@@ -12,13 +12,14 @@
 Given numbers are taken as they are, if the pool fits into the room.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from disagg.errors import ConfigError
-from disagg.kv.shapes.memory_plan import format_memory, plan_memory
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.shapes.memory_plan import MemoryPlan, format_memory, plan_memory
 from disagg.workers import machine
-from disagg.workers.engine.checkpoint import Checkpoint
 from disagg.workers.options import AUTO, Dtype, WorkerOptions
 
 CPU_ROOM_SHARE = 0.5
@@ -28,50 +29,92 @@ DTYPE_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePlan:
-    """What the engine is built with.
-
-    Attributes:
-        max_model_tokens: bound on prompt plus generated tokens.
-        block_bytes: bytes of a KV block, all layers together.
-        summary: all of it in one line, with what was decided here and from what.
-    """
+class MachinePlan:
+    """Device, arithmetic and threads of an engine; decided before anything is loaded."""
 
     device: str
     dtype: Dtype
     num_threads: int
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """The pool of an engine.
+
+    Attributes:
+        block_bytes: bytes of a KV block, all layers together.
+        summary: it and what it was decided from, in one line.
+    """
+
     num_blocks: int
-    max_model_tokens: int
     block_bytes: int
     summary: str
 
 
-def plan_engine(options: WorkerOptions, checkpoint: Checkpoint) -> EnginePlan:
-    """Decide what is ``auto`` and check that the pool fits; takes milliseconds.
+def plan_machine(options: WorkerOptions, stored_dtype: str) -> MachinePlan:
+    """Decide what is ``auto`` of device, arithmetic and threads.
+
+    Args:
+        options: of the worker.
+        stored_dtype: the type of the checkpoint's weights, by torch's name.
 
     Raises:
-        ConfigError: the pool does not fit, or nothing is left for one; ``param`` is the setting.
+        ConfigError: an engine has no such arithmetic; ``param`` is the setting.
     """
     device = options.device
     if device == AUTO:
         device = "cuda" if machine.has_gpu() else "cpu"
-    dtype = _stored_dtype(checkpoint) if options.dtype == AUTO else options.dtype
+    dtype = _known_dtype(stored_dtype) if options.dtype == AUTO else options.dtype
     cores = machine.num_cores()
-    given_threads, given_blocks = options.num_threads, options.num_blocks
-    fair_threads = max(1, cores // options.workers_per_host)
-    num_threads = fair_threads if isinstance(given_threads, str) else given_threads
-    max_model_tokens = min(
-        options.max_model_tokens or checkpoint.max_model_tokens, checkpoint.max_model_tokens
+    given = options.num_threads
+    fair_threads = max(1, cores // (options.workers_per_host * options.tensor_parallel))
+    num_threads = fair_threads if isinstance(given, str) else given
+    threads = "threads" if num_threads > 1 else "thread"
+    return MachinePlan(
+        device=device,
+        dtype=dtype,
+        num_threads=num_threads,
+        summary=(
+            f"{device}, {dtype}, {num_threads} {threads} ({cores} cores,"
+            f" {options.workers_per_host} workers here)"
+        ),
     )
-    specs = checkpoint.layer_specs(
-        block_tokens=options.block_tokens, dtype_bytes=DTYPE_BYTES[dtype]
-    )
+
+
+def plan_pool(
+    options: WorkerOptions,
+    device: str,
+    specs: Sequence[Spec | None],
+    *,
+    max_model_tokens: int,
+    weight_bytes: int,
+    weights_loaded: bool = False,
+    whole_states: bool = False,
+    memory: machine.Memory | None = None,
+) -> PoolPlan:
+    """Decide how many blocks the pool has, and check that it fits; takes milliseconds.
+
+    Args:
+        options: of the worker.
+        device: where the pool will be.
+        specs: what each layer keeps.
+        max_model_tokens: bound on prompt plus generated tokens.
+        weight_bytes: what the weights take there.
+        weights_loaded: they are in memory already.
+        whole_states: each layer's linear state lies within one block, see `plan_whole_states`.
+        memory: of the device; None asks for that of this process's own.
+
+    Raises:
+        ConfigError: the pool does not fit, or nothing is left for one; ``param`` is the setting.
+    """
     # Blocks and their bytes depend on the model alone: any budget gives them.
-    whole = plan_memory(specs, 1 << 62, max_model_tokens)
+    whole = plan_memory(specs, 1 << 62, max_model_tokens, whole_states=whole_states)
     block_bytes = whole.layout.block_bytes
     most = 1 + options.max_sequences * whole.blocks_per_sequence
-    budget = _Budget.of(options, device, checkpoint.num_weights * DTYPE_BYTES[dtype])
-    if isinstance(given_blocks, str):
+    memory = memory or machine.device_memory(device)
+    budget = _Budget.of(options, device, memory, weight_bytes, weights_loaded)
+    if isinstance(options.num_blocks, str):
         num_blocks = min(most, budget.pool_bytes // block_bytes)
         why = (
             f"auto: {options.max_sequences} sequences of {max_model_tokens:,} tokens fill them"
@@ -85,7 +128,7 @@ def plan_engine(options: WorkerOptions, checkpoint: Checkpoint) -> EnginePlan:
                 param="worker.num_blocks",
             )
     else:
-        num_blocks, why = given_blocks, "given"
+        num_blocks, why = options.num_blocks, "given"
         if num_blocks * block_bytes > budget.room_bytes:
             raise ConfigError(
                 f"worker.num_blocks: {num_blocks:,} blocks of {format_memory(block_bytes)} take"
@@ -93,29 +136,36 @@ def plan_engine(options: WorkerOptions, checkpoint: Checkpoint) -> EnginePlan:
                 f" {max(0, budget.room_bytes // block_bytes):,} fit",
                 param="worker.num_blocks",
             )
-    threads = "threads" if num_threads > 1 else "thread"
-    return EnginePlan(
-        device=device,
-        dtype=dtype,
-        num_threads=num_threads,
+    return PoolPlan(
         num_blocks=num_blocks,
-        max_model_tokens=max_model_tokens,
         block_bytes=block_bytes,
         summary=(
-            f"{device}, {dtype}, {num_threads} {threads} ({cores} cores, {options.workers_per_host}"
-            f" workers here), {num_blocks:,} KV blocks of {format_memory(block_bytes)} ="
+            f"{num_blocks:,} KV blocks of {format_memory(block_bytes)} ="
             f" {format_memory(num_blocks * block_bytes)} ({why})"
+            f"{_raised(specs, whole)}"
         ),
     )
 
 
-def _stored_dtype(checkpoint: Checkpoint) -> Dtype:
+def _raised(specs: Sequence[Spec | None], plan: MemoryPlan) -> str:
+    """What whole states cost, where they raise the block size."""
+    block_tokens = max(spec.block_tokens for spec in specs if spec)
+    planned = max(group.block_tokens for group in plan.groups)
+    if planned == block_tokens:
+        return ""
+    share = max(group.padding_bytes for group in plan.groups) / plan.layout.block_bytes
+    return (
+        f" of {planned:,} tokens instead of {block_tokens}, as a layer's state lies in one block"
+        f" (padding at most {share:.1%} of a block)"
+    )
+
+
+def _known_dtype(stored: str) -> Dtype:
     for dtype in DTYPE_BYTES:
-        if checkpoint.dtype == dtype:
+        if stored == dtype:
             return dtype
     raise ConfigError(
-        f"worker.dtype: the checkpoint's is {checkpoint.dtype!r}; choose one of"
-        f" {', '.join(DTYPE_BYTES)}",
+        f"worker.dtype: the checkpoint's is {stored!r}; choose one of {', '.join(DTYPE_BYTES)}",
         param="worker.dtype",
     )
 
@@ -124,17 +174,31 @@ def _stored_dtype(checkpoint: Checkpoint) -> Dtype:
 class _Budget:
     memory: machine.Memory
     weight_bytes: int
+    weights_loaded: bool
     num_sharing: int
     where: Literal["the host", "the GPU"]
+    num_ranks: int
 
     @classmethod
-    def of(cls, options: WorkerOptions, device: str, weight_bytes: int) -> "_Budget":
+    def of(
+        cls,
+        options: WorkerOptions,
+        device: str,
+        memory: machine.Memory,
+        weight_bytes: int,
+        weights_loaded: bool,
+    ) -> "_Budget":
         on_cpu = device == "cpu"
         return cls(
-            machine.device_memory(device),
+            memory,
             weight_bytes,
-            options.workers_per_host if on_cpu else options.workers_per_gpu,
+            weights_loaded,
+            # Each rank has its own weights and pool: on the host beside those of the others.
+            options.workers_per_host * options.tensor_parallel
+            if on_cpu
+            else options.workers_per_gpu,
             "the host" if on_cpu else "the GPU",
+            options.tensor_parallel,
         )
 
     @property
@@ -144,7 +208,10 @@ class _Budget:
     @property
     def room_bytes(self) -> int:
         """What a pool can take at most."""
-        return min(self.share_bytes, self.memory.available_bytes) - self.weight_bytes
+        still_to_load = 0 if self.weights_loaded else self.weight_bytes
+        return min(
+            self.share_bytes - self.weight_bytes, self.memory.available_bytes - still_to_load
+        )
 
     @property
     def pool_bytes(self) -> int:
@@ -154,8 +221,9 @@ class _Budget:
         return int(min(self.room_bytes * CPU_ROOM_SHARE, self.share_bytes * CPU_TOTAL_SHARE))
 
     def __str__(self) -> str:
+        sharing = "workers" if self.num_ranks == 1 else "ranks"
         return (
-            f"{self.where} has {format_memory(self.memory.total_bytes)} for"
-            f" {self.num_sharing} workers, {format_memory(self.memory.available_bytes)} available,"
-            f" and the weights take {format_memory(self.weight_bytes)}"
+            f"{self.where} has {format_memory(self.memory.total_bytes)} for {self.num_sharing}"
+            f" {sharing}, {format_memory(self.memory.available_bytes)} available, and the weights"
+            f" take {format_memory(self.weight_bytes)}"
         )

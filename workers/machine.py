@@ -43,6 +43,14 @@ def device_memory(device: str, root: Path = _ROOT) -> Memory:
     return memory
 
 
+def used_bytes(device: str) -> int:
+    """Memory this process holds: of the host for ``cpu``, else what torch has of the GPU."""
+    if device != "cpu":
+        is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.cuda.memory_reserved() if is_initialized else 0
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def num_cores(root: Path = _ROOT) -> int:
     """Cores this process may use, by affinity and its control groups' quotas; at least 1."""
     cores = len(os.sched_getaffinity(0))

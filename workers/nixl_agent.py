@@ -6,6 +6,7 @@ NIXL reports failures as exceptions of many classes; here each is a `RemoteFault
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NewType
 
 import numpy as np
@@ -13,14 +14,21 @@ import numpy.typing as npt
 from nixl import _api as nixl  # type: ignore[import-untyped]
 
 from disagg.errors import RemoteFault
+from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.pool_region import PoolRegion
-from disagg.workers.transport import TransportInfo
 
 BlockIds = npt.NDArray[np.int32]
-PreparedPool = NewType("PreparedPool", object)
-"""A pool's blocks, ready to be read or written by index."""
 ReadHandle = NewType("ReadHandle", object)
 """One posted READ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPool:
+    """A pool's blocks, ready to be read or written by index."""
+
+    handle: object
+    num_blocks: int
+
 
 _kept: list[object] = []
 """Agents and pools stay as long as the process: a peer may read a pool at any time, and memory
@@ -85,14 +93,15 @@ class NixlAgent:
             with _patient_progress_thread():
                 self._agent: Any = nixl.nixl_agent(name, config)
             self._name = name
+            self._num_parts = pool.num_parts  # and of every peer's blocks
             self._loop: PreparedPool | None = None  # our own pool as a peer sees it
             _kept.append((self._agent, pool))
             num_bytes = pool.num_blocks * pool.block_bytes
             memory = [(pool.address, num_bytes, pool.device_id, "")]
             self._agent.register_memory(memory, pool.memory_kind)
             metadata: bytes = self._agent.get_agent_metadata()
-        self.info = TransportInfo(
-            metadata=metadata,
+        self.info = PoolInfo(
+            transport_metadata=metadata,
             pool_address=pool.address,
             num_blocks=pool.num_blocks,
             block_bytes=pool.block_bytes,
@@ -102,14 +111,14 @@ class NixlAgent:
         with _failures_as_remote_fault("preparing the own pool"):
             self.pool: PreparedPool = self._prepare("NIXL_INIT_AGENT", self.info)
 
-    def add_peer(self, name: str, info: TransportInfo) -> PreparedPool:
+    def add_peer(self, name: str, info: PoolInfo) -> PreparedPool:
         """Load a peer's metadata, connect to it and prepare its pool.
 
         Raises:
             RemoteFault: NIXL refused, or the metadata belongs to somebody else.
         """
         with _failures_as_remote_fault(f"adding {name}"):
-            loaded: bytes | str = self._agent.add_remote_agent(info.metadata)
+            loaded: bytes | str = self._agent.add_remote_agent(info.transport_metadata)
             actual = loaded.decode() if isinstance(loaded, bytes) else loaded
             try:
                 if actual != name:
@@ -123,13 +132,16 @@ class NixlAgent:
     def remove_peer(self, name: str, pool: PreparedPool) -> None:
         """Forget a peer to which no handle is in progress."""
         with _failures_as_remote_fault(f"removing {name}"):
-            self._agent.release_dlist_handle(pool)
+            self._agent.release_dlist_handle(pool.handle)
             self._agent.remove_remote_agent(name)
 
     def make_read(self, source: PreparedPool, src: BlockIds, dst: BlockIds) -> ReadHandle:
         """Make, but do not post, a READ of ``src`` blocks into our ``dst`` blocks."""
+        own, peers = self._descriptors(self.pool, dst), self._descriptors(source, src)
         with _failures_as_remote_fault("making a READ"):
-            handle = self._agent.make_prepped_xfer("READ", self.pool, dst, source, src)
+            handle = self._agent.make_prepped_xfer(
+                "READ", self.pool.handle, own, source.handle, peers
+            )
             return ReadHandle(handle)
 
     def post(self, handle: ReadHandle) -> bool:
@@ -166,12 +178,29 @@ class NixlAgent:
             done = self.is_done(handle)
         raise RemoteFault("the own NIXL agent does not end a READ from itself")
 
-    def _prepare(self, name: str, info: TransportInfo) -> PreparedPool:
-        # One strided row: (address, length, device, stride, count).
-        row = [info.pool_address, info.block_bytes, info.device_id, info.block_bytes]
-        blocks = np.array([[*row, info.num_blocks]], dtype=np.uint64)
+    def _prepare(self, name: str, info: PoolInfo) -> PreparedPool:
+        size = info.block_bytes // self._num_parts
+        # A strided row for each part: (address, length, device, stride, count).
+        rows = [
+            [
+                info.pool_address + part * info.num_blocks * size,
+                size,
+                info.device_id,
+                size,
+                info.num_blocks,
+            ]
+            for part in range(self._num_parts)
+        ]
+        blocks = np.array(rows, dtype=np.uint64)
         handle = self._agent.prep_xfer_dlist(name, blocks, info.memory_kind)
-        return PreparedPool(handle)
+        return PreparedPool(handle, info.num_blocks)
+
+    def _descriptors(self, pool: PreparedPool, blocks: BlockIds) -> BlockIds:
+        """Indexes of the blocks' parts in a prepared pool."""
+        if self._num_parts == 1:
+            return blocks
+        firsts = np.arange(self._num_parts, dtype=blocks.dtype)[:, None] * pool.num_blocks
+        return (firsts + blocks).ravel()
 
 
 def _is_done(state: str) -> bool:

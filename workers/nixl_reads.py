@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 
 from disagg.errors import RemoteFault
+from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.nixl_agent import NixlAgent, ReadHandle
 from disagg.workers.peer_reads import MEND_DELAY_MIN_S, Peer, Posted, Read, are_inside
-from disagg.workers.transport import TransportInfo
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class NixlReads:
     def _can_post(self) -> bool:
         return any(peer.can_post for peer in self._peers.values())
 
-    def add_peer(self, name: str, info: TransportInfo) -> None:
+    def add_peer(self, name: str, info: PoolInfo) -> None:
         """Connect to a peer; one that announced another pool in the same epoch keeps its first."""
         peer = self._peers.get(name)
         if peer is not None and peer.removing:
@@ -128,7 +128,7 @@ class NixlReads:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _connect(self, name: str, info: TransportInfo) -> Peer:
+    def _connect(self, name: str, info: PoolInfo) -> Peer:
         peer = self._peers[name] = Peer(name, info)
         ours = self._agent.info
         if name == self._name:

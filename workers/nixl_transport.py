@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from disagg.errors import CapacityError, ConfigError, RemoteFault
+from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.nixl_agent import NixlAgent
 from disagg.workers.nixl_reads import NixlReads
 from disagg.workers.peer_reads import Read, are_inside
 from disagg.workers.pool_region import PoolRegion
-from disagg.workers.transport import TransportInfo
 
 _log = logging.getLogger(__name__)
 
@@ -97,12 +97,13 @@ class NixlTransport:
         oldest_s = self._reads.oldest_s
         return 0 if oldest_s is None else int((time.monotonic() - oldest_s) * 1000)
 
-    def local_info(self) -> TransportInfo:
-        """What other workers need to read from here."""
-        return self._agent.info
+    def local_pools(self) -> tuple[PoolInfo, ...]:
+        """What other workers need to read from here: the one pool."""
+        return (self._agent.info,)
 
-    def add_peer(self, name: str, info: TransportInfo) -> None:
-        """Make a peer known and connect to it, on the transport's thread."""
+    def add_peer(self, name: str, pools: Sequence[PoolInfo]) -> None:
+        """Make a peer of one rank known and connect to it, on the transport's thread."""
+        (info,) = pools
         self._put(lambda: self._reads.add_peer(name, info))
 
     def remove_peer(self, name: str) -> None:

@@ -26,12 +26,23 @@ class WorkerOptions:
     port: int = 0
     """0: any free one."""
     # engine
+    engine: Literal["auto", "native", "vllm"] = AUTO
+    """What computes the steps, see ``engines/choice.py``."""
+    tensor_parallel: int = 1
+    """Ranks of the vLLM engine: processes, each with a part of the weights and of every block."""
+    tensor_parallel_backend: Literal["auto", "processes", "ray"] = AUTO
+    """Who starts the ranks; auto, where the supervisor has not decided: this process."""
     device: str = AUTO
     """``cpu``, ``cuda`` or ``auto``."""
     dtype: Dtype | Auto = AUTO
+    kv_dtype: Literal["auto", "fp8"] = AUTO
+    """Of KV under the vLLM engine; ``auto``: what the checkpoint says, else ``dtype``."""
+    cuda_graphs: bool = True
+    """The vLLM engine compiles the model for CUDA and captures its steps."""
     num_threads: int | Auto = AUTO
     num_blocks: int | Auto = AUTO
-    block_tokens: int = 16
+    block_tokens: int | Auto = AUTO
+    """Tokens of a KV block; auto: what the engine needs, see ``engines/block_tokens.py``."""
     hash_key: str = field(default="", repr=False)
     """Secret of the block hashes; "" derives it from the model's fingerprint."""
     kv_events_endpoint: str = ""

@@ -4,8 +4,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.nixl_agent import BlockIds, PreparedPool
-from disagg.workers.transport import TransportInfo
 
 PEER_HANDLES_MAX = 16
 """In progress per peer, so that one that stopped does not take the others' turns."""
@@ -56,7 +56,7 @@ class Peer:
     """One agent we read from; ``pool`` is None where it could not be added, for ``error``."""
 
     name: str
-    info: TransportInfo
+    info: PoolInfo
     pool: PreparedPool | None = None
     error: str = ""
     waiting: deque[Read] = field(default_factory=deque)
@@ -67,7 +67,7 @@ class Peer:
     """In progress."""
     removing: bool = False
     """It is forgotten when nothing is in progress any more."""
-    again: TransportInfo | None = None
+    again: PoolInfo | None = None
     """With which it is then added anew."""
     mend_after_s: float = 0.0
     """Not before is a broken connection made anew: each try that fails costs UCX a descriptor."""

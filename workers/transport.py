@@ -1,21 +1,9 @@
 """The transport that moves KV blocks into a worker: its protocol."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class TransportInfo:
-    """What a reader must know to read another worker's pool; valid for one epoch."""
-
-    metadata: bytes
-    pool_address: int
-    num_blocks: int
-    block_bytes: int
-    memory_kind: str
-    """DRAM or VRAM."""
-    device_id: int
+from disagg.wire.stream_hello import PoolInfo
 
 
 class KVTransport(Protocol):
@@ -44,12 +32,12 @@ class KVTransport(Protocol):
         """Age of the oldest of them, 0 when there is none."""
         ...
 
-    def local_info(self) -> TransportInfo:
-        """What other workers need to read from here."""
+    def local_pools(self) -> tuple[PoolInfo, ...]:
+        """What other workers need to read from here: a pool per rank."""
         ...
 
-    def add_peer(self, name: str, info: TransportInfo) -> None:
-        """Make a peer known; a failure shows as the error of every read from it."""
+    def add_peer(self, name: str, pools: Sequence[PoolInfo]) -> None:
+        """Make a peer with as many ranks known; a failure shows as the error of every READ."""
         ...
 
     def remove_peer(self, name: str) -> None:
@@ -59,9 +47,9 @@ class KVTransport(Protocol):
     def read(
         self, read_id: int, peer: str, src_blocks: Sequence[int], dst_blocks: Sequence[int]
     ) -> None:
-        """Read the peer's ``src_blocks[i]`` into our ``dst_blocks[i]``.
+        """Read the peer's ``src_blocks[i]`` into our ``dst_blocks[i]``, on every rank.
 
-        The end is reported exactly once, when every handle of the read is terminal. Until then
+        The end is reported exactly once, when every handle of every rank is terminal. Until then
         the destinations must stay held. After it they hold the peer's bytes, or anything where an
         error was reported; only the owner's commit confirms that they are the right ones.
 

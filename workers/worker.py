@@ -16,19 +16,19 @@ from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
 from disagg.scheduling.core import WorkerCore
-from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.limits import STEPS_MAX, WorkerLimits
 from disagg.wire.v1 import worker_pb2_grpc
-from disagg.workers.announcement import Announcement, announced_host, pool_of
+from disagg.workers.announcement import Announcement, announced_host
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine.checkpoint import open_checkpoint
-from disagg.workers.engine.protocol import Engine, EngineFactory
-from disagg.workers.engine.torch_engine import TorchEngine
-from disagg.workers.engine_plan import plan_engine
+from disagg.workers.engines.choice import build_engine
+from disagg.workers.engines.protocol import Engine, EngineFactory
 from disagg.workers.kv_event_publisher import KVEventPublisher
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
+from disagg.workers.pool_region import PoolRegion
+from disagg.workers.ranked_transport import RankedTransport
 from disagg.workers.registration import keep_registered
 from disagg.workers.service import WorkerService
 from disagg.workers.transfer_trace import TransferTrace, exporter_named_in, tracer_for
@@ -45,27 +45,14 @@ TransportFactory = Callable[[str, Engine, Callable[[int, str], None], int], KVTr
 def nixl_transport(
     agent: str, engine: Engine, on_read_done: Callable[[int, str], None], handle_bytes_max: int
 ) -> KVTransport:
-    """The transport of every real worker."""
-    return NixlTransport(
-        agent,
-        engine.region,
-        on_read_done=on_read_done,
-        handle_bytes_max=handle_bytes_max,
-    )
-
-
-def torch_engine(options: WorkerOptions) -> Engine:
-    """The engine of every real worker, as large as its machine and its options let it be."""
-    plan = plan_engine(options, open_checkpoint(options.model_dir))
-    return TorchEngine(
-        options.model_dir,
-        num_blocks=plan.num_blocks,
-        block_tokens=options.block_tokens,
-        dtype=plan.dtype,
-        device=plan.device,
-        num_threads=plan.num_threads,
-        summary=plan.summary,
-    )
+    """The transport of every real worker: one agent, or one per rank."""
+    pool = engine.region
+    if isinstance(pool, PoolRegion):
+        return NixlTransport(
+            agent, pool, on_read_done=on_read_done, handle_bytes_max=handle_bytes_max
+        )
+    connections = pool.connect(agent, handle_bytes_max)
+    return RankedTransport(connections, on_read_done=on_read_done)
 
 
 class Worker:
@@ -84,7 +71,7 @@ class Worker:
         self,
         options: WorkerOptions,
         *,
-        engine_factory: EngineFactory = torch_engine,
+        engine_factory: EngineFactory = build_engine,
         transport_factory: TransportFactory = nixl_transport,
     ) -> None:
         self.options = options
@@ -168,8 +155,8 @@ class Worker:
         )
         links = GrpcPeerLinks(
             self.incarnation,
-            announcement.hello(transport.local_info()),
-            on_hello=lambda who, hello: transport.add_peer(agent_name(who), pool_of(hello)),
+            announcement.hello(transport.local_pools()),
+            on_hello=lambda who, hello: transport.add_peer(agent_name(who), hello.pools),
             on_message=control.peer_message,
             on_lost=control.peer_lost,
         )
@@ -234,7 +221,8 @@ class Worker:
             engine.layout,
             engine.region.num_blocks,
             max_model_tokens=max_model_tokens,
-            max_step_tokens=options.max_step_tokens,
+            max_step_tokens=STEPS_MAX * options.max_step_tokens,
+            steps_max=STEPS_MAX,
             events_with_tokens=bool(options.kv_events_endpoint),
         )
         limits = WorkerLimits(
@@ -253,6 +241,7 @@ class Worker:
             read_stuck_ms=options.read_stuck_ms,
             blocks_per_read_max=max(1, options.read_handle_bytes_max // engine.layout.block_bytes),
             quarantine_share_max=options.quarantine_share_max,
+            steps_max=STEPS_MAX,
             drain_ms=options.drain_ms,
         )
         hasher = BlockHasher(self._hash_key(), engine.layout.hash_block_tokens)

@@ -13,7 +13,7 @@ from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
-from disagg.workers.engine.paged_pool import PagedPool
+from disagg.workers.engines.native.paged_pool import PagedPool
 
 
 class PacedEngine:

@@ -39,10 +39,9 @@ from disagg.scheduling.core import WorkerCore
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
-from disagg.workers.announcement import pool_of
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import Control, agent_name
-from disagg.workers.engine.paged_pool import region_of
+from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.service import WorkerService
@@ -80,9 +79,9 @@ class Node:
         self.failed = ""
         self.reads = Marks()
         if plan.model_dir:
-            from disagg.workers.engine.torch_engine import TorchEngine
+            from disagg.workers.engines.native.native_engine import NativeEngine
 
-            real = TorchEngine(plan.model_dir, num_blocks=plan.num_blocks)
+            real = NativeEngine(plan.model_dir, num_blocks=plan.num_blocks)
             self.layout, self.pool = real.layout, real.pool.tensor
             self.engine = MarkedEngine(self.mark, real)
         else:
@@ -128,7 +127,7 @@ class Node:
         )
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        hello = hello_of(layout, self.address, self.transport.local_info())
+        hello = hello_of(layout, self.address, self.transport.local_pools())
         links = MarkedLinks(
             self.incarnation,
             hello,
@@ -166,7 +165,7 @@ class Node:
         self.transport.read = noted  # type: ignore[method-assign, assignment]
 
     def _on_hello(self, who: Incarnation, hello: PeerHello) -> None:
-        self.transport.add_peer(agent_name(who), pool_of(hello))
+        self.transport.add_peer(agent_name(who), hello.pools)
 
     def _on_worker_message(self, message: ToRouterMessage) -> None:
         match message:

@@ -6,9 +6,8 @@ from disagg.kv.kinds.kind import Spec
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.registration import Contract
 from disagg.scheduling.limits import WorkerLimits
-from disagg.wire.stream_hello import PeerHello
+from disagg.wire.stream_hello import PeerHello, PoolInfo
 from disagg.workers.options import WorkerOptions
-from disagg.workers.transport import TransportInfo
 
 HANDLE_BYTES_MAX = int(
     next(str(one.default) for one in fields(WorkerOptions) if one.name == "read_handle_bytes_max")
@@ -61,15 +60,7 @@ class NodePlan:
         )
 
 
-def hello_of(layout: KVCacheLayout, address: str, pool: TransportInfo) -> PeerHello:
+def hello_of(layout: KVCacheLayout, address: str, pools: tuple[PoolInfo, ...]) -> PeerHello:
     """First message of a node's peer streams."""
-    return PeerHello(
-        contract=Contract("benchmark", "", (), layout.block_bytes, 16, "", 1, 1),
-        address=address,
-        transport_metadata=pool.metadata,
-        pool_address=pool.pool_address,
-        num_blocks=pool.num_blocks,
-        block_bytes=pool.block_bytes,
-        memory_kind=pool.memory_kind,
-        device_id=pool.device_id,
-    )
+    contract = Contract("benchmark", "", (), "", layout.block_bytes, 16, "", 1, 1)
+    return PeerHello(contract, address, pools)

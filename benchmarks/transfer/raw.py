@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from benchmarks.transfer.node import Node
-from disagg.workers.engine.paged_pool import region_of
+from disagg.wire.stream_hello import PoolInfo
+from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_agent import NixlAgent
-from disagg.workers.transport import TransportInfo
 
 MIB = 1 << 20
 SHAPES = {"one descriptor": 1 << 40, "16 MiB descriptors": 16 * MIB}
@@ -34,7 +34,7 @@ class RawOwner:
     def __init__(self, node: Node) -> None:
         self._agent = NixlAgent("raw-owner", region_of(node.pool))
 
-    def info(self) -> TransportInfo:
+    def info(self) -> PoolInfo:
         """Metadata of the agent, and address of its pool."""
         return self._agent.info
 
@@ -48,7 +48,7 @@ class RawReader:
         self._agent = self._made._agent
         self._lists: dict[tuple[int, int], tuple[object, object, int]] = {}
 
-    def connect(self, info: TransportInfo) -> None:
+    def connect(self, info: PoolInfo) -> None:
         """Connect to the owner."""
         self._made.add_peer("raw-owner", info)
         self._address = info.pool_address

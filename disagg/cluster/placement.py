@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from disagg.cluster.ray_cluster import num_workers
+from disagg.cluster.ray_cluster import num_cpus, num_workers
 from disagg.config import Settings
 from disagg.workers.options import AUTO
 
@@ -16,15 +16,17 @@ class Placement:
 
     Attributes:
         device: cpu or cuda.
-        num_gpus: GPUs that Ray counts for a worker.
+        num_gpus: GPUs that Ray counts for a worker's own process.
         workers_per_gpu: so many share one.
         workers_per_host: so many share a host, where Ray spreads them evenly.
+        rank_backend: who starts a worker's ranks.
     """
 
     device: str
     num_gpus: float
     workers_per_gpu: int
     workers_per_host: int
+    rank_backend: Literal["processes", "ray"] = "processes"
 
 
 def has_room(settings: Settings, resources: Mapping[str, float]) -> bool:
@@ -35,7 +37,9 @@ def has_room(settings: Settings, resources: Mapping[str, float]) -> bool:
         resources: of all hosts together, as ``ray.cluster_resources()`` lists them.
     """
     cluster = settings.cluster
-    asked = {"CPU": num_workers(settings) * cluster.num_cpus_per_worker}
+    asked: dict[str, float] = {"CPU": num_cpus(settings)}
+    if settings.worker.device == "cuda" and settings.worker.tensor_parallel > 1:
+        asked["GPU"] = num_workers(settings) * settings.worker.tensor_parallel
     if cluster.role_resources:
         asked |= {"disagg_prefill": cluster.num_prefill, "disagg_decode": cluster.num_decode}
     return all(resources.get(name, 0) >= amount for name, amount in asked.items())
@@ -61,9 +65,48 @@ def place_workers(settings: Settings, nodes: Sequence[Mapping[str, Any]]) -> Pla
         share = min(share, 1 / math.ceil(count / num_gpus)) if num_gpus else 0.0
     elif device == "cpu":
         share = 0.0
+    backend: Literal["processes", "ray"] = "processes"
+    num_ranks = settings.worker.tensor_parallel
+    if num_ranks > 1:
+        at_once = sum(int(each.get("GPU", 0)) // num_ranks for each in resources)
+        backend = _rank_backend(settings, device == "cpu" or at_once >= count)
+        if device == "cuda":
+            share = num_ranks if backend == "processes" else 0.0  # a GPU for each rank
     return Placement(
         device=device,
         num_gpus=share,
         workers_per_gpu=max(1, int(1 / share)) if share else 1,
         workers_per_host=math.ceil(count / num_hosts),
+        rank_backend=backend,
     )
+
+
+def _rank_backend(settings: Settings, hosts_are_enough: bool) -> Literal["processes", "ray"]:
+    """Who starts the ranks; Ray where single hosts have no room for a worker's."""
+    named = settings.worker.tensor_parallel_backend
+    if named == AUTO:
+        return "processes" if hosts_are_enough else "ray"
+    return named
+
+
+def rank_bundles(settings: Settings, device: str, role: str) -> list[dict[str, float]]:
+    """What Ray reserves for a worker whose ranks it starts: its own process, then each rank.
+
+    Args:
+        settings: the resources of each worker.
+        device: of the ranks.
+        role: of the worker.
+    """
+    cpus = settings.cluster.num_cpus_per_worker
+    rank = {"GPU": 1.0} if device == "cuda" else {"CPU": cpus}
+    return [
+        {"CPU": cpus} | role_resources(settings, role),
+        *({**rank} for _ in range(settings.worker.tensor_parallel)),
+    ]
+
+
+def role_resources(settings: Settings, role: str) -> dict[str, float]:
+    """What ties a worker to the hosts of its role, if the settings say that there are such."""
+    if settings.cluster.role_resources and role != "both":
+        return {f"disagg_{role}": 1.0}
+    return {}

@@ -27,6 +27,15 @@ def num_workers(settings: Settings) -> int:
     return cluster.num_prefill + cluster.num_decode + cluster.num_both
 
 
+def num_cpus(settings: Settings) -> float:
+    """CPUs that Ray counts for all workers, and for ranks that it starts beside them."""
+    worker = settings.worker
+    beside = 0
+    if worker.tensor_parallel_backend == "ray" and worker.device != "cuda":
+        beside = worker.tensor_parallel if worker.tensor_parallel > 1 else 0
+    return num_workers(settings) * (1 + beside) * settings.cluster.num_cpus_per_worker
+
+
 def start_ray(settings: Settings, folder: Path) -> None:
     """Start a Ray cluster of this machine alone and connect to it.
 
@@ -47,11 +56,10 @@ def start_ray(settings: Settings, folder: Path) -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
-    num_cpus = max(1, math.ceil(num_workers(settings) * settings.cluster.num_cpus_per_worker))
     try:
         with _own_signals():
             ray.init(
-                num_cpus=num_cpus,
+                num_cpus=max(1, math.ceil(num_cpus(settings))),
                 object_store_memory=settings.cluster.object_store_mib << 20,
                 include_dashboard=False,
                 namespace=NAMESPACE,

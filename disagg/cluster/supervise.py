@@ -8,8 +8,16 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from disagg.cluster.placement import Placement, has_room, place_workers
+from disagg.cluster.placement import (
+    Placement,
+    has_room,
+    place_workers,
+    rank_bundles,
+    role_resources,
+)
 from disagg.config import Settings, worker_options
 from disagg.errors import ConfigError, ExpiredError
 from disagg.workers.actor import WORKER_PATH, WorkerActor, WorkerState
@@ -44,6 +52,7 @@ def plan_workers(settings: Settings, placement: Placement) -> list[WorkerOptions
             device=placement.device,
             workers_per_gpu=placement.workers_per_gpu,
             workers_per_host=placement.workers_per_host,
+            tensor_parallel_backend=placement.rank_backend,
         )
         for role, count in counts.items()
         for i in range(count)
@@ -56,6 +65,8 @@ class _Supervised:
     actor: Any
     asked: Any
     """The one answer that is outstanding."""
+    group: Any = None
+    """Ray's placement group of the worker and its ranks, where Ray starts them."""
     state: WorkerState | None = None
     down: bool = False
     recreate_at_s: float = 0.0
@@ -94,8 +105,9 @@ class Supervisor:
         deadline = time.monotonic() + self._settings.cluster.start_timeout_s
         self._place()
         for options in self._plans:
-            actor = self._create(options)
-            self._workers.append(_Supervised(options, actor, actor.describe.remote()))
+            group = self._reserve(options)
+            actor = self._create(options, group)
+            self._workers.append(_Supervised(options, actor, actor.describe.remote(), group))
         names = ", ".join(options.worker_id for options in self._plans)
         self._report(f"starting workers {names}")
         while any(worker.state is None for worker in self._workers):
@@ -120,6 +132,8 @@ class Supervisor:
             ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
         for worker in self._workers:
             ray.kill(worker.actor, no_restart=True)
+            if worker.group is not None:
+                remove_placement_group(worker.group)
         self._workers.clear()
 
     def _place(self) -> None:
@@ -134,20 +148,26 @@ class Supervisor:
         self._placement = place_workers(settings, nodes)
         self._plans = plan_workers(settings, self._placement)
 
-    def _create(self, options: WorkerOptions) -> Any:
+    def _reserve(self, options: WorkerOptions) -> Any:
+        """Room for a worker and its ranks, near together; None where it starts them itself."""
+        if options.tensor_parallel == 1 or options.tensor_parallel_backend != "ray":
+            return None
+        bundles = rank_bundles(self._settings, options.device, options.role)
+        return placement_group(bundles, strategy="PACK")
+
+    def _create(self, options: WorkerOptions, group: Any) -> Any:
         cluster = self._settings.cluster
-        resources: dict[str, float] = {}
-        if cluster.role_resources and options.role != "both":
-            resources[f"disagg_{options.role}"] = 1
         remote: Any = ray.remote(WorkerActor)
         return remote.options(
             name=f"{options.worker_id}-{time.monotonic_ns():x}",
             num_cpus=cluster.num_cpus_per_worker,
             num_gpus=self._placement.num_gpus,
-            resources=resources,
+            resources=role_resources(self._settings, options.role),
             max_restarts=cluster.max_restarts,
             max_task_retries=0,
-            scheduling_strategy="SPREAD",
+            scheduling_strategy="SPREAD"
+            if group is None
+            else PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
         ).remote(options, self._worker_path)
 
     def _poll(self, *, fatal: bool) -> None:
@@ -174,7 +194,8 @@ class Supervisor:
         for worker in self._workers:
             if worker.asked is None and worker.recreate_at_s <= time.monotonic():
                 if worker.recreate_at_s:
-                    worker.actor, worker.recreate_at_s = self._create(worker.options), 0.0
+                    worker.actor = self._create(worker.options, worker.group)
+                    worker.recreate_at_s = 0.0
                 worker.asked = worker.actor.describe.remote()
         time.sleep(max(0.0, _POLL_S - (time.monotonic() - began)))
 

@@ -1,6 +1,6 @@
 """What can be set, by concern, with ranges. Defaults equal those of the options they become."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,10 +35,31 @@ class WorkerSettings(_Section):
 
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address the worker binds to and announces; "node" is its Ray node's."""
+    engine: Literal["auto", "native", "vllm"] = AUTO
+    """What computes the steps: native (transformers' model code) or vllm (vLLM's model runner, from
+    the extra disagg[vllm]); auto: vllm on a GPU where it is installed, or where native does not
+    know the model, else native. The log says which one was taken, and why.
+    """
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    """Ranks of a worker of the vllm engine: processes with a part of the weights and of every KV
+    block each, on a GPU of their own or on this host's cores.
+    """
+    tensor_parallel_backend: Literal["auto", "processes", "ray"] = AUTO
+    """Who starts the ranks: the worker's process, all on its host (processes), or Ray, on as few
+    hosts as have room (ray); auto: processes where the GPUs of single hosts are enough.
+    """
     device: str = Field(default=AUTO, pattern=r"^(auto|cpu|cuda)$")
     """auto: a GPU where Ray has any; cuda is the device Ray gives the worker."""
     dtype: Dtype | Auto = AUTO
     """auto: that of the checkpoint's weights."""
+    kv_dtype: Literal["auto", "fp8"] = AUTO
+    """Type of KV under the vllm engine: fp8 halves what 16 bits take; auto: what the checkpoint
+    says, else dtype.
+    """
+    cuda_graphs: bool = True
+    """The vllm engine compiles the model on a GPU and captures its steps in CUDA graphs: slower to
+    start, faster to decode.
+    """
     num_threads: Annotated[int, Field(ge=1, le=1024)] | Auto = AUTO
     """Torch threads of a worker; auto: the cores, divided among the workers of the host."""
     num_blocks: Annotated[int, Field(ge=2, le=1 << 31)] | Auto = AUTO
@@ -48,8 +69,10 @@ class WorkerSettings(_Section):
     of the share; on a GPU nine tenths of what they leave; never more than scheduling.max_sequences
     sequences can fill.
     """
-    block_tokens: int = Field(default=16, ge=1, le=4096)
-    """Tokens per block; a power of two."""
+    block_tokens: Annotated[int, Field(ge=1, le=4096)] | Auto = AUTO
+    """Tokens per block, a power of two; auto: what the engine's kernels take, 16, or 32 with vllm
+    on the CPU. Where a linear state lies whole in a block, the vllm engine takes a multiple of it.
+    """
     kv_events_endpoint: str = ""
     """Publish vLLM-compatible KV events at this ZeroMQ address; port 0, reported in the log, lets
     several workers share a machine.
@@ -59,8 +82,9 @@ class WorkerSettings(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.block_tokens & (self.block_tokens - 1):
-            raise ValueError(f"block_tokens: {self.block_tokens} is not a power of two")
+        given = self.block_tokens
+        if isinstance(given, int) and given & (given - 1):
+            raise ValueError(f"block_tokens: {given} is not a power of two")
         if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
             raise ValueError("kv_events_replay_endpoint: needs kv_events_endpoint")
         return self

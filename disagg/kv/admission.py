@@ -5,7 +5,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.blocks.promises import PromiseBook
-from disagg.kv.blocks.step_holds import StepHolds
 from disagg.kv.kinds.manager import GroupManager
 
 
@@ -15,13 +14,11 @@ class Admission:
     Args:
         managers: one per group.
         pool: the worker's pool.
-        steps: what steps in flight still hold for sequences.
     """
 
-    def __init__(self, managers: Sequence[GroupManager], pool: BlockPool, steps: StepHolds) -> None:
+    def __init__(self, managers: Sequence[GroupManager], pool: BlockPool) -> None:
         self._managers = managers
         self._pool = pool
-        self._steps = steps
         self.promises = PromiseBook(pool, self._returning_blocks)
 
     def num_needed(
@@ -73,10 +70,7 @@ class Admission:
     def update(self, key: Hashable) -> None:
         """Fit the promise of a sequence that has changed to what it can still need."""
         num_tokens = self.promises.num_tokens(key)
-        blocks = 0
-        for manager in self._managers:
-            deferred = len(self._steps.given_up(key, manager.group))
-            blocks += manager.num_promised(key, num_tokens, deferred)
+        blocks = sum([manager.num_promised(key, num_tokens) for manager in self._managers])
         self.promises.update(key, blocks)
 
     def _returning_blocks(self, key: Hashable) -> Iterable[int]:
@@ -84,4 +78,3 @@ class Admission:
             if key in manager.tables:
                 table = manager.tables[key]
                 yield from manager.returning(table.blocks[table.num_skipped :])
-                yield from self._steps.given_up(key, manager.group)

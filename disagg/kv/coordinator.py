@@ -28,14 +28,18 @@ class KVCacheCoordinator:
         layout: groups of the model.
         num_blocks: blocks in the pool's tensor, the null block included.
         max_model_tokens: longest sequence.
-        max_step_tokens: most tokens of one sequence between two calls that move its window;
-            with n steps in flight, n times the largest chunk.
+        max_step_tokens: most tokens of one sequence that are not published yet when its next step
+            is launched, those of that step included; with n steps in flight, n times the largest
+            chunk.
         steps_max: steps in flight at once that one sequence is in; more are refused.
         eagle_groups: groups whose hits must be proven one block further (speculative drafts).
         retention: what stays findable after it has left a window.
         deduplicate: keep a finished block private if its content is cached already.
         events_max: bound of the event buffer.
         events_with_tokens: carry token ids in ``BlocksStored``.
+
+    Attributes:
+        alignment_tokens: every hit is a multiple of it.
     """
 
     def __init__(
@@ -71,12 +75,12 @@ class KVCacheCoordinator:
             steps_max=steps_max,
             eagle_groups=eagle_groups,
         )
+        self._has_states = any(manager.hits_end_with_steps for manager in self.managers)
         self._tables = SequenceTables(self.managers)
-        self._matcher = PrefixMatcher(
-            self.managers, alignment_tokens(layout), frozenset(eagle_groups)
-        )
+        self.alignment_tokens = alignment_tokens(layout)
+        self._matcher = PrefixMatcher(self.managers, self.alignment_tokens, frozenset(eagle_groups))
         self._steps = StepHolds(self.pool, steps_max)
-        self.admission = Admission(self.managers, self.pool, self._steps)
+        self.admission = Admission(self.managers, self.pool)
         self._promises = self.admission.promises
         self._sequences: dict[Hashable, SequenceState] = {}
 
@@ -89,6 +93,35 @@ class KVCacheCoordinator:
         """
         return self._matcher.find(request.hashes, max_tokens)
 
+    def known_end(self, request: KVSequence) -> int:
+        """Where a prompt leaves what is known, as other prompts will; no effects.
+
+        The prefix that all full-attention groups have, whatever the others hold; 0 where no group
+        has linear states: see ``chunk_end``.
+        """
+        if not self._has_states:
+            return 0
+        known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
+        return known.num_tokens - known.num_tokens % self.alignment_tokens
+
+    def chunk_end(self, request: KVSequence, known_end: int, start: int, room: int) -> int | None:
+        """Where a chunk of a prompt that begins at ``start`` should end; no effects.
+
+        Linear states are kept only where a step ends. They are worth most where a known prefix is
+        left and at the last block end before the last token, from where a repeated or longer prompt
+        goes on; else at any block end.
+
+        Returns:
+            None if no group has states, or no such end is among the next ``room`` tokens.
+        """
+        if not self._has_states:
+            return None
+        if start < known_end <= start + room:
+            return known_end
+        end = min(start + room, request.num_tokens - 1)
+        end -= end % self.alignment_tokens
+        return end if end > start else None
+
     def group_hit_tokens(self, request: KVSequence) -> tuple[int, ...]:
         """Per group on its own (equal specs jointly): the prefix it still has; no effects."""
         return self._matcher.group_tokens(request.hashes, request.num_tokens)
@@ -99,7 +132,7 @@ class KVCacheCoordinator:
         """Promise the blocks that a whole prompt will need at its peak; all or nothing.
 
         Until ``unpromise`` or ``free`` other sequences can take only what is left, so the prompt
-        never waits for a block (only for its own steps in flight to give up what they hold).
+        never waits for a block.
         Window blocks it drops come back to the promise. The hit is held at once, and the first
         ``allocate`` adopts it.
 
@@ -127,7 +160,8 @@ class KVCacheCoordinator:
     ) -> bool:
         """Give a sequence the slots of its next step, in all groups or in none.
 
-        Out-of-window blocks are dropped first, also if the rest fails. On the first call the
+        Out-of-window blocks are dropped first, also if the rest fails, but none that a step in
+        flight sees or has yet to publish. On the first call the
         blocks of ``hit`` are held (all groups' hits before any group allocates, else one group
         could evict another's hit), and window groups get no blocks for external tokens that are
         out of sight.
@@ -226,6 +260,7 @@ class KVCacheCoordinator:
             sequence = sequences.get(key) or self._sequence(key)
             if num_computed_tokens > sequence.num_scheduled:
                 raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
+            sequence.num_computed = num_computed_tokens
             if num_computed_tokens >= sequence.publish_from:
                 self._publish(sequence, num_computed_tokens)
 
@@ -236,7 +271,7 @@ class KVCacheCoordinator:
         hashes = request.hashes
         for manager in self.managers:
             manager.publish(request.key, hashes, tokens, num_computed_tokens, self._deduplicate)
-        aligned = self._matcher.alignment_tokens
+        aligned = self.alignment_tokens
         done = num_computed_tokens - num_computed_tokens % aligned
         if len(hashes) * self.layout.hash_block_tokens >= done:
             sequence.publish_from = done + aligned
@@ -244,12 +279,12 @@ class KVCacheCoordinator:
     def release_out_of_window(self, key: Hashable, num_computed_tokens: int) -> None:
         """Drop the blocks that no query from ``num_computed_tokens`` on sees.
 
-        Steps in flight keep them until they end; cached ones stay findable until evicted.
+        No step in flight may compute an earlier one; cached blocks stay findable until evicted.
         """
         for manager in self._tables.moving:
             if not self._is_dense and (sequence := self._sequences.get(key)):
                 manager.forget_skipped(key, num_computed_tokens, sequence.kept, self._retention)
-            manager.drop_skipped(key, num_computed_tokens, self._steps.drop)
+            manager.drop_skipped(key, num_computed_tokens)
         if key in self._promises:
             self.admission.update(key)
 
@@ -266,9 +301,7 @@ class KVCacheCoordinator:
 
     def release_step(self, step_id: Hashable) -> None:
         """The step has ended, with or without error; idempotent."""
-        for key in self._steps.end(step_id):
-            if key in self._promises and key in self._sequences:
-                self.admission.update(key)
+        self._steps.end(step_id)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -322,7 +355,7 @@ class KVCacheCoordinator:
     ) -> SequenceState:
         """Start all tables: every group's hit is held before any group allocates."""
         self._tables.start(request.key, hit, num_computed, external=external)
-        sequence = self._sequences[request.key] = SequenceState(request, num_computed)
+        sequence = self._sequences[request.key] = SequenceState(request, num_computed, num_computed)
         if not self._is_dense:
             known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
             adopted = hit.num_tokens if hit else 0
@@ -332,7 +365,9 @@ class KVCacheCoordinator:
     def _go_on(self, sequence: SequenceState, num_new_tokens: int) -> bool:
         """``allocate`` for a sequence that has begun."""
         key, computed = sequence.request.key, sequence.num_scheduled
-        self.release_out_of_window(key, computed)
+        # What steps in flight see or have yet to publish stays.
+        in_flight = self._steps.in_flight(key)
+        self.release_out_of_window(key, sequence.num_computed if in_flight else computed)
         total = min(computed + num_new_tokens, self.max_model_tokens)
         if total > sequence.room_end:
             if not self.admission.fits(key, total, None, computed):

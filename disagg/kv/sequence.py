@@ -33,6 +33,7 @@ class SequenceState:
     Attributes:
         request: its tokens and hashes, grown by the caller.
         num_scheduled: tokens computed or in a step that was launched, external ones included.
+        num_computed: tokens of steps that have completed, external ones included.
         num_external: set while the tokens up to it are not valid yet.
         room_end: tokens for which every table has room.
         quiet_end: up to so many tokens no table changes, so that a decode step between two
@@ -43,6 +44,7 @@ class SequenceState:
 
     request: KVSequence
     num_scheduled: int
+    num_computed: int
     num_external: int | None = None
     room_end: int = 0
     quiet_end: int = 0

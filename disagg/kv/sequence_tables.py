@@ -73,8 +73,8 @@ class SequenceTables:
             manager.grow(key, num_tokens)
         return min([manager.room_end(key) for manager in self._managers])
 
-    def free(self, key: Hashable, drop: Callable[[Hashable, int, list[int]], None]) -> None:
-        """End the tables of a sequence; ``drop`` takes key, group and blocks given up."""
+    def free(self, key: Hashable, drop: Callable[[Hashable, list[int]], None]) -> None:
+        """End the tables of a sequence; ``drop`` takes key and blocks given up."""
         for manager in self._managers:
             manager.free(key, drop)
 

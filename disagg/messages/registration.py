@@ -16,11 +16,15 @@ class Contract:
     dtype: str
     groups: tuple[str, ...]
     """One canonical line per KV cache group: its spec and its layers."""
+    page_format: str
+    """How an engine lays KV out inside a page; opaque: only equal ones may be exchanged."""
     block_bytes: int
     hash_block_tokens: int
     hash_scheme: str
     wire_min: int
     wire_max: int
+    num_ranks: int = 1
+    """Processes that hold a part of every block each (tensor parallel)."""
 
     def mismatches(self, other: "Contract") -> tuple[str, ...]:
         """Name, ours and theirs of every field that forbids pairing; empty when compatible."""

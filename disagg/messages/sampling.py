@@ -24,6 +24,22 @@ class SamplingParams:
     """A sampled token among these ends the request with ``stop``; it is still reported."""
     num_logprobs: int | None = None
     """None: none; 0: the sampled token's; n: also those of the n best."""
+    min_p: float = 0.0
+    """Least probability that is kept, as a share of the best token's."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    """(token id, what is added to its logit), by token id."""
+    num_prompt_tokens: int = 0
+    """So many of a sequence's tokens are its prompt, those after them were generated: what the
+    penalties tell apart, also after a move, when generated tokens are computed as a prompt is."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the next token depends on which tokens stand before it."""
+        neutral = (0.0, 0.0, 1.0)
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != neutral
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ order:
 - `on_router_message` for what the router's stream brings, `on_router_lost` when it ends;
 - `on_peer_message` for other workers' messages, `on_peer_lost` when a stream to or from an
   incarnation ends or its epoch changed;
-- `next_step` when the engine is idle, `on_step_done` when it finished;
+- `next_step` after every event until there is none, or later (`StepPace`), `on_step_done` when a
+  step has ended, in the order of their launch;
 - `on_read_done` exactly once for every `PostRead`;
 - `tick` every few milliseconds.
 
@@ -221,8 +222,8 @@ class WorkerCore:
     # --- engine
 
     def next_step(self, now_ms: int) -> tuple[Step | None, list[WorkerAction]]:
-        """The next batch, or None when there is nothing to compute or one is in flight."""
-        if self.batcher.step_in_flight:
+        """The next batch, or None when there is nothing to compute or none may be launched."""
+        if not self.batcher.may_launch:
             return None, []
         num_elsewhere = self.generations.num_holding - len(self.batcher.running)
         for seq in self.batcher.take_startable(num_elsewhere, self.prefix_pull.reserve):

@@ -47,14 +47,20 @@ class Generations:
         """Register a generation that the router submitted."""
         request = KVSequence(submit.key, list(submit.token_ids), list(submit.hashes))
         self._hasher.extend(request.hashes, request.token_ids, submit.cache_salt)
-        seq = Sequence(submit, request, self._num_arrivals, progress_shown_ms=now_ms)
+        seq = Sequence(
+            submit,
+            request,
+            self._num_arrivals,
+            self._limits.max_model_tokens,
+            progress_shown_ms=now_ms,
+        )
         self._num_arrivals += 1
         self.sequences[seq.key] = seq
         return seq
 
     def emit(self, seq: Sequence, token: SampledToken) -> SequenceOutput:
         """Append a sampled token; the output names the reason if it ends the request."""
-        return seq.emit(token, self._hasher, self._limits.max_model_tokens)
+        return seq.emit(token, self._hasher)
 
     def forget(self, seq: Sequence) -> None:
         """Take a sequence out of queue, batch and register, and free its blocks."""

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+STEPS_MAX = 2
+"""Steps in flight at once at a worker: one runs, the next one is planned."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
@@ -21,6 +24,8 @@ class WorkerLimits:
     read_stuck_ms: int
     blocks_per_read_max: int
     quarantine_share_max: float
+    steps_max: int = 1
+    """Steps in flight at once; the coordinator's must be the same."""
     take_over_ms: int = 0
     drain_ms: int = 0
 

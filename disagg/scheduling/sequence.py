@@ -1,6 +1,6 @@
 """One generation of a request as a worker sees it."""
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 
 from disagg.kv.hashing import BlockHasher
@@ -42,9 +42,12 @@ class Sequence:
     request: KVSequence
     arrival: int
     """Counts up per worker; the smaller, the older."""
+    max_model_tokens: InitVar[int]
     phase: Phase = Phase.WAITING
     num_computed: int = 0
     """Tokens whose KV is in the pool."""
+    num_scheduled: int = 0
+    """Tokens that are computed or in a step in flight: the next step begins there."""
     preempted: bool = False
     """Lost its blocks while decoding; goes before everybody who has not started."""
     passes: int = 0
@@ -59,15 +62,25 @@ class Sequence:
     """None once it was tried: a pull is tried once."""
     hit_before_pull: int | None = None
     """Own hit before a pull that brought something: what more is found later was pulled."""
+    known_end: int = 0
+    """Where its prompt leaves what is known here; a chunk ends there for models with states."""
     prefill_reported: bool = False
     sent_tables: SentTables | None = None
     """What the engine has of its block tables; None before its first step."""
     progress_shown_ms: int = 0
     """When it began here, or those who wait for it were last shown that it goes on."""
     num_prompt_tokens: int = field(init=False)
+    num_tokens_max: int = field(init=False)
+    """With so many tokens it ends for its length."""
+    num_scheduled_max: int = field(init=False)
+    """Of more tokens no KV is needed here: the last one it samples is computed elsewhere or not."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_model_tokens: int) -> None:
         self.num_prompt_tokens = len(self.submit.token_ids)
+        longest = self.num_prompt_tokens + self.submit.sampling.max_tokens
+        self.num_tokens_max = min(longest, max_model_tokens)
+        hands_over = self.role is Role.PREFILL
+        self.num_scheduled_max = self.num_prompt_tokens if hands_over else self.num_tokens_max - 1
         self.pull = self.submit.pull
 
     @property
@@ -96,9 +109,17 @@ class Sequence:
         """Tokens known but not yet in the pool; 1 while decoding."""
         return self.num_tokens - self.num_computed
 
-    def emit(
-        self, token: SampledToken, hasher: BlockHasher, max_model_tokens: int
-    ) -> SequenceOutput:
+    @property
+    def num_unscheduled(self) -> int:
+        """Tokens that the next step may compute: all known ones, or the one being sampled."""
+        num_known = len(self.request.token_ids) - self.num_scheduled
+        return num_known if num_known > 0 else int(self.num_scheduled < self.num_scheduled_max)
+
+    def begins_at(self, num_computed: int) -> None:
+        """So many tokens are in the pool, and none are in a step in flight."""
+        self.num_computed = self.num_scheduled = num_computed
+
+    def emit(self, token: SampledToken, hasher: BlockHasher) -> SequenceOutput:
         """Append a sampled token; returns whether it ends the request."""
         position = self.num_tokens
         self.request.token_ids.append(token.token_id)
@@ -109,7 +130,7 @@ class Sequence:
             position=position,
             token_ids=(token.token_id,),
             logprobs=() if token.logprobs is None else (token.logprobs,),
-            finish_reason=self._finish_reason(token.token_id, max_model_tokens),
+            finish_reason=self._finish_reason(token.token_id),
         )
 
     def shows_progress(self, now_ms: int, interval_ms: int) -> bool:
@@ -124,7 +145,7 @@ class Sequence:
         before = self.hit_before_pull
         self.hit_tokens = num_cached if before is None else min(before, num_cached)
         self.pulled_tokens = num_cached - self.hit_tokens
-        self.num_computed = num_cached
+        self.begins_at(num_cached)
 
     def prefill_report(self) -> PrefillReport:
         """What its prefill found in the cache here."""
@@ -136,11 +157,9 @@ class Sequence:
             pulled_tokens=self.pulled_tokens,
         )
 
-    def _finish_reason(self, token_id: int, max_model_tokens: int) -> FinishReason:
-        sampling = self.submit.sampling
-        if token_id in sampling.stop_token_ids:
+    def _finish_reason(self, token_id: int) -> FinishReason:
+        if token_id in self.submit.sampling.stop_token_ids:
             return FinishReason.STOP
-        num_output = self.num_tokens - self.num_prompt_tokens
-        if num_output >= sampling.max_tokens or self.num_tokens >= max_model_tokens:
+        if self.num_tokens >= self.num_tokens_max:
             return FinishReason.LENGTH
         return FinishReason.NONE

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams
 
+PLACEHOLDER = -1
+"""In place of a token id: the token that is sampled for this sequence in the last step before this
+one that it is in. It is not known yet, as that step has not ended; the engine will know it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
@@ -25,8 +29,9 @@ class TableChange:
 class SequenceSlice:
     """The tokens of one sequence that are computed in a step.
 
-    ``token_ids`` stand at positions ``start .. start + len(token_ids)``; everything before
-    ``start`` is already in the pool (as far as the group's window reaches).
+    ``token_ids`` stand at positions ``start .. start + len(token_ids)``: known ones, or a single
+    `PLACEHOLDER`. Everything before ``start`` is in the pool (as far as the group's window reaches)
+    when the steps before this one have ended.
     """
 
     key: RequestKey
@@ -41,6 +46,9 @@ class SequenceSlice:
     slice's end, null where it left the window. Never read through a null entry."""
     sampling: SamplingParams | None = None
     """None: nothing is sampled (a chunk that is not the last of its prompt)."""
+    known_token_ids: Sequence[int] = field(default=(), repr=False)
+    """Of a sequence that ``is_new``: all its tokens, those before ``start`` and after the slice
+    included. An engine that keeps sequences needs no more of them later."""
 
     def __repr__(self) -> str:
         """Counts only: token ids stay out of logs and errors."""

@@ -10,7 +10,9 @@ from disagg.messages.sampling import TokenLogprobs
 from disagg.messages.session import PrefillReport, Role, Submit, ToRouterMessage, WorkerStats
 
 BLOCK_TOKENS = 4
-CONTRACT = Contract("fingerprint", "float32", ("full",), 1024, BLOCK_TOKENS, "sha256", 1, 1)
+CONTRACT = Contract(
+    "fingerprint", "float32", ("full",), "pages", 1024, BLOCK_TOKENS, "sha256", 1, 1
+)
 READY = WorkerStats(0, 0, 0, 100, 100, 0, 0, 0, 0, ready=True, counters=(("steps", 3),))
 
 

@@ -40,7 +40,7 @@ from disagg.wire.offers_codec import (
     take_over_to_wire,
 )
 from disagg.wire.registration_codec import contract_from_wire, contract_to_wire
-from disagg.wire.stream_hello import PeerHello
+from disagg.wire.stream_hello import PeerHello, PoolInfo
 from disagg.wire.v1 import peer_pb2
 
 MEMORY_KINDS = ("DRAM", "VRAM")
@@ -228,25 +228,35 @@ def _hello_to_wire(hello: PeerHello) -> peer_pb2.PeerHello:
     return peer_pb2.PeerHello(
         contract=contract_to_wire(hello.contract),
         address=hello.address,
-        transport_metadata=hello.transport_metadata,
-        pool_address=hello.pool_address,
-        num_blocks=hello.num_blocks,
-        block_bytes=hello.block_bytes,
-        memory_kind=hello.memory_kind,
-        device_id=hello.device_id,
+        pools=[
+            peer_pb2.PoolInfo(
+                transport_metadata=pool.transport_metadata,
+                pool_address=pool.pool_address,
+                num_blocks=pool.num_blocks,
+                block_bytes=pool.block_bytes,
+                memory_kind=pool.memory_kind,
+                device_id=pool.device_id,
+            )
+            for pool in hello.pools
+        ],
     )
 
 
 def _hello_from_wire(wire: peer_pb2.PeerHello) -> PeerHello:
     require_text(wire, "address")
+    contract = contract_from_wire(wire)
+    if len(wire.pools) != contract.num_ranks:
+        raise malformed(wire, "pools", f"has {len(wire.pools)} for {contract.num_ranks} ranks")
+    return PeerHello(contract, wire.address, tuple(map(_pool_from_wire, wire.pools)))
+
+
+def _pool_from_wire(wire: peer_pb2.PoolInfo) -> PoolInfo:
     if wire.memory_kind not in MEMORY_KINDS:
         raise malformed(wire, "memory_kind", f"is {wire.memory_kind!r}, not DRAM or VRAM")
     for field in ("num_blocks", "block_bytes"):
         if not getattr(wire, field):
             raise malformed(wire, field, "is 0")
-    return PeerHello(
-        contract=contract_from_wire(wire),
-        address=wire.address,
+    return PoolInfo(
         transport_metadata=wire.transport_metadata,
         pool_address=wire.pool_address,
         num_blocks=wire.num_blocks,

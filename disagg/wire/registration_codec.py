@@ -14,11 +14,13 @@ def contract_to_wire(contract: Contract) -> registration_pb2.Contract:
         model_fingerprint=contract.model_fingerprint,
         dtype=contract.dtype,
         groups=contract.groups,
+        page_format=contract.page_format,
         block_bytes=contract.block_bytes,
         hash_block_tokens=contract.hash_block_tokens,
         hash_scheme=contract.hash_scheme,
         wire_min=contract.wire_min,
         wire_max=contract.wire_max,
+        num_ranks=contract.num_ranks,
     )
 
 
@@ -28,15 +30,19 @@ def contract_from_wire(parent: Message, field: str = "contract") -> Contract:
     wire: registration_pb2.Contract = getattr(parent, field)
     if wire.wire_min > wire.wire_max:
         raise malformed(wire, "wire_min", f"is {wire.wire_min}, above wire_max {wire.wire_max}")
+    if not wire.num_ranks:
+        raise malformed(wire, "num_ranks", "is 0")
     return Contract(
         model_fingerprint=wire.model_fingerprint,
         dtype=wire.dtype,
         groups=tuple(wire.groups),
+        page_format=wire.page_format,
         block_bytes=wire.block_bytes,
         hash_block_tokens=wire.hash_block_tokens,
         hash_scheme=wire.hash_scheme,
         wire_min=wire.wire_min,
         wire_max=wire.wire_max,
+        num_ranks=wire.num_ranks,
     )
 
 

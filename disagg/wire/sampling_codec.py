@@ -17,6 +17,12 @@ def sampling_to_wire(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         seed=sampling.seed,
         stop_token_ids=sampling.stop_token_ids,
         num_logprobs=sampling.num_logprobs,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        num_prompt_tokens=sampling.num_prompt_tokens,
     )
 
 
@@ -32,6 +38,12 @@ def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingPara
         seed=wire.seed,
         stop_token_ids=tuple(wire.stop_token_ids),
         num_logprobs=wire.num_logprobs if wire.HasField("num_logprobs") else None,
+        min_p=wire.min_p,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        repetition_penalty=wire.repetition_penalty if wire.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(wire.logit_bias.items())),
+        num_prompt_tokens=wire.num_prompt_tokens,
     )
 
 

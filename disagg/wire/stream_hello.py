@@ -7,20 +7,28 @@ from disagg.messages.registration import Contract
 
 
 @dataclass(frozen=True, slots=True)
-class PeerHello:
-    """First message of a peer stream, in both directions: the sender, and where its pool lies."""
+class PoolInfo:
+    """What a reader must know to read the pool of one rank; valid for one epoch."""
 
-    contract: Contract
-    address: str
-    """host:port of the sender's own gRPC service."""
     transport_metadata: bytes
-    """NIXL agent metadata."""
+    """Of the rank's NIXL agent."""
     pool_address: int
     num_blocks: int
     block_bytes: int
     memory_kind: str
     """DRAM or VRAM."""
     device_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHello:
+    """First message of a peer stream, in both directions: the sender, and where its KV lies."""
+
+    contract: Contract
+    address: str
+    """host:port of the sender's own gRPC service."""
+    pools: tuple[PoolInfo, ...]
+    """One per rank, in their order: a block has the same id in each."""
 
 
 @dataclass(frozen=True, slots=True)

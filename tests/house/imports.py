@@ -41,8 +41,15 @@ THIRD_PARTY: dict[str, set[str]] = {
     | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
     | {"prometheus_client"},
 }
-RAY_AT = ("disagg.workers.actor", "disagg.cluster")
+RAY_AT = (
+    "disagg.workers.actor",
+    "disagg.cluster",
+    "disagg.workers.engines.vllm.executors",
+    "disagg.workers.engines.vllm.ray_on_cpu",
+)
 """Ray starts and supervises; nothing on the way of a token may depend on it."""
+VLLM_AT = "disagg.workers.engines.vllm."
+"""An extra: one engine's folder knows it, and is imported only when that engine is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,8 @@ def _why_forbidden(item: Import) -> str:
         return _why_not_inside(room, item.target)
     if top == "ray" and not item.importer.startswith(RAY_AT):
         return "Ray belongs to the actor and the cluster"
+    if top == "vllm":
+        return "" if item.importer.startswith(VLLM_AT) else "vLLM belongs to its engine"
     if room in CORE:
         if top in CORE_BANNED:
             return "the core is sans-IO: it comes in as an argument"

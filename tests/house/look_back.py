@@ -38,7 +38,7 @@ class LookBackSpec(AttentionSpec):
     def first_seen(self, position: int) -> int:
         return first_seen(position, self.chunk_tokens)
 
-    def windowed_pages(self) -> None:
+    def attention_pages(self) -> None:
         return None
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:

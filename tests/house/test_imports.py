@@ -36,6 +36,9 @@ SOUND = {
     "workers/__init__.py": "",
     "workers/actor.py": "import ray\nfrom disagg.workers import options\n",
     "workers/options.py": "import torch\n",
+    "workers/engines/__init__.py": "",
+    "workers/engines/vllm/__init__.py": "",
+    "workers/engines/vllm/runner.py": "from vllm import v1\n",
     "router/__init__.py": "",
     "router/app.py": "import uvicorn\nfrom disagg.wire import codec\n",
     "tests/test_it.py": "from disagg.workers import options\n",
@@ -82,6 +85,8 @@ FORBIDDEN = [
     ("workers/options.py", "import uvicorn", "not a third-party package of workers"),
     ("workers/options.py", "import ray", "Ray belongs to"),
     ("router/app.py", "import ray", "Ray belongs to"),
+    ("workers/options.py", "import vllm", "vLLM belongs to"),
+    ("workers/engines/choice.py", "from vllm import v1", "vLLM belongs to"),
     # composition
     *[
         (importer, f"import disagg.{room}", "nobody imports composition")

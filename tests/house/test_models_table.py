@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
-CHANGES = ("| MistralForCausalLM |", "| `quantization_config` |", "`make test-slow` |")
+CHANGES = ("| MistralForCausalLM |", "| `quantization_config` |", "`test-slow` |")
 
 
 def test_the_page_is_up_to_date_and_another_one_is_not(tmp_path: Path) -> None:

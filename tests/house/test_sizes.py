@@ -68,7 +68,7 @@ def test_files_are_short_and_named_for_what_they_hold() -> None:
         ("disagg/kv/utils.py", "", "say what is in it"),
         ("router/misc/thing.py", "", "say what is in it"),
         ("router/http_helpers.py", "", "say what is in it"),
-        ("workers/engine/step.py", "class StepMixin: ...\n", "no mixins"),
+        ("workers/engines/native/step.py", "class StepMixin: ...\n", "no mixins"),
         ("disagg/kv/__init__.py", "START = compute()\n", "only hands on names"),
     ],
 )

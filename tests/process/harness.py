@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import grpc
 import httpx
@@ -23,6 +23,7 @@ from openai import OpenAI
 from disagg.router.options import RouterOptions
 from disagg.wire.v1 import worker_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
+from tests.process.forked import Forked
 from tests.process.network import Place
 
 ROOT = Path(__file__).parents[2]
@@ -64,19 +65,25 @@ class Process:
             "OTEL_TRACES_EXPORTER": "console",
             # Not on a device that a network of this machine's other tests takes away again.
             "UCX_NET_DEVICES": "lo",
+            **place.environment,
         }
         self.log = log
         self._log_start = log.stat().st_size if log.exists() else 0
-        self._log_file: IO[bytes] = log.open("ab")
-        self.popen = subprocess.Popen(
-            [*place.command, sys.executable, "-m", module, json.dumps(options)],
-            cwd=ROOT,
-            env=environment | place.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log_file,
-            text=True,
-        )
+        options_json = json.dumps(options)
+        self.popen: subprocess.Popen[str] | Forked
+        if place.command:  # that program starts it there
+            with log.open("ab") as log_file:
+                self.popen = subprocess.Popen(
+                    [*place.command, sys.executable, "-m", module, options_json],
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log_file,
+                    text=True,
+                )
+        else:
+            self.popen = Forked(module, options_json, environment, str(log))
         self.lines: list[str] = []
         self._new = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
@@ -147,7 +154,6 @@ class Process:
             self.popen.wait(15)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._log_file.close()
 
 
 @dataclass
@@ -160,6 +166,8 @@ class Cluster:
     router_options: dict[str, Any] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
     """Of workers that do not run here."""
+    worker_module: str = "tests.process.worker_main"
+    """What a worker's process runs."""
     workers: dict[str, Process] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     epochs: dict[str, str] = field(default_factory=dict)
@@ -191,9 +199,7 @@ class Cluster:
             router_addresses=(self.grpc_address,),
             **(given | self.worker_options | changed),
         )
-        self.workers[name] = Process(
-            "tests.process.worker_main", asdict(options), self.logs / name, place
-        )
+        self.workers[name] = Process(self.worker_module, asdict(options), self.logs / name, place)
 
     def wait_ready(self, *names: str) -> None:
         """Until each worker serves, and the router has it in this life and ready."""

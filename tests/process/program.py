@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -20,11 +21,19 @@ BOUND_S = 240.0
 class Program:
     """The program, its output as it comes, and its processes."""
 
-    def __init__(self, module: str, *arguments: str, cwd: Path) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        cwd: Path,
+        before: Sequence[str] = (),
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Start it; ``before`` begins the command line, as a `Place` says."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*before, sys.executable, "-m", module, *arguments],
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**environment, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -42,9 +51,9 @@ class Program:
         for line in self.process.stdout:
             self._queue.put(line.rstrip())
 
-    def wait_for(self, pattern: str) -> re.Match[str]:
+    def wait_for(self, pattern: str, bound_s: float = BOUND_S) -> re.Match[str]:
         """First line from now on that matches; fails with what was said instead."""
-        deadline = time.monotonic() + BOUND_S
+        deadline = time.monotonic() + bound_s
         while time.monotonic() < deadline:
             try:
                 line = self._queue.get(timeout=0.2)

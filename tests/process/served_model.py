@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from openai.types import Completion
 from transformers import AutoTokenizer
 
@@ -37,6 +38,8 @@ class Expected:
     logprobs: tuple[float, ...]
     min_gap: float
     """Smallest distance between the two best logits."""
+    tolerance: float
+    """Of the served logprobs."""
 
     @property
     def num_tokens(self) -> int:
@@ -53,26 +56,41 @@ class ServedModel:
 
     Attributes:
         eos_id: a token that ends requests although the model likes it; `prompt` avoids it.
+        tolerance: of logprobs.
+        gap_min: by which every token of a `prompt` wins.
     """
 
-    def __init__(self, cluster: Cluster, eos_id: int = -1) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        eos_id: int = -1,
+        tolerance: float = LOGPROB_TOLERANCE,
+        gap_min: float = GAP_MIN,
+    ) -> None:
         self.cluster = cluster
         self.eos_id = eos_id
+        self.tolerance = tolerance
+        self.gap_min = gap_min
         self._tokenizer: Any = AutoTokenizer.from_pretrained(cluster.model_dir)
-        self._expected: dict[tuple[tuple[int, ...], int], Expected] = {}
+        self._expected: dict[tuple[object, ...], Expected] = {}
         self._num_asked = 0
         self._threads = ThreadPoolExecutor(32)
 
-    def expect(self, prompt: Sequence[int], num_tokens: int) -> Expected:
-        """Ask the reference."""
-        key = tuple(prompt), num_tokens
+    def expect(
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        adjust: Callable[[torch.Tensor, Sequence[int]], torch.Tensor] | None = None,
+    ) -> Expected:
+        """Ask the reference, whose logits ``adjust`` may change."""
+        key = tuple(prompt), num_tokens, adjust
         if key not in self._expected:
             token_ids, logprobs, min_gap = reference_generate(
-                self.cluster.model_dir, prompt, num_tokens
+                self.cluster.model_dir, prompt, num_tokens, adjust
             )
             texts = tuple(self._tokenizer.decode([token]) for token in token_ids)
             self._expected[key] = Expected(
-                key[0], tuple(token_ids), texts, tuple(logprobs), min_gap
+                tuple(prompt), tuple(token_ids), texts, tuple(logprobs), min_gap, self.tolerance
             )
         return self._expected[key]
 
@@ -88,7 +106,7 @@ class ServedModel:
             rng = random.Random(seed)
             drawn = rng.choices(PRINTABLE_IDS, k=length - len(start))
             expected = self.expect([*start, *drawn], num_tokens)
-            if expected.min_gap > GAP_MIN and self.eos_id not in expected.token_ids:
+            if expected.min_gap > self.gap_min and self.eos_id not in expected.token_ids:
                 return expected
         raise AssertionError(f"no clear prompt of {length} tokens after {len(start)}, salt {salt}")
 
@@ -189,14 +207,14 @@ class WrongAnswerError(AssertionError):
 
 
 def assert_exact(completion: Completion, expected: Expected) -> None:
-    """The reference's tokens, and its logprobs to 1e-4."""
+    """The reference's tokens, and its logprobs, in float32 to 1e-4."""
     assert expected.min_gap > GAP_MIN
     (choice,) = completion.choices
     assert choice.logprobs is not None
     texts, logprobs = choice.logprobs.tokens, choice.logprobs.token_logprobs
     if texts != list(expected.texts) or choice.text != "".join(expected.texts):
         raise WrongAnswerError(f"{texts} ({choice.text!r}) instead of {expected}")
-    if logprobs != pytest.approx(list(expected.logprobs), abs=LOGPROB_TOLERANCE):
+    if logprobs != pytest.approx(list(expected.logprobs), abs=expected.tolerance):
         raise WrongAnswerError(f"logprobs {logprobs} instead of {expected}")
     assert choice.finish_reason == "length", choice.finish_reason
     assert completion.usage is not None

@@ -1,28 +1,54 @@
 """Tokens of a handed-over request are those of plain transformers, logprobs to 1e-4."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from tests.process.conftest import EOS_PROMPT
 from tests.process.harness import MODEL, wait_until
 from tests.process.served_model import (
     BLOCK_TOKENS,
+    GAP_MIN,
     WINDOW,
     ServedModel,
     WrongAnswerError,
     assert_exact,
     handed_over,
+    is_reported,
     pulled_bytes,
 )
 
 pytestmark = pytest.mark.timeout(600)
 
-EVERYWHERE = ("gemma3", "mistral", "qwen3", "gpt_oss", "gemma2")
-SLOW = ("cohere2", "llama", "qwen3_window")
+EVERYWHERE = ("gemma3", "mistral", "qwen3", "gpt_oss", "gemma2", "deepseek_v3")
+SLOW = (
+    "cohere2",
+    "deepseek_v2",
+    "gemma3n",
+    "gemma4",
+    "glm4_moe_lite",
+    "llama",
+    "llama4",
+    "qwen3_window",
+)
 FAMILIES = (*EVERYWHERE, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
+STATES = ("nemotron_h",)
+SLOW_STATES = ("bamba", "falcon_h1", "granite_hybrid", "jamba", "lfm2", "qwen3_5", "qwen3_next")
+WITH_STATES = (*STATES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_STATES))
+MOVED_FAST = ("nemotron_h", "deepseek_v3", "llama4")
+MOVED = (
+    *MOVED_FAST,
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (*EVERYWHERE, *SLOW, *STATES, *SLOW_STATES)
+        if name not in MOVED_FAST
+    ),
+)
 
 LENGTHS = (1, 15, 16, 17, WINDOW - 1, WINDOW, WINDOW + 1, 47, 48, 49, 2 * WINDOW, 7 * WINDOW + 3)
 """Around blocks of 16 and a window of 32; more than one chunk of 96."""
@@ -35,7 +61,7 @@ def hits(generation: dict[str, Any]) -> int:
     return min(block_map.count("h") for block_map in maps)
 
 
-@pytest.mark.parametrize("family", FAMILIES, indirect=True)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_STATES], indirect=True)
 def test_around_blocks_and_windows(served: ServedModel) -> None:
     for length in LENGTHS:
         generation = served.serve(served.prompt(length))
@@ -53,7 +79,19 @@ def test_with_prefix_hits_on_both_sides(served: ServedModel) -> None:
     assert shared["hit_tokens"] == 128
 
 
-@pytest.mark.parametrize("family", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("family", WITH_STATES, indirect=True)
+def test_states_are_found_where_chunks_were_made_to_end(served: ServedModel) -> None:
+    first = served.prompt(150)
+    generation = served.serve(first)
+    assert pulled_bytes(generation) > 0
+    assert served.serve(first)["hit_tokens"] == 144
+    # No chunk had ended at 128; where a prompt leaves a known prefix one does.
+    for salt, hit_tokens in (("second", 96), ("third", 128)):
+        shared = served.prompt(171, start=first.prompt[:130], salt=salt)
+        assert served.serve(shared)["hit_tokens"] == hit_tokens
+
+
+@pytest.mark.parametrize("family", [*EVERYWHERE, *STATES], indirect=True)
 def test_many_at_once(served: ServedModel) -> None:
     common = served.prompt(70).prompt
     several = [
@@ -63,6 +101,26 @@ def test_many_at_once(served: ServedModel) -> None:
     with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
         generations = list(threads.map(served.serve, several))
     assert len({generation["generation"] for generation in generations}) == NUM_AT_ONCE
+
+
+@pytest.mark.parametrize("family", MOVED, indirect=True)
+def test_moved_in_mid_decode(served: ServedModel) -> None:
+    """The decode worker dies: the prefill worker goes on from what it has of the prompt."""
+    cluster, expected = served.cluster, served.prompt(150, 30)
+    told = cluster.tell("d0", "hold steps")
+    cluster.tell("d0", "pass steps 4")
+    answer = served.ask_later(expected, "moved")
+    cluster.wait_told("d0", "held steps", told)
+    wait_until(lambda: cluster.record("moved")["num_tokens"] == 5, "five tokens")
+    cluster.workers["d0"].kill()
+    assert_exact(answer.result(60), expected)
+    wait_until(lambda: is_reported(cluster.record("moved")), "the prefill's report")
+    first, second = cluster.record("moved")["generations"]
+    assert first["cause"].startswith("worker_lost")
+    assert (first["num_tokens"], second["num_tokens"]) == (5, 25)
+    assert second["decode"]["worker_id"] == "p0"
+    assert second["hit_tokens"] == 144
+    cluster.wait_quiescent()
 
 
 def test_hits_on_the_prefill_side_only(gemma3: ServedModel) -> None:
@@ -168,6 +226,33 @@ def test_prefill_and_decode_on_one_worker(gemma3: ServedModel) -> None:
     finally:
         cluster.workers.pop("b0").end()
         wait_until(lambda: len(cluster.known()) == 2, "the router to forget b0")
+
+
+def test_penalties_and_bias_over_a_hand_over(gemma3: ServedModel) -> None:
+    """By transformers' own processor and OpenAI's formula, before and after the hand-over."""
+    length, num_tokens = 60, 24
+    repetition = RepetitionPenaltyLogitsProcessor(1.3)
+    penalties = {"presence_penalty": 0.6, "frequency_penalty": 0.4}
+
+    def adjust(logits: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        biased = logits.clone()
+        biased[70] += 3
+        seen = torch.bincount(torch.tensor([*tokens[length:], 0]), minlength=len(logits))
+        seen[0] -= 1
+        result: torch.Tensor = repetition(torch.tensor([tokens]), biased[None])[0]
+        return result - 0.4 * seen - 0.6 * (seen > 0)
+
+    for attempt in range(20):
+        prompt = gemma3.prompt(length, 1, salt=f"penalties-{attempt}").prompt
+        expected = gemma3.expect(prompt, num_tokens, adjust)
+        if expected.min_gap > GAP_MIN and gemma3.eos_id not in expected.token_ids:
+            break
+    assert expected.min_gap > GAP_MIN
+    more: dict[str, Any] = penalties | {"logit_bias": {"70": 3}}
+    completion = gemma3.ask(expected, extra_body={"repetition_penalty": 1.3}, **more)
+    assert_exact(completion, expected)
+    with pytest.raises(WrongAnswerError):  # control: they matter for this prompt
+        assert_exact(gemma3.ask(expected), expected)
 
 
 def test_chat_streams_the_same_tokens(gemma3: ServedModel) -> None:

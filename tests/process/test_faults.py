@@ -278,13 +278,23 @@ def only_under_way(served: ServedModel) -> bool:
 
 def test_the_client_leaves_while_it_waits_in_the_queue(gemma3: ServedModel) -> None:
     cluster = gemma3.cluster
-    running, waiting = gemma3.prompt(150), gemma3.prompt(60)
+    running, other = gemma3.prompt(150), gemma3.prompt(60)
+
+    def num_there() -> int:
+        stats = cluster.status("p0").stats
+        return stats.num_waiting + stats.num_running
+
     stop, answer = stop_at(gemma3, "prefill", running)
-    client = RawClient(cluster.url, gemma3.body(waiting), "leaves")
-    wait_until(lambda: cluster.status("p0").stats.num_waiting == 1, "the second one to queue")
+    # While the first step is held one more may be planned; these two fill it.
+    second = gemma3.ask_later(other, "second")
+    wait_until(lambda: num_there() == 2, "the second one to queue")
+    client = RawClient(cluster.url, gemma3.body(other), "leaves")
+    wait_until(lambda: num_there() == 3, "the third one to queue")
+    assert cluster.status("p0").stats.num_waiting
     client.close()
     wait_until(cancelled(gemma3, "leaves"), "the router to notice")
-    wait_until(lambda: cluster.status("p0").stats.num_waiting == 0, "the queue to forget it")
+    wait_until(lambda: num_there() == 2, "the queue to forget it")
     stop.go_on()
     assert_exact(answer.result(ANSWER_S), running)
+    assert_exact(second.result(ANSWER_S), other)
     assert generations(gemma3, "leaves")[0]["hit_tokens"] is None  # it never ran

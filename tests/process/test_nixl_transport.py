@@ -264,7 +264,7 @@ def test_what_cannot_be_read_is_an_error_not_a_hang(world: World) -> None:
     assert "1024 bytes, not 4096" in ended(reader, world.read(reader, other.name, [0], [0]))
     reader.add(name="owner:2", info=owner.info)  # another epoch's metadata
     assert "names 'owner:1'" in ended(reader, world.read(reader, "owner:2", [0], [0]))
-    reader.add(name="junk:1", info={**owner.info, "metadata": b"junk".hex()})
+    reader.add(name="junk:1", info={**owner.info, "transport_metadata": b"junk".hex()})
     assert "adding junk:1" in ended(reader, world.read(reader, "junk:1", [0], [0]))
     reader.add(name=reader.name, info=reader.info)
     assert "from itself" in ended(reader, world.read(reader, reader.name, [0], [1]))

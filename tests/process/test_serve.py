@@ -80,7 +80,9 @@ def ask(url: str, request_id: str) -> tuple[list[float], dict[str, Any]]:
 def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> None:
     """The one Ray cluster of a test run: hand-over, a killed actor, a new epoch, a clean end."""
     first_life = served.wait_for(SERVES.format(""))
-    served.wait_for(r"^worker prefill-0 takes cpu, float32, .* \(auto: 8 sequences of ")
+    served.wait_for(
+        r"^worker prefill-0 takes native \(.*\): cpu, float32, .* \(auto: 8 sequences of "
+    )
     url = served.wait_for(r"^serving tiny on (http://[\d.]+:\d+)/v1 \(Ctrl-C stops\)$")[1]
     # Ray's own default is 15 more: behind everything else on the machine.
     niceness = os.getpriority(os.PRIO_PROCESS, served.process.pid)

@@ -8,16 +8,16 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 from nixl import _api as nixl  # type: ignore[import-untyped]
 
-from disagg.workers.engine.paged_pool import region_of
+from disagg.wire.stream_hello import PoolInfo
+from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
-from disagg.workers.transport import TransportInfo
 
 
 def block_bytes_of(seed: int, block: int, num_bytes: int) -> bytes:
@@ -38,18 +38,25 @@ class Node:
         block_bytes: int,
         handle_bytes_max: int,
         telemetry: bool = False,
+        num_parts: int = 1,
     ) -> None:
-        """``telemetry`` counts what NIXL was asked for, see `counts`."""
+        """``telemetry`` counts what NIXL was asked for, see `counts`.
+
+        With several parts the first ones of all blocks come first, then the second ones, ...
+        """
         self.counted: dict[str, list[int]] = {"prepared": [], "descriptors": [], "bytes": []}
         if telemetry:
             self._count()
         data = b"".join(block_bytes_of(seed, i, block_bytes) for i in range(num_blocks))
-        self.pool = torch.frombuffer(bytearray(data), dtype=torch.int8).view(num_blocks, -1)
+        blocks = torch.frombuffer(bytearray(data), dtype=torch.int8).view(num_blocks, num_parts, -1)
+        memory = blocks.transpose(0, 1).contiguous()
+        self.pool = memory.transpose(0, 1)
+        region = replace(region_of(memory.view(num_blocks, -1)), num_parts=num_parts)
         self.ends: dict[int, list[str]] = {}
         self.changed = threading.Condition()
         self.transport = NixlTransport(
             name,
-            region_of(self.pool),
+            region,
             on_read_done=self.on_read_done,
             handle_bytes_max=handle_bytes_max,
         )
@@ -95,12 +102,12 @@ class Node:
             raise RuntimeError("a caller's mistake must not end the transport")
 
     def info(self) -> dict[str, Any]:
-        info = asdict(self.transport.local_info())
-        return {**info, "metadata": info["metadata"].hex()}
+        (pool,) = self.transport.local_pools()
+        return {**asdict(pool), "transport_metadata": pool.transport_metadata.hex()}
 
     def add(self, name: str, info: dict[str, Any]) -> None:
-        metadata = bytes.fromhex(info["metadata"])
-        self.transport.add_peer(name, TransportInfo(**{**info, "metadata": metadata}))
+        metadata = bytes.fromhex(info["transport_metadata"])
+        self.transport.add_peer(name, [PoolInfo(**{**info, "transport_metadata": metadata})])
 
     def remove(self, name: str) -> None:
         self.transport.remove_peer(name)
@@ -136,7 +143,7 @@ class Node:
         return num_cut
 
     def digests(self) -> list[str]:
-        return [digest(block.numpy().tobytes()) for block in self.pool]
+        return [digest(block.contiguous().numpy().tobytes()) for block in self.pool]
 
     def state(self) -> dict[str, Any]:
         t = self.transport

@@ -16,8 +16,10 @@ Commands on standard input, one a line; every answer and event is a line on stan
     take LEAVE                  hold all free blocks but so many
     give                        hold none of them any more
     break posts|mend posts      from now on NIXL raises at every READ that is posted, or no longer
+    break engine                vLLM's runner raises at the next step
     end_leases                  end all leases without telling the reader
-    counts                      "counts JSON": what has reached this worker so far
+    counts                      "counts JSON": what has reached this worker so far, and how many
+                                sequences vLLM's runner holds
 """
 
 import json
@@ -25,19 +27,24 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+
+import torch
 
 from disagg.errors import RemoteFault
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.messages.session import ToWorkerMessage
 from disagg.scheduling.step import Step, StepResult
-from disagg.workers.engine.protocol import Engine
-from disagg.workers.engine.torch_engine import TorchEngine
+from disagg.wire.stream_hello import PoolInfo
+from disagg.workers.engines.native.native_engine import NativeEngine
+from disagg.workers.engines.protocol import Engine
+from disagg.workers.engines.vllm.vllm_engine import VllmEngine
 from disagg.workers.nixl_agent import ReadHandle
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
-from disagg.workers.transport import KVTransport, TransportInfo
+from disagg.workers.pool_region import PoolRegion
+from disagg.workers.transport import KVTransport
 from disagg.workers.worker import Worker, nixl_transport
 
 TAKER = "taken by a test"
@@ -112,11 +119,11 @@ class GatedTransport:
     def oldest_in_progress_ms(self) -> int:
         return self.inner.oldest_in_progress_ms
 
-    def local_info(self) -> TransportInfo:
-        return self.inner.local_info()
+    def local_pools(self) -> tuple[PoolInfo, ...]:
+        return self.inner.local_pools()
 
-    def add_peer(self, name: str, info: TransportInfo) -> None:
-        self.inner.add_peer(name, info)
+    def add_peer(self, name: str, pools: Sequence[PoolInfo]) -> None:
+        self.inner.add_peer(name, pools)
 
     def remove_peer(self, name: str) -> None:
         self.inner.remove_peer(name)
@@ -137,7 +144,7 @@ class GatedTransport:
 class HeldEngine:
     """The engine, with a gate before each step."""
 
-    def __init__(self, inner: TorchEngine, steps: Gate) -> None:
+    def __init__(self, inner: Engine, steps: Gate) -> None:
         self.inner = inner
         self.steps = steps
         self.num_steps = 0
@@ -158,7 +165,7 @@ class WorkerUnderTest:
         self.to_fail: set[tuple[int, int]] = set()
         self.group_of: dict[int, int] = {}
         self.place_of: dict[int, tuple[int, int]] = {}
-        self.engine: TorchEngine | None = None
+        self.engine: NativeEngine | VllmEngine | None = None
         self.reads: dict[int, Sequence[int]] = {}
         self.num_router_messages = 0
         self.posts_broken = False
@@ -171,7 +178,7 @@ class WorkerUnderTest:
         on_read_done: Callable[[int, str], None],
         handle_bytes_max: int,
     ) -> KVTransport:
-        assert isinstance(engine, TorchEngine)
+        assert isinstance(engine, NativeEngine | VllmEngine)
         self.engine = engine
 
         def done(read_id: int, error: str) -> None:
@@ -180,9 +187,9 @@ class WorkerUnderTest:
             self.gates["dones"].go(lambda: on_read_done(read_id, error))
 
         inner = nixl_transport(agent, engine, done, handle_bytes_max)
-        assert isinstance(inner, NixlTransport)
-        self.really_post = inner._agent.post
-        inner._agent.post = self.post  # type: ignore[method-assign]
+        if isinstance(inner, NixlTransport):  # one rank: its agent is in this process
+            self.really_post = inner._agent.post
+            inner._agent.post = self.post  # type: ignore[method-assign]
         return GatedTransport(inner, self.gates["reads"], self.gates["checks"], self.remember)
 
     def remember(self, read_id: int, dst_blocks: Sequence[int]) -> None:
@@ -202,7 +209,7 @@ class WorkerUnderTest:
         assert self.engine is not None
         lost = [b for b in self.reads[read_id] if self.place_of.get(b) in self.to_fail]
         if lost:
-            self.engine.pool.poison(lost)
+            self.fill_with_nan(lost)
             say(f"failed {self.place_of[lost[0]]}")
         return "failed by the test" if lost else ""
 
@@ -215,10 +222,10 @@ class WorkerUnderTest:
             if group in left:
                 left.discard(group)
                 if group in self.unwritten:
-                    self.engine.pool.poison([block])
+                    self.fill_with_nan([block])
                 else:
-                    dtype = self.engine.pool.layers[0].keys.dtype
-                    self.engine.pool.tensor[block].view(dtype).mul_(-3).add_(0.5)
+                    dtype = getattr(torch, self.engine.dtype)
+                    self.pool[block].view(dtype).mul_(-3).add_(0.5)
                 say(f"corrupted {group} {block}")
 
     def start(self) -> None:
@@ -274,6 +281,8 @@ class WorkerUnderTest:
                 self.on_loop(self.give)
             case ["break" | "mend" as what, "posts"]:
                 self.posts_broken = what == "break"
+            case ["break", "engine"]:
+                self.break_engine()
             case ["end_leases"]:
                 self.on_loop(self.end_leases)
             case ["counts"]:
@@ -286,10 +295,18 @@ class WorkerUnderTest:
         assert self.worker.control is not None
         assert self.engine is not None
         pool = self.worker.control.core.kv.pool
-        blocks = range(1, self.engine.pool.tensor.shape[0])
-        self.engine.pool.poison(
-            [b for b in blocks if not pool.num_holds(b) and not pool.is_cached(b)]
-        )
+        blocks = range(1, self.pool.shape[0])
+        self.fill_with_nan(b for b in blocks if not pool.num_holds(b) and not pool.is_cached(b))
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """The KV memory, int8 [num_blocks, block_bytes]."""
+        assert self.engine is not None
+        pool = self.engine.pool
+        return pool if isinstance(pool, torch.Tensor) else pool.tensor
+
+    def fill_with_nan(self, blocks: Iterable[int]) -> None:
+        self.pool[list(blocks)] = -1
 
     def forget(self) -> None:
         assert self.worker.control is not None
@@ -324,8 +341,18 @@ class WorkerUnderTest:
             raise RemoteFault("posting a READ: broken by a test")
         return self.really_post(handle)
 
+    def break_engine(self) -> None:
+        assert isinstance(self.engine, VllmEngine)
+
+        def execute_model(_: object) -> None:
+            raise IndexError("broken by a test")
+
+        self.engine.runner._worker.execute_model = execute_model
+
     def tell_counts(self) -> None:
         counts = {"messages": self.num_router_messages, "steps": self.held_engine.num_steps}
+        if isinstance(self.engine, VllmEngine) and isinstance(self.engine.region, PoolRegion):
+            counts["sequences"] = self.engine.runner.num_requests
         say("counts " + json.dumps(counts))
 
     def end_leases(self) -> None:
@@ -350,10 +377,10 @@ class WorkerUnderTest:
             raise TimeoutError("the control thread did not answer")
 
 
-def main() -> None:
+def main(kind: type[WorkerUnderTest] = WorkerUnderTest) -> None:
     options = json.loads(sys.argv[1])
     options["router_addresses"] = tuple(options["router_addresses"])
-    test = WorkerUnderTest(WorkerOptions(**options))
+    test = kind(WorkerOptions(**options))
     test.start()
     threading.Thread(target=test.end_when_failed, daemon=True).start()
     for line in sys.stdin:

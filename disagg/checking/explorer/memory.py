@@ -1,15 +1,17 @@
 """The bytes of a small pool, as texts: whoever reads what is not there is seen."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from disagg.checking.explorer.tokens import Tokens, begun, right
 from disagg.kv.blocks.block_pool import NULL_BLOCK
-from disagg.scheduling.step import SequenceSlice, Step
+from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step
 
 NOTHING = "nothing"
 OTHER = "bytes of another request"
 HALF = "half-written"
+FAILED = "left by a step that failed"
 BETWEEN = " | "
 """Between the ranks' parts of a block that differ."""
 
@@ -18,7 +20,7 @@ Memory = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A step in flight, and what its sequences consist of.
+    """A step in flight, or one that waits for it, and what its sequences consist of.
 
     Attributes:
         tokens: per slice, up to the end of the last block that it writes.
@@ -34,14 +36,36 @@ def whole_tables(part: SequenceSlice) -> tuple[tuple[int, ...], ...]:
     return tuple(change.new_blocks for change in part.table_changes)
 
 
+def wrong_placeholder(in_flight: Sequence[Running]) -> str:
+    """Which unknown token no step samples, if any, of the one that runs and those behind it."""
+    for before, running in pairwise(in_flight):
+        sampled = {
+            (part.key, part.start + len(part.token_ids))
+            for part in before.step.slices
+            if part.sampling is not None
+        }
+        for part in running.step.slices:
+            if PLACEHOLDER in part.token_ids and (part.key, part.start) not in sampled:
+                return f"nobody samples token {part.start} of {part.key}"
+    return ""
+
+
 def launch(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, str]:
-    """Memory while a step runs, and what it wrongly computes from, if anything."""
+    """Memory while a step runs, and what it wrongly computes from, if anything.
+
+    What follows on a step that failed is not computed.
+    """
     content = list(memory)
     for part, tokens in zip(running.step.slices, running.tokens, strict=True):
         start, end = part.start, part.start + len(part.token_ids)
-        if tuple(part.token_ids) != tokens[start:end]:
+        if tuple(part.token_ids) not in (tokens[start:end], (PLACEHOLDER,)):
             return memory, f"a step computes {part.token_ids}, not {tokens[start:end]}"
         first, num_begun = divmod(start, block_tokens)
+        if _is_lost(part, content, block_tokens):
+            for table in whole_tables(part):
+                for block in table[first : -(-end // block_tokens)]:
+                    content[block] = FAILED
+            continue
         for table in whole_tables(part):
             for index, block in enumerate(table[: -(-end // block_tokens)]):
                 wanted = [right(tokens[: (index + 1) * block_tokens])]
@@ -56,11 +80,34 @@ def launch(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory,
     return tuple(content), ""
 
 
+def _is_lost(part: SequenceSlice, content: Sequence[str], block_tokens: int) -> bool:
+    """The step before it failed, which had the same sequence."""
+    before = -(-part.start // block_tokens)
+    return any(
+        block != NULL_BLOCK and content[block] == FAILED
+        for table in whole_tables(part)
+        for block in table[:before]
+    )
+
+
+def leave(running: Running, memory: Memory, block_tokens: int) -> Memory:
+    """Memory after a step that failed."""
+    content = list(memory)
+    for part in running.step.slices:
+        end = part.start + len(part.token_ids)
+        for table in whole_tables(part):
+            for block in table[part.start // block_tokens : -(-end // block_tokens)]:
+                content[block] = FAILED
+    return tuple(content)
+
+
 def land(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, str]:
     """Memory after a step has written, and what it overwrote, if anything."""
     content = list(memory)
     for part, tokens in zip(running.step.slices, running.tokens, strict=True):
         end = part.start + len(part.token_ids)
+        if _is_lost(part, memory, block_tokens):
+            continue
         for table in whole_tables(part):
             for index in range(part.start // block_tokens, -(-end // block_tokens)):
                 if content[table[index]] != HALF:

@@ -15,7 +15,7 @@ from disagg.messages.session import WorkerStats
 from disagg.routing.actions import NewRequest, RouterAction
 from disagg.routing.core import RouterCore
 
-_CONTRACT = Contract("model", "float32", ("full",), 2, 1, "scheme", 1, 1)
+_CONTRACT = Contract("model", "float32", ("full",), "pages", 2, 1, "scheme", 1, 1)
 _GROUPS = (GroupInfo("full_attention", 1, 0, 1, 2),)
 _READY = WorkerStats(0, 0, 0, 8, 8, 0, 0, 0, 0, ready=True)
 

@@ -66,6 +66,7 @@ class Setting:
         num_blocks: of each pool, the null block included.
         passes_max: refused reservations before a prefill gives up.
         share: of a pool that hand-overs may take.
+        steps_max: steps in flight at once at a worker.
         max_sequences: that may hold blocks at a worker.
         max_waiting: that may wait there.
         committed_max: committed leases, and answered requests for leases, that are remembered.
@@ -123,6 +124,7 @@ class Setting:
     num_blocks: int = 5
     passes_max: int = 1
     share: float = 1.0
+    steps_max: int = 1
     max_sequences: int = 4
     max_waiting: int = 4
     committed_max: int = 2

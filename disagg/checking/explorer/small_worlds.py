@@ -6,6 +6,8 @@ from functools import partial
 from disagg.checking.explorer.setting import (
     EVERY_WAIT,
     FULL,
+    LONG_PROMPT,
+    TWO_TOKENS,
     WINDOW,
     Request,
     Setting,
@@ -119,6 +121,19 @@ SMALL_WORLDS: dict[str, Named] = {
         "out, and it holds nothing any more",
         pair(vanishes=BOTH, time_outs=EVERY_WAIT, late_time_outs=True),
     ),
+    "pair-steps": (
+        "two steps in flight; three tokens; a step fails, the client goes away",
+        pair(steps_max=2, requests=LONGER, num_blocks=6, step_errors=1, cancels=1),
+    ),
+    "pair-steps-growing": (
+        "two steps in flight; blocks of two tokens, a chunk ends within one; the client goes away",
+        pair(
+            steps_max=2,
+            specs=(TWO_TOKENS,),
+            requests=(Request(prompt=LONG_PROMPT, max_tokens=3),),
+            cancels=1,
+        ),
+    ),
     "quarantine": (
         "READs are stuck and hold more of the pool than they may: the decode worker exits",
         pair(time_outs=("read",), quarantine_share=0.3),
@@ -131,6 +146,10 @@ SMALL_WORLDS: dict[str, Named] = {
     "lockstep": (
         "both do everything at the same moment, back-off of 1 or 2 rounds",
         mutual(delays=(1, 2), passes_max=6),
+    ),
+    "mutual-steps": (
+        "two steps in flight; decodes outgrow their reservations and preempt prefills",
+        mutual(steps_max=2, requests=GROWING, num_blocks=6),
     ),
     "chain": (
         "C's cached prefix to P, P's prompt to D; everything free is evicted",
@@ -195,6 +214,10 @@ SMALL_WORLDS: dict[str, Named] = {
         at_any_time(requests=LONGER, read_errors=1),
     ),
     "generation-step-error": ("a step fails, a READ fails", planned(step_errors=1, read_errors=1)),
+    "generation-steps": (
+        "two steps in flight, a step fails; three tokens; at any time",
+        at_any_time(steps_max=2, requests=LONGER, step_errors=1),
+    ),
     "generation-refused": (
         "P's request for a reservation times out, D's grant is on its way; three "
         "tokens; at any time",

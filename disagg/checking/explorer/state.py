@@ -36,6 +36,8 @@ class Facts(NamedTuple):
     repeats: bool
     reading: bool
     running: Running | None = None
+    queued: tuple[Running, ...] = ()
+    """Steps that were launched and wait for the one that runs."""
     orphans: bool = False
     """Leases that wait for another reader."""
     asking: bool = False

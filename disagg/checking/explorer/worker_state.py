@@ -4,6 +4,8 @@ How a core is made, what of its state no decision depends on, and what a world m
 """
 
 from collections import deque
+from collections.abc import Hashable
+from dataclasses import replace
 
 from disagg.checking.explorer.memory import Running
 from disagg.checking.explorer.setting import Setting
@@ -46,6 +48,7 @@ def limits_of(setting: Setting) -> WorkerLimits:
         # In order nothing is lost: what is repeated would only come twice.
         commit_repeat_ms=NEVER_MS if setting.delivery == "in order" else 0,
         read_stuck_ms=ASK_TIMEOUT_MS,
+        steps_max=setting.steps_max,
         blocks_per_read_max=1,
         quarantine_share_max=setting.quarantine_share,
         take_over_ms=TAKE_OVER_MS,
@@ -65,7 +68,8 @@ def new_core(
         layout,
         num_blocks,
         max_model_tokens=limits.max_model_tokens,
-        max_step_tokens=limits.max_step_tokens,
+        max_step_tokens=limits.steps_max * limits.max_step_tokens,
+        steps_max=limits.steps_max,
     )
     core = cls(me, layout, kv, hasher, limits, _no_delay)
     kv.pool._emit = _ignore
@@ -79,10 +83,12 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
     inbound = core.inbound.statuses()
     num_granted, num_leases = core.decode_side._reservations.num_granted, core.leases.num_live
     all_free = kv.num_available_blocks == kv.num_usable_blocks
+    in_flight = _in_flight(core, vocabulary)
     facts = Facts(
         me=core.me,
         keys=tuple(core.sequences),
-        running=_running(core, vocabulary),
+        running=in_flight[0] if in_flight else None,
+        queued=in_flight[1:],
         num_leases=num_leases,
         orphans=any(one.state is LeaseState.ORPHANED for one in core.leases.statuses()),
         held=frozenset(filter(kv.pool.num_holds, range(1, kv.pool.num_blocks))),
@@ -97,7 +103,7 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
             if isinstance(holder, tuple) and holder[0] == "inbound"
             for block in blocks
         ),
-        at_rest=not core.sequences and not batcher.step_in_flight and all_free,
+        at_rest=not core.sequences and not in_flight and all_free,
         holds_nothing=all_free and not num_granted and not num_leases,
         asking=bool(core.prefill_side.reserving or core.lease_requests._entries),
         repeats=any(entry.repeats for entry in core.inbound._entries.values()),
@@ -113,21 +119,21 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
     return facts._replace(**core.seen()) if isinstance(core, TablesWorker) else facts
 
 
-def _running(core: WorkerCore, vocabulary: Vocabulary) -> Running | None:
-    if core.batcher._in_flight is None:
-        return None
-    step, sequences = core.batcher._in_flight
+def _in_flight(core: WorkerCore, vocabulary: Vocabulary) -> tuple[Running, ...]:
     size = core.kv.layout.hash_block_tokens
-    return Running(
-        step,
-        tuple(
-            vocabulary.extended(
-                tuple(seq.submit.token_ids),
-                seq.key.generation,
-                -(-(part.start + len(part.token_ids)) // size) * size,
-            )
-            for part, seq in zip(step.slices, sequences, strict=True)
-        ),
+    return tuple(
+        Running(
+            step,
+            tuple(
+                vocabulary.extended(
+                    tuple(seq.submit.token_ids),
+                    seq.key.generation,
+                    -(-(part.start + len(part.token_ids)) // size) * size,
+                )
+                for part, seq in zip(step.slices, sequences, strict=True)
+            ),
+        )
+        for step, sequences in core.batcher._in_flight
     )
 
 
@@ -135,11 +141,9 @@ def make_canonical(core: WorkerCore) -> None:
     """Forget what no decision depends on: counters, clocks, the order of free blocks."""
     core.counters.counts.clear()
     core.prefill_side.num_refusals = core.batcher.num_preemptions = 0
-    for seq in core.batcher.running:  # the engines here keep no tables: each step carries all
-        seq.sent_tables = None
+    send_whole_tables(core)
     core.batcher._ended.clear()
-    if not core.batcher.step_in_flight:
-        core.batcher._next_step_id = 0
+    _number_steps(core)
     for seq in core.prefill_side.backing_off:
         seq.retry_at_ms = 0
     for entry in core.inbound._entries.values():
@@ -163,6 +167,33 @@ def make_canonical(core: WorkerCore) -> None:
         last = reversed(dict.fromkeys(reversed(cached._queue)))
         cached._queue = deque(block for block in last if block in cached)
         cached._stale.clear()
+
+
+def send_whole_tables(core: WorkerCore) -> None:
+    """The engines here keep no tables: each step carries all of them."""
+    for seq in core.batcher.running:
+        seq.sent_tables = None
+
+
+def _number_steps(core: WorkerCore) -> None:
+    """Of several steps in flight the oldest has number 0; with none nobody waits for their ends."""
+    batcher, holds = core.batcher, core.kv._steps
+    if batcher._in_flight and core.limits.steps_max == 1:
+        return  # it has the number that it was launched with, as in the counts of the worlds
+    batcher._lets_steps_end &= bool(batcher._in_flight)
+    batcher._next_step_id = len(batcher._in_flight)
+    numbers: dict[Hashable, int] = {
+        step.step_id: n for n, (step, _) in enumerate(batcher._in_flight)
+    }
+    if all(number == step_id for step_id, number in numbers.items()):
+        return
+    batcher._in_flight = deque(
+        (replace(step, step_id=numbers[step.step_id]), sequences)
+        for step, sequences in batcher._in_flight
+    )
+    holds._keys = {numbers[step]: keys for step, keys in holds._keys.items()}
+    for holder, steps in holds._given_up.items():
+        holds._given_up[holder] = {numbers[step] for step in steps}
 
 
 def forget_stranger(core: WorkerCore, stranger: Incarnation) -> None:

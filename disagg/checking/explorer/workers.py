@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from disagg.checking.explorer.memory import NOTHING, Memory, land, launch, reuse
+from disagg.checking.explorer.memory import (
+    NOTHING,
+    Memory,
+    land,
+    launch,
+    leave,
+    reuse,
+    wrong_placeholder,
+)
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.snapshots import Snapshots
 from disagg.checking.explorer.state import Facts, put
@@ -19,6 +27,7 @@ from disagg.checking.explorer.worker_state import (
     make_canonical,
     new_core,
     preempt,
+    send_whole_tables,
 )
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
@@ -45,7 +54,6 @@ class Moved:
 class _CoreMoved:
     core: int
     actions: tuple[WorkerAction, ...]
-    launched: bool
 
 
 Overtaking = tuple[frozenset[RequestKey], int]
@@ -93,14 +101,15 @@ class Workers:
         return self._number(self.freeze(core), (NOTHING,) * setting.num_blocks, _NOBODY)
 
     def _move(self, number: int, method: str, *args: object) -> Moved:
-        """Call a method of the core, then launch a step if the engine is idle.
+        """Call a method of the core, then launch what may be launched.
 
-        Besides the core's methods: the step in flight "ends", "fails", or "ends_preempted", which
+        Besides the core's methods: the step that runs "ends", "fails", or "ends_preempted", which
         takes the blocks of the youngest prefill; and everything free is evicted by "evict".
         """
         core, memory, overtaking = self._workers[number]
         broken = ""
-        if method in ("ends", "fails", "ends_preempted"):
+        ends = method in ("ends", "fails", "ends_preempted")
+        if ends:
             memory, broken, result = self._step_over(number, method == "fails")
             method, args = "preempt" if method == "ends_preempted" else "on_step_done", (0, result)
         moved = self._core_move(core, method, *args)
@@ -112,9 +121,11 @@ class Workers:
         for known, block in after.cached:
             if memory[block] != known:
                 broken = broken or f"the cache offers {memory[block]!r} as {known!r}"
-        if moved.launched and after.running is not None:
-            memory, wrong = launch(after.running, memory, self._layout.hash_block_tokens)
-            broken = broken or wrong
+        if after.running is not None:
+            if ends or before.running is None:
+                memory, wrong = launch(after.running, memory, self._layout.hash_block_tokens)
+                broken = broken or wrong
+            broken = broken or wrong_placeholder((after.running, *after.queued))
         if self._setting.starved_by:
             overtaking = _watch(overtaking, after.memory_awaited, moved.actions)
             if overtaking[1] >= self._setting.starved_by:
@@ -122,10 +133,11 @@ class Workers:
         return Moved(self._number(moved.core, memory, overtaking), moved.actions, broken)
 
     def _step_over(self, number: int, fails: bool) -> tuple[Memory, str, StepResult]:
-        """Memory after the step in flight, what it overwrote, if anything, and its result."""
+        """Memory after the step that runs, what it overwrote, if anything, and its result."""
         running, memory = self.facts[number].running, self.memory[number]
         assert running is not None
         if fails:
+            memory = leave(running, memory, self._layout.hash_block_tokens)
             return memory, "", StepResult(running.step.step_id, error="failed")
         memory, broken = land(running, memory, self._layout.hash_block_tokens)
         samples = tuple(
@@ -172,8 +184,12 @@ class Workers:
         else:
             actions = getattr(core, method)(*args)
         step, more = core.next_step(0)
+        while step is not None:
+            actions = [*actions, *more]
+            send_whole_tables(core)
+            step, more = core.next_step(0)
         check(core)
-        return _CoreMoved(self.freeze(core), (*actions, *more), step is not None)
+        return _CoreMoved(self.freeze(core), (*actions, *more))
 
     def freeze(self, core: WorkerCore) -> int:
         """The number of a core; equal cores have equal ones."""

@@ -210,7 +210,8 @@ class World:
         if facts.running is not None and faults.step_errors < setting.step_errors:
             after = now._replace(faults=faults._replace(step_errors=faults.step_errors + 1))
             yield self._does(after, side, "a step fails", "fails")
-        if facts.running and facts.preemptible and faults.preemptions < setting.preemptions:
+        may_preempt = facts.running is not None and not facts.queued and facts.preemptible
+        if may_preempt and faults.preemptions < setting.preemptions:
             after = now._replace(faults=faults._replace(preemptions=faults.preemptions + 1))
             label = "a step ends and a prefill is preempted"
             yield self._does(after, side, label, "ends_preempted")

@@ -8,7 +8,7 @@ from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.kinds.attention import AttentionSpec, require_positive
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.kind import EVERYBODY, Spec
+from disagg.kv.kinds.kind import EVERYBODY, AttentionPages, Spec
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
@@ -41,8 +41,11 @@ class ChunkedLocalSpec(AttentionSpec):
         """First position of the chunk that ``position`` stands in."""
         return chunk_start(position, self.chunk_tokens)
 
-    def windowed_pages(self) -> None:
-        """No such pages: a chunk is not a sliding window."""
+    def attention_pages(self) -> AttentionPages:
+        """The pages of K and V; a chunk is not a sliding window."""
+        return AttentionPages(
+            self.num_kv_heads, self.block_tokens, self.head_size, self.dtype_bytes
+        )
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
         """Tables that start with nulls up to the current chunk."""

@@ -45,7 +45,7 @@ class CrossAttentionSpec(AttentionSpec):
         """Whatever the position: nothing ever leaves its sight."""
         return 0
 
-    def windowed_pages(self) -> None:
+    def attention_pages(self) -> None:
         """No such pages: the K and V here are not those of tokens."""
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:

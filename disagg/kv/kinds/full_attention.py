@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.attention import AttentionSpec
-from disagg.kv.kinds.kind import EVERYBODY, Spec, WindowedPages
+from disagg.kv.kinds.kind import EVERYBODY, AttentionPages, Spec
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
@@ -28,10 +28,10 @@ class FullAttentionSpec(AttentionSpec):
         """Position 0, whatever ``position`` is."""
         return 0
 
-    def windowed_pages(self) -> WindowedPages:
+    def attention_pages(self) -> AttentionPages:
         """The pages of K and V, without a window."""
-        return WindowedPages(
-            self.num_kv_heads, self.block_tokens, self.head_size, self.dtype_bytes, None
+        return AttentionPages(
+            self.num_kv_heads, self.block_tokens, self.head_size, self.dtype_bytes
         )
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.manager import GroupManager
@@ -14,27 +14,34 @@ EVERYBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
-class WindowedPages:
-    """Pages of K, then V, ``[num_kv_heads, block_tokens, head_size]`` each.
+class AttentionPages:
+    """Pages of K, then V, ``[num_kv_heads, block_tokens, head_size]`` each, or of latents alone.
 
     Attributes:
-        num_kv_heads: heads of K and of V.
+        num_kv_heads: heads of K and of V; 1 for latents.
         block_tokens: tokens per block.
-        head_size: elements per head.
+        head_size: elements per head, or per latent.
         dtype_bytes: bytes per element.
-        window_tokens: position p attends to ``p - window_tokens + 1 .. p``; None: to all before.
+        sliding_window: what the model's attention layers call by this name; None: nothing, also
+            where something else bounds what a position sees (``first_seen``).
+        has_values: False where latents take the place of K and V.
     """
 
     num_kv_heads: int
     block_tokens: int
     head_size: int
     dtype_bytes: int
-    window_tokens: int | None
+    sliding_window: int | None = None
+    has_values: bool = True
 
 
 class Spec(Protocol):
-    """What one layer keeps per token or per request; hashable, equal specs share block tables."""
+    """What one layer keeps per token or per request.
 
+    A frozen dataclass: hashable, and equal specs share block tables.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     kind: ClassVar[str]
     """Our name: registrations, reports, the router."""
     vllm_kind: ClassVar[str]
@@ -57,8 +64,8 @@ class Spec(Protocol):
     def first_seen(self, position: int) -> int | None:
         """First position whose KV a query at ``position`` reads; None: it reads a state instead."""
 
-    def windowed_pages(self) -> WindowedPages | None:
-        """The pages for an engine that knows K, V and windows; None: such an engine cannot."""
+    def attention_pages(self) -> AttentionPages | None:
+        """The pages that attention reads; None: this kind keeps something else."""
 
     # -- block tables and match ---------------------------------------------------------------
 
@@ -103,3 +110,8 @@ class Spec(Protocol):
 
     def without_window(self) -> "Spec":
         """What an engine without hybrid groups would keep for this layer."""
+
+
+def keeps_states(spec: Spec) -> bool:
+    """Whether a layer keeps one state per request, instead of something per token."""
+    return spec.first_seen(0) is None

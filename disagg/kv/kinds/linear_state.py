@@ -43,7 +43,7 @@ class LinearStateSpec:
     def first_seen(self, position: int) -> None:
         """No position: a query reads a state instead."""
 
-    def windowed_pages(self) -> None:
+    def attention_pages(self) -> None:
         """No such pages: a state has no K and V."""
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
@@ -104,6 +104,8 @@ class LinearStateManager(GroupManager):
 
     As an EAGLE group it drops nothing (as in the peer): draft layers have no such states.
     """
+
+    hits_end_with_steps = True
 
     def __init__(
         self, spec: LinearStateSpec, pool: BlockPool, setting: GroupSetting, peak_blocks: int
@@ -194,7 +196,7 @@ class LinearStateManager(GroupManager):
             table.blocks += self.pool.allocate(self.blocks_per_state)
             table.held += self.blocks_per_state
 
-    def drop_skipped(self, key: Hashable, position: int, drop: Drop) -> None:
+    def drop_skipped(self, key: Hashable, position: int) -> None:
         """Give up all states before the running one."""
         table = self.tables[key]
         end = min(self.first_block(position), len(table.blocks) - self.blocks_per_state)
@@ -203,13 +205,13 @@ class LinearStateManager(GroupManager):
         if leaving:
             table.blocks[start:end] = [NULL_BLOCK] * (end - start)
             table.held -= len(leaving)
-            drop(key, self.group, leaving)
+            self.pool.release(leaving)
 
     def free(self, key: Hashable, drop: Drop) -> None:
         """End a table, last state first."""
         table = self.tables.pop(key, None)
         if table is not None and table.held:
-            drop(key, self.group, self._last_state_first(table.blocks))
+            drop(key, self._last_state_first(table.blocks))
 
     def _last_state_first(self, blocks: Sequence[int]) -> list[int]:
         """Eviction order: a state's first block goes first, which ends the state as a whole."""
@@ -231,6 +233,15 @@ class LinearStateManager(GroupManager):
         table.boundaries = [end for end in table.boundaries if end > num_computed]
         for end in ready:
             self._publish_state(table, hashes, token_ids, end, deduplicate)
+
+    def _is_kept(self, run: int, num_tokens: int) -> bool:
+        """Whether a state is cached that ``run`` others precede, block end by block end.
+
+        As decoding passes them, one in ``blocks_per_state`` is, and the first two: so states take
+        no more room than the pages of the tokens between them, and displace no prompt's. At the
+        prompt's last two block ends it begins anew: a repeated or longer prompt goes on there.
+        """
+        return run < 2 or num_tokens // self.block_tokens % self.blocks_per_state == 0
 
     def publish_around(
         self,
@@ -256,7 +267,12 @@ class LinearStateManager(GroupManager):
             table.num_published < end <= min(known, len(table.blocks))
         ):
             return
-        table.num_published = end
+        in_prompt, before = end + self.blocks_per_state < known, table.num_published
+        follows = 0 < before == end - self.blocks_per_state and in_prompt == table.in_prompt
+        table.num_published, table.in_prompt = end, in_prompt
+        table.run = table.run + 1 if follows else 0
+        if not self._is_kept(table.run, num_tokens):
+            return
         first, *others = table.blocks[end - self.blocks_per_state : end]
         if first == NULL_BLOCK:
             return

@@ -10,8 +10,8 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.blocks.retention import Retention
 from disagg.kv.kinds.setting import GroupSetting
 
-Drop = Callable[[Hashable, int, list[int]], None]
-"""Ends a sequence's holds: (key, group, block ids in eviction order)."""
+Drop = Callable[[Hashable, list[int]], None]
+"""Ends a sequence's holds: (key, block ids in eviction order)."""
 
 
 @dataclass(slots=True)
@@ -24,6 +24,8 @@ class GroupTable:
         num_skipped: leading entries that are null for good.
         num_published: leading entries that were looked at for publication.
         boundaries: positions at which a linear state was known to be complete.
+        in_prompt: whether two more full blocks were known behind the last state looked at.
+        run: states alike in this that precede it, block end by block end.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -31,6 +33,8 @@ class GroupTable:
     num_skipped: int = 0
     num_published: int = 0
     boundaries: list[int] = field(default_factory=list)
+    in_prompt: bool = True
+    run: int = 0
 
 
 class Pages(Protocol):
@@ -58,6 +62,8 @@ class GroupManager:
 
     hits_nest = False
     """Part of `match`: whether every shorter prefix of a hit is a hit of the same blocks."""
+    hits_end_with_steps = False
+    """Part of `publish`: whether a hit can end only where a step ended."""
 
     def __init__(
         self, spec: Pages, pool: BlockPool, setting: GroupSetting, peak_blocks: int
@@ -165,14 +171,11 @@ class GroupManager:
         skipped = self.first_block(num_known)
         return max(required - max(skipped, len(hit)), 0)
 
-    def num_promised(self, key: Hashable, num_tokens: int, num_deferred: int) -> int:
-        """Further blocks a sequence with a table can need at once on its way to num_tokens.
-
-        ``num_deferred`` blocks it gave up are not free yet.
-        """
+    def num_promised(self, key: Hashable, num_tokens: int) -> int:
+        """Further blocks a sequence with a table can need at once on its way to num_tokens."""
         table = self.tables[key]
         remaining = max(0, self.num_blocks(num_tokens) - len(table.blocks))
-        return max(0, min(remaining, self.peak_blocks - table.held - num_deferred))
+        return max(0, min(remaining, self.peak_blocks - table.held))
 
     # -- changing tables ----------------------------------------------------------------------
 
@@ -199,7 +202,7 @@ class GroupManager:
             table.blocks += self.pool.allocate(missing)
             table.held += missing
 
-    def drop_skipped(self, key: Hashable, position: int, drop: Drop) -> None:
+    def drop_skipped(self, key: Hashable, position: int) -> None:
         """Give up the blocks that no query from ``position`` on sees, last one first."""
         table = self.tables[key]
         end = min(self.first_block(position), len(table.blocks))
@@ -216,7 +219,7 @@ class GroupManager:
             table.blocks[start:end] = [NULL_BLOCK] * (end - start)
         table.held -= len(leaving)
         if leaving:
-            drop(key, self.group, leaving)
+            self.pool.release(leaving)
 
     def forget_skipped(
         self, key: Hashable, position: int, kept: Iterable[int], retention: Retention
@@ -240,7 +243,7 @@ class GroupManager:
         table = self.tables.pop(key, None)
         if table is not None and table.held:
             blocks = table.blocks[: table.num_skipped - 1 if table.num_skipped else None : -1]
-            drop(key, self.group, blocks if table.held == len(blocks) else without_null(blocks))
+            drop(key, blocks if table.held == len(blocks) else without_null(blocks))
 
     def in_window_blocks(self, key: Hashable, num_tokens: int) -> list[tuple[int, int]]:
         """The (block index, block id) pairs that a query at position ``num_tokens`` reads."""

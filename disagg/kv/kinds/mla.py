@@ -7,7 +7,7 @@ from typing import ClassVar
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.attention import AttentionSpec
 from disagg.kv.kinds.full_attention import FullAttentionManager, all_before
-from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.kind import AttentionPages, Spec
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
@@ -34,8 +34,15 @@ class MLASpec(AttentionSpec):
         """Position 0, whatever ``position`` is."""
         return 0
 
-    def windowed_pages(self) -> None:
+    def attention_pages(self) -> AttentionPages:
         """The pages of latents, without V."""
+        return AttentionPages(
+            self.num_kv_heads,
+            self.block_tokens,
+            self.head_size,
+            self.dtype_bytes,
+            has_values=False,
+        )
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
         """A manager as for full attention."""

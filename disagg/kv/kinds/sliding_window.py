@@ -8,7 +8,7 @@ from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.kinds.attention import AttentionSpec, require_positive
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.kind import EVERYBODY, Spec, WindowedPages
+from disagg.kv.kinds.kind import EVERYBODY, AttentionPages, Spec
 from disagg.kv.kinds.manager import GroupManager, GroupTable
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
@@ -39,9 +39,9 @@ class SlidingWindowSpec(AttentionSpec):
         """First position of the window that ends at ``position``."""
         return max(0, position - self.window_tokens + 1)
 
-    def windowed_pages(self) -> WindowedPages:
+    def attention_pages(self) -> AttentionPages:
         """The pages of K and V, with this window."""
-        return WindowedPages(
+        return AttentionPages(
             self.num_kv_heads,
             self.block_tokens,
             self.head_size,

@@ -115,8 +115,29 @@ def plan_layout(layer_specs: Sequence[Spec | None]) -> KVCacheLayout:
     with the fewest groups wins.
 
     All layers with one kind of linear state form one group, whose state is a list of blocks: the
-    attention block need not grow to the size of a state. Nothing here depends on how many ranks
-    share the heads.
+    attention block need not grow to the size of a state (an engine whose kernels need it whole
+    has `plan_whole_states`). Nothing here depends on how many ranks share the heads.
+
+    Raises:
+        ConfigError: no layers, or block sizes that are not powers of two times the smallest.
+    """
+    kinds = layers_by_spec(layer_specs)
+    # A state is a list of blocks: it does not affect their size where there are pages.
+    paged = {s: layers for s, layers in kinds.items() if s.visible_tokens(REFERENCE_TOKENS)}
+    # States alone: as large as the smallest of them, the others are lists.
+    block_bytes = _block_bytes(paged) if paged else min(s.page_bytes * len(kinds[s]) for s in kinds)
+    groups: list[KVCacheGroup] = []
+    for spec, layers in kinds.items():
+        parts, blocks = spec.split_layers(len(layers), block_bytes)
+        groups += [
+            KVCacheGroup(len(groups) + part, spec, tuple(layers[part::parts]), blocks)
+            for part in range(parts)
+        ]
+    return KVCacheLayout(tuple(groups), block_bytes, min(spec.block_tokens for spec in kinds))
+
+
+def layers_by_spec(layer_specs: Sequence[Spec | None]) -> dict[Spec, list[int]]:
+    """Layer numbers of each spec, in the order of their first layers.
 
     Raises:
         ConfigError: no layers, or block sizes that are not powers of two times the smallest.
@@ -136,18 +157,7 @@ def plan_layout(layer_specs: Sequence[Spec | None]) -> KVCacheLayout:
                 f"{type(spec).__name__} has {spec.block_tokens}",
                 param="block_tokens",
             )
-    # A state is a list of blocks: it does not affect their size where there are pages.
-    paged = {s: layers for s, layers in kinds.items() if s.visible_tokens(REFERENCE_TOKENS)}
-    # States alone: as large as the smallest of them, the others are lists.
-    block_bytes = _block_bytes(paged) if paged else min(s.page_bytes * len(kinds[s]) for s in kinds)
-    groups: list[KVCacheGroup] = []
-    for spec, layers in kinds.items():
-        parts, blocks = spec.split_layers(len(layers), block_bytes)
-        groups += [
-            KVCacheGroup(len(groups) + part, spec, tuple(layers[part::parts]), blocks)
-            for part in range(parts)
-        ]
-    return KVCacheLayout(tuple(groups), block_bytes, base)
+    return kinds
 
 
 def _block_bytes(kinds: Mapping[Spec, Sequence[int]]) -> int:

@@ -8,6 +8,7 @@ from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
+from disagg.kv.shapes.whole_states import plan_whole_states
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}
@@ -121,12 +122,14 @@ def plan_memory(
     context_tokens: int,
     *,
     tensor_parallel: int = 1,
+    whole_states: bool = False,
 ) -> MemoryPlan:
     """Lay out a model's KV cache in a budget.
 
     Groups, layers per group and block sizes do not depend on ``tensor_parallel``; it only decides
     how much of each block lies on one rank: heads are split, or replicated where there are fewer
-    than ranks.
+    than ranks. With ``whole_states`` every layer's linear state lies within one block, as the
+    vLLM engine's kernels need it.
 
     Raises:
         ConfigError: the model has no KV layers or block sizes that do not go together, heads
@@ -134,7 +137,7 @@ def plan_memory(
     """
     if context_tokens < 1:
         raise ConfigError("context: must be a positive number of tokens", param="context")
-    layout = plan_layout(layer_specs)
+    layout = plan_whole_states(layer_specs) if whole_states else plan_layout(layer_specs)
     rank_block_bytes = _rank_block_bytes(layout, tensor_parallel)
     num_blocks = memory_bytes // tensor_parallel // rank_block_bytes
     if num_blocks < 2:

@@ -136,7 +136,7 @@ class DecodeSide:
         self._inbound.finish(key)
         self._reservations.ended(key)
         self._budget.give_back(key)
-        seq.num_computed = external.num_external_tokens
+        seq.begins_at(external.num_external_tokens)
         seq.prefill_reported = True
         self._counters.add("transfers_committed")
         self._counters.add("pulled_bytes", pulled_bytes(report))

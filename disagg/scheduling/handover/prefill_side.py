@@ -217,7 +217,7 @@ class PrefillSide:
         self._kv.free(seq.key)
         self._budget.give_back(seq.key)
         seq.phase = Phase.BACKOFF
-        seq.num_computed = 0
+        seq.begins_at(0)
         seq.passes += 1
         self.num_refusals += 1
         seq.retry_at_ms = now_ms + self._random_delay_ms(seq.passes)

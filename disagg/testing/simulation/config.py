@@ -79,6 +79,7 @@ class SimulationConfig:
     heartbeat_ms: int = 500
     time_limit_ms: int = 300_000
     max_step_tokens: int = 16
+    steps_max: int = 2
     max_sequences: int = 8
     max_waiting: int = 100
     handover_share_max: float = 0.5

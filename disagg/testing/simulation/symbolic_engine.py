@@ -15,6 +15,7 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.engine_steps import EngineSteps
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.testing.simulation.symbolic_kinds import GroupHistory, digest_of
 
@@ -59,6 +60,7 @@ class SymbolicEngine:
     def __init__(self, layout: KVCacheLayout, memory: SymbolicMemory) -> None:
         self._layout = layout
         self._memory = memory
+        self._steps = EngineSteps()
         self._tables = BlockTables(len(layout.groups), len(memory.blocks))
 
     def run(self, step: Step) -> StepResult:
@@ -67,8 +69,11 @@ class SymbolicEngine:
         Raises:
             InvariantViolation: a null, unwritten or foreign cell was read or would be written.
         """
+        return self._steps.run(step, self._compute, ())
+
+    def _compute(self, step: Step) -> list[SampledToken | None]:
         self._tables.apply(step)
-        return StepResult(step.step_id, tuple(self._run(part) for part in step.slices))
+        return [self._run(part) for part in step.slices]
 
     def _run(self, part: SequenceSlice) -> SampledToken | None:
         groups = range(len(self._layout.groups))

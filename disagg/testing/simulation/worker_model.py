@@ -1,6 +1,8 @@
 """A worker process of the simulated world: the production core over a symbolic engine."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import Protocol
 
 from disagg.kv.coordinator import KVCacheCoordinator
@@ -22,6 +24,7 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.stats import check_load, worker_stats
 from disagg.scheduling.step import Step
+from disagg.scheduling.step_pace import StepPace
 from disagg.testing.simulation.bounds import check_step
 from disagg.testing.simulation.config import SimulationConfig
 from disagg.testing.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
@@ -82,6 +85,9 @@ class WorkerModel:
         self._world = world
         self._kv_sequence = 0
         self._preemption_due = False
+        self._launched: deque[tuple[Step, int]] = deque()
+        """Steps in flight, and how long each one takes; the first one runs."""
+        self._pace = StepPace()
         self._stalled_until_ms = 0
         self.memory = SymbolicMemory(config.num_blocks)
         self._engine = SymbolicEngine(config.layout, self.memory)
@@ -98,6 +104,7 @@ class WorkerModel:
             committed_max=16,
             commit_repeat_ms=config.commit_repeat_ms,
             read_stuck_ms=config.read_stuck_ms,
+            steps_max=config.steps_max,
             blocks_per_read_max=config.blocks_per_read_max,
             quarantine_share_max=1.0,
             take_over_ms=config.take_over_ms,
@@ -106,7 +113,8 @@ class WorkerModel:
             config.layout,
             config.num_blocks,
             max_model_tokens=limits.max_model_tokens,
-            max_step_tokens=limits.max_step_tokens,
+            max_step_tokens=limits.steps_max * limits.max_step_tokens,
+            steps_max=limits.steps_max,
         )
         self.core = WorkerCore(
             me,
@@ -125,7 +133,9 @@ class WorkerModel:
             "simulated:1",
             self.role,
             "symbolic",
-            Contract("symbolic", "none", (), 0, layout.hash_block_tokens, "simulation", 1, 1),
+            Contract(
+                "symbolic", "none", (), "symbolic", 0, layout.hash_block_tokens, "simulation", 1, 1
+            ),
             tuple(
                 GroupInfo(
                     group.spec.kind,
@@ -150,7 +160,7 @@ class WorkerModel:
         kv = self.core.kv
         return (
             not self.core.sequences
-            and not self.core.batcher.step_in_flight
+            and not self.core.batcher.num_in_flight
             and kv.num_free_blocks == kv.num_available_blocks == kv.num_usable_blocks
             and self.core.budget.num_blocks == 0
         )
@@ -192,9 +202,10 @@ class WorkerModel:
         self.tick()
 
     def preempt(self) -> None:
-        """The youngest that runs loses its blocks, when the step in flight is over."""
-        if self.core.batcher.step_in_flight:
+        """The youngest that runs loses its blocks, when the steps in flight are over."""
+        if self.core.batcher.num_in_flight:
             self._preemption_due = True
+            self.core.batcher.let_steps_end()
         else:
             self._perform(preempt_youngest(self.core))
 
@@ -217,26 +228,43 @@ class WorkerModel:
                     raise AssertionError(f"{self.me} would exit: {reason}")
                 case _:
                     pass  # links are always there
-        step, more = self.core.next_step(self._world.now_ms)
+        now_ms = self._world.now_ms
+        if wait_ms := ceil(self._pace.wait_ms(now_ms)):
+            self._world.event(wait_ms, self._plan)
+            return
+        step, more = self.core.next_step(now_ms)
         if step is not None:
-            running, config = step, self._world.config
+            self._pace.launched(now_ms, step)
+            config = self._world.config
             num_tokens = check_step(step, config)
             delay_ms = self._world.draw(1, config.step_ms_max)
             delay_ms += num_tokens * config.step_token_us // 1_000
-            self._world.event(delay_ms, lambda: self._run(running))
-        if more:
+            self._launched.append((step, delay_ms))
+            if len(self._launched) == 1:
+                self._world.event(delay_ms, self._run)
+        if more or step is not None:
             self._perform(more)
         check_load(self.core)
 
-    def _run(self, step: Step) -> None:
+    def _plan(self) -> None:
+        """The next step is due to be planned."""
+        if self.alive:
+            self._perform(())
+
+    def _run(self) -> None:
+        """The step that ran is over, and the next one runs."""
         wait_ms = self._stalled_until_ms - self._world.now_ms
         if wait_ms > 0:
-            self._world.later(wait_ms, lambda: self._run(step))
+            self._world.later(wait_ms, self._run)
         elif self.alive:
+            step, _ = self._launched.popleft()
+            self._pace.done(self._world.now_ms)
+            if self._launched:
+                self._world.event(self._launched[0][1], self._run)
             for part in step.slices:
                 self._world.computed(part.key, part.start + len(part.token_ids))
             actions = self.core.on_step_done(self._world.now_ms, self._engine.run(step))
-            if self._preemption_due:
+            if self._preemption_due and not self.core.batcher.num_in_flight:
                 self._preemption_due = False
                 actions += preempt_youngest(self.core)
             self._perform(actions)

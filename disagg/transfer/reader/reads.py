@@ -29,12 +29,11 @@ class Read:
         """(group, block index) of the block that stands for the READ where one is named."""
         return self.runs[0].group, self.runs[0].block_index
 
-    @property
-    def stuck(self) -> str:
-        """The READ and its age, for the report that it is stuck."""
+    def age(self, now_ms: int) -> str:
+        """The READ and how long it is in progress, for the report that it is stuck."""
         group, block_index = self.first
         where = f"the READ of block {group}:{block_index} (group:block)"
-        return f"{where} is in progress since {self.posted_ms} ms"
+        return f"{where} is in progress for {now_ms - self.posted_ms} ms"
 
 
 @dataclass(slots=True)

@@ -181,7 +181,7 @@ class InboundTable(LiveTransfers):
             entry = self._entries[read.inbound]
             if entry.state is not InboundState.DRAINING:
                 reason = InboundFailure.READ_STUCK
-                self._fail(now_ms, entry, reason, read.stuck, read.first)
+                self._fail(now_ms, entry, reason, read.age(now_ms), read.first)
         for entry in [self._entries[serial] for serial in self._live.values()]:
             if entry.repeat_ms <= now_ms:
                 self._repeat(now_ms, entry)

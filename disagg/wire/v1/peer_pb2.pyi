@@ -23,29 +23,48 @@ class PeerHello(google.protobuf.message.Message):
 
     CONTRACT_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    POOLS_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """of the sender's own gRPC service"""
+    @property
+    def contract(self) -> disagg.wire.v1.registration_pb2.Contract: ...
+    @property
+    def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolInfo]:
+        """one per rank, in their order"""
+
+    def __init__(
+        self,
+        *,
+        contract: disagg.wire.v1.registration_pb2.Contract | None = ...,
+        address: builtins.str = ...,
+        pools: collections.abc.Iterable[global___PoolInfo] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["contract", b"contract"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "pools", b"pools"]) -> None: ...
+
+global___PeerHello = PeerHello
+
+@typing.final
+class PoolInfo(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
     TRANSPORT_METADATA_FIELD_NUMBER: builtins.int
     POOL_ADDRESS_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     BLOCK_BYTES_FIELD_NUMBER: builtins.int
     MEMORY_KIND_FIELD_NUMBER: builtins.int
     DEVICE_ID_FIELD_NUMBER: builtins.int
-    address: builtins.str
-    """of the sender's own gRPC service"""
     transport_metadata: builtins.bytes
-    """NIXL agent metadata"""
+    """of the rank's NIXL agent"""
     pool_address: builtins.int
     num_blocks: builtins.int
     block_bytes: builtins.int
     memory_kind: builtins.str
     """DRAM or VRAM"""
     device_id: builtins.int
-    @property
-    def contract(self) -> disagg.wire.v1.registration_pb2.Contract: ...
     def __init__(
         self,
         *,
-        contract: disagg.wire.v1.registration_pb2.Contract | None = ...,
-        address: builtins.str = ...,
         transport_metadata: builtins.bytes = ...,
         pool_address: builtins.int = ...,
         num_blocks: builtins.int = ...,
@@ -53,10 +72,9 @@ class PeerHello(google.protobuf.message.Message):
         memory_kind: builtins.str = ...,
         device_id: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["contract", b"contract"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "block_bytes", b"block_bytes", "contract", b"contract", "device_id", b"device_id", "memory_kind", b"memory_kind", "num_blocks", b"num_blocks", "pool_address", b"pool_address", "transport_metadata", b"transport_metadata"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_bytes", b"block_bytes", "device_id", b"device_id", "memory_kind", b"memory_kind", "num_blocks", b"num_blocks", "pool_address", b"pool_address", "transport_metadata", b"transport_metadata"]) -> None: ...
 
-global___PeerHello = PeerHello
+global___PoolInfo = PoolInfo
 
 @typing.final
 class OfferedRange(google.protobuf.message.Message):

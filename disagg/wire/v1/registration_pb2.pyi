@@ -25,6 +25,8 @@ class Contract(google.protobuf.message.Message):
     HASH_SCHEME_FIELD_NUMBER: builtins.int
     WIRE_MIN_FIELD_NUMBER: builtins.int
     WIRE_MAX_FIELD_NUMBER: builtins.int
+    PAGE_FORMAT_FIELD_NUMBER: builtins.int
+    NUM_RANKS_FIELD_NUMBER: builtins.int
     model_fingerprint: builtins.str
     dtype: builtins.str
     block_bytes: builtins.int
@@ -32,6 +34,10 @@ class Contract(google.protobuf.message.Message):
     hash_scheme: builtins.str
     wire_min: builtins.int
     wire_max: builtins.int
+    page_format: builtins.str
+    """how KV lie inside a page"""
+    num_ranks: builtins.int
+    """at least 1"""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -45,8 +51,10 @@ class Contract(google.protobuf.message.Message):
         hash_scheme: builtins.str = ...,
         wire_min: builtins.int = ...,
         wire_max: builtins.int = ...,
+        page_format: builtins.str = ...,
+        num_ranks: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_bytes", b"block_bytes", "dtype", b"dtype", "groups", b"groups", "hash_block_tokens", b"hash_block_tokens", "hash_scheme", b"hash_scheme", "model_fingerprint", b"model_fingerprint", "wire_max", b"wire_max", "wire_min", b"wire_min"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_bytes", b"block_bytes", "dtype", b"dtype", "groups", b"groups", "hash_block_tokens", b"hash_block_tokens", "hash_scheme", b"hash_scheme", "model_fingerprint", b"model_fingerprint", "num_ranks", b"num_ranks", "page_format", b"page_format", "wire_max", b"wire_max", "wire_min", b"wire_min"]) -> None: ...
 
 global___Contract = Contract
 

@@ -16,6 +16,22 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class SamplingParams(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LogitBiasEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     MAX_TOKENS_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     TOP_P_FIELD_NUMBER: builtins.int
@@ -23,6 +39,12 @@ class SamplingParams(google.protobuf.message.Message):
     SEED_FIELD_NUMBER: builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: builtins.int
+    MIN_P_FIELD_NUMBER: builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     temperature: builtins.float
     top_p: builtins.float
@@ -30,8 +52,17 @@ class SamplingParams(google.protobuf.message.Message):
     seed: builtins.int
     num_logprobs: builtins.int
     """unset: none; 0: the sampled token's; n: also the n best"""
+    min_p: builtins.float
+    presence_penalty: builtins.float
+    frequency_penalty: builtins.float
+    repetition_penalty: builtins.float
+    """unset: 1"""
+    num_prompt_tokens: builtins.int
+    """those after them were generated; set by the router"""
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]: ...
     def __init__(
         self,
         *,
@@ -42,10 +73,19 @@ class SamplingParams(google.protobuf.message.Message):
         seed: builtins.int = ...,
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         num_logprobs: builtins.int | None = ...,
+        min_p: builtins.float = ...,
+        presence_penalty: builtins.float = ...,
+        frequency_penalty: builtins.float = ...,
+        repetition_penalty: builtins.float | None = ...,
+        logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
+        num_prompt_tokens: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_num_logprobs", b"_num_logprobs"]) -> typing.Literal["num_logprobs"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
 
 global___SamplingParams = SamplingParams
 

@@ -28,7 +28,7 @@ from disagg.transfer.reservation.table import ReservationTable
 class StepsHoldNothing(StepHolds):
     """A step is no holder: what its request gives up is free at once."""
 
-    def drop(self, key: object, group: int, block_ids: list[int]) -> None:
+    def drop(self, key: object, block_ids: list[int]) -> None:
         self._pool.release(block_ids)
 
 
@@ -134,7 +134,7 @@ class RecomputesInPlace(Batcher):
 
     def take_startable(self, num_elsewhere, reserve_pull):  # type: ignore[no-untyped-def]
         for seq in super().take_startable(num_elsewhere, reserve_pull):
-            seq.num_computed = min(seq.num_computed, seq.num_tokens - 1)
+            seq.begins_at(min(seq.num_computed, seq.num_tokens - 1))
             yield seq
 
 

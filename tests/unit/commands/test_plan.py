@@ -47,6 +47,49 @@ def test_json_for_programs(model: str) -> None:
     assert [group["num_layers"] for group in answer["groups"]] == [9, 9, 9, 9, 8, 8, 10]
 
 
+def test_the_vllm_engines_blocks_hold_whole_states(tmp_path: Path) -> None:
+    """Without vLLM: from the config alone."""
+    shutil.copy(CONFIG.with_name("qwen3-next-80b-a3b.json"), tmp_path / "config.json")
+    flags = ["--model", str(tmp_path), "--memory", "64GiB", "--context", "131072"]
+    native, vllm = (
+        json.loads(plan(*flags, "--engine", engine, "--device", "cuda", "--json").stdout)
+        for engine in ("native", "vllm")
+    )
+    assert (native["engine"], vllm["engine"]) == ("native", "vllm")
+    assert [group["blocks_per_state"] for group in native["groups"]] == [197, 1]
+    assert {group["blocks_per_state"] for group in vllm["groups"]} == {1}
+    run = plan(*flags, "--engine", "vllm", "--device", "cuda")
+    assert "5,295 blocks of 12.38 MiB" in run.stdout
+    rows = [" ".join(line.split()) for line in run.stdout.splitlines()]
+    assert "0 linear_state 6 - 528 - 12.38 MiB in 1 block 96 KiB (0.8%) 2" in rows
+    assert "6 full_attention 12 - 528 24,576 - 0 249" in rows
+
+
+def test_the_engines_agree_where_there_is_no_state(model: str) -> None:
+    flags = ["--model", model, "--memory", "64GiB", "--json"]
+    native, on_gpu, on_cpu, larger = (
+        json.loads(plan(*flags, *more.split()).stdout)
+        for more in (
+            "",
+            "--engine vllm --device cuda",
+            "--engine vllm --device cpu",
+            "--block-tokens 32",
+        )
+    )
+    assert {**native, "engine": "vllm"} == on_gpu
+    assert larger["block_bytes"] == 2 * native["block_bytes"]
+    assert {**larger, "engine": "vllm"} == on_cpu  # its kernels take multiples of 32
+
+
+def test_blocks_that_the_worker_would_refuse(model: str) -> None:
+    flags = ["--model", model, "--memory", "64GiB", "--engine", "vllm", "--block-tokens", "16"]
+    run = plan(*flags, "--device", "cpu")
+    assert run.returncode == 2
+    assert "takes multiples of 32, not 16; 32 would do" in run.stderr
+    run = plan(*flags, "--device", "cuda")  # control
+    assert "tokens, vllm engine on cuda" in run.stdout
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -111,6 +111,8 @@ def test_text_becomes_the_type_of_the_setting() -> None:
         ),
         ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
         ("worker:\n  block_tokens: 24\n", "worker.block_tokens: 24 is not a power of two"),
+        ("worker:\n  block_tokens: 0\n", "worker.block_tokens: should be greater than or equal"),
+        ("worker:\n  block_tokens: all\n", "worker.block_tokens: should be a valid integer or"),
         (
             "worker:\n  kv_events_replay_endpoint: tcp://*:1\n",
             "worker.kv_events_replay_endpoint: needs kv_events_endpoint",

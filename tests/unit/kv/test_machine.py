@@ -119,7 +119,7 @@ class Machine(RuleBasedStateMachine):
             assert self.kv.num_free_blocks == free
             return
         self.live[self.count] = live
-        live.done = live.launched = hit.num_tokens
+        live.done = live.launched = live.next_query = hit.num_tokens
         self.launch([(live, new)])
 
     @precondition(lambda self: len(self.live) < 6)
@@ -175,7 +175,6 @@ class Machine(RuleBasedStateMachine):
         for live, new in parts:
             tables = tuple(list(table) for table in self.kv.block_table(live.request.key))
             start, live.launched = live.launched, live.launched + new
-            live.next_query = start
             tokens = tuple(live.request.token_ids)
             assert isinstance(live.request.key, int)
             runs.append(Run(live.request.key, tokens, start, live.launched, tables))
@@ -204,11 +203,12 @@ class Machine(RuleBasedStateMachine):
             within = live.promised and live.launched + new <= live.prompt_tokens
             idle = live.done == live.launched
             overdrawn = self.overdrawn_now()
-            live.next_query = live.launched  # given up even if the rest fails
+            if idle:
+                live.next_query = live.launched  # given up even if the rest fails
             if self.kv.allocate(request, num_new_tokens=new):
                 parts.append((live, new))
             else:
-                assert not within or not idle or overdrawn, "an admitted prompt had to wait"
+                assert not within or overdrawn, "an admitted prompt had to wait"
         if parts:
             self.launch(parts)
 
@@ -292,7 +292,9 @@ class Machine(RuleBasedStateMachine):
             assert not self.overdrawn_now(), "a promise is not backed by free blocks"
         for live in self.live.values():
             if live.external is None:
-                self.world.check_table(live)
+                key = live.request.key
+                steps = [runs for _, runs in self.steps if any(run.key == key for run in runs)]
+                self.world.check_table(live, len(steps))
         for group, spec in enumerate(self.world.specs):
             for block in self.kv.pool.index(group).values():
                 assert block in self.world.memory, f"block {block} of {spec} published unwritten"

@@ -122,7 +122,7 @@ async def test_an_ended_session_is_opened_anew_by_the_next_heartbeat(house):
 
 
 async def test_a_worker_of_another_model_is_refused_by_name(house):
-    other = Contract("other", "float32", ("full",), 1024, BLOCK_TOKENS, "sha256", 1, 1)
+    other = Contract("other", "float32", ("full",), "pages", 1024, BLOCK_TOKENS, "sha256", 1, 1)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await house.add("w2", contract=other)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -46,6 +46,10 @@ async def test_openai_client_completion(house, stream):
             prompt=PROMPT,
             max_tokens=12,
             seed=7,
+            presence_penalty=0.5,
+            frequency_penalty=-1,
+            logit_bias={"9": -100, "5": 2.5},
+            extra_body={"min_p": 0.1, "repetition_penalty": 1.2},
             stream=stream,
             **({"stream_options": {"include_usage": True}} if stream else {}),
         )
@@ -63,7 +67,11 @@ async def test_openai_client_completion(house, stream):
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2, 12, 14)
     submit = house.workers[0].submits[0]
     assert submit.token_ids == (5, 6)
-    assert submit.sampling.seed == 7
+    sampling = submit.sampling
+    assert (sampling.seed, sampling.min_p, sampling.num_prompt_tokens) == (7, 0.1, 2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    assert sampling.repetition_penalty == 1.2
+    assert sampling.logit_bias == ((5, 2.5), (9, -100))
     assert submit.sampling.stop_token_ids == house.tokenizer.eos_token_ids
 
 

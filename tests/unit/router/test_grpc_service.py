@@ -41,6 +41,25 @@ async def test_generate_streams_tokens_text_and_logprobs(house, stub):
     assert [a.finish_reason for a in answers][-1] == "length"
     assert {a.request_id for a in answers} == {"g1"}
     assert house.workers[0].submits[0].sampling.temperature == 0
+    assert house.workers[0].submits[0].sampling.repetition_penalty == 1
+
+
+async def test_generate_carries_penalties_and_bias(house, stub):
+    sampling = sampling_pb2.SamplingParams(
+        max_tokens=2,
+        min_p=0.25,
+        presence_penalty=-1,
+        frequency_penalty=2,
+        repetition_penalty=1.5,
+        logit_bias={7: -100, 5: 1.5},
+    )
+    request = router_pb2.GenerateRequest(model="tiny", token_ids=[5, 6], sampling=sampling)
+    assert [answer async for answer in stub.Generate(request)]
+    carried = house.workers[0].submits[0].sampling
+    assert (carried.min_p, carried.presence_penalty, carried.frequency_penalty) == (0.25, -1, 2)
+    assert carried.repetition_penalty == 1.5
+    assert carried.logit_bias == ((5, 1.5), (7, -100))
+    assert carried.num_prompt_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -60,6 +79,36 @@ async def test_generate_streams_tokens_text_and_logprobs(house, stub):
             {"sampling": sampling_pb2.SamplingParams(temperature=float("nan"))},
             grpc.StatusCode.INVALID_ARGUMENT,
             "temperature",
+        ),
+        (
+            {"sampling": sampling_pb2.SamplingParams(repetition_penalty=0)},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "repetition_penalty",
+        ),
+        (
+            {"sampling": sampling_pb2.SamplingParams(presence_penalty=float("inf"))},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "presence_penalty",
+        ),
+        (
+            {"sampling": sampling_pb2.SamplingParams(min_p=1.5)},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "min_p",
+        ),
+        (
+            {"sampling": sampling_pb2.SamplingParams(logit_bias={-1: 1.0})},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "logit_bias",
+        ),
+        (
+            {"sampling": sampling_pb2.SamplingParams(logit_bias={1: float("nan")})},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "logit_bias",
+        ),
+        (
+            {"sampling": sampling_pb2.SamplingParams(num_prompt_tokens=1)},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "sampling.num_prompt_tokens",
         ),
         (
             {"sampling": sampling_pb2.SamplingParams(num_logprobs=21)},

@@ -27,7 +27,7 @@ HASHER = BlockHasher(b"test", HASH_TOKENS)
 FULL = GroupInfo("full_attention", 4, 0, 1, 1024)
 WINDOW = GroupInfo("sliding_window", 4, 9, 5, 1024)
 CONTRACT = Contract(
-    "model-a", "float32", ("full", "window"), 1024, HASH_TOKENS, "sha256-chain-v1", 1, 1
+    "model-a", "float32", ("full", "window"), "pages", 1024, HASH_TOKENS, "sha256-chain-v1", 1, 1
 )
 STATS = WorkerStats(0, 0, 0, 100, 100, 0, 0, 0, 0, ready=True)
 

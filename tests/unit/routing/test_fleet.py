@@ -192,8 +192,10 @@ def test_a_role_can_change_but_not_the_contract() -> None:
         router.core.register(1, replace(P, contract=replace(CONTRACT, dtype="bfloat16")))
 
 
-def test_unequal_contracts_are_never_paired() -> None:
-    other = worker("d", "decode", contract=replace(CONTRACT, dtype="bfloat16"))
+@pytest.mark.parametrize("changed", ["dtype", "page_format"])
+def test_unequal_contracts_are_never_paired(changed: str) -> None:
+    contract = replace(CONTRACT, **{changed: "another"})  # type: ignore[arg-type]
+    other = worker("d", "decode", contract=contract)
     router = Router(P, other)
     router.generate()
     assert len(router.submits) == 1

@@ -178,8 +178,9 @@ def test_who_failed_the_request_is_not_pulled_from() -> None:
     assert pull_of(router, "p") is None
 
 
-def test_another_contract_is_not_pulled_from() -> None:
-    other = replace(CONTRACT, dtype="bfloat16")
+@pytest.mark.parametrize("changed", ["dtype", "page_format"])
+def test_another_contract_is_not_pulled_from(changed: str) -> None:
+    other = replace(CONTRACT, **{changed: "another"})  # type: ignore[arg-type]
     other_worker = worker("b", contract=other)
     router = Router(worker("p", "prefill"), worker("d", "decode"), other_worker, pull_tokens_min=16)
     router.holds(other_worker, PROMPT)

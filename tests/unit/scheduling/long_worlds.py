@@ -11,7 +11,6 @@ from disagg.config.settings import Settings
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import plan_layout
-from disagg.scheduling.step import Step
 from disagg.testing.simulation.config import (
     FaultKind,
     PlannedFault,
@@ -179,9 +178,10 @@ def end_with(patch: pytest.MonkeyPatch, request_id: str) -> None:
     """Let every worker die, and come back, in a step of this request."""
     run = WorkerModel._run
 
-    def deadly(self: WorkerModel, step: Step) -> None:
+    def deadly(self: WorkerModel) -> None:
+        step, _ = self._launched[0]
         if all(part.key.request_id != request_id for part in step.slices):
-            run(self, step)
+            run(self)
         elif self.alive:  # what it said before is on its way for up to 5 ms
             self._world.later(6, lambda: self._world._kill(self.me.worker_id))  # type: ignore[attr-defined]
 

@@ -27,6 +27,7 @@ def new_core(
     num_blocks: int,
     max_step_tokens: int = 16,
     max_sequences: int = MAX_SEQUENCES,
+    steps_max: int = 1,
 ) -> WorkerCore:
     limits = WorkerLimits(
         max_model_tokens=100_000,
@@ -41,6 +42,7 @@ def new_core(
         committed_max=2,
         commit_repeat_ms=50,
         read_stuck_ms=1_000,
+        steps_max=steps_max,
         blocks_per_read_max=4,
         quarantine_share_max=1.0,
     )
@@ -48,7 +50,8 @@ def new_core(
         layout,
         num_blocks,
         max_model_tokens=limits.max_model_tokens,
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=steps_max * max_step_tokens,
+        steps_max=steps_max,
     )
     hasher = BlockHasher(b"key", layout.hash_block_tokens)
     return WorkerCore(Incarnation("w", "e"), layout, kv, hasher, limits, lambda _: 1)
@@ -162,6 +165,9 @@ def test_control_a_spoiled_step_is_seen(name: str) -> None:
     assert seen
 
 
+NUM_NEW = (10, 7, 9, 1, 20, 3)
+
+
 def test_two_steps_in_flight_carry_the_changes_of_each() -> None:
     """The second is launched before the engine has seen the first; a third after both."""
     layout = LAYOUTS["window_full"]
@@ -172,7 +178,7 @@ def test_two_steps_in_flight_carry_the_changes_of_each() -> None:
     steps: list[Step] = []
     at_launch: list[list[list[int]]] = []
     tables = BlockTables(len(layout.groups), 64)
-    for number, num_new in enumerate((10, 7, 9, 1, 20, 3)):
+    for number, num_new in enumerate(NUM_NEW):
         assert kv.allocate(request, num_new_tokens=num_new)
         is_new, sent = sent is None, sent or SentTables(kv, key)
         part = SequenceSlice(key, (0,) * num_new, 0, is_new, sent.take_changes())
@@ -183,6 +189,7 @@ def test_two_steps_in_flight_carry_the_changes_of_each() -> None:
             tables.apply(steps[number - 1])
             assert [list(table) for table in tables[key]] == at_launch[number - 1]
             kv.release_step(number - 1)
+            kv.publish(key, sum(NUM_NEW[:number]))
     assert any(0 in table for table in at_launch[-1])  # the window moved
 
 

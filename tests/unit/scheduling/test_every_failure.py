@@ -26,6 +26,7 @@ from disagg.transfer.reader.table import InboundTable
 from tests.unit.scheduling.failure_worlds import (
     FULL,
     LAYOUTS,
+    NUM_FIRST,
     NUM_SHARED,
     PAIR_FAULTS,
     TRIO_FAULTS,
@@ -326,8 +327,8 @@ def finds_an_older_state(patch: pytest.MonkeyPatch) -> None:
     ) -> tuple[list[int], ...]:
         runs = right(self, groups, hashes, max_tokens, alignment_tokens, drop_last)
         end = min(max_tokens // alignment_tokens * alignment_tokens // 4, len(hashes))
-        missing = [0] * (end * self.blocks_per_state - len(runs[0]))
-        return tuple([*missing, *run] if run else run for run in runs)
+        size = self.blocks_per_state
+        return tuple(run + run[-size:] * (end - len(run) // size) for run in runs)
 
     patch.setattr(LinearStateManager, "match", longer)
 
@@ -363,7 +364,10 @@ def test_what_breaks_a_kind_is_found_without_any_fault(
     mutate(monkeypatch)
     for layout in layouts:
         pulls = two_turns(LAYOUTS[layout])
-        ways = pulls, replace(pulls, pull_tokens_min=100)  # or goes on from its own hit
+        own = replace(pulls, pull_tokens_min=100)  # goes on from its own hit
+        # Decoding left pages behind the last state that is kept.
+        alone = replace(two_turns(LAYOUTS[layout], NUM_FIRST + 4), roles=("both",))
+        ways = pulls, own, alone
         assert any([finds(play, one) for one in ways]), layout
 
 

@@ -10,6 +10,7 @@ import pytest
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
@@ -38,6 +39,7 @@ LAYOUTS = {
     "hybrid": HYBRID,
     "full": plan_layout([FULL]),
     "all_window": plan_layout([window(10), window(10)]),
+    "states": plan_layout([LinearStateSpec(4, 300), LinearStateSpec(4, 300), FULL]),
 }
 
 
@@ -60,10 +62,11 @@ def test_two_workers_prefill_for_each_other_in_little_memory(seed: int) -> None:
     assert set(outcomes.values()) == {"finished"}, outcomes
 
 
+@pytest.mark.parametrize("layout", ["hybrid", "states"])
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
-def test_kills_cuts_cancels_read_errors(seed: int) -> None:
+def test_kills_cuts_cancels_read_errors(layout: str, seed: int) -> None:
     config = SimulationConfig(
-        HYBRID,
+        LAYOUTS[layout],
         roles=("prefill", "decode", "both"),
         num_blocks=90,
         num_requests=30,

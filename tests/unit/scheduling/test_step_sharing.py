@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.shapes.layout import plan_layout
+from disagg.kv.kinds.linear_state import LinearStateSpec
+from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.core import WorkerCore
@@ -26,10 +27,15 @@ from tests.unit.scheduling.long_worlds import (
 from tests.unit.scheduling.test_block_tables import new_core, result_of, submit
 
 LAYOUT = plan_layout([FullAttentionSpec(4, 1, 8, 4)])
+STATES = {
+    size: plan_layout([FullAttentionSpec(size, 1, 8, 4), LinearStateSpec(size, 32 * size)])
+    for size in (8, 16, 32)
+}
+"""Chunks end at multiples of so many tokens, where a step reaches one."""
 
 
-def core_of(max_step_tokens: int) -> WorkerCore:
-    return new_core(LAYOUT, 2_000, max_step_tokens, max_sequences=16)
+def core_of(max_step_tokens: int, layout: KVCacheLayout = LAYOUT) -> WorkerCore:
+    return new_core(layout, 2_000, max_step_tokens, max_sequences=16)
 
 
 def ask(core: WorkerCore, name: str, num_tokens: int, seed: int = 0) -> None:
@@ -82,7 +88,17 @@ def test_one_token_is_the_oldests() -> None:
     assert list(steps_of(core)) == [{"long": 1}] * 6 + [{"short": 1}] * 2
 
 
-def waits(seed: int) -> tuple[int, float]:
+def steps_alone(core: WorkerCore, seq: Sequence, budget: int) -> int:
+    """That the rest of a prompt would take if nobody shared them."""
+    at, num_steps = seq.num_computed, 0
+    while at < seq.num_tokens:
+        end = core.kv.chunk_end(seq.request, seq.known_end, at, budget)
+        at = end or min(at + budget, seq.num_tokens)
+        num_steps += 1
+    return num_steps
+
+
+def waits(seed: int, layout: KVCacheLayout = LAYOUT) -> tuple[int, float]:
     """Random prompts: how long somebody was not served, and the latest completion.
 
     The former in steps beyond the number of prompts that ran meanwhile; the latter in steps that
@@ -90,7 +106,7 @@ def waits(seed: int) -> tuple[int, float]:
     """
     rng = random.Random(seed)
     budget = rng.randint(20, 40)
-    core = core_of(budget)
+    core = core_of(budget, layout)
     asked: list[tuple[str, int]] = []
     unserved: dict[str, int] = {}
     crowd: dict[str, int] = {}
@@ -103,8 +119,8 @@ def waits(seed: int) -> tuple[int, float]:
         name, num_tokens = str(len(asked)), rng.choice((5, 20, 90, 400))
         asked.append((name, num_tokens))
         ask(core, name, num_tokens, len(asked))
-        lengths = [core.sequences[RequestKey(one, 1)].num_uncomputed for one in (*taken, name)]
-        alone[name] = sum(-(-length // budget) for length in lengths)
+        before = [core.sequences[RequestKey(one, 1)] for one in (*taken, name)]
+        alone[name] = sum(steps_alone(core, seq, budget) for seq in before)
         taken[name] = 0
 
     arrive()
@@ -127,9 +143,10 @@ def waits(seed: int) -> tuple[int, float]:
     return longest, latest
 
 
+@pytest.mark.parametrize("layout", [LAYOUT, *STATES.values()], ids=["full", *map(str, STATES)])
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_waits_longer_than_the_rule_says(seed: int) -> None:
-    longest, latest = waits(seed)
+def test_nobody_waits_longer_than_the_rule_says(seed: int, layout: KVCacheLayout) -> None:
+    longest, latest = waits(seed, layout)
     assert longest < 0
     assert latest <= 2
 
@@ -140,8 +157,8 @@ def share_by_arrival(patch: pytest.MonkeyPatch) -> None:
     def by_arrival(self: Batcher, budget: int) -> list[tuple[Sequence, int]]:
         shares = []
         for seq in sorted(self.running, key=lambda seq: seq.arrival):
-            if seq.num_uncomputed > 1 and budget:
-                num_new = min(seq.num_uncomputed, budget)
+            if seq.num_unscheduled > 1 and budget:
+                num_new = min(seq.num_unscheduled, budget)
                 shares.append((seq, num_new))
                 budget -= num_new
         return shares

@@ -242,17 +242,19 @@ def test_the_wrong_sender_or_an_unknown_generation_changes_nothing() -> None:
 def test_stuck_reads_are_quarantined_and_pause_their_owner() -> None:
     reader = Reader()
     reader.begin()
-    reader.table.on_offers(0, OWNER, offers())
-    assert reader.table.next_deadline_ms() == STUCK
-    failure = failed(reader.table.tick(STUCK))
+    posted_ms = 7
+    now_ms = posted_ms + STUCK
+    reader.table.on_offers(posted_ms, OWNER, offers())
+    assert reader.table.next_deadline_ms() == now_ms
+    failure = failed(reader.table.tick(now_ms))
     assert (failure.reason, failure.block) == (InboundFailure.READ_STUCK, (0, 0))
-    assert "block 0:0 (group:block)" in failure.message
+    assert failure.message.endswith(f"block 0:0 (group:block) is in progress for {STUCK} ms")
     assert reader.table.num_blocks_quarantined == 4
     assert reader.table.peers_paused == {OWNER}
     reader.begin(OTHER_KEY)
-    assert reader.table.on_offers(STUCK, OWNER, offers(key=OTHER_KEY, lease_id=2)) == []
-    assert reader.table.on_read_done(STUCK, 1) == [], "one of the two is still stuck"
-    drained, *posted = reader.table.on_read_done(STUCK, 2, "disconnect")
+    assert reader.table.on_offers(now_ms, OWNER, offers(key=OTHER_KEY, lease_id=2)) == []
+    assert reader.table.on_read_done(now_ms, 1) == [], "one of the two is still stuck"
+    drained, *posted = reader.table.on_read_done(now_ms, 2, "disconnect")
     assert drained == InboundDrained(KEY, 4)
     assert [type(post) for post in posted] == [PostRead, PostRead], "what waited is posted now"
     assert (reader.table.num_blocks_quarantined, reader.table.peers_paused) == (0, frozenset())

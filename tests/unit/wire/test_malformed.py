@@ -46,12 +46,12 @@ from disagg.wire.session_codec import (
     session_response_from_wire,
     session_response_to_wire,
 )
-from disagg.wire.stream_hello import PeerHello, SessionOpen
+from disagg.wire.stream_hello import PeerHello, PoolInfo, SessionOpen
 from disagg.wire.v1 import outputs_pb2, peer_pb2
 
 KEY = RequestKey("r", 0)
 ME = Incarnation("w", "e")
-CONTRACT = Contract("f", "float32", ("g",), 4096, 16, "sha256", 1, 1)
+CONTRACT = Contract("f", "float32", ("g",), "pages", 4096, 16, "sha256", 1, 1)
 SCORE = TokenLogprobs(-0.5, ((3, -0.5), (4, -1.0)))
 
 
@@ -60,7 +60,7 @@ def peer(message: Any) -> Message:
 
 
 def hello() -> Message:
-    return peer(PeerHello(CONTRACT, "h:1", b"m", 4096, 8, 4096, "DRAM", 0))
+    return peer(PeerHello(CONTRACT, "h:1", (PoolInfo(b"m", 4096, 8, 4096, "DRAM", 0),)))
 
 
 def offers() -> Message:
@@ -118,8 +118,11 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("PeerEnvelope.addressee_epoch", commit, lambda w: w.ClearField("addressee_epoch")),
     ("PeerHello.contract", hello, lambda w: w.hello.ClearField("contract")),
     ("Contract.wire_min", hello, lambda w: setattr(w.hello.contract, "wire_min", 2)),
-    ("PeerHello.memory_kind", hello, lambda w: setattr(w.hello, "memory_kind", "FILE")),
-    ("PeerHello.num_blocks", hello, lambda w: w.hello.ClearField("num_blocks")),
+    ("Contract.num_ranks", hello, lambda w: w.hello.contract.ClearField("num_ranks")),
+    ("PeerHello.pools", hello, lambda w: w.hello.ClearField("pools")),
+    ("PeerHello.pools", hello, lambda w: w.hello.pools.add()),
+    ("PoolInfo.memory_kind", hello, lambda w: setattr(w.hello.pools[0], "memory_kind", "FILE")),
+    ("PoolInfo.num_blocks", hello, lambda w: w.hello.pools[0].ClearField("num_blocks")),
     ("PeerHello.address", hello, lambda w: w.hello.ClearField("address")),
     ("Offers.key", offers, lambda w: w.offers.ClearField("key")),
     ("OfferedRange.num_blocks", offers, lambda w: w.offers.ranges[0].ClearField("num_blocks")),
@@ -270,7 +273,7 @@ def test_no_bytes_raise_anything_but_protocol_error(data: st.DataObject) -> None
 
 
 def test_only_a_hello_may_lack_the_addressee() -> None:
-    message = PeerHello(CONTRACT, "h:1", b"m", 4096, 8, 4096, "VRAM", 1)
+    message = PeerHello(CONTRACT, "h:1", (PoolInfo(b"m", 4096, 8, 4096, "VRAM", 1),))
     assert peer_from_wire(peer_to_wire(ME, "", message)) == (ME, "", message)
     with pytest.raises(ProtocolError):
         peer_from_wire(peer_to_wire(ME, "", Reserve(KEY, 1)))

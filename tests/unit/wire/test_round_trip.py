@@ -33,7 +33,7 @@ from disagg.wire.session_codec import (
     session_response_from_wire,
     session_response_to_wire,
 )
-from disagg.wire.stream_hello import PeerHello, SessionOpen
+from disagg.wire.stream_hello import PeerHello, PoolInfo, SessionOpen
 from disagg.wire.v1 import kv_events_pb2, peer_pb2, registration_pb2, router_pb2, session_pb2
 
 u32 = st.integers(0, 2**32 - 1)
@@ -57,7 +57,7 @@ incarnations = st.builds(Incarnation, name, name)
 attempts = st.builds(Attempt, name, u32)
 tops = tuples(st.tuples(token, number))
 contracts = st.builds(
-    Contract, text, text, tuples(text), u64, u32, text, st.integers(0, 5), st.integers(5, 9)
+    Contract, text, text, tuples(text), text, u64, u32, text, st.integers(0, 5), st.integers(5, 9)
 )
 seals = st.builds(peer.Seal, u32, tuples(u32), st.none() | st.integers(0, 2**31 - 1), number, tops)
 ranges = st.builds(peer.OfferedRange, u32, u32, u32, positive)
@@ -91,13 +91,22 @@ PEER: dict[type, st.SearchStrategy[typing.Any]] = {
     peer.Ended: st.builds(peer.Ended, keys, text),
     peer.WrongEpoch: st.builds(peer.WrongEpoch, name),
 }
-hellos = st.builds(
-    PeerHello, contracts, name, st.binary(max_size=8), u64, st.integers(1, 2**64 - 1),
+pools = st.builds(
+    PoolInfo, st.binary(max_size=8), u64, st.integers(1, 2**64 - 1),
     st.integers(1, 2**64 - 1), st.sampled_from(["DRAM", "VRAM"]), u32,
 )  # fmt: skip
+hellos = st.lists(pools, min_size=1, max_size=3).flatmap(
+    lambda ranks: st.builds(
+        PeerHello,
+        contracts.map(lambda contract: replace(contract, num_ranks=len(ranks))),
+        name,
+        st.just(tuple(ranks)),
+    )
+)
 sampling = st.builds(
     SamplingParams, u32, number, number, u32, st.integers(-(2**63), 2**63 - 1), tuples(token),
-    st.none() | st.integers(0, 20),
+    st.none() | st.integers(0, 20), number, number, number, number,
+    st.dictionaries(token, number, max_size=4).map(lambda bias: tuple(sorted(bias.items()))), u32,
 )  # fmt: skip
 addresses = st.builds(session.PeerAddress, incarnations, name)
 pulls = st.builds(session.PullPlan, addresses, u32)

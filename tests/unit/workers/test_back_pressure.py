@@ -12,13 +12,13 @@ from opentelemetry.trace import NoOpTracer
 from disagg.errors import CapacityError
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.transfer.actions import PostRead
+from disagg.wire.stream_hello import PoolInfo
 from disagg.workers import control as control_module
 from disagg.workers import nixl_transport
 from disagg.workers.control import Control
-from disagg.workers.engine.paged_pool import region_of
+from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.transfer_trace import TransferTrace
-from disagg.workers.transport import TransportInfo
 from tests.unit.workers.test_ends import BOUND_S, until
 from tests.unit.workers.test_sessions import NoPeers, new_core
 
@@ -64,13 +64,13 @@ def test_reads_that_the_transport_does_not_take_wait_in_order() -> None:
 class ReadsThatGoOn:
     """An agent whose reads end when they are told to."""
 
-    info = TransportInfo(b"", 0, 8, 16, "DRAM", 0)
+    info = PoolInfo(b"", 0, 8, 16, "DRAM", 0)
     done = threading.Event()
 
     def __init__(self, name: str, pool: object) -> None:
         self.num_made = 0
 
-    def add_peer(self, name: str, info: TransportInfo) -> object:
+    def add_peer(self, name: str, info: PoolInfo) -> object:
         return object()
 
     def remove_peer(self, name: str, pool: object) -> None: ...
@@ -110,7 +110,7 @@ def test_a_full_transport_refuses_reads_and_takes_them_later(
 
     pool = torch.zeros((8, 16), dtype=torch.int8)
     transport = NixlTransport("me", region_of(pool), on_read_done=on_read_done, handle_bytes_max=16)
-    transport.add_peer("peer", ReadsThatGoOn.info)
+    transport.add_peer("peer", [ReadsThatGoOn.info])
     for read_id in range(NUM_READS):
         transport.read(read_id, "peer", (1,), (1,))
     with pytest.raises(CapacityError, match="5 reads are waiting"):

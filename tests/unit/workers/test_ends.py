@@ -90,7 +90,7 @@ class Leaves(worker_pb2_grpc.WorkerServicer):
         yield peer_pb2.PeerEnvelope()
 
 
-HELLO = PeerHello(Contract("f", "float32", (), 1, 1, "h", 1, 1), "127.0.0.1:1", b"", 1, 1, 1, "", 0)
+HELLO = PeerHello(Contract("f", "float32", (), "pages", 1, 1, "h", 1, 1), "127.0.0.1:1", ())
 ME, PEER = Incarnation("me", "M"), Incarnation("peer", "P")
 
 

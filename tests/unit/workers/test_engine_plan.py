@@ -8,8 +8,9 @@ import pytest
 from disagg.errors import ConfigError
 from disagg.kv.shapes.memory_plan import plan_memory
 from disagg.workers import machine
-from disagg.workers.engine.checkpoint import Checkpoint, open_checkpoint
-from disagg.workers.engine_plan import EnginePlan, plan_engine
+from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
+from disagg.workers.engines.native.native_engine import NativeEngine
+from disagg.workers.engines.native.plan import NativePlan, plan_native
 from disagg.workers.machine import Memory, device_memory, num_cores
 from disagg.workers.options import WorkerOptions
 from tests.checkpoints import make_checkpoint
@@ -44,25 +45,32 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(monkeypatch)
 
 
-def pool_bytes(plan: EnginePlan) -> int:
-    return plan.num_blocks * plan.block_bytes
+def pool_bytes(plan: NativePlan) -> int:
+    return plan.pool.num_blocks * plan.pool.block_bytes
 
 
 def test_a_host_without_gpu(host: Host, checkpoint: Checkpoint) -> None:
-    plan = plan_engine(replace(OPTIONS, max_sequences=10_000_000), checkpoint)
-    assert (plan.device, plan.dtype, plan.num_threads) == ("cpu", "float32", 4)
+    plan = plan_native(replace(OPTIONS, max_sequences=10_000_000), checkpoint)
+    assert (plan.machine.device, plan.machine.dtype, plan.machine.num_threads) == (
+        "cpu",
+        "float32",
+        4,
+    )
     # A quarter of this worker's half.
-    assert 0 <= 2 * GIB - pool_bytes(plan) < plan.block_bytes
-    assert plan.max_model_tokens == checkpoint.max_model_tokens
-    for said in ("cpu, float32, 4 threads", "8 cores, 2 workers", f"{plan.num_blocks:,} KV blocks"):
+    assert 0 <= 2 * GIB - pool_bytes(plan) < plan.pool.block_bytes
+    for said in (
+        "cpu, float32, 4 threads",
+        "8 cores, 2 workers",
+        f"{plan.pool.num_blocks:,} KV blocks",
+    ):
         assert said in plan.summary
 
 
 def test_never_more_than_all_sequences_can_fill(host: Host, checkpoint: Checkpoint) -> None:
     options = replace(OPTIONS, max_sequences=3, max_model_tokens=100)
-    plan = plan_engine(options, checkpoint)
+    plan = plan_native(options, checkpoint)
     specs = checkpoint.layer_specs(block_tokens=16, dtype_bytes=4)
-    assert plan.num_blocks == 1 + 3 * plan_memory(specs, GIB, 100).blocks_per_sequence
+    assert plan.pool.num_blocks == 1 + 3 * plan_memory(specs, GIB, 100).blocks_per_sequence
     assert "auto: 3 sequences of 100 tokens fill them" in plan.summary
 
 
@@ -70,35 +78,76 @@ def test_half_of_what_is_left_where_others_have_taken_much(
     host: Host, checkpoint: Checkpoint
 ) -> None:
     host.memory = Memory(16 * GIB, GIB)
-    plan = plan_engine(replace(OPTIONS, max_sequences=10_000_000), checkpoint)
+    plan = plan_native(replace(OPTIONS, max_sequences=10_000_000), checkpoint)
     room = GIB - 4 * checkpoint.num_weights
-    assert 0 <= room // 2 - pool_bytes(plan) < plan.block_bytes
+    assert 0 <= room // 2 - pool_bytes(plan) < plan.pool.block_bytes
+
+
+def test_a_tied_head_is_counted_twice_on_a_cpu(
+    host: Host, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Packed for the head, plain for the embeddings."""
+    tied = open_checkpoint(make_checkpoint(tmp_path, "qwen3", tie_word_embeddings=True))
+    tied = replace(tied, num_weights=checkpoint.num_weights)
+    options = replace(OPTIONS, max_sequences=10_000_000)
+    host.memory = Memory(16 * GIB, GIB)
+    room = GIB - 4 * (checkpoint.num_weights + tied.vocab_size * tied.config.hidden_size)
+    plan = plan_native(options, tied)
+    assert 0 <= room // 2 - pool_bytes(plan) < plan.pool.block_bytes
+    host.gpu = host.memory
+    plan = plan_native(options, tied)
+    most = 0.9 * (GIB - 4 * checkpoint.num_weights)
+    assert 0 <= most - pool_bytes(plan) <= plan.pool.block_bytes
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "glm4_moe_lite"])
+def test_projections_from_latents_are_counted_twice(
+    host: Host, family: str, tmp_path: Path
+) -> None:
+    latent = open_checkpoint(make_checkpoint(tmp_path, family))
+    engine = NativeEngine(tmp_path, num_blocks=2)
+    projections = [
+        module.latent_projection
+        for module in engine._model.modules()
+        if hasattr(module, "latent_projection")
+    ]
+    copied = sum(one.to_keys.numel() + one.to_values.numel() for one in projections)
+    assert copied > 0
+    host.memory = Memory(16 * GIB, GIB)
+    plan = plan_native(replace(OPTIONS, max_sequences=10_000_000), latent)
+    room = GIB - 4 * (latent.num_weights + copied)
+    assert 0 <= room // 2 - pool_bytes(plan) < plan.pool.block_bytes
 
 
 def test_a_gpu_is_taken_and_shared(host: Host, checkpoint: Checkpoint) -> None:
     host.gpu = Memory(80 * GIB, 79 * GIB)
     options = replace(OPTIONS, max_sequences=1 << 40)
     for workers_per_gpu, room in ((1, 79 * GIB), (2, 40 * GIB)):
-        plan = plan_engine(replace(options, workers_per_gpu=workers_per_gpu), checkpoint)
-        assert plan.device == "cuda"
+        plan = plan_native(replace(options, workers_per_gpu=workers_per_gpu), checkpoint)
+        assert plan.machine.device == "cuda"
         most = 0.9 * (room - 4 * checkpoint.num_weights)
-        assert 0 <= most - pool_bytes(plan) <= plan.block_bytes
+        assert 0 <= most - pool_bytes(plan) <= plan.pool.block_bytes
 
 
 def test_the_type_of_the_weights(host: Host, checkpoint: Checkpoint) -> None:
     options = replace(OPTIONS, num_blocks=8)
-    half = plan_engine(options, replace(checkpoint, dtype="bfloat16"))
-    whole = plan_engine(options, checkpoint)
-    assert (half.dtype, 2 * half.block_bytes) == ("bfloat16", whole.block_bytes)
+    half = plan_native(options, replace(checkpoint, dtype="bfloat16"))
+    whole = plan_native(options, checkpoint)
+    assert (half.machine.dtype, 2 * half.pool.block_bytes) == ("bfloat16", whole.pool.block_bytes)
     with pytest.raises(ConfigError, match=r"worker\.dtype: the checkpoint's is 'F8_E4M3'"):
-        plan_engine(options, replace(checkpoint, dtype="F8_E4M3"))
+        plan_native(options, replace(checkpoint, dtype="F8_E4M3"))
 
 
 def test_what_is_given_is_taken(host: Host, checkpoint: Checkpoint) -> None:
     host.gpu = Memory(80 * GIB, 79 * GIB)
     given = replace(OPTIONS, device="cpu", dtype="float16", num_threads=3, num_blocks=77)
-    plan = plan_engine(given, checkpoint)
-    assert (plan.device, plan.dtype, plan.num_threads, plan.num_blocks) == ("cpu", "float16", 3, 77)
+    plan = plan_native(given, checkpoint)
+    assert (
+        plan.machine.device,
+        plan.machine.dtype,
+        plan.machine.num_threads,
+        plan.pool.num_blocks,
+    ) == ("cpu", "float16", 3, 77)
 
 
 def test_a_pool_that_does_not_fit_is_refused_with_figures(
@@ -106,8 +155,8 @@ def test_a_pool_that_does_not_fit_is_refused_with_figures(
 ) -> None:
     """It filled the memory once, block by block, until somebody killed it."""
     with pytest.raises(ConfigError) as refused:
-        plan_engine(replace(OPTIONS, num_blocks=2_000_000_000), checkpoint)
-    block_bytes = plan_engine(OPTIONS, checkpoint).block_bytes
+        plan_native(replace(OPTIONS, num_blocks=2_000_000_000), checkpoint)
+    block_bytes = plan_native(OPTIONS, checkpoint).pool.block_bytes
     fits = (8 * GIB - 4 * checkpoint.num_weights) // block_bytes
     for said in (
         "worker.num_blocks: 2,000,000,000 blocks of ",
@@ -116,13 +165,13 @@ def test_a_pool_that_does_not_fit_is_refused_with_figures(
     ):
         assert said in refused.value.message
     assert refused.value.param == "worker.num_blocks"
-    plan_engine(replace(OPTIONS, num_blocks=fits), checkpoint)  # control: so many do
+    plan_native(replace(OPTIONS, num_blocks=fits), checkpoint)  # control: so many do
 
 
 def test_weights_that_leave_nothing_are_told(host: Host, checkpoint: Checkpoint) -> None:
     host.memory = Memory(16 * GIB, 1 << 20)
     with pytest.raises(ConfigError, match=r"no memory is left for KV blocks .* 1 MiB available"):
-        plan_engine(OPTIONS, replace(checkpoint, num_weights=1 << 18))
+        plan_native(OPTIONS, replace(checkpoint, num_weights=1 << 18))
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -73,7 +73,7 @@ def test_who_shares_what_a_promise_expects_back_pays_for_it(admits: bool) -> Non
 def two_in_flight(num_usable: int) -> tuple[KVCacheCoordinator, KVSequence]:
     """ "a" (promised 7) in chunks of 32, the second and the third in flight; "b" has 4 blocks.
 
-    Blocks 0 and 1 have left the window of the third step; the second one still holds them.
+    Blocks 0 and 1 have left the window of the third step, but the second one still sees them.
     """
     kv = coordinator(WINDOW, num_usable)
     first = sequence("a", 512)
@@ -85,12 +85,12 @@ def two_in_flight(num_usable: int) -> tuple[KVCacheCoordinator, KVSequence]:
         if step == 1:
             kv.publish("a", 32)
             kv.release_step(1)
-    assert kv.held("a") == (4,)
+    assert kv.held("a") == (6,)
     kv.check()
     return kv, first
 
 
-def test_what_a_step_still_holds_is_not_promised_as_well() -> None:
+def test_what_a_step_still_sees_is_not_promised_as_well() -> None:
     """Else others would be refused blocks that are free and promised to nobody."""
     kv, _ = two_in_flight(7 + 4 + 2)
     assert kv.num_available_blocks == 2
@@ -98,7 +98,19 @@ def test_what_a_step_still_holds_is_not_promised_as_well() -> None:
     kv.check()
 
 
-def test_what_a_step_gives_back_returns_to_the_promise() -> None:
+def test_what_a_step_has_computed_is_published_though_the_next_one_was_launched() -> None:
+    """Also what no later step sees: a prompt that leaves this one there finds it."""
+    kv, first = two_in_flight(7 + 4 + 8)
+    kv.publish("a", 64)
+    kv.release_step(2)
+    assert kv.allocate(first, num_new_tokens=32)
+    assert kv.held("a") == (6,), "the window has moved"
+    for num_tokens in (16, 32, 48, 64):
+        shorter = sequence("b", num_tokens + 1)
+        assert kv.find_longest_cache_hit(shorter, num_tokens).num_tokens == num_tokens
+
+
+def test_what_leaves_the_window_returns_to_the_promise() -> None:
     """Else others could take it, and the admitted prompt would wait."""
     kv, first = two_in_flight(7 + 4)
     kv.publish("a", 64)

@@ -250,7 +250,8 @@ def test_more_blocks_per_state_change_no_hit() -> None:
     one, three = coordinator(20_000, 1), coordinator(20_000, 3)
     for step in range(400):
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 40))]
-        ends = sorted(rng.sample(range(1, len(tokens) + 1), min(3, len(tokens))))
+        # No more than two states in a row: of those all are kept.
+        ends = sorted(rng.sample(range(1, len(tokens) + 1), min(2, len(tokens))))
         seen = []
         for kv in (one, three):
             made = request(str(step), list(tokens))
@@ -272,6 +273,41 @@ def test_more_blocks_per_state_change_no_hit() -> None:
         assert [(full, 3 * state) for full, state in held_one] == held_three
     one.check()
     three.check()
+
+
+def kept_states(kv: KVCacheCoordinator) -> list[int]:
+    """Hit lengths up to 60 tokens at which a state is found."""
+    found = [request(str(n), list(range(n))) for n in range(SIZE, 61, SIZE)]
+    return [one.num_tokens for one in found if kv.group_hit_tokens(one)[STATE] == one.num_tokens]
+
+
+@pytest.mark.parametrize("blocks_per_state", [1, 3])
+def test_decoding_keeps_one_state_in_as_many_blocks(blocks_per_state: int) -> None:
+    kv = coordinator(400, blocks_per_state)
+    made = request("a", list(range(20)))
+    for num_tokens in (9, 11, *(1,) * 40):  # a prompt of 20 tokens, then decoding
+        run(kv, made, num_tokens)
+        if num_tokens != 9:
+            made.token_ids.append(made.num_tokens)
+            HASHER.extend(made.hashes, made.token_ids)
+    kv.free("a")
+    # The prompt's, the next one, and then every third; or each of those a step ended at.
+    thinned = [20, 24, 36, 48, 60]
+    assert kept_states(kv) == (thinned if blocks_per_state == 3 else list(range(20, 61, 4)))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "last"), [(53, [48, 52]), (55, [48, 52]), (56, [48, 52, 56])]
+)
+def test_a_prompts_last_states_are_kept_however_small_its_chunks(
+    num_tokens: int, last: list[int]
+) -> None:
+    kv = coordinator(400, 3)
+    made = request("a", list(range(num_tokens)))
+    for start in range(0, num_tokens, SIZE):
+        run(kv, made, min(SIZE, num_tokens - start))
+    kv.free("a")
+    assert kept_states(kv) == [4, 8, 12, 24, 36, *last]
 
 
 def test_random_lives_leak_nothing() -> None:

@@ -1,0 +1,61 @@
+"""A worker that stood still with READs in flight goes on: it judges nobody by that time."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import make_checkpoint
+from tests.process.harness import Cluster, running
+from tests.process.network import Place
+from tests.process.served_model import WINDOW, ServedModel, assert_exact, handed_over
+
+pytestmark = pytest.mark.timeout(600)
+
+PAUSE_S = 15.0
+"""Longer than the default `read_stuck_ms`."""
+NUM_BLOCKS = 240
+"""So that one transfer is more than may be in quarantine: 25 blocks, of which 12 may be."""
+
+
+def test_a_pause_with_reads_in_flight_costs_time_only(tmp_path: Path) -> None:
+    """The owner stands still as well, and longer: so the READs are in flight when the reader wakes.
+
+    Over TCP, where a READ needs its owner.
+    """
+    torch.set_num_threads(1)
+    model_dir = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW)
+    here = Place(environment={"UCX_TLS": "tcp"})
+    cluster = Cluster(
+        model_dir,
+        tmp_path,
+        {"num_blocks": NUM_BLOCKS},
+        {"worker_silent_ms": 60_000},  # the router gives neither up
+        places={"p0": here, "d0": here},
+    )
+    with running(cluster, p0="prefill", d0="decode"):
+        served = ServedModel(cluster)
+        owner, reader = cluster.workers["p0"], cluster.workers["d0"]
+        served.serve(served.prompt(150, salt="first"))  # they are connected
+        expected = served.prompt(150)
+        told = cluster.tell("d0", "hold reads")
+        answer = served.ask_later(expected, "paused")
+        cluster.wait_told("d0", "held reads", told)
+        owner.stop()
+        cluster.tell("d0", "pass reads")
+        (inbound,) = cluster.status("d0").inbound
+        assert inbound.num_reads_in_progress > 0
+        reader.stop()
+        time.sleep(PAUSE_S)  # this is the fault, not a wait
+        reader.resume()
+        (still,) = cluster.status("d0").inbound  # it has ticked since
+        assert (still.state, still.num_reads_in_progress) == (
+            inbound.state,
+            inbound.num_reads_in_progress,
+        )
+        owner.resume()
+        assert_exact(answer.result(60), expected)
+        handed_over(cluster.record("paused"))
+        cluster.wait_quiescent()
+        assert cluster.living() == ["p0", "d0"]

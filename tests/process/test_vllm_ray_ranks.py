@@ -1,0 +1,162 @@
+"""Ranks that Ray starts on two hosts: exact answers, one end for all, nobody left behind."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from disagg.cluster.processes import ProcessId, find_descendants, read_process
+from tests.checkpoints import make_checkpoint, reference_generate
+from tests.process.network import UnavailableError, network
+from tests.process.program import BOUND_S, Program, wait_until_gone
+from tests.process.ray_hosts import RayHosts, environment_of, ray_hosts
+from tests.vllm.engines import BLOCK_TOKENS, VLLM_SHAPE
+
+pytestmark = [pytest.mark.vllm, pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+WINDOW = 40
+START_S = 600.0
+"""Bound on the start of two workers and four ranks, which all import vLLM."""
+NUM_TOKENS = 8
+SERVES = r"worker {} serves{} on (\S+):\d+ \(pid (\d+), epoch (\w+)\)"
+RANK = re.compile("VLLM::|CpuRayProcess")
+"""In the names of the processes of ranks: vLLM's, and before that Ray's."""
+RESOURCES = [{"CPU": 2, "disagg_prefill": 1}, {"CPU": 4, "disagg_decode": 1}]
+"""The prefill worker's process and its first rank fill the first host."""
+
+
+def settings(hosts: RayHosts, model_dir: Path, host: str) -> dict[str, Any]:
+    return {
+        "model": {"dir": str(model_dir), "name": "tiny"},
+        "router": {"host": host, "http_port": 0, "grpc_port": 0, "pull_tokens_min": 64},
+        "worker": {
+            "host": "node",
+            "engine": "vllm",
+            "device": "cpu",
+            "num_threads": 1,
+            "num_blocks": 300,
+            "block_tokens": BLOCK_TOKENS,
+            "tensor_parallel": 2,
+            "tensor_parallel_backend": "ray",
+        },
+        "scheduling": {"max_model_tokens": 1024, "max_step_tokens": 96, "max_sequences": 8},
+        "cluster": {
+            "ray_address": hosts.address,
+            "role_resources": True,
+            "num_cpus_per_worker": 1,
+            "start_timeout_s": START_S,
+        },
+    }
+
+
+class Served:
+    """``disagg serve`` on the first of two hosts."""
+
+    def __init__(self, hosts: RayHosts, program: Program, url: str, model_dir: Path) -> None:
+        self.hosts, self.program, self.url, self._model_dir = hosts, program, url, model_dir
+
+    def ask(self, length: int, request_id: str) -> dict[str, Any]:
+        """Check an answer against plain transformers; returns the router's record of it."""
+        prompt = [1, *(20 + i * 37 % 200 for i in range(length - 1))]
+        _, logprobs, gap = reference_generate(self._model_dir, prompt, NUM_TOKENS)
+        assert gap > 1e-3
+        body = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": NUM_TOKENS,
+            "temperature": 0,
+            "logprobs": 0,
+        }
+        headers = {"X-Request-Id": request_id}
+        answer = httpx.post(f"{self.url}/completions", json=body, headers=headers, timeout=BOUND_S)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+        assert found == pytest.approx(logprobs, abs=1e-4)
+        record: dict[str, Any] = httpx.get(f"{self.url}/disagg/requests/{request_id}").json()
+        return record
+
+    def worker_pid(self, name: str) -> int:
+        """The process of a worker's last life."""
+        lives = [re.search(SERVES.format(name, "(?: again)?"), line) for line in self.program.lines]
+        return int([life for life in lives if life is not None][-1][2])
+
+    def ranks(self) -> list[ProcessId]:
+        """Processes of ranks, on both hosts."""
+        found = [read_process(pid) for pid in self.hosts.pids]
+        roots = {each[0] for each in found if each is not None}
+        return [process for process in find_descendants(roots) if RANK.search(name_of(process))]
+
+
+def name_of(process: ProcessId) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("ray")
+    model_dir = make_checkpoint(folder / "gemma3", "gemma3", window=WINDOW, **VLLM_SHAPE)
+    try:
+        with network() as made, ray_hosts(made, RESOURCES) as hosts:
+            place = made.places[0]
+            path = folder / "settings.yaml"
+            path.write_text(yaml.safe_dump(settings(hosts, model_dir, place.host)))
+            program = Program(
+                "disagg.commands",
+                *("serve", "--config", str(path)),
+                cwd=folder,
+                before=place.command,
+                environment=environment_of(place),
+            )
+            try:
+                for name in ("prefill-0", "decode-0"):
+                    program.wait_for(SERVES.format(name, ""), START_S)
+                url = program.wait_for(r"serving tiny on (\S+)")[1]
+                yield Served(hosts, program, url, model_dir)
+            finally:
+                program.end()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def test_handed_over_between_ranks_of_two_hosts(served: Served) -> None:
+    assert len(served.ranks()) == 4
+    for length in (33, 2 * WINDOW, 7 * WINDOW + 3):
+        (generation,) = served.ask(length, f"over-{length}")["generations"]
+        groups = generation["transfer"]["groups"]
+        assert sum(group["pulled_bytes"] for group in groups) > 0
+
+
+def test_a_rank_that_dies_ends_its_worker_and_both_come_back(served: Served) -> None:
+    before = served.ranks()
+    os.kill(before[0].pid, signal.SIGKILL)
+    served.program.wait_for(SERVES.format(r"\S+", " again"), START_S)
+    after = served.ranks()
+    assert len(after) == 4
+    assert len(set(after) & set(before)) == 2  # those of the other worker
+    served.ask(2 * WINDOW, "rank-again")
+
+
+def test_a_worker_that_dies_takes_its_ranks_with_it(served: Served) -> None:
+    before = served.ranks()
+    os.kill(served.worker_pid("prefill-0"), signal.SIGKILL)
+    served.program.wait_for(SERVES.format("prefill-0", " again"), START_S)
+    after = served.ranks()
+    assert len(after) == 4
+    assert len(set(after) & set(before)) == 2
+    served.ask(2 * WINDOW, "worker-again")
+
+
+def test_a_killed_driver_leaves_no_rank(served: Served) -> None:
+    """The last test: there is no driver after it."""
+    ranks = served.ranks()
+    served.program.process.kill()
+    wait_until_gone(set(ranks))

@@ -1,0 +1,87 @@
+"""An engine under the production scheduler, without the rest of a worker."""
+
+from collections import deque
+from dataclasses import replace
+
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import PrefillReport, Role, Submit
+from disagg.scheduling.actions import ToRouter
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.step import Step
+from disagg.workers.engines.protocol import Engine
+
+GREEDY = SamplingParams(max_tokens=10)
+
+
+def core_over(engine: Engine, max_step_tokens: int, steps_max: int = 1) -> WorkerCore:
+    limits = WorkerLimits(
+        max_model_tokens=400,
+        max_step_tokens=max_step_tokens,
+        max_sequences=4,
+        max_waiting=8,
+        handover_share_max=1.0,
+        reserve_timeout_ms=100,
+        reserve_passes_max=3,
+        reservation_ttl_ms=5_000,
+        lease_ttl_ms=5_000,
+        committed_max=2,
+        commit_repeat_ms=50,
+        read_stuck_ms=1_000,
+        steps_max=steps_max,
+        blocks_per_read_max=4,
+        quarantine_share_max=1.0,
+    )
+    kv = KVCacheCoordinator(
+        engine.layout,
+        engine.region.num_blocks,
+        max_model_tokens=limits.max_model_tokens,
+        max_step_tokens=steps_max * max_step_tokens,
+        steps_max=steps_max,
+    )
+    hasher = BlockHasher(b"key", engine.layout.hash_block_tokens)
+    return WorkerCore(Incarnation("w", "e"), engine.layout, kv, hasher, limits, lambda _: 1)
+
+
+def serve(
+    core: WorkerCore,
+    engine: Engine,
+    prompts: list[list[int]],
+    sampling: SamplingParams = GREEDY,
+    num_generated: int = 0,
+    hits: list[int] | None = None,
+) -> list[list[int]]:
+    """The tokens that a worker answers with; so many of a prompt's were generated before.
+
+    ``hits`` becomes how many of each prompt's tokens were found in the cache.
+    """
+    found: dict[str, int] = {}
+    answers: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    for number, prompt in enumerate(prompts):
+        key = RequestKey(str(number), 1)
+        own = replace(sampling, num_prompt_tokens=len(prompt) - num_generated)
+        core.on_router_message(0, Submit(key, Role.LOCAL, tuple(prompt), (), b"", own))
+    launched: deque[Step] = deque()
+    while core.sequences:
+        while (step := core.next_step(0)[0]) is not None:
+            launched.append(step)
+        step = launched.popleft()
+        result = engine.run(step)
+        assert result.error == ""
+        assert [one is not None for one in result.samples] == [
+            part.sampling is not None for part in step.slices
+        ]
+        for action in core.on_step_done(0, result):
+            match action:
+                case ToRouter(StepOutputs(outputs)):
+                    for output in outputs:
+                        answers[output.key.request_id] += output.token_ids
+                case ToRouter(PrefillReport() as report):
+                    found[report.key.request_id] = report.hit_tokens
+    if hits is not None:
+        hits[:] = [found[name] for name in answers]
+    return list(answers.values())

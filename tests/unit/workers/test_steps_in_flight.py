@@ -1,0 +1,99 @@
+"""The control launches a step while the engine computes the one before it."""
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+from opentelemetry.trace import NoOpTracer
+
+from disagg.messages.identity import RequestKey
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import Role, Submit, ToRouterMessage
+from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, StepResult
+from disagg.workers.control import Control
+from disagg.workers.transfer_trace import TransferTrace
+from tests.unit.scheduling.failure_worlds import LAYOUTS
+from tests.unit.scheduling.test_block_tables import new_core
+from tests.unit.workers.test_ends import BOUND_S, until
+from tests.unit.workers.test_sessions import NoPeers
+
+REQUEST = Submit(RequestKey("r", 1), Role.LOCAL, (5, 6), (), b"", SamplingParams(max_tokens=4))
+
+
+class HeldEngine:
+    """Ends a step each time that it is let; the tokens count up."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        self.begun: list[Step] = []
+        self.threads: set[int] = set()
+
+    def run(self, step: Step) -> StepResult:
+        self.threads.add(threading.get_ident())
+        self.begun.append(step)
+        assert self.go.acquire(timeout=BOUND_S)
+        return StepResult(step.step_id, (SampledToken(100 + step.step_id),) * len(step.slices))
+
+
+async def answer(steps_max: int) -> tuple[list[int], int]:
+    """The answer's tokens, and how many steps were in flight while the engine was in its first."""
+    engine, links = HeldEngine(), cast(Any, NoPeers())
+    core = new_core(LAYOUTS["full"], 24, steps_max=steps_max)
+    control = Control(core, engine, links, pytest.fail, TransferTrace(NoOpTracer()))
+    control.start(links)
+    tokens: list[int] = []
+
+    def hear(message: ToRouterMessage) -> None:
+        if isinstance(message, StepOutputs):
+            tokens.extend(token for one in message.outputs for token in one.token_ids)
+
+    control.open_session(hear)
+    control.router_message(REQUEST)
+    await until(lambda: len(engine.begun) == 1)
+    num_in_flight = core.batcher.num_in_flight
+    for _ in range(REQUEST.sampling.max_tokens):
+        engine.go.release()
+    await until(lambda: not core.sequences)
+    await control.stop()
+    assert len(engine.threads) == 1
+    assert [step.step_id for step in engine.begun] == [0, 1, 2, 3]
+    unknown = [(PLACEHOLDER,) in [one.token_ids for one in step.slices] for step in engine.begun]
+    assert unknown[1] == (steps_max > 1)
+    return tokens, num_in_flight
+
+
+@pytest.mark.parametrize("steps_max", [1, 2, 3])
+def test_steps_are_launched_while_the_first_one_runs(steps_max: int) -> None:
+    assert asyncio.run(answer(steps_max)) == ([100, 101, 102, 103], steps_max)
+
+
+async def neighbours(expected_ms: float) -> list[set[str]]:
+    """Who is in the first two steps, when the second request comes while the first step runs."""
+    engine, links = HeldEngine(), cast(Any, NoPeers())
+    core = new_core(LAYOUTS["full"], 24, steps_max=2)
+    control = Control(core, engine, links, pytest.fail, TransferTrace(NoOpTracer()))
+    one_token = SequenceSlice(RequestKey("before", 1), (5,), 0, True, ())
+    control._pace.launched(0, Step(0, (one_token,)))
+    control._pace.done(expected_ms)
+    control.start(links)
+    control.open_session(lambda message: None)
+    for number, name in enumerate(("first", "second")):
+        key = RequestKey(name, 1)
+        control.router_message(Submit(key, Role.LOCAL, (5,), (), b"", SamplingParams(max_tokens=2)))
+        await until(lambda: len(engine.begun) == 1)
+        assert len(core.sequences) == number + 1
+    for _ in range(4):
+        engine.go.release()
+    await until(lambda: not core.sequences)
+    await control.stop()
+    return [{part.key.request_id for part in step.slices} for step in engine.begun[:2]]
+
+
+def test_who_comes_while_a_step_runs_is_in_the_next_one() -> None:
+    assert asyncio.run(neighbours(60_000)) == [{"first"}, {"first", "second"}]
+
+
+def test_who_comes_after_the_next_step_was_planned_waits_for_another() -> None:
+    assert asyncio.run(neighbours(0)) == [{"first"}, {"first"}]

@@ -1,1 +1,0 @@
-"""The model on one device: a stateless shell around torch and transformers."""

@@ -1,0 +1,1 @@
+"""What computes a worker's steps: the protocol, and one folder per engine."""

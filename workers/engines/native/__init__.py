@@ -1,0 +1,1 @@
+"""The engine over transformers' model code; the embedded default."""

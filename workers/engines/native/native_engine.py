@@ -1,0 +1,222 @@
+"""The engine over transformers' models: one forward pass over a packed batch, then sampling."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from disagg.errors import ConfigError
+from disagg.kv.kinds.kind import keeps_states
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
+from disagg.messages.sampling import SampledToken
+from disagg.scheduling.block_tables import BlockTables
+from disagg.scheduling.engine_steps import EngineSteps
+from disagg.scheduling.step import Step, StepResult
+from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
+from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
+from disagg.workers.engines.native.latent_attention import hand_out_latents
+from disagg.workers.engines.native.own_positions import scale_by_own_positions
+from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
+from disagg.workers.engines.native.packed_linear import pack_linears
+from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
+from disagg.workers.engines.native.state_batch import StateGroup
+from disagg.workers.engines.native.state_mixers import StateMixers
+from disagg.workers.engines.sampler import Sampler, check_finite
+from disagg.workers.engines.start_phases import phase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class NativeEngine:
+    """See `Engine`. Between steps it keeps weights, pool and block tables.
+
+    Who owns which block is the scheduler's business: the steps carry every table as it grows.
+
+    Attributes:
+        checkpoint: what the model directory holds.
+        layout: KV cache groups and where their pages lie in a block.
+        pool: the KV memory.
+        region: the same as transports see it.
+        fingerprint: hex digest of the model, part of the compatibility contract.
+        dtype: of weights and KV, part of it too.
+        page_format: K of all heads, then V of all heads; of states the recurrent one first.
+        summary: what it took of its machine, in one line.
+        vocab_size: token ids are below it.
+        max_model_tokens: bound on prompt plus generated tokens.
+    """
+
+    page_format = "native: K, V; heads, tokens, head size; states: recurrent, convolution"
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        *,
+        num_blocks: int,
+        block_tokens: int = 16,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        device: str = "cpu",
+        num_threads: int = 1,
+        summary: str = "",
+    ) -> None:
+        """Load weights from disk and allocate the pool; nothing is downloaded.
+
+        Raises:
+            ConfigError: the checkpoint or a setting cannot be used; ``param`` names it.
+        """
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype={dtype!r} is none of {', '.join(DTYPES)}", param="dtype")
+        if num_threads < 1:
+            raise ConfigError(f"num_threads={num_threads} is not positive", param="num_threads")
+        where, kind = _device(device), DTYPES[dtype]
+        self.dtype, self.summary = dtype, summary
+        torch.set_num_threads(num_threads)
+        self.checkpoint: Checkpoint = open_checkpoint(model_dir)
+        self.fingerprint = self.checkpoint.fingerprint
+        self.vocab_size = self.checkpoint.vocab_size
+        self.max_model_tokens = self.checkpoint.max_model_tokens
+        specs = self.checkpoint.layer_specs(block_tokens=block_tokens, dtype_bytes=kind.itemsize)
+        self.layout: KVCacheLayout = plan_layout(specs)
+        weight_bytes = self.checkpoint.num_weights * kind.itemsize
+        with phase("weights", where.type, expected_bytes=weight_bytes):
+            self._model = _load(self.checkpoint, kind, where)
+            if where.type == "cpu":
+                self.summary = f"{summary}, {pack_linears(self._model)}"
+        with phase("KV pool", where.type):
+            self.pool = PagedPool(
+                self.layout,
+                num_blocks=num_blocks,
+                dtype=kind,
+                device=where,
+                kv_owners=self.checkpoint.kv_owners,
+            )
+        self._mixers = StateMixers(
+            self._model,
+            self.layout,
+            self.pool.tensor,
+            kind,
+            # Where every layer has attention and a state, all the states come after.
+            first_layer=len(specs) - self.checkpoint.config.num_hidden_layers,
+        )
+        self.region = self.pool.region
+        self._steps = EngineSteps()
+        self._tables = BlockTables(len(self.layout.groups), num_blocks)
+        self._sampler = Sampler()
+        self._builder = BatchBuilder(
+            self.pool.layers,
+            [_group_shape(group) for group in self.layout.groups],
+            vocab_size=self.vocab_size,
+            max_model_tokens=self.max_model_tokens,
+            device=where,
+        )
+
+    def run(self, step: Step) -> StepResult:
+        """Compute a step; blocks until it is done.
+
+        Writes KV of the slices' tokens into their blocks and nowhere else. Whatever goes wrong
+        comes back as ``error``; the blocks written then hold nothing to be relied on.
+        """
+        with torch.inference_mode():
+            return self._steps.run(step, self._run)
+
+    def close(self) -> None:
+        """Drop the weights; later steps fail. The pool stays: peers may still read it."""
+        self._model = None
+
+    def prepare(self, step: Step) -> PackedBatch:
+        """Make the step's table changes and lay out its forward pass.
+
+        Raises:
+            ValueError: see ``BlockTables.apply`` and ``BatchBuilder.build``.
+        """
+        self._sampler.apply(step.ended, step.slices)
+        self._tables.apply(step)
+        return self._builder.build(step.slices, self._tables)
+
+    def forward(self, batch: PackedBatch) -> torch.Tensor:
+        """Run the model once; returns the logits [sampled rows, vocab_size].
+
+        Raises:
+            NonFiniteError: some token's hidden state is not finite.
+        """
+        if self._model is None:
+            raise RuntimeError("the engine is closed")
+        self._mixers.calls = batch.states
+        output = self._model(
+            input_ids=batch.input_ids,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=batch.last_rows,
+            **{BATCH_ARGUMENT: batch},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _run(self, step: Step) -> tuple[SampledToken | None, ...]:
+        batch = self.prepare(step)
+        logits = self.forward(batch)
+        samples: list[SampledToken | None] = [None] * len(step.slices)
+        if batch.sampled:
+            tokens = self._sampler.sample(logits, [step.slices[index] for index in batch.sampled])
+            for index, token in zip(batch.sampled, tokens, strict=True):
+                samples[index] = token
+        return tuple(samples)
+
+
+def _group_shape(group: KVCacheGroup) -> GroupShape | StateGroup:
+    if keeps_states(group.spec):
+        return StateGroup(group.spec.block_tokens, group.blocks_per_state)
+    return GroupShape(group.spec, pages_of(group.spec))
+
+
+def _device(name: str) -> torch.device:
+    if name != "cpu" and name.partition(":")[0] != "cuda":
+        raise ConfigError(f"device={name!r} is neither cpu nor cuda[:n]", param="device")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name!r}, but torch finds no CUDA device", param="device")
+    return torch.device(name)
+
+
+def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:
+    register()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.path,
+            local_files_only=True,
+            use_safetensors=True,
+            attn_implementation=ATTENTION_NAME,
+            dtype=dtype,
+            output_loading_info=True,
+        )
+    except (KeyError, OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{checkpoint.path}: {error}", param="model.safetensors") from error
+    model, report = loaded
+    # transformers fills missing weights with random numbers and only logs a line.
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if report.get(kind):
+            raise ConfigError(
+                f"{checkpoint.path}: weights with {kind} {sorted(map(str, report[kind]))[:5]}",
+                param="model.safetensors",
+            )
+    if type(model).__name__ != checkpoint.architecture:
+        raise ConfigError(
+            f"config.json: architectures={checkpoint.architecture}, but model_type loads "
+            f"{type(model).__name__}",
+            param="architectures",
+        )
+    model.requires_grad_(False)
+    model.eval().to(device)
+    hand_out_latents(model)
+    scale_by_own_positions(model)
+    model.model.register_forward_hook(_refuse_non_finite)
+    return model
+
+
+def _refuse_non_finite(_module: object, _args: object, output: Any) -> None:
+    """Fail the step where any token, sampled or not, read NaN.
+
+    Every token attends to itself, so what it wrote into the pool is covered as well.
+    """
+    check_finite("a hidden state", output.last_hidden_state)

@@ -1,0 +1,1 @@
+"""The engine over vLLM's model runner; its scheduler and KV managers never run."""

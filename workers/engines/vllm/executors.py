@@ -1,0 +1,54 @@
+"""What starts the ranks: this process itself, processes of this host, or Ray on several hosts."""
+
+from typing import Any
+
+from disagg.errors import ConfigError
+from disagg.workers.options import WorkerOptions
+
+THIS_HOST = "127.0.0.1"
+
+
+def executor_class(options: WorkerOptions, device: str) -> Any:
+    """The executor of vLLM that an engine gets; vLLM has been imported.
+
+    Raises:
+        ConfigError: Ray cannot start ranks for this process.
+    """
+    if options.tensor_parallel == 1:
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        return UniProcExecutor
+    if options.tensor_parallel_backend != "ray":
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        return MultiprocExecutor
+    _check_room()
+    if device == "cpu":
+        from disagg.workers.engines.vllm.ray_on_cpu import CpuRayExecutor
+
+        return CpuRayExecutor
+    from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
+
+    return RayExecutorV2
+
+
+def rank_host(options: WorkerOptions) -> str:
+    """The address of this host that the ranks reach."""
+    if options.tensor_parallel == 1 or options.tensor_parallel_backend != "ray":
+        return THIS_HOST
+    import ray
+
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return host
+
+
+def _check_room() -> None:
+    """Check that Ray has reserved room for ranks beside this process, where vLLM will find it."""
+    import ray
+
+    if not ray.is_initialized() or ray.util.get_current_placement_group() is None:
+        raise ConfigError(
+            "worker.tensor_parallel_backend=ray: Ray has reserved no room for ranks of this"
+            " process; disagg serve and disagg workers have it done",
+            param="worker.tensor_parallel_backend",
+        )
