@@ -9,7 +9,7 @@ import pytest
 from disagg.config import Settings
 
 ROOT = Path(__file__).parents[2]
-SKIPPED = {".venv", ".cache", ".pytest_cache", "node_modules"}
+SKIPPED = {".venv", ".venv-vllm", ".cache", ".pytest_cache", "node_modules"}
 FOLDERS = (
     "benchmarks",
     "demo",
