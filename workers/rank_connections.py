@@ -79,6 +79,7 @@ def accept_ranks(
             rank = _greeting(accepted, address.token)
             if rank in range(num_ranks):
                 found[rank] = _as_connection(accepted)
+                deadline = time.monotonic() + START_TIMEOUT_S
             else:
                 accepted.close()
         started.result(START_TIMEOUT_S)

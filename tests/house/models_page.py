@@ -72,7 +72,8 @@ random; released weights are not part of any test.
   goes on.
 - In each of them the tokens are those of plain transformers, fp32 on the CPU, logits or logprobs
   to 1e-4. vLLM computes Qwen3-Next on the CPU in bfloat16 alone: logprobs to 0.25, between
-  processes to 0.75, and after a hit, a preemption or a move the tokens of the undisturbed run.
+  processes with all experts asked; after a hit, a preemption or a move the tokens of the
+  undisturbed run.
 - **bfloat16**: the engine runs, stays near the fp32 reference and still notices unwritten KV; no
   equality of tokens is claimed.
 - **CUDA**: the engine on a device, and the hand-over with KV in device memory; not part of

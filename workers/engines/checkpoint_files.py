@@ -18,22 +18,6 @@ VALUE_BYTES = 64
 """Of each tensor's middle, for the fingerprint."""
 
 
-def check_files(model_dir: str | Path) -> None:
-    """Check that every file is there and whole, as any engine needs them; reads headers alone.
-
-    Raises:
-        ConfigError: one is missing or damaged; ``param`` names it, or is ``model``.
-    """
-    path = Path(model_dir)
-    if not path.is_dir():
-        raise ConfigError(f"no checkpoint directory at {path}", param="model")
-    read_json(path / "config.json")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if not (path / name).is_file():
-            raise ConfigError(f"{path / name} is missing", param=name)
-    read_weights(path)
-
-
 def model_fingerprint(model_dir: str | Path) -> str:
     """Return the hex digest two workers compare before KV moves between them.
 
@@ -79,6 +63,22 @@ class StoredWeights:
     def bytes_in(self, dtype_bytes: int) -> int:
         """Bytes in memory, where elements that are not quantized take so many each."""
         return self.num_bytes if self.quantized else self.num_elements * dtype_bytes
+
+
+def check_files(model_dir: str | Path) -> StoredWeights:
+    """Check that every file is there and whole, as any engine needs them; reads headers alone.
+
+    Raises:
+        ConfigError: one is missing or damaged; ``param`` names it, or is ``model``.
+    """
+    path = Path(model_dir)
+    if not path.is_dir():
+        raise ConfigError(f"no checkpoint directory at {path}", param="model")
+    read_json(path / "config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (path / name).is_file():
+            raise ConfigError(f"{path / name} is missing", param=name)
+    return read_weights(path)
 
 
 def read_weights(model_dir: str | Path) -> StoredWeights:

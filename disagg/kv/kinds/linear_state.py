@@ -238,8 +238,8 @@ class LinearStateManager(GroupManager):
         """Whether a state is cached that ``run`` others precede, block end by block end.
 
         As decoding passes them, one in ``blocks_per_state`` is, and the first two: so states take
-        no more room than the pages of the tokens between them, and displace no prompt's. At the
-        prompt's last two block ends it begins anew: a repeated or longer prompt goes on there.
+        no more room than the pages of the tokens between them, and displace no prompt's. At a
+        prompt's last two block ends the count begins anew: a longer prompt goes on from there.
         """
         return run < 2 or num_tokens // self.block_tokens % self.blocks_per_state == 0
 

