@@ -53,6 +53,15 @@ class Program:
 
     def wait_for(self, pattern: str, bound_s: float = BOUND_S) -> re.Match[str]:
         """First line from now on that matches; fails with what was said instead."""
+        (found,) = self.wait_for_all([pattern], bound_s)
+        return found
+
+    def wait_for_all(
+        self, patterns: Sequence[str], bound_s: float = BOUND_S
+    ) -> list[re.Match[str]]:
+        """Per pattern the first line from now on that matches, in whatever order they come."""
+        missing = dict(enumerate(patterns))
+        found: dict[int, re.Match[str]] = {}
         deadline = time.monotonic() + bound_s
         while time.monotonic() < deadline:
             try:
@@ -62,10 +71,14 @@ class Program:
                     break
                 continue
             self.lines.append(line)
-            found = re.search(pattern, line)
-            if found:
-                return found
-        pytest.fail(f"no {pattern!r} in time; said: {self.lines}; exit: {self.process.poll()}")
+            for index, pattern in list(missing.items()):
+                if match := re.search(pattern, line):
+                    found[index] = match
+                    del missing[index]
+            if not missing:
+                return [found[index] for index in range(len(patterns))]
+        absent = sorted(missing.values())
+        pytest.fail(f"no {absent} in time; said: {self.lines}; exit: {self.process.poll()}")
 
     def end(self) -> None:
         """Kill it if it still runs, and wait for everything it started."""

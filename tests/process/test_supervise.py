@@ -32,8 +32,8 @@ SERVES = r"worker {} serves{} on \S+ \(pid (\d+), epoch (\w+)\)"
 
 
 def test_a_dead_process_is_a_new_epoch_and_nothing_is_left(run: Program, model_dir: Path) -> None:
-    first = run.wait_for(SERVES.format("prefill-0", ""))
-    other = run.wait_for(SERVES.format("decode-0", ""))
+    workers = [SERVES.format(name, "") for name in ("prefill-0", "decode-0")]
+    first, other = run.wait_for_all(workers)
     run.wait_for("all serve")
     assert first[1] != other[1]
 

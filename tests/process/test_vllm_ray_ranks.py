@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ WINDOW = 40
 START_S = 600.0
 """Bound on the start of two workers and four ranks, which all import vLLM."""
 NUM_TOKENS = 8
+WORKERS = ("prefill-0", "decode-0")
 SERVES = r"worker {} serves{} on (\S+):\d+ \(pid (\d+), epoch (\w+)\)"
 RANK = re.compile("VLLM::|CpuRayProcess")
 """In the names of the processes of ranks: vLLM's, and before that Ray's."""
@@ -83,8 +85,24 @@ class Served:
 
     def worker_pid(self, name: str) -> int:
         """The process of a worker's last life."""
+        return int(self._last_life(name)[2])
+
+    def wait_until_ready(self) -> None:
+        """Until the router has both workers in their last lives."""
+        wanted = {(name, self._last_life(name)[3]) for name in WORKERS}
+        deadline = time.monotonic() + BOUND_S
+        while True:
+            workers = httpx.get(f"{self.url}/disagg/workers", timeout=BOUND_S).json()["workers"]
+            found = [(w["info"]["incarnation"], w["ready"]) for w in workers]
+            ready = {(life["worker_id"], life["epoch"]) for life, is_ready in found if is_ready}
+            if wanted <= ready:
+                return
+            assert time.monotonic() < deadline, workers
+            time.sleep(0.05)
+
+    def _last_life(self, name: str) -> re.Match[str]:
         lives = [re.search(SERVES.format(name, "(?: again)?"), line) for line in self.program.lines]
-        return int([life for life in lives if life is not None][-1][2])
+        return [life for life in lives if life is not None][-1]
 
     def ranks(self) -> list[ProcessId]:
         """Processes of ranks, on both hosts."""
@@ -117,8 +135,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 environment=environment_of(place),
             )
             try:
-                for name in ("prefill-0", "decode-0"):
-                    program.wait_for(SERVES.format(name, ""), START_S)
+                program.wait_for_all([SERVES.format(name, "") for name in WORKERS], START_S)
                 url = program.wait_for(r"serving tiny on (\S+)")[1]
                 yield Served(hosts, program, url, model_dir)
             finally:
@@ -142,6 +159,7 @@ def test_a_rank_that_dies_ends_its_worker_and_both_come_back(served: Served) -> 
     after = served.ranks()
     assert len(after) == 4
     assert len(set(after) & set(before)) == 2  # those of the other worker
+    served.wait_until_ready()
     served.ask(2 * WINDOW, "rank-again")
 
 
@@ -152,6 +170,7 @@ def test_a_worker_that_dies_takes_its_ranks_with_it(served: Served) -> None:
     after = served.ranks()
     assert len(after) == 4
     assert len(set(after) & set(before)) == 2
+    served.wait_until_ready()
     served.ask(2 * WINDOW, "worker-again")
 
 
