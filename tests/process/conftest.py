@@ -13,8 +13,8 @@ from tests.process.served_model import PRINTABLE_IDS, WINDOW, ServedModel, add_e
 
 SHARED = "gemma3"
 """Kept for the whole run; of the other families only the last one asked for."""
-OPTIONS = {"max_step_tokens": 96}
-"""Long prompts come in several chunks."""
+OPTIONS = {"max_step_tokens": 96, "reserve_timeout_ms": 30_000, "reserve_passes_max": 1_000}
+"""Long prompts come in several chunks; a partner that is slow is waited for."""
 ROUTER_OPTIONS = {
     "worker_silent_ms": 60_000,  # one that a test stopped, or a busy machine starved, stays known
     "pull_tokens_min": 64,  # the histories of tests are shorter than those worth pulling

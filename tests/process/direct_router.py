@@ -204,15 +204,21 @@ class Asked:
 
     def pull_report(self) -> TransferReport:
         """The only prefix pull."""
-        (report,) = [
-            m
-            for m in self._heard()
-            if isinstance(m, TransferReport) and m.key == self.key and m.kind == "prefix"
-        ]
+
+        def reports() -> list[TransferReport]:
+            mine = (m for m in self._heard() if isinstance(m, TransferReport) and m.key == self.key)
+            return [m for m in mine if m.kind == "prefix"]
+
+        (report,) = wait_until(reports, "the report of the prefix pull")
         return report
 
     def prefill_report(self) -> PrefillReport:
-        (report,) = [m for m in self._heard() if isinstance(m, PrefillReport) and m.key == self.key]
+        """It has a stream of its own: it may come after all tokens."""
+
+        def reports() -> list[PrefillReport]:
+            return [m for m in self._heard() if isinstance(m, PrefillReport) and m.key == self.key]
+
+        (report,) = wait_until(reports, "the prefill's report")
         return report
 
     def cancel(self) -> None:

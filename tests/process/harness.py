@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import httpx
 from openai import OpenAI
 
 from disagg.router.options import RouterOptions
-from disagg.wire.v1 import worker_pb2, worker_pb2_grpc
+from disagg.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
 from tests.process.forked import Forked
 from tests.process.network import Place
@@ -86,7 +86,8 @@ class Process:
             self.popen = Forked(module, options_json, environment, str(log))
         self.lines: list[str] = []
         self._new = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.popen.stdout is not None
@@ -106,7 +107,8 @@ class Process:
                 if found:
                     return found[0]
                 left = deadline - time.monotonic()
-                if left <= 0 or self.popen.poll() is not None:
+                # What it said last may be read after its end.
+                if left <= 0 or not (self._reader.is_alive() or self.popen.poll() is None):
                     tail = self.logged()[-3000:]
                     raise AssertionError(
                         f"no line {start!r}; lines {self.lines[-10:]}, exit code "
@@ -234,11 +236,21 @@ class Cluster:
             return stub.Status(worker_pb2.StatusRequest(), timeout=WAIT_S)
 
     def record(self, request_id: str) -> dict[str, Any]:
-        """What the router says happened to a request."""
-        answer = self.http.get(f"/v1/disagg/requests/{request_id}")
-        assert answer.status_code == 200, answer.text
-        record: dict[str, Any] = answer.json()
-        return record
+        """What the router says happened to a request, once it has it."""
+
+        def record() -> dict[str, Any] | None:
+            answer = self.http.get(f"/v1/disagg/requests/{request_id}")
+            return answer.json() if answer.status_code == 200 else None
+
+        found: dict[str, Any] = wait_until(record, f"the router to have {request_id}")
+        return found
+
+    def usable_tokens(self, prompt: Sequence[int]) -> dict[str, int]:
+        """Per worker the prefix of a prompt that it has, as the router sees it."""
+        with grpc.insecure_channel(self.grpc_address) as channel:
+            request = router_pb2.MatchRequest(model=MODEL, token_ids=prompt)
+            answer = router_pb2_grpc.RouterStub(channel).Match(request, timeout=WAIT_S)
+        return {one.worker.worker_id: one.usable_tokens for one in answer.workers}
 
     def held(self) -> list[str]:
         """Living workers whose pool is not as free as at its start, with what they hold."""

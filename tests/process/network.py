@@ -33,7 +33,10 @@ class UnavailableError(Exception):
 
 
 def run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except OSError as error:  # a tool that is not there
+        raise UnavailableError(f"{command[0]}: {error}") from error
     if done.returncode:
         raise UnavailableError(f"{' '.join(command)}: {done.stderr.strip()}")
 
@@ -109,6 +112,8 @@ class Network:
 
     def end(self) -> None:
         """Remove what was made; processes in it must have ended."""
+        with contextlib.suppress(UnavailableError):  # its namespace takes it along, but later
+            run("ip", "link", "del", self._device)
         for name in self._names:
             with contextlib.suppress(UnavailableError):
                 run("ip", "netns", "del", name)

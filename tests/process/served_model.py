@@ -164,6 +164,7 @@ class ServedModel:
         for name in cluster.workers:
             for line in ("intact", "narrow 0", "forget", "poison"):
                 cluster.tell(name, line)
+        wait_until(lambda: not self.num_cached(), "the router to hear that nothing is cached")
 
     def settle(self) -> None:
         """Open every gate; then nothing may be held by anybody."""
@@ -172,6 +173,10 @@ class ServedModel:
                 self.cluster.tell(name, f"pass {gate}")
         self.cluster.wait_quiescent()
         self.wait_idle()
+
+    def num_cached(self) -> int:
+        """Blocks that the router believes to be cached anywhere."""
+        return sum(view["index_entries"] for view in self.cluster.known().values())
 
     def wait_idle(self) -> None:
         """Until the router too knows that nothing goes on; its next choice is then by name."""

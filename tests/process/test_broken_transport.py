@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+from tests.process.conftest import ROUTER_OPTIONS
 from tests.process.harness import Cluster, running, wait_until
 from tests.process.network import Network, UnavailableError, network
 from tests.process.served_model import WINDOW, ServedModel, assert_exact, is_exact
@@ -146,7 +147,9 @@ def test_an_owner_that_is_doubted_without_a_reason_stays(gemma3: ServedModel) ->
     told = cluster.tell("p0", "pass checks 1")
     cluster.wait_told("p0", "held checks", told)
     cluster.tell("p0", "pass checks")
-    wait_until(lambda: hands_over(gemma3), "a hand-over")
+    # The router leaves the pair alone for as long as a worker may be silent.
+    bound_s = 2 * ROUTER_OPTIONS["worker_silent_ms"] / 1000
+    wait_until(lambda: hands_over(gemma3), "a hand-over", bound_s)
     assert cluster.epochs == before
 
 

@@ -22,18 +22,18 @@ def noise(process: Process) -> list[str]:
     return [line for line in process.logged().splitlines() if NOISE.search(line)]
 
 
-def stream(served: ServedModel, n: int, begun: list[int]) -> str:
+def stream(served: ServedModel, prompt: tuple[int, ...], begun: list[int]) -> str:
     """Ask for more than will come; the error at its end."""
     answer = served.cluster.client.completions.create(
         model=MODEL,
-        prompt=list(served.prompt(100 + n).prompt),
+        prompt=list(prompt),
         max_tokens=NUM_TOKENS,
         temperature=0,
         stream=True,
         extra_body={"ignore_eos": True},
     )
     next(answer)
-    begun.append(n)
+    begun.append(len(prompt))
     with pytest.raises(openai.APIError) as ended:
         list(answer)
     return ended.value.message
@@ -43,8 +43,10 @@ def test_workers_that_are_stopped_while_they_serve_say_nothing_of_it(gemma3: Ser
     """As the last ones: each stream ends in an error that says so."""
     cluster, begun = gemma3.cluster, list[int]()
     processes = dict(cluster.workers)
+    # The reference takes its time: none may have come to its end when the last one begins.
+    prompts = [gemma3.prompt(100 + n).prompt for n in range(NUM_STREAMS)]
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
-        asked = [threads.submit(stream, gemma3, n, begun) for n in range(NUM_STREAMS)]
+        asked = [threads.submit(stream, gemma3, prompt, begun) for prompt in prompts]
         wait_until(lambda: len(begun) == NUM_STREAMS, "all to stream")
         for process in processes.values():
             process.ask_to_stop()

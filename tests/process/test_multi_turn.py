@@ -3,9 +3,15 @@
 import pytest
 
 from tests.process.harness import wait_until
-from tests.process.served_model import Expected, ServedModel, assert_exact, handed_over
+from tests.process.served_model import (
+    Expected,
+    ServedModel,
+    assert_exact,
+    handed_over,
+    is_reported,
+)
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 FIRST, ANSWER, TURN = 150, 60, 20
 BOUNDARY = 208
@@ -18,9 +24,10 @@ def next_turn(served: ServedModel) -> Expected:
     first = served.prompt(FIRST, ANSWER)
     served.serve(first)
     served.cluster.tell("p0", "forget")
-    wait_until(lambda: not served.cluster.known()["p0"]["index_entries"], "p0 to be empty")
-    wait_until(lambda: served.cluster.known()["d0"]["index_entries"] > 13, "d0 to be known")
-    return served.prompt(FIRST + ANSWER + TURN, 6, start=first.whole)
+    second = served.prompt(FIRST + ANSWER + TURN, 6, start=first.whole)
+    known = {"p0": 0, "d0": BOUNDARY}
+    wait_until(lambda: served.cluster.usable_tokens(second.prompt) == known, "both to be known")
+    return second
 
 
 def test_history_is_pulled_from_the_worker_that_decoded_it(gemma3: ServedModel) -> None:
@@ -29,6 +36,7 @@ def test_history_is_pulled_from_the_worker_that_decoded_it(gemma3: ServedModel) 
     committed = cluster.metric(COMMITTED)
     completion = gemma3.ask(second, "second")
     assert_exact(completion, second)
+    wait_until(lambda: is_reported(cluster.record("second")), "the prefill's report")
     record = cluster.record("second")
     generation = handed_over(record)
     pull = generation["pull"]

@@ -56,10 +56,14 @@ def read_port(process) -> int:
 
 
 def half_a_request(port) -> socket.socket:
-    """A client whose body never comes: something a clean stop has to wait for."""
-    client = socket.create_connection(("127.0.0.1", port))
+    """A client whose body never comes: something a clean stop has to wait for.
+
+    The router has its head, and waits for the body, when this returns.
+    """
+    client = socket.create_connection(("127.0.0.1", port), timeout=BOUND_S)
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    client.sendall(f"{head}content-length: 50\r\n\r\n".encode())
+    client.sendall(f"{head}content-length: 50\r\nexpect: 100-continue\r\n\r\n".encode())
+    assert client.recv(1000).startswith(b"HTTP/1.1 100 ")
     return client
 
 

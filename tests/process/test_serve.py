@@ -25,13 +25,18 @@ def served(tmp_path: Path) -> Iterator[Program]:
     make_checkpoint(tmp_path / "tiny", "gemma3")
     ports = ["--http-port", "0", "--grpc-port", "0"]
     small = ["--set", "worker.device=cpu", "--set", "scheduling.max_sequences=8"]
+    small += ["--set", "transfer.reserve_timeout_ms=30000"]  # a slow machine is no refusal
     started = Program("disagg.commands", "serve", "--model", "tiny", *ports, *small, cwd=tmp_path)
     yield started
     started.end()
 
 
 def arguments_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    """None where it has ended: Ray starts processes that live shortly."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    except OSError:
+        return []
 
 
 def router_pid(served: Program) -> int:
@@ -179,7 +184,8 @@ def end_while_it_streams(served: Program, url: str, number: signal.Signals) -> N
     assert [text for text in said if NOISE.search(text)] == []
     # Control: these are the logs, to their ends.
     assert "router stopped" in said[0]
-    assert sum("its stream ended" in text for text in said) == 2, said
+    lost = re.compile(r"lost \S+ of epoch")  # whichever of its two streams ended first
+    assert sum(bool(lost.search(text)) for text in said[1:]) == 2, said
     assert not folder.exists()
 
 

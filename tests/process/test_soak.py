@@ -23,7 +23,7 @@ from tests.process.soak import (
 )
 from tests.process.soak_faults import FAULTS, faults, nothing
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 SEED = os.environ.get("DISAGG_SOAK_SEED")
 """Of every run of rounds; without it the long run draws its own."""
@@ -187,6 +187,7 @@ def test_another_token_fails_the_round(soak: Soak) -> None:
             soak.run(nothing, num_requests=20)
     finally:
         soak.cluster.tell("d0", "intact")
+        soak.cluster.wait_quiescent()  # what still goes on may put wrong blocks into the cache
         soak.cluster.tell("d0", "forget")
     soak.settle()
 
@@ -200,6 +201,7 @@ def test_a_block_that_is_lost_fails_the_round(soak: Soak, monkeypatch: pytest.Mo
             soak.settle()
     finally:
         soak.cluster.tell("d0", "give")
+        monkeypatch.undo()
     soak.settle()
 
 

@@ -22,7 +22,12 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("take_over")
     directory = make_checkpoint(folder / "gemma3", "gemma3", window=WINDOW)
-    cluster = Cluster(directory, folder, {"max_step_tokens": 96, "take_over_ms": 10_000})
+    cluster = Cluster(
+        directory,
+        folder,
+        {"max_step_tokens": 96, "take_over_ms": 30_000},
+        {"worker_silent_ms": 60_000},
+    )
     with running(cluster, p0="prefill", d0="decode", d1="decode"):
         yield ServedModel(cluster)
 
@@ -30,21 +35,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 @pytest.fixture
 def served(started: ServedModel) -> Iterator[ServedModel]:
     started.restore()
-    wait_until(lambda: is_blank(started.cluster), "the router to hear that all is idle and empty")
+    started.wait_idle()  # nothing speaks for d1 rather than d0, so that the router takes d0
     yield started
     started.settle()
-
-
-def is_blank(cluster: Cluster) -> bool:
-    """Nothing speaks for d1 rather than d0 as far as the router knows, so that it takes d0."""
-    views = list(cluster.known().values())
-    return all(
-        view["index_entries"] == 0
-        and view["planned_requests"] == 0
-        and view["stats"]["num_blocks_free"] == view["stats"]["num_blocks_usable"]
-        and view["stats"]["num_running"] + view["stats"]["num_waiting"] == 0
-        for view in views
-    )
 
 
 def stop_before_commit(served: ServedModel, expected: Expected, gate: str) -> Future[Completion]:

@@ -9,7 +9,7 @@ import pytest
 from tests.process.harness import wait_until
 from tests.process.served_model import ServedModel, assert_exact, is_exact
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def spans(served: ServedModel, request_id: str) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ OPTIONS: dict[str, Any] = {
     "max_model_tokens": 1024,
     "max_step_tokens": 96,
     "max_sequences": 32,
+    "reserve_timeout_ms": 30_000,  # a partner that is slow is waited for
+    "reserve_passes_max": 1_000,
 }
 ROUTER_OPTIONS = {"worker_silent_ms": 60_000, "pull_tokens_min": 64}
 

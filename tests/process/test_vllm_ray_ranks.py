@@ -14,6 +14,7 @@ import yaml
 
 from disagg.cluster.processes import ProcessId, find_descendants, read_process
 from tests.checkpoints import make_checkpoint, reference_generate
+from tests.process.harness import wait_until
 from tests.process.network import UnavailableError, network
 from tests.process.program import BOUND_S, Program, wait_until_gone
 from tests.process.ray_hosts import RayHosts, environment_of, ray_hosts
@@ -47,6 +48,7 @@ def settings(hosts: RayHosts, model_dir: Path, host: str) -> dict[str, Any]:
             "tensor_parallel": 2,
             "tensor_parallel_backend": "ray",
         },
+        "transfer": {"reserve_timeout_ms": 30_000},
         "scheduling": {"max_model_tokens": 1024, "max_step_tokens": 96, "max_sequences": 8},
         "cluster": {
             "ray_address": hosts.address,
@@ -110,6 +112,13 @@ class Served:
         roots = {each[0] for each in found if each is not None}
         return [process for process in find_descendants(roots) if RANK.search(name_of(process))]
 
+    def wait_for_ranks(self) -> list[ProcessId]:
+        """Those of both workers alone; what is left of a dead worker's takes its time to go."""
+        ranks: list[ProcessId] = wait_until(
+            lambda: found if len(found := self.ranks()) == 4 else None, "four ranks", BOUND_S
+        )
+        return ranks
+
 
 def name_of(process: ProcessId) -> str:
     try:
@@ -145,7 +154,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_handed_over_between_ranks_of_two_hosts(served: Served) -> None:
-    assert len(served.ranks()) == 4
+    served.wait_for_ranks()
     for length in (33, 2 * WINDOW, 7 * WINDOW + 3):
         (generation,) = served.ask(length, f"over-{length}")["generations"]
         groups = generation["transfer"]["groups"]
@@ -153,22 +162,20 @@ def test_handed_over_between_ranks_of_two_hosts(served: Served) -> None:
 
 
 def test_a_rank_that_dies_ends_its_worker_and_both_come_back(served: Served) -> None:
-    before = served.ranks()
+    before = served.wait_for_ranks()
     os.kill(before[0].pid, signal.SIGKILL)
     served.program.wait_for(SERVES.format(r"\S+", " again"), START_S)
-    after = served.ranks()
-    assert len(after) == 4
+    after = served.wait_for_ranks()
     assert len(set(after) & set(before)) == 2  # those of the other worker
     served.wait_until_ready()
     served.ask(2 * WINDOW, "rank-again")
 
 
 def test_a_worker_that_dies_takes_its_ranks_with_it(served: Served) -> None:
-    before = served.ranks()
+    before = served.wait_for_ranks()
     os.kill(served.worker_pid("prefill-0"), signal.SIGKILL)
     served.program.wait_for(SERVES.format("prefill-0", " again"), START_S)
-    after = served.ranks()
-    assert len(after) == 4
+    after = served.wait_for_ranks()
     assert len(set(after) & set(before)) == 2
     served.wait_until_ready()
     served.ask(2 * WINDOW, "worker-again")

@@ -49,7 +49,8 @@ def test_layers_are_far_apart(engine: Any) -> None:
 
 
 def test_it_answers_as_the_model(engine: Any, directory: Path) -> None:
-    tokens, logprobs, _ = reference_generate(directory, PROMPT, 8)
+    tokens, logprobs, gap = reference_generate(directory, PROMPT, 8)
+    assert gap > 1e-3
     engine.pool.fill_(-1)
     serving = Serving(engine, max_step_tokens=37)
     serving.submit("cold", PROMPT, GREEDY)

@@ -53,7 +53,7 @@ def test_a_gap_counts_where_it_began() -> None:
 
 
 def test_all_systems_are_asked_the_same_and_everything_is_awaited() -> None:
-    load = Load(0.05, 0.02, num_streams=2, prompt_tokens=3, num_output_tokens=4, long_tokens=(7, 9))
+    load = Load(0.5, 0.2, num_streams=2, prompt_tokens=3, num_output_tokens=4, long_tokens=(7, 9))
     asked: list[list[dict[str, Any]]] = []
 
     async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[float]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from disagg.cluster import run_folder
 from disagg.cluster.local import LocalCluster
-from disagg.cluster.run_folder import PARENT, PREFIX, RunFolder
+from disagg.cluster.run_folder import PARENT, RunFolder
 from disagg.config import Settings
 from disagg.errors import ConfigError
 
@@ -57,16 +58,20 @@ def test_a_link_in_its_place_is_not_followed(precious: Path) -> None:
     folder.path.unlink()
 
 
-def test_a_cluster_that_never_started_removes_nothing(precious: Path) -> None:
+def test_a_cluster_that_never_started_removes_nothing(
+    precious: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order of calls of `disagg serve` without a model: start raises, stop follows."""
-    before = set(os.listdir(PARENT))
+    parent = tmp_path / "runs"  # other clusters of this machine come and go in the usual one
+    parent.mkdir()
+    monkeypatch.setattr(run_folder, "PARENT", parent)
     cluster = LocalCluster(Settings())
     with pytest.raises(ConfigError, match=r"model\.dir"):
         cluster.start()
     cluster.stop()
     LocalCluster(Settings()).stop()
     assert precious.read_text() == "do not lose me"
-    assert not {name for name in set(os.listdir(PARENT)) - before if name.startswith(PREFIX)}
+    assert os.listdir(parent) == []
 
 
 def test_nothing_else_removes_folders() -> None:

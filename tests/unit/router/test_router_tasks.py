@@ -34,7 +34,7 @@ async def failures(house, task):
 
 
 async def test_a_failed_tick_is_counted_and_the_next_one_comes(open_house, monkeypatch, caplog):
-    house = await open_house(worker_silent_ms=300)
+    house = await open_house(worker_silent_ms=1_000)
     core = house.app.dispatcher.core
     tick = Failing(core.tick, 3)
     monkeypatch.setattr(core, "tick", tick)

@@ -60,7 +60,7 @@ def transport(monkeypatch: pytest.MonkeyPatch) -> RankedTransport:
 
 @pytest.mark.parametrize(("peer", "said"), [("late:1", "no device"), ("bug:1", "rank 0 has ended")])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_a_command_that_fails_is_heard_of(transport: RankedTransport, peer: str, said: str) -> None:
     assert transport.failure == ""
     transport.add_peer(peer, [POOL])

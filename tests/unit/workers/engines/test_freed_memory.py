@@ -10,6 +10,8 @@ import ctypes, resource, sys
 import torch
 from disagg.workers.engines.freed_memory import M_TRIM_THRESHOLD, keep_freed_memory
 
+PR_SET_THP_DISABLE = 41  # huge pages, where a machine gives them to all, are few faults anyway
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 # Glibc begins so, and moves its bounds with what a process happens to free.
 assert ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 128 << 10)
 if sys.argv[1] == "kept":
