@@ -4,6 +4,7 @@ Each is a process of its own, with its own standard streams, agents and end, as 
 command line is; what they share is the copy-on-write memory of imported modules.
 """
 
+import contextlib
 import multiprocessing
 import os
 import runpy
@@ -73,7 +74,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it has not ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""

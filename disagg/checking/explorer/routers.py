@@ -109,6 +109,8 @@ def _make_canonical(core: RouterCore) -> None:
     """Forget what no decision depends on: counters and records, the order of sets."""
     core.counters.clear()
     requests, fleet = core._requests, core._fleet
+    bad_pairs = fleet._bad_pairs.items()
+    fleet._bad_pairs = {frozenset(sorted(pair)): until_ms for pair, until_ms in bad_pairs}
     for request in requests._live.values():
         current = request.current
         # Of those given up only the number counts; the rest is for the record.

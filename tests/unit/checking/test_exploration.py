@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from disagg.checking.explorer.exploration import Goal, Step, explore
 from disagg.checking.explorer.moves import Moves
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.snapshots import Snapshots
-from disagg.messages.identity import RequestKey
+from disagg.messages.identity import Incarnation, RequestKey
 
 
 def steps(n: int) -> Iterator[Step[int]]:
@@ -97,3 +98,17 @@ def test_a_router_thaws_as_it_was_frozen() -> None:
     assert moves.routers.freeze(core) == start
     core.cancel(0, "r", "gone")
     assert moves.routers.freeze(core) != start
+
+
+def test_a_router_is_the_same_whichever_of_a_pair_was_named_first() -> None:
+    """How a set of two is ordered inside depends, for one pair in eight, on who came first."""
+    moves = Moves(Setting(roles=("prefill", "decode")))
+    start = moves.start().router
+    lives = [Incarnation(name, "1") for name in "abcdefghijklmnop"]
+    for one, other in combinations(lives, 2):
+        frozen = []
+        for pair in ((one, other), (other, one)):
+            core = moves.routers.thaw(start)
+            core._fleet.mark_bad_pair(0, *pair)
+            frozen.append(moves.routers.freeze(core))
+        assert frozen[0] == frozen[1] != start
