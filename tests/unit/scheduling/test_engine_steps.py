@@ -209,7 +209,7 @@ def test_a_placeholder_needs_a_token_that_was_or_will_be_sampled() -> None:
 def test_steps_are_run_as_they_were_prepared() -> None:
     engine = Engine()
     engine.prepare(step_of(0, first("a")), step_of(1, later("a")))
-    with pytest.raises(InvariantViolation, match="<step 1.* is run where <step 0"):
+    with pytest.raises(InvariantViolation, match=r"<step 1.* is run where <step 0"):
         engine.steps.run(step_of(1, later("a")))
 
 
@@ -257,7 +257,7 @@ def test_results_do_not_depend_on_how_far_ahead_steps_are_prepared(seed: int) ->
 
 
 def test_control_with_one_order_for_both_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step that runs has lost and sampled, seen by those that are prepared before its end."""
+    """As if it were known at a preparation what a step that still runs loses and samples."""
     make = engine_steps._Sequences
     made: list[engine_steps._Sequences] = []
 

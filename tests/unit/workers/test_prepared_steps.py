@@ -125,7 +125,9 @@ def test_a_batch_is_laid_out_before_the_one_before_it_is_computed(
 
     if one_thread:
         pool = ThreadPoolExecutor(1)
-        monkeypatch.setattr("disagg.workers.engine_threads.ThreadPoolExecutor", lambda *_, **__: pool)
+        monkeypatch.setattr(
+            "disagg.workers.engine_threads.ThreadPoolExecutor", lambda *_, **__: pool
+        )
     tokens, ends = asyncio.run(answers_of(engine, watched, until_it_is_laid_out))
     assert [tokens[name] for name in sorted(tokens)] == expected
     assert not ends
@@ -164,7 +166,9 @@ def test_an_engine_that_fails_while_it_prepares_ends_the_worker() -> None:
         control = Control(core, engine, links, said.append, TransferTrace(NoOpTracer()))
         control.start(links)
         key = RequestKey("r", 1)
-        control.router_message(Submit(key, Role.LOCAL, (1, 2), (), b"", SamplingParams(max_tokens=2)))
+        control.router_message(
+            Submit(key, Role.LOCAL, (1, 2), (), b"", SamplingParams(max_tokens=2))
+        )
         await until(lambda: bool(said))
         await control.stop()
         return said

@@ -145,9 +145,7 @@ class BatchBuilder:
         self._max_model_tokens = max_model_tokens
         self._device = device
 
-    def build(
-        self, slices: Sequence[SequenceSlice], tables: "BlockTables | Tables"
-    ) -> PackedBatch:
+    def build(self, slices: Sequence[SequenceSlice], tables: "BlockTables | Tables") -> PackedBatch:
         """Check the slices and lay out their packed forward pass.
 
         Args:
