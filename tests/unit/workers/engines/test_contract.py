@@ -295,6 +295,28 @@ def test_who_cannot_be_laid_out_disturbs_neither_the_step_before_nor_others(kind
     assert [one and one.token_id for one in results[2].samples] == [None, expected[1]]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_sequence_is_computed_that_a_prepared_step_ends(kind: Kind, *, ahead: bool) -> None:
+    """Its tables and its earlier tokens are needed until then."""
+    engine, free, length = kind.make(PLENTY), list(range(1, PLENTY)), kind.lengths[1]
+    first = part_of("first", kind.prompts[1], 0, tables_over(engine, free, length + 2))
+    first = replace(first, sampling=replace(SAMPLED, num_prompt_tokens=length))
+    other = part_of("other", kind.prompts[0], 0, tables_over(engine, free, 1))
+    unknown = replace(first, token_ids=(PLACEHOLDER,), is_new=False, table_changes=())
+    (alone,) = serve(core_over(engine, 1_000), engine, [kind.prompts[1]], SAMPLED)
+    steps = [
+        Step(1, (first,)),
+        Step(2, (replace(unknown, start=length),)),
+        Step(3, (other,), ended=(first.key,)),
+    ]
+    for step in steps if ahead else ():
+        engine.prepare(step)
+    results = [engine.run(step) for step in steps]
+    assert [result.error for result in results] == ["", "", ""]
+    tokens = [one and one.token_id for result in results[:2] for one in result.samples]
+    assert tokens == alone[:2]
+
+
 def test_a_placeholder_that_nothing_was_sampled_for_is_an_error(kind: Kind) -> None:
     engine = kind.make(PLENTY)
     tables = tables_over(engine, list(range(1, PLENTY)), kind.lengths[1])
