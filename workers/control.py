@@ -1,6 +1,6 @@
 """The control thread: feeds events to the worker's core and carries out its actions.
 
-Everything here runs on one asyncio loop. Forward passes run on the engine's thread, NIXL posts on
+Everything here runs on one asyncio loop. Forward passes run on the engine's threads, NIXL posts on
 the transport's; both report back through the loop, so a commit or an expiry never waits for a
 step.
 """
@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
@@ -30,6 +29,7 @@ from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.step_pace import StepPace
 from disagg.transfer.actions import PostRead, Send
+from disagg.workers.engine_threads import EngineThreads
 from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
@@ -92,12 +92,11 @@ class Control:
         self.core = core
         self.changed = asyncio.Event()
         self._now_ms = WorkerClock().now_ms
-        self._engine = engine
+        self._engine = EngineThreads(engine)
         self._transport = transport
         self._on_failed = on_failed
         self._trace = trace
         self._links: PeerLinks | None = None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._pace = StepPace()
         self._pump_timer: asyncio.TimerHandle | None = None
         self._session: Callable[[ToRouterMessage], None] | None = None
@@ -126,7 +125,7 @@ class Control:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._executor.shutdown, True, cancel_futures=True)
+        await asyncio.to_thread(self._engine.close)
 
     # --- events
 
@@ -249,7 +248,7 @@ class Control:
             self._reads.popleft()
 
     def _pump(self) -> None:
-        """Launch every step that may be launched; the engine's thread runs them one by one."""
+        """Launch every step that may be launched; the engine runs them one by one."""
         while True:
             if wait_ms := self._pace.wait_ms(_precise_ms()):
                 self._pump_later(wait_ms)
@@ -259,9 +258,7 @@ class Control:
             if step is None:
                 return
             self._pace.launched(_precise_ms(), step)
-            loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._executor, self._engine.run, step)
-            future.add_done_callback(partial(self._step_done, step))
+            self._engine.launch(step).add_done_callback(partial(self._step_done, step))
 
     def _pump_later(self, wait_ms: float) -> None:
         """Let the next step be planned after a while, or when the running one has ended."""

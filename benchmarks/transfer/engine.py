@@ -32,6 +32,9 @@ class PacedEngine:
         self._writes = writes
         self._tables = BlockTables(len(layout.groups), num_blocks)
 
+    def prepare(self, step: Step) -> None:
+        """Nothing is prepared."""
+
     def run(self, step: Step) -> StepResult:
         """Compute nothing, but leave bytes and use up the time."""
         begin_s = time.monotonic()

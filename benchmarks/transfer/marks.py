@@ -29,6 +29,10 @@ class MarkedEngine:
         self._mark, self._engine = mark, engine
         self.steps: list[tuple[float, float]] = []
 
+    def prepare(self, step: Step) -> None:
+        """Prepare the step of the engine inside."""
+        self._engine.prepare(step)
+
     def run(self, step: Step) -> StepResult:
         """Run the step of the engine inside."""
         for part in step.slices:

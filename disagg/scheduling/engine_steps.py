@@ -1,74 +1,150 @@
 """What a step leaves for the next ones at an engine, besides KV and block tables.
 
-A step is launched before the one before it has ended. So the engine puts in the tokens that were
-not known at the launch, and steps that were launched before a failure was known meet sequences
-whose KV that failure has left incomplete: those sequences are lost, nothing of them is computed
-until they begin anew, and nobody else's result is touched.
+A step is launched, and prepared, before the ones before it have ended. So the engine puts in the
+tokens that were not known at the launch, and steps that were launched before a failure was known
+meet sequences whose KV that failure has left incomplete: those sequences are lost, nothing of them
+is computed until they begin anew, and nobody else's result is touched.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar, cast
 
+from disagg.errors import InvariantViolation
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, StepResult
 
-Compute = Callable[[Step], Sequence[SampledToken | None]]
-"""Computes a step of known tokens; returns one sample or None per slice."""
+Batch = TypeVar("Batch")
+"""A step as an engine has laid it out."""
 
 
-class EngineSteps:
-    """Runs an engine's steps in the order of their launch."""
+class EngineSteps(Generic[Batch]):
+    """Prepares an engine's steps and computes them, both in the order of their launch.
 
-    def __init__(self) -> None:
-        self._sampled: dict[RequestKey, int] = {}
-        """Of each sequence the token that was sampled last."""
-        self._lost: set[RequestKey] = set()
-        self._ended: tuple[RequestKey, ...] = ()
-        """What steps have named that were not computed; the next one names it again."""
+    Steps may be prepared on one thread while earlier ones are computed on another. Each of the two
+    goes by what it has seen itself, in its own order; prepared steps alone pass between them.
+
+    Args:
+        lay_out: makes of a step all that can be made before the steps before it have ended, and
+            forgets what the step ends even if it fails. Its tokens may be placeholders.
+        compute: computes what was laid out; returns one sample or None per slice. The step it gets
+            has known tokens, lacks the slices of sequences that were lost since, and ends also
+            what steps ended that were not computed.
+        failures: of either; they become the result's error. All others are raised.
+    """
+
+    def __init__(
+        self,
+        lay_out: Callable[[Step], Batch],
+        compute: Callable[[Batch, Step], Sequence[SampledToken | None]],
+        failures: tuple[type[Exception], ...] = (Exception,),
+    ) -> None:
+        self._lay_out, self._compute = lay_out, compute
+        self._failures = failures
+        self._prepared: deque[_Prepared[Batch]] = deque()  # not more than are in flight
+        self._planned, self._computed = _Sequences(), _Sequences()
 
     def __len__(self) -> int:
-        return len(self._sampled.keys() | self._lost)
+        """Sequences that something is kept of."""
+        return len(self._planned.keys() | self._computed.keys())
 
-    def run(
-        self, step: Step, compute: Compute, failures: tuple[type[Exception], ...] = (Exception,)
-    ) -> StepResult:
-        """Compute what can be computed of a step.
+    def prepare(self, step: Step) -> None:
+        """Lay a step out. If that fails, it is the error of the step's result."""
+        left = self._planned.left_of(step)
+        if step.slices and not left.slices:
+            self._prepared.append(_Prepared(step))
+            return
+        try:
+            for part in left.slices:
+                if _is_unknown(part) and part.key not in self._planned.sampled:
+                    raise ValueError(f"{part.key}: no token was sampled that could follow")
+            self._planned.ended = ()
+            batch = self._lay_out(left)
+        except self._failures as error:
+            self._planned.lose(left)
+            self._prepared.append(_Prepared(step, error=f"{type(error).__name__}: {error}"))
+            return
+        for part in left.slices:
+            if part.sampling is not None:
+                self._planned.sampled[part.key] = PLACEHOLDER
+        self._prepared.append(_Prepared(step, batch))
 
-        Args:
-            step: as it was launched.
-            compute: gets it without placeholders and without sequences that are lost.
-            failures: of ``compute``; they become the result's error. All others are raised.
-        """
+    def run(self, step: Step) -> StepResult:
+        """Compute what can be computed of a step; one that was not prepared is prepared first."""
+        if not self._prepared:
+            self.prepare(step)
+        prepared = self._prepared.popleft()
+        if prepared.step is not step:
+            raise InvariantViolation(f"{step} is run where {prepared.step} was prepared")
+        left = self._computed.left_of(step)
+        if prepared.error:
+            self._computed.lose(left)
+            return StepResult(step.step_id, error=prepared.error)
+        if step.slices and not left.slices:
+            return StepResult(step.step_id, (None,) * len(step.slices))
+        sampled = self._computed.sampled
+        slices = tuple(
+            replace(part, token_ids=(sampled[part.key],)) if _is_unknown(part) else part
+            for part in left.slices
+        )
+        self._computed.ended = ()
+        try:
+            samples = self._compute(cast(Batch, prepared.batch), replace(left, slices=slices))
+        except self._failures as error:
+            self._computed.lose(left)
+            return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
+        by_key = dict(zip([part.key for part in slices], samples, strict=True))
+        sampled.update((key, one.token_id) for key, one in by_key.items() if one is not None)
+        return StepResult(step.step_id, tuple([by_key.get(part.key) for part in step.slices]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared(Generic[Batch]):
+    """A step that waits to be computed; it has no batch if nothing of it can be."""
+
+    step: Step
+    batch: Batch | None = None
+    error: str = ""
+
+
+class _Sequences:
+    """What is known of sequences that have not ended, after some step of the order of launch.
+
+    Attributes:
+        sampled: of each sequence the token that was sampled last; at the preparation, that one
+            will have been.
+        ended: what steps have ended that went no further than here; the next one ends it again.
+    """
+
+    def __init__(self) -> None:
+        self.sampled: dict[RequestKey, int] = {}
+        self.ended: tuple[RequestKey, ...] = ()
+        self._lost: set[RequestKey] = set()
+
+    def keys(self) -> set[RequestKey]:
+        return self.sampled.keys() | self._lost
+
+    def left_of(self, step: Step) -> Step:
+        """What is left of the next step: the slices of sequences that are not lost."""
         for key in step.ended:
             self._forget(key)
         for part in step.slices:
             if part.is_new:
                 self._forget(part.key)
-        self._ended += step.ended
-        slices = [part for part in step.slices if part.key not in self._lost]
-        if step.slices and not slices:
-            return StepResult(step.step_id, (None,) * len(step.slices))
-        try:
-            known = tuple([self._known(part) for part in slices])
-            samples = compute(Step(step.step_id, known, self._ended))
-        except failures as error:
-            self._lost.update(part.key for part in slices)
-            return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
-        self._ended = ()
-        sampled = dict(zip([part.key for part in slices], samples, strict=True))
-        for key, sample in sampled.items():
-            if sample is not None:
-                self._sampled[key] = sample.token_id
-        return StepResult(step.step_id, tuple([sampled.get(part.key) for part in step.slices]))
+        self.ended += step.ended
+        slices = tuple([part for part in step.slices if part.key not in self._lost])
+        return Step(step.step_id, slices, self.ended)
 
-    def _known(self, part: SequenceSlice) -> SequenceSlice:
-        if not part.token_ids or part.token_ids[0] != PLACEHOLDER:
-            return part
-        if part.key not in self._sampled:
-            raise ValueError(f"{part.key}: no token was sampled that could follow")
-        return replace(part, token_ids=(self._sampled[part.key],))
+    def lose(self, step: Step) -> None:
+        """Take note that a step failed."""
+        self._lost.update(part.key for part in step.slices)
 
     def _forget(self, key: RequestKey) -> None:
-        self._sampled.pop(key, None)
+        self.sampled.pop(key, None)
         self._lost.discard(key)
+
+
+def _is_unknown(part: SequenceSlice) -> bool:
+    return len(part.token_ids) == 1 and part.token_ids[0] == PLACEHOLDER

@@ -149,6 +149,9 @@ class HeldEngine:
         self.steps = steps
         self.num_steps = 0
 
+    def prepare(self, step: Step) -> None:
+        self.inner.prepare(step)
+
     def run(self, step: Step) -> StepResult:
         self.num_steps += 1
         passed = threading.Event()
@@ -234,7 +237,7 @@ class WorkerUnderTest:
         assert control is not None
         assert self.engine is not None
         self.held_engine = HeldEngine(self.engine, self.gates["steps"])
-        control._engine = self.held_engine
+        control._engine.engine = self.held_engine
         router_message = control.router_message
 
         def counted(message: ToWorkerMessage) -> None:

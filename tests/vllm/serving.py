@@ -75,8 +75,9 @@ class Serving:
         return key
 
     def step(self) -> str:
-        """Run the oldest step that is launched; returns its error."""
+        """Launch what may be and run the oldest step; returns its error."""
         while (planned := self.core.next_step(0)[0]) is not None:
+            self.engine.prepare(planned)
             self.launched.append(planned)
             self.steps.append(planned)
         step = self.launched.popleft()

@@ -11,7 +11,7 @@ import torch
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Cancel
-from disagg.scheduling.step import SequenceSlice, Step, TableChange
+from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, TableChange
 from disagg.workers.engines.protocol import EngineFailedError
 from tests.vllm.conftest import NUM_BLOCKS, Loaded
 from tests.vllm.engines import BLOCK_TOKENS
@@ -217,6 +217,54 @@ def test_a_state_that_is_not_finite_fails_its_step_alone(engine: Any) -> None:
         result = engine.run(Step(6, (fresh,), ended=ended))
         assert result.error == ""
         ended = (fresh.key,)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("forgetful", [False, True], ids=["", "control"])
+def test_a_step_fails_when_the_next_one_is_described(
+    engine: Any, *, beside: bool, forgetful: bool
+) -> None:
+    """Neighbours' tokens are exact; who ends in a step that is not computed leaves the runner."""
+    groups = len(engine.layout.groups)
+    good = part("x", 60, groups=groups)
+    other = part("other", 20, first_block=100, groups=groups)
+    gone = part("gone", 10, first_block=140, groups=groups)
+
+    def decode(of: SequenceSlice, number: int) -> SequenceSlice:
+        at = of.start + len(of.token_ids) + number
+        return replace(of, token_ids=(PLACEHOLDER,), start=at, is_new=False, table_changes=())
+
+    assert engine.run(Step(1, (good, other, gone), ended=engine_keys(engine))).error == ""
+    alone = [engine.run(Step(2, (decode(other, number),))) for number in range(3)]
+    tokens = [result.samples[0].token_id for result in alone]
+    assert engine.run(Step(3, (replace(other, is_new=True),))).error == ""
+    failing = Step(4, (decode(good, 0),))
+    next_one = Step(
+        5, (decode(good, 1), *([decode(other, 0)] if beside else [])), ended=(gone.key,)
+    )
+    engine.prepare(failing)
+    engine.prepare(next_one)
+    block = good.table_changes[-1].new_blocks[0]
+    before = engine.pool[block].clone()
+    engine.pool[block] = -1
+    assert "NonFiniteError" in engine.run(failing).error
+    engine.pool[block] = before
+    result = engine.run(next_one)
+    assert result.error == ""
+    assert [one and one.token_id for one in result.samples] == [None, *tokens[:beside]]
+    if forgetful:
+        engine._steps._computed.ended = ()
+    for number in range(beside, 3):
+        result = engine.run(Step(6, (decode(other, number),)))
+        assert result.samples[0].token_id == tokens[number]
+    assert engine.batch.names == {"x/1", "other/1"}
+    assert engine.runner.num_requests == 2 + (forgetful and not beside)
+    assert engine.runner.num_rows == 1
+    last = part("y", 5, groups=groups)
+    ended = (good.key, other.key, gone.key)
+    assert engine.run(Step(7, (last,), ended=ended)).error == ""
+    assert engine.batch.names == {"y/1"}
+    assert engine.runner.num_requests == engine.runner.num_rows == 1
 
 
 def test_unwritten_slots_do_not_matter(engine: Any) -> None:

@@ -17,8 +17,21 @@ class EngineFailedError(DisaggError):
 class RunsSteps(Protocol):
     """Computes steps, one at a time and in the order of their launch."""
 
+    def prepare(self, step: Step) -> None:
+        """Make the step's table changes, and all else that can be made before it is computed.
+
+        Called in the order of launch and before the step is run, on one thread, while another one
+        runs earlier steps. What goes wrong with the step is the error of its result.
+
+        Raises:
+            EngineFailedError: no later step can be computed either.
+        """
+        ...
+
     def run(self, step: Step) -> StepResult:
-        """Make the step's table changes, compute it, sample; blocks until it is done.
+        """Compute a step and sample; blocks until it is done.
+
+        A step that was not prepared is prepared first; none may wait that was prepared before it.
 
         In the place of a `PLACEHOLDER` stands the token that it sampled last for the sequence. Of a
         sequence of a step that failed it computes nothing until that ends or begins anew.

@@ -7,12 +7,14 @@ model; a cell of another group or position, and a state whose parts do not belon
 violation at once.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.engine_steps import EngineSteps
@@ -20,6 +22,10 @@ from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.testing.simulation.symbolic_kinds import GroupHistory, digest_of
 
 VOCAB_SIZE = 997
+
+Table = tuple["array[int]", ...]
+"""A sequence's, per group."""
+Tables = dict[RequestKey, Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,14 @@ class SymbolicEngine:
     def __init__(self, layout: KVCacheLayout, memory: SymbolicMemory) -> None:
         self._layout = layout
         self._memory = memory
-        self._steps = EngineSteps()
+        self._steps = EngineSteps(self._lay_out, self._compute, ())
         self._tables = BlockTables(len(layout.groups), len(memory.blocks))
+        self._laid_out: Tables = {}
+        """Of the step that is computed: a later one may have ended a sequence of it already."""
+
+    def prepare(self, step: Step) -> None:
+        """Make the step's table changes; earlier ones may not have been run."""
+        self._steps.prepare(step)
 
     def run(self, step: Step) -> StepResult:
         """Read what is seen, write the slices' cells and the states after them, choose tokens.
@@ -69,10 +81,14 @@ class SymbolicEngine:
         Raises:
             InvariantViolation: a null, unwritten or foreign cell was read or would be written.
         """
-        return self._steps.run(step, self._compute, ())
+        return self._steps.run(step)
 
-    def _compute(self, step: Step) -> list[SampledToken | None]:
+    def _lay_out(self, step: Step) -> Tables:
         self._tables.apply(step)
+        return {part.key: self._tables[part.key] for part in step.slices}
+
+    def _compute(self, tables: Tables, step: Step) -> list[SampledToken | None]:
+        self._laid_out = tables
         return [self._run(part) for part in step.slices]
 
     def _run(self, part: SequenceSlice) -> SampledToken | None:
@@ -111,7 +127,7 @@ class SymbolicEngine:
 
     def _place(self, part: SequenceSlice, group: int, position: int) -> tuple[int, int]:
         index, offset = divmod(position, self._layout.groups[group].spec.block_tokens)
-        block = self._tables[part.key][group][index]
+        block = self._laid_out[part.key][group][index]
         if block == NULL_BLOCK:
             raise InvariantViolation(f"{part.key}: group {group} position {position} is null")
         return block, offset
@@ -120,7 +136,7 @@ class SymbolicEngine:
         """Of the state after so many tokens; it is updated in place up to its block's end."""
         size = self._layout.groups[group].blocks_per_state
         index = (num_tokens - 1) // self._layout.groups[group].spec.block_tokens * size
-        blocks = self._tables[part.key][group][index : index + size]
+        blocks = self._laid_out[part.key][group][index : index + size]
         if len(blocks) < size or NULL_BLOCK in blocks:
             raise InvariantViolation(f"{part.key}: group {group} has no state at {num_tokens}")
         return blocks

@@ -235,6 +235,7 @@ class WorkerModel:
         step, more = self.core.next_step(now_ms)
         if step is not None:
             self._pace.launched(now_ms, step)
+            self._engine.prepare(step)
             config = self._world.config
             num_tokens = check_step(step, config)
             delay_ms = self._world.draw(1, config.step_ms_max)

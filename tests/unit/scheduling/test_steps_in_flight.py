@@ -6,11 +6,12 @@ is not there is seen at once.
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from disagg.errors import InvariantViolation
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
@@ -19,12 +20,14 @@ from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.engine_steps import EngineSteps
 from disagg.scheduling.sequence import Sequence
 from disagg.scheduling.stats import check_core
 from disagg.scheduling.step import PLACEHOLDER, Step, StepResult
 from disagg.testing.simulation.symbolic_engine import (
     SymbolicEngine,
     SymbolicMemory,
+    Tables,
     expected_tokens,
 )
 from tests.unit.scheduling.failure_worlds import LAYOUTS
@@ -44,16 +47,17 @@ class FailingEngine(SymbolicEngine):
 
     fails = False
 
-    def run(self, step: Step) -> StepResult:
-        return self._steps.run(step, self._try, (StepFailsError,))
+    def __init__(self, layout: KVCacheLayout, memory: SymbolicMemory) -> None:
+        super().__init__(layout, memory)
+        self._steps = EngineSteps(self._lay_out, self._compute, (StepFailsError,))
 
-    def _try(self, step: Step) -> list[SampledToken | None]:
+    def _compute(self, tables: Tables, step: Step) -> list[SampledToken | None]:
         if self.fails:
-            self._tables.apply(step)
-            for part in step.slices[: len(step.slices) // 2]:
-                self._run(part)
+            step = replace(step, slices=step.slices[: len(step.slices) // 2])
+        samples = super()._compute(tables, step)
+        if self.fails:
             raise StepFailsError
-        return self._compute(step)
+        return samples
 
 
 @dataclass
@@ -110,6 +114,7 @@ class Walk:
     def launch(self) -> None:
         while (step := self.core.next_step(0)[0]) is not None:
             self.launched.append(step)
+            self.engine.prepare(step)
             self.seen[f"{len(self.launched)} in flight"] += 1
             self.seen["placeholders"] += sum(one.token_ids == (PLACEHOLDER,) for one in step.slices)
 

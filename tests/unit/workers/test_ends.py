@@ -33,6 +33,9 @@ class SlowEngine:
         self.go = threading.Event()
         self.num_steps = 0
 
+    def prepare(self, step: Step) -> None:
+        pass
+
     def run(self, step: Step) -> StepResult:
         self.num_steps += 1
         assert self.go.wait(BOUND_S)
@@ -61,7 +64,7 @@ async def failures_of_a_stop(*, goes_on: bool) -> list[str]:
     stopping = asyncio.create_task(control.stop())
     await until(lambda: control._ended)
     control._ended = not goes_on
-    await until(lambda: control._executor._shutdown)
+    await until(lambda: control._engine._running._shutdown)
     engine.go.set()
     await stopping
     if goes_on:

@@ -46,12 +46,18 @@ def leaks(text: str) -> list[str]:
 class FailingEngine:
     """Its error names the step that failed."""
 
+    def prepare(self, step: Step) -> None:
+        pass
+
     def run(self, step: Step) -> StepResult:
         raise RuntimeError(f"no such step can be computed: {step}")
 
 
 class ForgetfulEngine:
     """Completes a step that was never launched."""
+
+    def prepare(self, step: Step) -> None:
+        pass
 
     def run(self, step: Step) -> StepResult:
         return StepResult(step.step_id + 1)

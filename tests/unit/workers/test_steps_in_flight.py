@@ -27,10 +27,17 @@ class HeldEngine:
 
     def __init__(self) -> None:
         self.go = threading.Semaphore(0)
+        self.prepared: list[Step] = []
         self.begun: list[Step] = []
         self.threads: set[int] = set()
+        self.preparing: set[int] = set()
+
+    def prepare(self, step: Step) -> None:
+        self.preparing.add(threading.get_ident())
+        self.prepared.append(step)
 
     def run(self, step: Step) -> StepResult:
+        assert step in self.prepared
         self.threads.add(threading.get_ident())
         self.begun.append(step)
         assert self.go.acquire(timeout=BOUND_S)
@@ -38,7 +45,7 @@ class HeldEngine:
 
 
 async def answer(steps_max: int) -> tuple[list[int], int]:
-    """The answer's tokens, and how many steps were in flight while the engine was in its first."""
+    """The answer's tokens, and how many steps were prepared while the engine was in its first."""
     engine, links = HeldEngine(), cast(Any, NoPeers())
     core = new_core(LAYOUTS["full"], 24, steps_max=steps_max)
     control = Control(core, engine, links, pytest.fail, TransferTrace(NoOpTracer()))
@@ -53,11 +60,15 @@ async def answer(steps_max: int) -> tuple[list[int], int]:
     control.router_message(REQUEST)
     await until(lambda: len(engine.begun) == 1)
     num_in_flight = core.batcher.num_in_flight
+    await until(lambda: len(engine.prepared) == num_in_flight)
+    assert len(engine.begun) == 1
     for _ in range(REQUEST.sampling.max_tokens):
         engine.go.release()
     await until(lambda: not core.sequences)
     await control.stop()
-    assert len(engine.threads) == 1
+    assert engine.prepared == engine.begun
+    assert len(engine.threads) == len(engine.preparing) == 1
+    assert engine.threads != engine.preparing
     assert [step.step_id for step in engine.begun] == [0, 1, 2, 3]
     unknown = [(PLACEHOLDER,) in [one.token_ids for one in step.slices] for step in engine.begun]
     assert unknown[1] == (steps_max > 1)

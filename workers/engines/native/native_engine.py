@@ -100,7 +100,7 @@ class NativeEngine:
             first_layer=len(specs) - self.checkpoint.config.num_hidden_layers,
         )
         self.region = self.pool.region
-        self._steps = EngineSteps()
+        self._steps = EngineSteps(self.lay_out, self._compute)
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
         self._sampler = Sampler()
         self._builder = BatchBuilder(
@@ -111,6 +111,10 @@ class NativeEngine:
             device=where,
         )
 
+    def prepare(self, step: Step) -> None:
+        """Make the step's table changes and lay out its forward pass, while others run."""
+        self._steps.prepare(step)
+
     def run(self, step: Step) -> StepResult:
         """Compute a step; blocks until it is done.
 
@@ -118,19 +122,18 @@ class NativeEngine:
         comes back as ``error``; the blocks written then hold nothing to be relied on.
         """
         with torch.inference_mode():
-            return self._steps.run(step, self._run)
+            return self._steps.run(step)
 
     def close(self) -> None:
         """Drop the weights; later steps fail. The pool stays: peers may still read it."""
         self._model = None
 
-    def prepare(self, step: Step) -> PackedBatch:
+    def lay_out(self, step: Step) -> PackedBatch:
         """Make the step's table changes and lay out its forward pass.
 
         Raises:
             ValueError: see ``BlockTables.apply`` and ``BatchBuilder.build``.
         """
-        self._sampler.apply(step.ended, step.slices)
         self._tables.apply(step)
         return self._builder.build(step.slices, self._tables)
 
@@ -153,8 +156,11 @@ class NativeEngine:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _run(self, step: Step) -> tuple[SampledToken | None, ...]:
-        batch = self.prepare(step)
+    def _compute(self, batch: PackedBatch, step: Step) -> tuple[SampledToken | None, ...]:
+        self._sampler.apply(step.ended, step.slices)
+        if len(step.slices) < batch.num_slices:  # the step before it failed
+            batch = self._builder.build(step.slices, batch.tables)
+        batch.put_tokens(step.slices)
         logits = self.forward(batch)
         samples: list[SampledToken | None] = [None] * len(step.slices)
         if batch.sampled:

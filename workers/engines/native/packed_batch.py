@@ -10,8 +10,9 @@ import torch
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.kinds.kind import AttentionPages, Spec
+from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import BlockTables
-from disagg.scheduling.step import SequenceSlice
+from disagg.scheduling.step import PLACEHOLDER, SequenceSlice
 from disagg.workers.engines.native.paged_pool import LayerCache
 from disagg.workers.engines.native.state_batch import StateCall, StateGroup, state_calls
 
@@ -24,6 +25,9 @@ sequence. What is gathered for one (4 MiB in fp32 with heads of 64) lies in memo
 the allocator takes fresh pages for more than 32 MiB, which took longer than the attention."""
 
 Ints = npt.NDArray[np.int64]
+
+Tables = Mapping[RequestKey, tuple["array[int]", ...]]
+"""Of each sequence the block table of each group."""
 
 DecodeRow = tuple[int, Ints, int, int]
 """A single query: packed row, its blocks, slots to skip in the first of them, number of keys."""
@@ -79,16 +83,27 @@ class PackedBatch:
     """One forward pass over all slices of a step; valid for that pass only.
 
     ``input_ids`` and ``positions`` are [1, T]; ``last_rows`` are the packed rows whose logits are
-    sampled, ``sampled`` the indices of their slices.
+    sampled, ``sampled`` the indices of their slices. ``unknown`` are the packed rows of
+    placeholders, by the indices of their slices. ``tables`` are those of the sequences.
     """
 
+    num_slices: int
+    tables: Tables = field(repr=False)
     input_ids: torch.Tensor = field(repr=False)
+    unknown: Mapping[int, int]
     positions: torch.Tensor
     last_rows: torch.Tensor
     sampled: tuple[int, ...]
     groups: Mapping[int, GroupBatch]
     states: Mapping[int, tuple[StateCall, ...]]
     layers: Mapping[int, LayerCache]
+
+    def put_tokens(self, slices: Sequence[SequenceSlice]) -> None:
+        """Put in the tokens that were placeholders when the batch was built."""
+        if self.unknown:
+            token_ids = [slices[index].token_ids[0] for index in self.unknown]
+            known = torch.tensor(token_ids, device=self.input_ids.device)
+            self.input_ids[0, list(self.unknown.values())] = known
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +124,11 @@ class GroupShape:
 
 
 class BatchBuilder:
-    """Turns slices into a packed batch; keeps no state between steps."""
+    """Turns slices into a packed batch; keeps no state between steps.
+
+    A batch is built while the one before it is computed: numpy does it on this thread alone, where
+    torch would take the cores for its threads.
+    """
 
     def __init__(
         self,
@@ -126,11 +145,11 @@ class BatchBuilder:
         self._max_model_tokens = max_model_tokens
         self._device = device
 
-    def build(self, slices: Sequence[SequenceSlice], tables: BlockTables) -> PackedBatch:
+    def build(self, slices: Sequence[SequenceSlice], tables: "BlockTables | Tables") -> PackedBatch:
         """Check the slices and lay out their packed forward pass.
 
         Args:
-            slices: what is computed.
+            slices: what is computed; a token may be a `PLACEHOLDER`.
             tables: where the KV of their sequences lies, the step's changes included.
 
         Raises:
@@ -141,6 +160,7 @@ class BatchBuilder:
             raise ValueError("a step without slices")
         tokens: list[Ints] = []
         positions: list[Ints] = []
+        unknown: list[int] = []
         for index, part in enumerate(slices):
             ids = np.asarray(part.token_ids, dtype=np.int64)
             end = part.start + len(ids)
@@ -149,7 +169,9 @@ class BatchBuilder:
                     f"slice {index}: positions {part.start}..{end} do not lie in "
                     f"0..{self._max_model_tokens}, or are none"
                 )
-            if ids.min() < 0 or ids.max() >= self._vocab_size:
+            if part.token_ids[0] == PLACEHOLDER and len(ids) == 1:
+                unknown.append(index)
+            elif ids.min() < 0 or ids.max() >= self._vocab_size:
                 raise ValueError(f"slice {index}: token id out of 0..{self._vocab_size - 1}")
             tokens.append(ids)
             positions.append(np.arange(part.start, end))
@@ -173,7 +195,10 @@ class BatchBuilder:
         if len(np.unique(all_written)) != len(all_written):
             raise ValueError("two tokens of the step would be written to one slot")
         return PackedBatch(
+            num_slices=len(slices),
+            tables={part.key: tables[part.key] for part in slices},
             input_ids=self._tensor(np.concatenate(tokens))[None],
+            unknown={index: first_rows[index] for index in unknown},
             positions=self._tensor(np.concatenate(positions))[None],
             last_rows=self._tensor(ends[list(sampled)] - 1),
             sampled=sampled,
@@ -233,12 +258,11 @@ class BatchBuilder:
         for lo in range(start, end, QUERY_TILE_TOKENS):
             hi = min(end, lo + QUERY_TILE_TOKENS)
             first = shape.first_seen(lo)
-            query = torch.arange(lo, hi, device=self._device)[:, None]
-            key = torch.arange(first, hi, device=self._device)[None, :]
-            mask = key <= query
+            key = np.arange(first, hi)
+            mask = key <= np.arange(lo, hi)[:, None]
             if shape.first_seen(hi - 1) > first:
                 seen = np.fromiter(map(shape.first_seen, range(lo, hi)), np.int64, hi - lo)
-                mask &= key >= self._tensor(seen)[:, None]
+                mask &= key >= seen[:, None]
             block_lo, block_hi = first // size - table_first, -(-hi // size) - table_first
             tiles.append(
                 PrefillTile(
@@ -246,7 +270,7 @@ class BatchBuilder:
                     block_ids=self._tensor(table[block_lo:block_hi]),
                     skip=first % size,
                     num_keys=hi - first,
-                    mask=mask,
+                    mask=self._tensor(mask),
                 )
             )
         return tiles

@@ -17,7 +17,10 @@ from disagg.scheduling.step import Step
 
 
 class BlockChanges(NamedTuple):
-    """What is done to blocks before a step, in this order."""
+    """What is done to blocks before a step, in this order.
+
+    It may concern blocks of sequences that were lost after this was listed: the step holds them.
+    """
 
     zeroed: list[int]
     copied: list[tuple[int, int]]

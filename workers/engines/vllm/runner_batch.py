@@ -5,10 +5,13 @@ a request whole when it starts and after that only what is new. A table there on
 that left the window stay, unread. Of a linear state the runner knows one block, the one that the
 step ends in; when that is another one than before, the request is told as if it resumed, which
 replaces its tables.
+
+A step is described while the runner computes the one before it. If that one fails, its sequences
+are taken out of the description; the runner knows them until they end or begin anew.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -46,11 +49,14 @@ class RunnerBatch:
         """Of the sequences that were sent and have not ended."""
         return frozenset(self._num_sent)
 
+    def forget(self, ended: Iterable[RequestKey]) -> None:
+        """These are not told of again, but for their end."""
+        for key in ended:
+            self._num_sent.pop(name_of(key), None)
+
     def describe(self, step: Step, tables: BlockTables) -> SchedulerOutput:
-        """The runner's order for a step whose table changes have been made."""
-        finished = {name_of(key) for key in step.ended} & self._num_sent.keys()
-        for name in finished:
-            del self._num_sent[name]
+        """The runner's order for a step whose table changes have been made; see `complete`."""
+        finished: set[str] = set()
         new: list[NewRequestData] = []
         cached = CachedRequestData.make_empty()
         for part in step.slices:
@@ -86,6 +92,32 @@ class RunnerBatch:
             finished_req_ids=finished,
             free_encoder_mm_hashes=[],
         )
+
+    @staticmethod
+    def complete(
+        order: SchedulerOutput, names: Mapping[str, SequenceSlice], ended: Iterable[RequestKey]
+    ) -> None:
+        """Make an order what the runner gets, when the steps before it have ended.
+
+        Args:
+            order: as it was described.
+            names: which of its sequences are computed; the others were lost since.
+            ended: sequences that the runner forgets.
+        """
+        order.finished_req_ids |= {name_of(key) for key in ended}
+        # A new sequence is never lost: it had nothing in the steps before.
+        if len(names) == len(order.num_scheduled_tokens):
+            return
+        cached = order.scheduled_cached_reqs
+        left = [n for n, name in enumerate(cached.req_ids) if name in names]
+        cached.req_ids = [cached.req_ids[n] for n in left]
+        cached.resumed_req_ids &= names.keys()
+        cached.new_block_ids = [cached.new_block_ids[n] for n in left]
+        cached.num_computed_tokens = [cached.num_computed_tokens[n] for n in left]
+        cached.num_output_tokens = [cached.num_output_tokens[n] for n in left]
+        scheduled = order.num_scheduled_tokens
+        order.num_scheduled_tokens = {name: scheduled[name] for name in names}
+        order.total_num_scheduled_tokens = sum(order.num_scheduled_tokens.values())
 
     @staticmethod
     def names_of(step: Step) -> dict[str, SequenceSlice]:

@@ -1,6 +1,7 @@
 """The engine over vLLM's model runner: our layout, our block tables, our sampler."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,14 +24,16 @@ from disagg.workers.engines.vllm.step_checks import StepChecks
 from disagg.workers.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time vLLM is imported when the engine starts
+    from vllm.v1.core.sched.output import SchedulerOutput
+
     from disagg.workers.engines.vllm.runner import Runner
 
 
 class VllmEngine:
     """See `Engine`. The runner holds the sequences that run and nothing of those that do not.
 
-    What breaks the runner's batch is checked before the call; an exception inside it ends the
-    process.
+    What breaks the runner's batch is checked before the call; an exception inside it, or while it
+    is described, ends the process.
     """
 
     def __init__(self, options: WorkerOptions, why: str = "") -> None:
@@ -89,7 +92,7 @@ class VllmEngine:
         self.region = ranks.region
         because = f" ({why})" if why else ""
         self.summary = f"vllm {version}{because}: {machine.summary}, {pool.summary}"
-        self._steps = EngineSteps()
+        self._steps = EngineSteps(self._lay_out, self._compute, (ValueError, NonFiniteError))
         self._tables = BlockTables(len(self.layout.groups), pool.num_blocks)
         self._checks = StepChecks(
             [group.spec for group in self.layout.groups],
@@ -101,31 +104,51 @@ class VllmEngine:
         self.batch = RunnerBatch(self.layout)
         self._failed = ""
 
+    def prepare(self, step: Step) -> None:
+        """Make the step's table changes, check it, describe it. See `RunsSteps`."""
+        if self._failed:
+            raise EngineFailedError(self._failed)
+        self._steps.prepare(step)
+
     def run(self, step: Step) -> StepResult:
         """Compute a step; blocks until it is done. See `RunsSteps`."""
         if self._failed:
             raise EngineFailedError(self._failed)
-        return self._steps.run(step, self._compute, (ValueError, NonFiniteError))
+        return self._steps.run(step)
 
-    def _compute(self, step: Step) -> tuple[SampledToken | None, ...]:
+    def _lay_out(self, step: Step) -> "tuple[SchedulerOutput, BlockChanges]":
         self._tables.apply(step)
+        self.batch.forget(step.ended)
         self._checks.check(step, self._tables, self.batch)
-        self._threads.use()
-        try:
+        with self._ends_if_it_fails():
             changes = BlockChanges(
                 # vLLM's kernels need finite bytes in slots that nobody has written.
                 zeroed=fresh_blocks(step, self._tables, self.layout),
                 copied=state_copies(step, self._tables, self.layout),
             )
-            order = self.batch.describe(step, self._tables)
+            return self.batch.describe(step, self._tables), changes
+
+    def _compute(
+        self, laid_out: "tuple[SchedulerOutput, BlockChanges]", step: Step
+    ) -> tuple[SampledToken | None, ...]:
+        self._threads.use()
+        order, changes = laid_out
+        with self._ends_if_it_fails():
             slices = self.batch.names_of(step)
+            self.batch.complete(order, slices, step.ended)
             drawn, not_finite = self._ranks.run(order, slices, changes)
-        except Exception as failure:  # what the runner holds is not known any more
-            self._failed = f"vLLM's runner failed: {type(failure).__name__}: {failure}"
-            raise EngineFailedError(self._failed) from failure
         if not_finite:
             raise NonFiniteError(not_finite)
         return tuple(drawn.get(name) for name in slices)
+
+    @contextmanager
+    def _ends_if_it_fails(self) -> Iterator[None]:
+        """What the runner holds is not known any more."""
+        try:
+            yield
+        except Exception as failure:
+            self._failed = f"vLLM's runner failed: {type(failure).__name__}: {failure}"
+            raise EngineFailedError(self._failed) from failure
 
     @property
     def runner(self) -> "Runner":

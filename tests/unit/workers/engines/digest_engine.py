@@ -43,13 +43,19 @@ class DigestEngine:
             device_id=0,
             owner=self._cells,
         )
-        self._steps = EngineSteps()
+        self._steps = EngineSteps(self._lay_out, self._compute, (LookupError, ValueError))
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
 
-    def run(self, step: Step) -> StepResult:
-        return self._steps.run(step, self._compute, (LookupError, ValueError))
+    def prepare(self, step: Step) -> None:
+        self._steps.prepare(step)
 
-    def _compute(self, step: Step) -> list[SampledToken | None]:
+    def run(self, step: Step) -> StepResult:
+        return self._steps.run(step)
+
+    def _lay_out(self, step: Step) -> None:
+        """Nothing: its tables are kept in the order of computing."""
+
+    def _compute(self, _: None, step: Step) -> list[SampledToken | None]:
         self._tables.apply(step)
         return [self._run(part) for part in step.slices]
 

@@ -66,8 +66,9 @@ def serve(
         own = replace(sampling, num_prompt_tokens=len(prompt) - num_generated)
         core.on_router_message(0, Submit(key, Role.LOCAL, tuple(prompt), (), b"", own))
     launched: deque[Step] = deque()
-    while core.sequences:
+    while core.sequences or launched:
         while (step := core.next_step(0)[0]) is not None:
+            engine.prepare(step)
             launched.append(step)
         step = launched.popleft()
         result = engine.run(step)

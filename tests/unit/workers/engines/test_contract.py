@@ -229,6 +229,94 @@ def test_what_follows_on_a_failed_step_is_not_computed_and_disturbs_nobody(kind:
     assert token_of(engine, first) == expected[0], "it begins anew"
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_step_fails_when_the_next_one_is_prepared(kind: Kind, *, beside: bool) -> None:
+    """That one is computed without the sequences that are lost; if nothing is left, not at all."""
+    engine, free = kind.make(PLENTY), list(range(1, PLENTY))
+    lengths, prompts = kind.lengths, kind.prompts
+    first = part_of("first", prompts[1], 0, tables_over(engine, free, lengths[1] + 2))
+    other = part_of("other", prompts[2], 0, tables_over(engine, free, lengths[2] + 3))
+    done = part_of("done", prompts[0], 0, tables_over(engine, free, lengths[0] + 1))
+    new = part_of("new", prompts[0], 0, tables_over(engine, free, lengths[0] + 1))
+    unknown = replace(other, token_ids=(PLACEHOLDER,), is_new=False, table_changes=())
+    expected = [token_of(engine, one) for one in (new, done, first, other)]
+    expected.append(token_of(engine, replace(unknown, start=lengths[2])))
+    assert token_of(engine, other) == expected[3]
+    lost = replace(first, token_ids=(PLACEHOLDER,), is_new=False, table_changes=())
+    steps = [
+        Step(1, (replace(lost, start=lengths[1]),)),
+        Step(
+            2,
+            (replace(lost, start=lengths[1] + 1),)
+            + ((replace(unknown, start=lengths[2]), new) if beside else ()),
+            ended=(done.key,),
+        ),
+        Step(3, (replace(unknown, start=lengths[2] + beside),)),
+    ]
+    for step in steps[:2]:
+        engine.prepare(step)
+    assert isinstance(engine.region, PoolRegion)
+    place = engine.region.address + first.table_changes[0].new_blocks[0] * engine.region.block_bytes
+    kept = ctypes.string_at(place, engine.region.block_bytes)
+    ctypes.memset(place, 0xFF, engine.region.block_bytes)
+    assert engine.run(steps[0]).error
+    engine.prepare(steps[2])  # what it brings is not known yet
+    result = engine.run(steps[1])
+    assert result.error == ""
+    tokens = [None if one is None else one.token_id for one in result.samples]
+    assert tokens == [None] + [expected[4], expected[0]] * beside
+    result = engine.run(steps[2])
+    assert result.error == ""
+    if not beside:
+        assert [one and one.token_id for one in result.samples] == [expected[4]]
+    ctypes.memmove(place, kept, len(kept))
+    assert token_of(engine, first) == expected[2], "it begins anew"
+    assert engine.run(Step(4, (replace(done, is_new=False, table_changes=()),))).error, "it ended"
+
+
+def test_who_cannot_be_laid_out_disturbs_neither_the_step_before_nor_others(kind: Kind) -> None:
+    engine, free = kind.make(PLENTY), list(range(1, PLENTY))
+    lengths, prompts = kind.lengths, kind.prompts
+    first = part_of("first", prompts[1], 0, tables_over(engine, free, lengths[1] + 2))
+    other = part_of("other", prompts[2], 0, tables_over(engine, free, lengths[2] + 1))
+    expected = [token_of(engine, one) for one in (first, other)]
+    bad = part_of("null", [9], 8, [[0, 0, 0] for _ in engine.layout.groups])
+    unknown = replace(first, token_ids=(PLACEHOLDER,), is_new=False, table_changes=())
+    steps = [
+        Step(1, (first,)),
+        Step(2, (replace(unknown, start=lengths[1]), bad)),
+        Step(3, (replace(unknown, start=lengths[1] + 1), other)),
+    ]
+    for step in steps:
+        engine.prepare(step)
+    results = [engine.run(step) for step in steps]
+    assert [bool(result.error) for result in results] == [False, True, False]
+    assert [one and one.token_id for one in results[0].samples] == [expected[0]]
+    assert [one and one.token_id for one in results[2].samples] == [None, expected[1]]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_sequence_is_computed_that_a_prepared_step_ends(kind: Kind, *, ahead: bool) -> None:
+    """Its tables and its earlier tokens are needed until then."""
+    engine, free, length = kind.make(PLENTY), list(range(1, PLENTY)), kind.lengths[1]
+    first = part_of("first", kind.prompts[1], 0, tables_over(engine, free, length + 2))
+    first = replace(first, sampling=replace(SAMPLED, num_prompt_tokens=length))
+    other = part_of("other", kind.prompts[0], 0, tables_over(engine, free, 1))
+    unknown = replace(first, token_ids=(PLACEHOLDER,), is_new=False, table_changes=())
+    (alone,) = serve(core_over(engine, 1_000), engine, [kind.prompts[1]], SAMPLED)
+    steps = [
+        Step(1, (first,)),
+        Step(2, (replace(unknown, start=length),)),
+        Step(3, (other,), ended=(first.key,)),
+    ]
+    for step in steps if ahead else ():
+        engine.prepare(step)
+    results = [engine.run(step) for step in steps]
+    assert [result.error for result in results] == ["", "", ""]
+    tokens = [one and one.token_id for result in results[:2] for one in result.samples]
+    assert tokens == alone[:2]
+
+
 def test_a_placeholder_that_nothing_was_sampled_for_is_an_error(kind: Kind) -> None:
     engine = kind.make(PLENTY)
     tables = tables_over(engine, list(range(1, PLENTY)), kind.lengths[1])

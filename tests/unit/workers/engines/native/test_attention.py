@@ -26,7 +26,7 @@ class Layer(torch.nn.Module):
 def batch(tmp_path_factory: pytest.TempPathFactory) -> PackedBatch:
     engine = NativeEngine(make_checkpoint(tmp_path_factory.mktemp("m"), "gemma3"), num_blocks=32)
     pool = Pool(engine, random.Random(1))
-    return engine.prepare(Step(1, (pool.slice(pool.start("a", range(10, 15)), 5),)))
+    return engine.lay_out(Step(1, (pool.slice(pool.start("a", range(10, 15)), 5),)))
 
 
 def call(batch: PackedBatch | None, layer: int = 0, **changes: Any) -> torch.Tensor:

@@ -107,12 +107,12 @@ def test_decodes_attend_in_tiles(
         assert engine.run(Step(1, (pool.slice(seq, 20),))).error == ""
         seq.computed = 20
     parts = tuple(pool.slice(seq, 1) for seq in seqs)
-    whole = engine.prepare(Step(2, parts))
+    whole = engine.lay_out(Step(2, parts))
     assert [len(bucket.rows) for bucket in whole.groups[0].decodes] == [5]  # control
     with torch.inference_mode():
         expected = engine.forward(whole)
     monkeypatch.setattr(packed_batch, "DECODE_TILE_SLOTS", num_slots)
-    tiled = engine.prepare(Step(3, parts))
+    tiled = engine.lay_out(Step(3, parts))
     for group in tiled.groups.values():
         assert [len(bucket.rows) for bucket in group.decodes] == sizes
     with torch.inference_mode():
