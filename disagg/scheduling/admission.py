@@ -23,8 +23,8 @@ def rejection_of(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator) -
     looks_back = submit.sampling.has_penalties or submit.sampling.grammar
     if looks_back and not 0 < num_prompt <= num_tokens:
         # Set by the router. Without it the prompt would be taken for what was generated.
-        what = "grammar" if submit.sampling.grammar else "penalties"
-        return f"{what}: sampling.num_prompt_tokens={num_prompt} of {num_tokens} tokens"
+        said = f"sampling.num_prompt_tokens={num_prompt} of {num_tokens} tokens"
+        return f"penalties or a grammar: {said}"
     # A prefill part is over with its first token; everybody else must be able to end.
     num_new = 1 if submit.role is Role.PREFILL else submit.sampling.max_tokens
     length = min(num_tokens + num_new, limits.max_model_tokens)
