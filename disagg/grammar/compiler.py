@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from disagg.errors import RequestError
 
-COMPILED_MAX = 32
+COMPILED_MAX = 16
 """Grammars that are kept compiled; of more, those that were used last."""
-LEXER_STATES_MAX = 20_000
-"""Of one grammar: 1 to 2 kB each. A hundred is usual."""
+LEXER_STATES_MAX = 50_000
+"""Of one grammar, made as answers walk through them: 1 to 2 kB each. Hundreds are usual."""
 SYMBOLS_MAX = 100_000
 END = "<|end of answer|>"
 """A token of ours behind those of the checkpoint: its bit says whether the answer may end."""
