@@ -56,7 +56,7 @@ def made(
 
 def is_instance(directory: Path, tokens: list[int]) -> bool:
     try:
-        text = AutoTokenizer.from_pretrained(directory).decode(tokens[:-1])
+        text: Any = AutoTokenizer.from_pretrained(directory).decode(tokens[:-1])
         jsonschema.validate(json.loads(text), SCHEMA)
     except (ValueError, jsonschema.ValidationError):
         return False
