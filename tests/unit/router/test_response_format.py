@@ -54,6 +54,7 @@ async def test_a_worker_gets_the_grammar(house, path, body, given, grammar):
         (format_of([]), ".json_schema.schema", ""),
         (format_of({"type": "objet"}), "", "Invalid type: objet"),
         (format_of({"not": {}}), "", "Unimplemented keys"),
+        (format_of(json.loads('{"items":' * 150 + "{}" + "}" * 150)), "", "recursion limit"),
         (format_of({"$ref": "#"}), "", "no answer can match it"),
         (format_of({"enum": ["x" * GRAMMAR_BYTES_MAX]}), "", f"at most {GRAMMAR_BYTES_MAX} bytes"),
     ],
