@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from disagg.errors import RequestError
-from disagg.messages.sampling import TOP_LOGPROBS_MAX
+from disagg.messages.sampling import GRAMMAR_BYTES_MAX, TOP_LOGPROBS_MAX
 
 STOP_STRINGS_MAX = 4
 STOP_CHARS_MAX = 1000
@@ -44,6 +44,9 @@ class GenerationRequest:
     stop: tuple[str, ...] = field(default=(), repr=False)
     ignore_eos: bool = False
     cache_salt: str = field(default="", repr=False)
+    grammar: str = field(default="", repr=False)
+    """See ``SamplingParams.grammar``; "": the answer is free."""
+    grammar_field: str = "response_format"
 
     def check(self) -> None:
         """Check every field that needs neither tokenizer nor fleet.
@@ -85,6 +88,11 @@ class GenerationRequest:
         if any(len(text) > STOP_CHARS_MAX for text in self.stop):
             raise RequestError(f"at most {STOP_CHARS_MAX} characters each", param="stop")
         check_cache_salt(self.cache_salt)
+        if len(self.grammar.encode()) > GRAMMAR_BYTES_MAX:
+            raise RequestError(f"at most {GRAMMAR_BYTES_MAX} bytes", param=self.grammar_field)
+        if self.grammar and self.ignore_eos:
+            # Where the grammar is complete, nothing but the end may follow.
+            raise RequestError(f"does not go with {self.grammar_field}", param="ignore_eos")
 
 
 def check_cache_salt(salt: str) -> None:

@@ -173,4 +173,6 @@ def _generation_request(request: router_pb2.GenerateRequest) -> GenerationReques
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         seed=sampling.seed,
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
+        grammar=sampling.grammar,
+        grammar_field="sampling.grammar",
     )

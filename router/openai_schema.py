@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from disagg.errors import RequestError
+from disagg.grammar.json_grammars import ANY_OBJECT, json_grammar
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.generation_request import (
     CACHE_SALT_CHARS_MAX,
@@ -49,7 +50,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "parallel_tool_calls": (),
     "prediction": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
@@ -138,6 +138,35 @@ class StreamOptions(_Strict):
     """Ignored: chunks are never padded."""
 
 
+class JsonSchema(_Strict):
+    """The ``json_schema`` of a response format; a schema is followed with or without ``strict``."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = Field(default=None, repr=False)
+    schema_: dict[str, Any] = Field(alias="schema", repr=False)
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What an answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def grammar(self) -> str:
+        """See ``SamplingParams.grammar``.
+
+        Raises:
+            RequestError: a schema is lacking, or there is one that would not count.
+        """
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            what = "goes" if self.json_schema else "is required"
+            raise RequestError(f"{what} with type json_schema", param="response_format.json_schema")
+        if self.json_schema is not None:
+            return json_grammar(self.json_schema.schema_)
+        return json_grammar(ANY_OBJECT) if self.type == "json_object" else ""
+
+
 Penalty = Annotated[float, Field(ge=-PENALTY_MAX, le=PENALTY_MAX)]
 
 
@@ -166,11 +195,17 @@ class _Generation(_Strict):
     cache_salt: Annotated[str, Field(max_length=CACHE_SALT_CHARS_MAX)] | None = Field(
         default=None, repr=False
     )
+    response_format: ResponseFormat | None = None
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def grammar(self) -> str:
+        """See ``SamplingParams.grammar``."""
+        return self.response_format.grammar() if self.response_format else ""
 
 
 _Request = TypeVar("_Request", bound=_Generation)
@@ -203,6 +238,7 @@ class CompletionRequest(_Generation):
             stop=self.stop,
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt or "",
+            grammar=self.grammar,
         )
 
 
@@ -244,6 +280,7 @@ class ChatRequest(_Generation):
             stop=self.stop,
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt or "",
+            grammar=self.grammar,
         )
 
 

@@ -3,9 +3,9 @@
 import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from disagg.errors import (
     CapacityError,
@@ -29,6 +29,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@|~,;\-]{1,128}")
 """What may be logged, echoed in a header and written into a path. UUIDs, hex, base64, trace ids of
 proxies such as ``Root=1-67891233-abcdef`` and ``a/b`` fit."""
 SHOWN_CHARS_MAX = 128
+_T = TypeVar("_T")
 
 
 def usable_as_request_id(given: str) -> bool:
@@ -48,6 +49,7 @@ class Preparation:
         """Raise ConfigError where the checkpoint's own sampling defaults are out of bounds."""
         self._options = options
         self._tokenizer = tokenizer
+        self._grammars = tokenizer.grammars
         self._dispatcher = dispatcher
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._preparing = 0
@@ -104,6 +106,8 @@ class Preparation:
                 param=request.max_tokens_field,
             )
         self._check_ids([token for token, _ in request.logit_bias], "logit_bias")
+        if request.grammar:
+            await self._check_grammar(request)
         sampling = self._sampling(request, max_tokens, len(token_ids))
         return NewRequest(
             request_id or secrets.token_hex(12),
@@ -124,7 +128,7 @@ class Preparation:
 
         Raises:
             RequestError: an id outside the vocabulary, or a prompt certainly too long.
-            CapacityError: too many prompts are being tokenised.
+            CapacityError: too many requests are being prepared.
         """
         size = _size(prompt)
         per_unit = 1 if prompt and isinstance(prompt[0], int) else self._tokenizer.token_chars_max
@@ -133,12 +137,23 @@ class Preparation:
             raise ContextLengthError(f"is too long; {limit} tokens are possible", param=field)
         if size <= INLINE_CHARS_MAX:
             return self._tokens(prompt, field, salt)
+        return await self._in_thread(lambda: self._tokens(prompt, field, salt))
+
+    async def _check_grammar(self, request: GenerationRequest) -> None:
+        """Raise RequestError unless some answer can match the grammar and then end."""
+        field, grammar = request.grammar_field, request.grammar
+        if not self._tokenizer.eos_token_ids:
+            raise RequestError("the checkpoint names no token that ends an answer", param=field)
+        if not self._grammars.knows(grammar):
+            await self._in_thread(lambda: self._grammars.check(grammar, field))
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        """Do what takes longer than a thread costs; CapacityError where too much waits."""
         if self._preparing >= self._options.requests_max:
-            raise CapacityError(f"{self._preparing} prompts are being tokenised")
+            raise CapacityError(f"{self._preparing} requests are being prepared")
         self._preparing += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._tokens, prompt, field, salt)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._preparing -= 1
 
@@ -185,6 +200,7 @@ class Preparation:
             repetition_penalty=chosen("repetition_penalty", 1.0),
             logit_bias=request.logit_bias,
             num_prompt_tokens=num_prompt_tokens,
+            grammar=request.grammar,
             seed=secrets.randbits(63) if request.seed is None else request.seed,
             stop_token_ids=() if request.ignore_eos else self._tokenizer.eos_token_ids,
             num_logprobs=request.num_logprobs,

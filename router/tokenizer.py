@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from disagg.errors import ConfigError, RequestError
+from disagg.grammar.compiler import GrammarCompiler
 from disagg.router.detokenizer import Detokenizer, Vocabulary
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -21,6 +22,7 @@ class Tokenizer:
         eos_token_ids: tokens that end a generation unless the request ignores them.
         sampling_defaults: what generation_config.json has of ``SAMPLING_DEFAULTS``.
         token_chars_max: length of the longest token's text, which bounds a prompt's characters.
+        grammars: compiles what answers must match.
     """
 
     def __init__(self, model_dir: str | Path) -> None:
@@ -44,6 +46,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._vocabulary = Vocabulary(self._backend)
+        self.grammars = GrammarCompiler(path)
         vocab: dict[str, int] = self._backend.get_vocab(True)
         text_config = config.get("text_config") or {}
         self.vocab_size: int = (

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 TOP_LOGPROBS_MAX = 20
+GRAMMAR_BYTES_MAX = 32 << 10
+"""Of a grammar's text: a thousand properties of a JSON schema, compiled in a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,16 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = field(default=(), repr=False)
     """(token id, what is added to its logit), by token id."""
     num_prompt_tokens: int = 0
-    """So many of a sequence's tokens are its prompt, those after them were generated: what the
-    penalties tell apart, also after a move, when generated tokens are computed as a prompt is."""
+    """So many of a sequence's tokens are its prompt, those after them were generated: what
+    penalties and grammar tell apart, also after a move, when generated tokens are computed as a
+    prompt is."""
+    grammar: str = field(default="", repr=False)
+    """What the generated tokens must match, in llguidance's JSON form; "": anything. A stop token
+    comes where they are complete and only there, and nothing else when they cannot go on."""
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the next token depends on which tokens stand before it."""
+        """Whether the next token depends on how often tokens stand before it."""
         neutral = (0.0, 0.0, 1.0)
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != neutral
 
@@ -57,3 +63,6 @@ class SampledToken:
 
     token_id: int = field(repr=False)
     logprobs: TokenLogprobs | None = None
+    error: str = ""
+    """Why no token can follow, by the request's own grammar: that request fails, its neighbours go
+    on. The token then only fills the place."""

@@ -97,6 +97,8 @@ class EndReason(StrEnum):
     CAPACITY = "capacity"
     """Its queue is full."""
     STEP_FAILED = "step_failed"
+    NO_TOKEN = "no_token"
+    """None can follow by the request's own grammar: it fails, as it would anywhere."""
     REJECTED = "rejected"
     """It cannot end there, whatever else is going on: only a larger worker may serve it."""
 

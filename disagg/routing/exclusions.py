@@ -27,7 +27,8 @@ def first_cause(ended: PartEnded) -> EndReason:
     is the reason that the peer gave.
     """
     if ended.reason is EndReason.PEER_ENDED:
-        return next((r for r in OF_THE_HANDOVER if r.value == ended.message), ended.reason)
+        known = (*OF_THE_HANDOVER, EndReason.NO_TOKEN)
+        return next((r for r in known if r.value == ended.message), ended.reason)
     return ended.reason
 
 

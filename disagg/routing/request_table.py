@@ -157,8 +157,11 @@ class RequestTable:
             size = generation.info_of(incarnation).max_model_tokens
             request.outgrown_tokens = max(request.outgrown_tokens, size)
             return self._replan(now_ms, request, ended.reason.value, ended.message)
-        prefill, decode = generation.prefill.incarnation, generation.decode.incarnation
         cause = first_cause(ended)
+        if cause is EndReason.NO_TOKEN:  # it would end so anywhere
+            said = ended.message if ended.reason is cause else "no token can follow"
+            return self._fail(now_ms, request, RequestError(said, param="response_format"))
+        prefill, decode = generation.prefill.incarnation, generation.decode.incarnation
         request.exclusions.learn(cause, ended_by=incarnation, prefill=prefill, decode=decode)
         if cause in TRANSFER_FAULTS and not generation.local:
             self._fleet.mark_bad_pair(now_ms, prefill, decode)

@@ -257,7 +257,9 @@ class WorkerCore:
                 continue
             seq.num_computed = num_computed
             sample = result.samples[i]
-            if sample is not None:
+            if sample is not None and sample.error:
+                self._end(seq, EndReason.NO_TOKEN, sample.error)
+            elif sample is not None:
                 outputs.append(self._sampled(now_ms, seq, sample))
             else:
                 self._computed(now_ms, seq)

@@ -23,6 +23,7 @@ def sampling_to_wire(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
         num_prompt_tokens=sampling.num_prompt_tokens,
+        grammar=sampling.grammar,
     )
 
 
@@ -44,6 +45,7 @@ def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingPara
         repetition_penalty=wire.repetition_penalty if wire.HasField("repetition_penalty") else 1.0,
         logit_bias=tuple(sorted(wire.logit_bias.items())),
         num_prompt_tokens=wire.num_prompt_tokens,
+        grammar=wire.grammar,
     )
 
 

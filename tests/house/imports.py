@@ -32,6 +32,7 @@ CORE_BANNED_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
 GRPC = {"grpc", "google"}
 THIRD_PARTY: dict[str, set[str]] = {
     "wire": GRPC,
+    "grammar": {"llguidance", "numpy"},
     "checking": set(),
     "testing": set(),
     "workers": GRPC
@@ -161,7 +162,7 @@ def _why_forbidden(item: Import) -> str:
         return "shells are named disagg.workers and disagg.router"
     if room == "":
         return "disagg/__init__ imports nothing"
-    if room not in (*CORE, *CHECKING, *SHELLS, *COMPOSITION, "wire"):
+    if room not in (*CORE, *CHECKING, *SHELLS, *COMPOSITION, "wire", "grammar"):
         return f"room {room} is not in the design"
     if top == "disagg":
         return _why_not_inside(room, item.target)
@@ -189,10 +190,12 @@ def _why_not_inside(room: str, module: str) -> str:
         allowed = CORE[room]
     elif room == "wire":
         allowed = ("errors", "messages")
+    elif room == "grammar":
+        allowed = ("errors",)
     elif room in CHECKING:
         allowed = (*CORE, *CHECKING)
     elif room in SHELLS:
-        allowed = (*CORE, "wire")
+        allowed = (*CORE, "wire", "grammar")
     if any(f"{module}.".startswith(f"disagg.{name}.") for name in allowed):
         return ""
     return f"{room} may import only {', '.join(allowed) or 'nothing'}"

@@ -25,6 +25,8 @@ SOUND = {
     "disagg/routing/policy.py": "from ..messages import peer\nfrom ..kv.kinds import registry\n",
     "disagg/wire/__init__.py": "",
     "disagg/wire/codec.py": "import grpc\nimport google.protobuf\nfrom ..messages import peer\n",
+    "disagg/grammar/__init__.py": "",
+    "disagg/grammar/compiler.py": "import llguidance\nfrom disagg.errors import E\n",
     "disagg/checking/__init__.py": "",
     "disagg/checking/explorer.py": "import random\nfrom disagg.transfer import owner\n",
     "disagg/testing/__init__.py": "",
@@ -72,6 +74,11 @@ FORBIDDEN = [
     ("disagg/wire/codec.py", "import disagg.workers.options", "wire may import only"),
     ("disagg/wire/codec.py", "import disagg.kv.pool", "wire may import only"),
     ("disagg/wire/codec.py", "import disagg.checking", "wire may import only"),
+    # grammar
+    ("disagg/grammar/compiler.py", "from disagg.messages import peer", "grammar may import only"),
+    ("disagg/grammar/compiler.py", "import torch", "not a third-party package of grammar"),
+    ("disagg/wire/codec.py", "import disagg.grammar.compiler", "wire may import only"),
+    ("router/app.py", "import llguidance", "not a third-party package of router"),
     # checking and testing
     ("disagg/checking/explorer.py", "import disagg.wire.codec", "checking may import only"),
     ("disagg/testing/__init__.py", "import disagg.workers.options", "testing may import only"),

@@ -1,14 +1,18 @@
 """Two ranks, each a process with half of the heads: the answers are those of one."""
 
+import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from disagg.grammar.json_grammars import json_grammar
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.workers.pool_region import PoolRegion
-from tests.checkpoints import reference_generate
+from tests.checkpoints import EOS_ID, reference_generate
 from tests.vllm.engines import make_vllm
 from tests.vllm.families import make_family
 from tests.vllm.serving import Serving
@@ -70,6 +74,35 @@ def test_two_ranks_answer_as_one(
     for rank in range(2):
         for phase in ("weights", "KV pool", "warm-up"):
             assert re.search(rf"{phase} of rank {rank}: [0-9.]+ s, .+ in use", said)
+
+
+def test_each_rank_knows_the_grammar(tmp_path: Path) -> None:
+    """They draw from the same masks, also after the sequence began anew."""
+    make_family(tmp_path, "llama4", window=40)
+    prompt = [(3 * i) % 89 + 7 for i in range(70)]
+    guided = SamplingParams(
+        max_tokens=40,
+        temperature=1.0,
+        seed=5,
+        stop_token_ids=(EOS_ID, 6),
+        num_prompt_tokens=len(prompt),
+        grammar=json_grammar(
+            {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 3, "maxItems": 4}
+        ),
+    )
+    answers = []
+    for num_ranks in (1, 2):
+        serving = Serving(make_vllm(tmp_path, 100, tensor_parallel=num_ranks), steps_max=2)
+        serving.submit("whole", prompt, guided)
+        serving.run()
+        tokens = serving.tokens("whole")
+        serving.submit("rest", prompt + tokens[:5], guided)
+        serving.run()
+        assert serving.tokens("rest") == tokens[5:]
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+    text: Any = AutoTokenizer.from_pretrained(tmp_path).decode(answers[0][:-1])
+    assert set(json.loads(text)) <= {"red", "blue"}
 
 
 @pytest.mark.parametrize("second", [(5, 6), (5, 7)])

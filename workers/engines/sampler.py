@@ -4,15 +4,17 @@ Every engine samples here, so that a request draws the same tokens wherever it r
 handled as a whole, on the logits' device.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
+from disagg.grammar.compiler import GrammarCompiler
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams, TokenLogprobs
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.best_tokens import best_token, best_tokens
 from disagg.workers.engines.draw import draw, some_rows
+from disagg.workers.engines.grammar_states import NO_MASKS, GrammarMasks, GrammarStates, forbid
 from disagg.workers.engines.penalties import adjust
 from disagg.workers.engines.token_history import TokenCounts, TokenHistories
 
@@ -36,18 +38,25 @@ def check_finite(what: str, values: torch.Tensor) -> None:
 
 
 class Sampler:
-    """Samples for one engine, and keeps the earlier tokens of sequences that ask for penalties.
+    """Samples for one engine, and keeps what the next token of some sequences depends on.
+
+    Args:
+        grammars: of the engine's checkpoint; without them no answer with a grammar gets a token.
 
     Attributes:
-        histories: those tokens.
+        histories: the earlier tokens of sequences that ask for penalties.
+        grammars: where the answers with a grammar stand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grammars: GrammarCompiler | None = None) -> None:
         self.histories = TokenHistories()
+        self.grammars = GrammarStates(grammars)
 
-    def apply(self, ended: Iterable[RequestKey], slices: Iterable[SequenceSlice]) -> None:
+    def apply(self, ended: Iterable[RequestKey], slices: Collection[SequenceSlice]) -> None:
         """Forget what a step ends, begin what it begins; before anything of it is sampled."""
+        ended = tuple(ended)
         self.histories.apply(ended, slices)
+        self.grammars.apply(ended, slices)
 
     def sample(self, logits: torch.Tensor, parts: Sequence[SequenceSlice]) -> list[SampledToken]:
         """Sample one token per slice.
@@ -64,9 +73,11 @@ class Sampler:
             [part.sampling for part in parts if part.sampling is not None],
             [part.start + len(part.token_ids) for part in parts],
             [self.histories.before(part) for part in parts],
+            self.grammars.masks(parts, logits.shape[-1]),
         )
         for part, token in zip(parts, sampled, strict=True):
             self.histories.add(part, token.token_id)
+            self.grammars.add(part, token.token_id)
         return sampled
 
 
@@ -75,6 +86,7 @@ def sample(
     params: Sequence[SamplingParams],
     positions: Sequence[int],
     seen: Sequence[TokenCounts | None] = (),
+    masks: GrammarMasks = NO_MASKS,
 ) -> list[SampledToken]:
     """Sample one token per row; a row's outcome does not depend on the other rows.
 
@@ -83,6 +95,7 @@ def sample(
         params: per row.
         positions: per row the absolute index, in its sequence, of the token being sampled.
         seen: per row the tokens before it, where it has penalties; nothing if no row has.
+        masks: of the rows that have a grammar; where nothing can follow, the token has the error.
 
     Raises:
         NonFiniteError: a logit is NaN or infinite; nothing may be emitted.
@@ -90,6 +103,8 @@ def sample(
     logits = logits.float()
     check_finite("a logit", logits)
     adjusted = adjust(logits, params, seen)
+    if masks.rows:
+        adjusted = forbid(adjusted, masks)
     greedy = [row for row, param in enumerate(params) if param.temperature < GREEDY_BELOW]
     drawn = [row for row, param in enumerate(params) if param.temperature >= GREEDY_BELOW]
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
@@ -103,7 +118,10 @@ def sample(
         )
     chosen: list[int] = tokens.tolist()
     logprobs = _logprobs(logits, tokens, params)
-    return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(chosen)]
+    return [
+        SampledToken(token, logprobs.get(row), masks.errors.get(row, ""))
+        for row, token in enumerate(chosen)
+    ]
 
 
 def _logprobs(

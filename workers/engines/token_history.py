@@ -1,14 +1,14 @@
 """The earlier tokens of sequences that ask for penalties, counted, as a sampler needs them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.scheduling.step import SequenceSlice
+from disagg.workers.engines.sequence_memory import SequenceMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,48 +19,24 @@ class TokenCounts:
     counts: NDArray[np.int64] = field(repr=False)
 
 
-class TokenHistories:
+class TokenHistories(SequenceMemory["_History"]):
     """The tokens of every sequence that has penalties, from steps and from what is sampled.
 
-    What is a prompt's token and what was generated is told apart by position
-    (``sampling.num_prompt_tokens``), so that a sequence that begins anew, here or elsewhere, has
-    the history it had. A slice may be computed again: what was sampled beyond it is taken back.
+    A slice may be computed again: what was sampled beyond it is taken back.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[RequestKey, Sequence[int]] = {}
-        """Of sequences that have not sampled yet: whether they have penalties is not known."""
-        self._histories: dict[RequestKey, _History] = {}
+    def needed(self, sampling: SamplingParams) -> bool:
+        """Whether a penalty asks for the tokens."""
+        return sampling.has_penalties
 
-    def __len__(self) -> int:
-        return len(self._known) + len(self._histories)
-
-    def apply(self, ended: Iterable[RequestKey], slices: Iterable[SequenceSlice]) -> None:
-        """Forget what a step ends and take in the tokens of what is new in it."""
-        for key in ended:
-            self._forget(key)
-        for part in slices:
-            if part.is_new:
-                self._forget(part.key)
-                self._known[part.key] = part.known_token_ids
+    def begin(self, token_ids: Sequence[int], sampling: SamplingParams) -> "_History":
+        """Count the tokens of a sequence."""
+        return _History(token_ids, sampling)
 
     def before(self, part: SequenceSlice) -> TokenCounts | None:
         """What stands before the token that a slice samples; None where no penalty asks for it."""
-        known = self._known.pop(part.key, None)
-        if part.sampling is None or not part.sampling.has_penalties:
-            return None
-        if known is not None:
-            self._histories[part.key] = _History(known, part.sampling)
-        return self._histories[part.key].first(part.start + len(part.token_ids))
-
-    def add(self, part: SequenceSlice, token_id: int) -> None:
-        """Take in the token that a slice sampled."""
-        if part.key in self._histories:
-            self._histories[part.key].append(token_id)
-
-    def _forget(self, key: RequestKey) -> None:
-        self._known.pop(key, None)
-        self._histories.pop(key, None)
+        history = self.of(part)
+        return None if history is None else history.first(part.start + len(part.token_ids))
 
 
 class _History:

@@ -45,6 +45,7 @@ class SamplingParams(google.protobuf.message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: builtins.int
     LOGIT_BIAS_FIELD_NUMBER: builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    GRAMMAR_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     temperature: builtins.float
     top_p: builtins.float
@@ -59,6 +60,8 @@ class SamplingParams(google.protobuf.message.Message):
     """unset: 1"""
     num_prompt_tokens: builtins.int
     """those after them were generated; set by the router"""
+    grammar: builtins.str
+    """what the answer must match, in llguidance's JSON form; "": anything"""
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -79,9 +82,10 @@ class SamplingParams(google.protobuf.message.Message):
         repetition_penalty: builtins.float | None = ...,
         logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
         num_prompt_tokens: builtins.int = ...,
+        grammar: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_num_logprobs", b"_num_logprobs"]) -> typing.Literal["num_logprobs"] | None: ...
     @typing.overload

@@ -111,6 +111,11 @@ async def test_generate_carries_penalties_and_bias(house, stub):
             "sampling.num_prompt_tokens",
         ),
         (
+            {"sampling": sampling_pb2.SamplingParams(grammar="nonsense")},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "sampling.grammar",
+        ),
+        (
             {"sampling": sampling_pb2.SamplingParams(num_logprobs=21)},
             grpc.StatusCode.INVALID_ARGUMENT,
             "logprobs",

@@ -60,7 +60,7 @@ CASES = [
             ("logit_bias", {"320": 1}),
             ("logit_bias", {"4294967296": 1}),
             ("logit_bias", {str(token): 1 for token in range(1025)}),
-            ("response_format", {"type": "json_object"}),
+            ("response_format", "json_object"),
             ("tools", [{"type": "function"}]),
             ("no_such_field", 1),
             ("model", 5),

@@ -322,3 +322,25 @@ def test_a_new_epoch_is_a_loss() -> None:
     router.did(router.core.register(0, worker("d", "decode", epoch="e2")))
     assert router.disconnected == [D.incarnation]
     assert [who for who, _ in router.submits] == ["d2", "p"]
+
+
+@pytest.mark.parametrize(
+    ("who", "reason", "text"),
+    [
+        (D, EndReason.NO_TOKEN, "no answer can match it"),
+        # The other worker's report of it came first.
+        (P, EndReason.PEER_ENDED, EndReason.NO_TOKEN.value),
+    ],
+)
+def test_what_nothing_can_follow_fails_at_once(
+    who: WorkerInfo, reason: EndReason, text: str
+) -> None:
+    """It would end so at any worker."""
+    router, submit = started(P, D, D2)
+    router.tokens(P, submit, 10, 1)
+    router.ended(who, submit, reason, text)
+    assert isinstance(router.error, RequestError)
+    assert router.error.param == "response_format"
+    said = text if reason is EndReason.NO_TOKEN else "no token can follow"
+    assert router.error.message == said
+    assert len(router.record("r").generations) == 1

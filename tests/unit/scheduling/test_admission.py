@@ -123,25 +123,26 @@ def test_what_would_outgrow_the_pool_is_not_started(role: Role, max_tokens: int,
 @pytest.mark.parametrize(
     ("num_prompt", "said"),
     [
-        (0, "penalties: sampling.num_prompt_tokens=0 of 8 tokens"),
-        (9, "penalties: sampling.num_prompt_tokens=9 of 8 tokens"),
+        (0, "penalties or a grammar: sampling.num_prompt_tokens=0 of 8 tokens"),
+        (9, "penalties or a grammar: sampling.num_prompt_tokens=9 of 8 tokens"),
         (3, ""),  # five of them were generated, elsewhere
         (8, ""),
     ],
 )
 @pytest.mark.parametrize(
-    "penalised",
+    "looks_back",
     [
         SamplingParams(4, presence_penalty=0.5),
         SamplingParams(4, frequency_penalty=0.5),
         SamplingParams(4, repetition_penalty=2.0),
+        SamplingParams(4, grammar="{}"),
     ],
 )
-def test_penalties_need_to_know_what_the_prompt_is(
-    penalised: SamplingParams, num_prompt: int, said: str
+def test_who_looks_back_must_know_what_the_prompt_is(
+    looks_back: SamplingParams, num_prompt: int, said: str
 ) -> None:
     """A client that submits to a worker without the router may have left it out."""
-    for one, expected in ((penalised, said), (SamplingParams(4), "")):  # and a control
+    for one, expected in ((looks_back, said), (SamplingParams(4), "")):  # and a control
         sampling = replace(one, num_prompt_tokens=num_prompt)
         submit = Submit(RequestKey("r", 1), Role.LOCAL, tuple(range(8)), (), b"", sampling)
         assert rejection_of(submit, LIMITS, pool(20)) == expected

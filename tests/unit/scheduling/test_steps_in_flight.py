@@ -282,3 +282,22 @@ def test_who_lacks_memory_has_the_steps_end_and_nobody_younger_takes_it() -> Non
     third = launch(core)
     assert core.batcher.num_preemptions == 1
     assert list(tokens_of(third)) == ["old"]
+
+
+def test_what_nothing_can_follow_ends_alone() -> None:
+    core = new_core(LAYOUT, 24, steps_max=2)
+    other = RequestKey("other", 1)
+    submit(core, KEY, (1, 2, 3), 3)
+    submit(core, other, (4, 5, 6), 3)
+    first, second = launch(core), launch(core)
+    samples = {KEY: SampledToken(7, error="no answer can match it"), other: SampledToken(8)}
+    result = StepResult(first.step_id, tuple(samples[part.key] for part in first.slices))
+    actions = core.on_step_done(0, result)
+    ended = PartEnded(KEY, EndReason.NO_TOKEN, "no answer can match it")
+    assert ToRouter(ended) in actions
+    assert list(core.sequences) == [other]
+    assert core.sequences[other].num_tokens == 4
+    samples = {KEY: SampledToken(7, error="again"), other: SampledToken(9)}
+    result = StepResult(second.step_id, tuple(samples[part.key] for part in second.slices))
+    assert "again" not in repr(core.on_step_done(0, result))
+    assert core.sequences[other].num_tokens == 5

@@ -107,6 +107,7 @@ sampling = st.builds(
     SamplingParams, u32, number, number, u32, st.integers(-(2**63), 2**63 - 1), tuples(token),
     st.none() | st.integers(0, 20), number, number, number, number,
     st.dictionaries(token, number, max_size=4).map(lambda bias: tuple(sorted(bias.items()))), u32,
+    st.text(max_size=8),
 )  # fmt: skip
 addresses = st.builds(session.PeerAddress, incarnations, name)
 pulls = st.builds(session.PullPlan, addresses, u32)

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from disagg.errors import ConfigError
+from disagg.grammar.compiler import GrammarCompiler
 from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.messages.sampling import SampledToken
@@ -102,7 +103,7 @@ class NativeEngine:
         self.region = self.pool.region
         self._steps = EngineSteps(self.lay_out, self._compute)
         self._tables = BlockTables(len(self.layout.groups), num_blocks)
-        self._sampler = Sampler()
+        self._sampler = Sampler(GrammarCompiler(self.checkpoint.path))
         self._builder = BatchBuilder(
             self.pool.layers,
             [_group_shape(group) for group in self.layout.groups],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from disagg.errors import ConfigError
+from disagg.grammar.compiler import GrammarCompiler
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.step import SequenceSlice
@@ -20,9 +21,9 @@ from disagg.workers.engines.vllm.runner_batch import key_of
 class DrawsHere:
     """Stands in the place of vLLM's sampler: tokens are a function of seed and position."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, grammars: GrammarCompiler) -> None:
         self._runner = runner  # its batch is made anew when the KV cache is
-        self.sampler = Sampler()
+        self.sampler = Sampler(grammars)
         self._slices: Mapping[str, SequenceSlice] = {}
         self.drawn: dict[str, SampledToken] = {}
 
@@ -75,7 +76,8 @@ class Runner:
         num_parts: int,
     ) -> None:
         self._worker, self._runner = worker, worker.model_runner
-        self._sampler = self._runner.sampler = DrawsHere(self._runner)
+        grammars = GrammarCompiler(worker.vllm_config.model_config.model)
+        self._sampler = self._runner.sampler = DrawsHere(self._runner, grammars)
         context = worker.vllm_config.compilation_config.static_forward_context
         modules = [context[name] for name in layers]
         memory = _storage_of(modules[0])
@@ -132,7 +134,8 @@ class Runner:
     @property
     def num_histories(self) -> int:
         """Sequences whose tokens are kept for what is sampled next."""
-        return len(self._sampler.sampler.histories)
+        sampler = self._sampler.sampler
+        return len(sampler.histories) + len(sampler.grammars)
 
     @property
     def num_rows(self) -> int:

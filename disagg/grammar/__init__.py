@@ -1,0 +1,1 @@
+"""Grammars that answers must match, compiled for a checkpoint's tokens."""
