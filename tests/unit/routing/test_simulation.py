@@ -40,7 +40,7 @@ def test_every_stream_is_exact_or_ends_in_one_error(part: int) -> None:
 
 def test_the_runs_reach_what_they_are_for() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(120):
         world = run(seed)
         seen.update(client.finish for client in world.clients.values() if client.finish)
         seen.update(type(c.error).__name__ for c in world.clients.values() if c.error)
