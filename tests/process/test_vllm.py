@@ -240,11 +240,15 @@ def test_unlike_pages_are_never_exchanged(tmp_path: Path, engines: tuple[str, st
             first,
         ]
         names = [f"mixed-{number}" for number in range(len(several))]
-        with ThreadPoolExecutor(len(several)) as threads:
-            for answer, expected in zip(
-                threads.map(served.ask, several, names), several, strict=True
-            ):
-                assert_exact(answer, expected)
+        # Nothing ends before both have something to do, or the first to have the prefix gets all.
+        told = {name: served.cluster.tell(name, "hold steps") for name in kinds}
+        answers = list(map(served.ask_later, several, names))
+        for name in kinds:
+            served.cluster.wait_told(name, "held steps", told[name])
+        for name in kinds:
+            served.cluster.tell(name, "pass steps")
+        for answer, expected in zip(answers, several, strict=True):
+            assert_exact(answer.result(), expected)
         parts = [served.cluster.record(name)["generations"] for name in names]
         assert {one["decode"]["worker_id"] for (one,) in parts} == {"p0", "d0"}
         for (generation,) in parts:
