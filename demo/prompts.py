@@ -1,5 +1,6 @@
 """The demo's prompts: completions, a shared prefix, and a chat of two turns."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -7,6 +8,7 @@ from typing import Literal
 from demo.task import JOINERS, KEYS, VALUES, Question, Record, draw_records, to_text
 
 NUM_RECORDS = 32  # about 165 tokens: ten windows
+LONG_DOCUMENTS, NUM_LONG, LONG_TRIES_MAX = 4, 2, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,33 @@ def demo_prompts(seed: int) -> list[DemoPrompt]:
         ),
     ]
     return prompts + _chat(rng)
+
+
+def long_prompts(seed: int, is_known: Callable[[DemoPrompt], bool]) -> tuple[DemoPrompt, ...]:
+    """Draw two prompts several documents long that the model knows the answer to.
+
+    It has not learnt such lengths, so it does not know every one: ``is_known`` tries them.
+
+    Raises:
+        ValueError: it knows less than two of many.
+    """
+    rng = Random(f"long prompts {seed}")
+    known: list[DemoPrompt] = []
+    for _ in range(LONG_TRIES_MAX):
+        documents = [_draw_document(rng) for _ in range(LONG_DOCUMENTS)]
+        question = Question(rng.choice(_far(documents[-1])), rng.choice(JOINERS), 3)
+        words = [word for document in documents for word in _document_words(document)]
+        text, expected = (
+            to_text(words) for words in ([*words, *question.words()], question.answer())
+        )
+        prompt = DemoPrompt(
+            f"long-{len(known) + 1}", "completion", text, (), expected, question.record.key
+        )
+        if is_known(prompt):
+            known.append(prompt)
+            if len(known) == NUM_LONG:
+                return tuple(known)
+    raise ValueError(f"the model knows {len(known)} of {LONG_TRIES_MAX} long prompts")
 
 
 def _draw_document(rng: Random) -> list[Record]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from disagg.errors import RemoteFault, RequestError
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
+from disagg.messages.kv_events import BlocksStored, KVEvent, KVEventBatch, KVSnapshot
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
@@ -21,6 +21,7 @@ from disagg.router.metrics import Metrics
 from disagg.router.options import RouterOptions
 from disagg.router.worker_session import SessionEvents, WorkerSession
 from disagg.routing.actions import (
+    CacheResetEnded,
     Connect,
     Deliver,
     Disconnect,
@@ -73,6 +74,8 @@ class Dispatcher:
             worker_silent_ms=options.worker_silent_ms,
             policy=options.policy,
             pull_tokens_min=options.pull_tokens_min,
+            decode_prefill_tokens_max=options.decode_prefill_tokens_max,
+            accept_unlike_workers=options.accept_unlike_workers,
         )
         metrics.show_core(self.core.counters)
         self.stopping = False
@@ -86,6 +89,7 @@ class Dispatcher:
         self._live: dict[str, _Live] = {}
         self._sessions: dict[Incarnation, WorkerSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._reset: asyncio.Future[CacheResetEnded] | None = None
         self._ticker = asyncio.create_task(self._tick(), name="router tick")
 
     @property
@@ -133,11 +137,22 @@ class Dispatcher:
         """
         if self.stopping:
             return
-        self._do(self.core.register(self.now_ms(), info))
+        actions = self.core.register(self.now_ms(), info)
+        if any(isinstance(action, Connect) for action in actions):
+            self._warn_of_strangers(info)
+        self._do(actions)
         contract = self.core.contract
         if self._hasher is None and contract is not None:
             key = self._options.hash_key or contract.model_fingerprint
             self._hasher = BlockHasher(key.encode(), contract.hash_block_tokens)
+
+    def _warn_of_strangers(self, info: WorkerInfo) -> None:
+        """Name the workers of the fleet that a new one never exchanges KV with: once a contract."""
+        name = info.incarnation.worker_id
+        others = {view.info.contract: view.info.incarnation.worker_id for view in self.core.fleet}
+        for contract, other in others.items():
+            if why := info.contract.refusal(name, contract, other):
+                logger.warning("%s: nothing is handed over between them", why)
 
     def generate(self, request: NewRequest) -> ClientStream:
         """Start a request.
@@ -166,12 +181,37 @@ class Dispatcher:
         self._metrics.ended(outcome)
         self._do(self.core.cancel(self.now_ms(), request_id, reason))
 
+    async def reset_prefix_caches(self) -> CacheResetEnded:
+        """Let every worker forget its prefix cache; returns what each made of it.
+
+        The core bounds the wait. Who cancels this changes nothing at the workers.
+
+        Raises:
+            CapacityError: a reset is under way.
+            RemoteFault: no worker is connected, or the router is stopping.
+        """
+        if self.stopping:
+            raise RemoteFault("the router is stopping")
+        actions = self.core.reset_prefix_caches(self.now_ms())
+        ended: asyncio.Future[CacheResetEnded] = asyncio.get_running_loop().create_future()
+        self._reset = ended
+        self._do(actions)
+        return await ended
+
+    def _reset_ended(self, ended: CacheResetEnded) -> None:
+        log = logger.info if ended.complete else logger.warning
+        log("reset %d of the prefix caches: %s", ended.number, ended.workers)
+        if self._reset is not None and not self._reset.done():
+            self._reset.set_result(ended)
+
     async def stop(self) -> None:
         """Cancel what lives, inform the workers, close all streams."""
         self.stopping = True
         for request_id, live in list(self._live.items()):
             self.cancel(request_id, "router stops")
             live.stream.fail(RemoteFault("the router is stopping", request_id=request_id))
+        if self._reset is not None and not self._reset.done():
+            self._reset.set_exception(RemoteFault("the router is stopping"))
         self._ticker.cancel()
         await asyncio.gather(self._ticker, return_exceptions=True)
         sessions = list(self._sessions.values())
@@ -201,6 +241,8 @@ class Dispatcher:
                     self._connect(info)
                 case Disconnect(worker):
                     self._disconnect(worker)
+                case CacheResetEnded():
+                    self._reset_ended(action)
 
     def _deliver(self, delta: Deliver) -> None:
         live = self._live.get(delta.request_id)
@@ -255,7 +297,7 @@ class Dispatcher:
             info.role,
             info.address,
         )
-        self.core.session_up(self.now_ms(), worker)
+        self._do(self.core.session_up(self.now_ms(), worker))
 
     def _message(self, worker: Incarnation, message: ToRouterMessage) -> None:
         if isinstance(message, WorkerStats) and worker in self._sessions:
@@ -279,7 +321,8 @@ class Dispatcher:
             BlocksStored(index, hashes, None, 0, group.block_tokens)
             for index, (group, hashes) in enumerate(zip(groups, batch.hashes, strict=False))
         ]
-        return self.core.kv_events(worker, epoch, batch.next_seq, True, stored)
+        events: list[KVEvent] = [*stored, *batch.tiers]
+        return self.core.kv_events(worker, epoch, batch.next_seq, True, events)
 
     def _hash_extend(
         self, hashes: list[bytes], token_ids: Sequence[int], cache_salt: bytes

@@ -30,13 +30,15 @@ else:
     Context = grpc.aio.ServicerContext  # not subscriptable at run time
 FIELD_KEY = "disagg-field"
 CODE_KEY = "disagg-code"
+DETAILS_MAX = 4000
+"""Characters of an error's text, as gRPC carries 8 KiB of it and its metadata; the log has all."""
 
 
 async def _abort(context: Context, error: DisaggError) -> NoReturn:
     """End the call with the error's status; the field and code travel as trailing metadata."""
     details = f"{error.param}: {error.message}" if error.param else error.message
     trailing = ((FIELD_KEY, error.param), (CODE_KEY, error.code))
-    await context.abort(grpc.StatusCode[error.grpc_status], details, trailing)
+    await context.abort(grpc.StatusCode[error.grpc_status], details[:DETAILS_MAX], trailing)
 
 
 class GrpcService(RouterServicer):
@@ -55,6 +57,7 @@ class GrpcService(RouterServicer):
         self._dispatcher = dispatcher
         self._preparation = preparation
         self._metrics = metrics
+        self._last_refusal = ""
 
     async def Register(
         self, request: registration_pb2.RegisterRequest, context: Context
@@ -65,7 +68,10 @@ class GrpcService(RouterServicer):
             self._preparation.check_model(info.model)
             self._dispatcher.register(info)
         except DisaggError as error:
-            logger.warning("registration of %s: %s", request.worker.worker_id[:128], error.message)
+            refusal = f"registration of {request.worker.worker_id[:128]}: {error.message}"
+            if refusal != self._last_refusal:  # a worker that is refused tries again and again
+                logger.warning("%s", refusal)
+                self._last_refusal = refusal
             await _abort(context, error)
         return registration_pb2.RegisterResponse(heartbeat_ms=self._options.heartbeat_ms)
 

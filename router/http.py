@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 from disagg.errors import CancelledError, DisaggError, RequestError
+from disagg.router.admin import AdminPages
 from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import BodyBudget, Exchange, Receive, Scope, Send
@@ -75,6 +76,7 @@ class HttpApp:
         self._metrics = metrics
         self._created = int(time.time())
         self._bodies = BodyBudget(LARGEST_BODIES_MAX * options.body_bytes_max)
+        admin = AdminPages(dispatcher, options.admin_endpoints)
         self._routes: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): self._completions,
             ("POST", "/v1/chat/completions"): self._chat,
@@ -83,6 +85,7 @@ class HttpApp:
             ("GET", "/ready"): self._ready,
             ("GET", "/metrics"): self._metrics_page,
             ("GET", "/v1/disagg/workers"): self._workers,
+            ("POST", "/reset_prefix_cache"): admin.reset_prefix_cache,
         }
         self._prefixes: dict[str, Handler] = {
             "/v1/models/": self._model,
@@ -290,6 +293,7 @@ def worker_body(view: WorkerView, now_ms: int) -> dict[str, Any]:
     body["heard_ms_ago"] = now_ms - body.pop("heard_ms")
     if view.stats is not None:
         body["stats"]["counters"] = dict(view.stats.counters)
+        del body["stats"]["residency"]  # on /metrics, where histograms belong
     return body
 
 

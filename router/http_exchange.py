@@ -74,6 +74,7 @@ class Exchange:
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = ""
         self.started = False

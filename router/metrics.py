@@ -1,6 +1,7 @@
 """Prometheus metrics of one router; every series is named here."""
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -9,10 +10,15 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.session import TransferReport, WorkerStats
+from disagg.messages.session import (
+    RESIDENCY_BOUNDS_MS,
+    ResidencyHistogram,
+    TransferReport,
+    WorkerStats,
+)
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -31,7 +37,13 @@ GAUGES = (
 )
 
 
+RESIDENCY = {
+    "lifetime": "Of an observed block, from the caching of a content to its eviction.",
+    "idle": "Of an observed block, from when its content was last found to its eviction.",
+    "reuse_gap": "Of an observed block, between two times that its content was found.",
+}
 CORE_LABELS = {
+    "cache_resets": "outcome",
     "full_bytes": "kind",
     "plans": "kind",
     "prefill_tokens": "source",
@@ -64,6 +76,32 @@ class CoreCollector:
                     labels=[label_name] if label_name else [],
                 )
             families[name].add_metric([label] if label_name else [], value)
+        yield from families.values()
+
+
+class ResidencyCollector:
+    """Shows how long contents stay in the workers' prefix caches, of the blocks they observe.
+
+    Attributes:
+        workers: by worker id the histograms of its last stats.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[str, tuple[ResidencyHistogram, ...]] = {}
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """All metrics, for the registry that calls it."""
+        families: dict[str, HistogramMetricFamily] = {}
+        bounds = [*(str(bound_ms / 1000) for bound_ms in RESIDENCY_BOUNDS_MS), "+Inf"]
+        for worker, histograms in sorted(self.workers.items()):
+            for one in histograms:
+                if one.name not in families:
+                    families[one.name] = HistogramMetricFamily(
+                        f"disagg_cache_block_{one.name}_seconds", RESIDENCY[one.name],
+                        labels=["worker"],
+                    )  # fmt: skip
+                buckets = list(zip(bounds, accumulate(one.counts), strict=True))
+                families[one.name].add_metric([worker], buckets, one.sum_ms / 1000)
         yield from families.values()
 
 
@@ -120,6 +158,8 @@ class Metrics:
             ["worker", "name"],
             registry=reg,
         )
+        self._residency = ResidencyCollector()
+        reg.register(self._residency)
 
     def accepted(self, num_prompt_tokens: int) -> None:
         """A request went to the core."""
@@ -159,11 +199,14 @@ class Metrics:
             self._worker.labels(worker.worker_id, name).set(float(getattr(stats, name)))
         for name, value in stats.counters:
             self._worker_counters.labels(worker.worker_id, name).set(value)
+        known = (one for one in stats.residency if one.name in RESIDENCY)
+        self._residency.workers[worker.worker_id] = tuple(known)
 
     def worker_left(self, worker: Incarnation) -> None:
         """Forget a worker's gauges, so that a dead one does not look alive."""
         self._worker.remove_by_labels({"worker": worker.worker_id})
         self._worker_counters.remove_by_labels({"worker": worker.worker_id})
+        self._residency.workers.pop(worker.worker_id, None)
 
     def show_core(self, counters: Mapping[tuple[str, str], int]) -> None:
         """Include the core's counters, read at every scrape."""

@@ -48,3 +48,9 @@ class RouterOptions:
     pull_tokens_min: int = 256
     """So many more tokens of prefix another worker must have to be pulled from. A pull costs a
     request, a READ and a commit before the first chunk; fewer tokens are computed as fast."""
+    decode_prefill_tokens_max: int = 512
+    """Tokens that a decode worker may compute of a prompt whose prefix its tiers have."""
+    accept_unlike_workers: bool = False
+    """Take in workers that exchange no KV with the others; each serves alone."""
+    admin_endpoints: bool = False
+    """Serve what changes the workers' state and is no request: the reset of prefix caches."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
@@ -41,7 +42,7 @@ class Coordinator:
             max_model_tokens=config["max_model_len"],
             max_step_tokens=config["max_step_tokens"],
             eagle_groups=range(len(layout.groups)) if config["eagle"] else (),
-            deduplicate=False,
+            policy=CachePolicy(deduplicate=False),
         )
         self.hasher = BlockHasher(b"oracle", layout.hash_block_tokens)
         self.requests: dict[str, KVSequence] = {}

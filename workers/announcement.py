@@ -5,6 +5,7 @@ import socket
 from collections.abc import Sequence
 
 from disagg.kv.hashing import BlockHasher
+from disagg.kv.shapes.layout import LAYOUT_VERSION, KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
@@ -26,6 +27,7 @@ class Announcement:
         incarnation: this worker.
         options: what it was started with.
         engine: its engine.
+        layout: the engine's, with the hash blocks of the worker.
         hash_key: key of its block hashes; only a value derived from it is announced.
         address: host:port of its gRPC service.
     """
@@ -35,27 +37,15 @@ class Announcement:
         incarnation: Incarnation,
         options: WorkerOptions,
         engine: Engine,
+        layout: KVCacheLayout,
         hash_key: bytes,
         address: str,
     ) -> None:
         self._incarnation = incarnation
         self._options = options
-        self._layout = layout = engine.layout
+        self._layout = layout
         self._address = address
-        hasher = BlockHasher(hash_key, layout.hash_block_tokens)
-        self._contract = Contract(
-            model_fingerprint=engine.fingerprint,
-            dtype=engine.dtype,
-            groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
-            page_format=engine.page_format,
-            block_bytes=layout.block_bytes,
-            hash_block_tokens=layout.hash_block_tokens,
-            # The first chain value distinguishes keys and does not reveal them.
-            hash_scheme=f"sha256-chain-v1:{hasher.seed().hex()[:16]}",
-            wire_min=WIRE_MIN,
-            wire_max=WIRE_MAX,
-            num_ranks=1 if isinstance(engine.region, PoolRegion) else engine.region.num_ranks,
-        )
+        self._contract = contract_of(engine, layout, hash_key)
 
     def worker_info(self, core: WorkerCore) -> WorkerInfo:
         """The registration; logs a warning if the pool shortens what the model could serve."""
@@ -79,6 +69,7 @@ class Announcement:
             max_model_tokens=self._served_tokens_max(core),
             handover_tokens_max=handover_tokens_max(core.limits, core.kv),
             num_blocks=core.kv.num_usable_blocks,
+            tiers=core.tiers.infos,
         )
 
     def _served_tokens_max(self, core: WorkerCore) -> int:
@@ -96,6 +87,26 @@ class Announcement:
     def hello(self, pools: Sequence[PoolInfo]) -> PeerHello:
         """First message of a peer stream: the contract, and where the KV is found."""
         return PeerHello(self._contract, self._address, tuple(pools))
+
+
+def contract_of(engine: Engine, layout: KVCacheLayout, hash_key: bytes) -> Contract:
+    """What a worker with this engine must have in common with another one, or with a tier."""
+    hasher = BlockHasher(hash_key, layout.hash_block_tokens)
+    return Contract(
+        model_fingerprint=engine.fingerprint,
+        dtype=engine.dtype,
+        groups=tuple(f"{group.spec} layers={group.layers}" for group in layout.groups),
+        page_format=engine.page_format,
+        block_bytes=layout.block_bytes,
+        hash_block_tokens=layout.hash_block_tokens,
+        # The first chain value distinguishes keys and does not reveal them.
+        hash_scheme=f"sha256-chain-v1:{hasher.seed().hex()[:16]}",
+        wire_min=WIRE_MIN,
+        wire_max=WIRE_MAX,
+        num_ranks=1 if isinstance(engine.region, PoolRegion) else engine.region.num_ranks,
+        forms=engine.forms,
+        layout_version=LAYOUT_VERSION,
+    )
 
 
 def announced_host(host: str) -> str:

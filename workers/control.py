@@ -8,12 +8,10 @@ step.
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
-from disagg.errors import CapacityError
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import Offers, PeerMessage, Release
 from disagg.messages.session import (
@@ -23,14 +21,27 @@ from disagg.messages.session import (
     ToWorkerMessage,
     receipt_of,
 )
-from disagg.scheduling.actions import CheckTransport, ConnectPeer, Exit, ToRouter, WorkerAction
+from disagg.scheduling.actions import (
+    CheckTransport,
+    ClearTier,
+    ConnectPeer,
+    Exit,
+    ReadTier,
+    TierKey,
+    ToRouter,
+    WorkerAction,
+    WriteTier,
+)
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.step_pace import StepPace
 from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.read_plan import ReadPlan
 from disagg.workers.engine_threads import EngineThreads
 from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
+from disagg.workers.own_transport import OwnTransport
+from disagg.workers.tiers.protocol import CopiesBlocks
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
 from disagg.workers.worker_clock import WorkerClock
@@ -43,10 +54,6 @@ STATS_S = 0.1
 """Changed stats are sent at most so often."""
 IDLE_CHECK_S = 1.0
 """Idle for so long, the core checks itself, once: it takes time linear in the pool."""
-TRANSPORT_CHECKS = 2
-"""Once in doubt; a device that has just vanished may let the first one pass (seen with UCX)."""
-TRANSPORT_CHECK_S = 1.0
-"""Between two checks of the own transport, however much is doubted."""
 
 
 def _no_stream(reason: str) -> None:
@@ -56,11 +63,6 @@ def _no_stream(reason: str) -> None:
 def _precise_ms() -> float:
     """This machine's monotonic clock: steps on a GPU take a few milliseconds."""
     return time.monotonic_ns() / 1e6
-
-
-def agent_name(incarnation: Incarnation) -> str:
-    """Name of a worker's transport agent; the epoch is part of it."""
-    return f"{incarnation.worker_id}:{incarnation.epoch}"
 
 
 class PeerLinks(Protocol):
@@ -88,12 +90,14 @@ class Control:
         transport: KVTransport,
         on_failed: Callable[[str], None],
         trace: TransferTrace,
+        tiers: CopiesBlocks | None = None,
     ) -> None:
         self.core = core
+        self._tiers = tiers
         self.changed = asyncio.Event()
         self._now_ms = WorkerClock().now_ms
         self._engine = EngineThreads(engine)
-        self._transport = transport
+        self._transport = OwnTransport(transport)
         self._on_failed = on_failed
         self._trace = trace
         self._links: PeerLinks | None = None
@@ -101,12 +105,9 @@ class Control:
         self._pump_timer: asyncio.TimerHandle | None = None
         self._session: Callable[[ToRouterMessage], None] | None = None
         self._end_session: Callable[[str], None] = _no_stream
-        self._reads: deque[PostRead] = deque()
         self._sent_stats: object = None
         self._tasks: list[asyncio.Task[None]] = []
         self._check_due_s: float | None = None
-        self._transport_checks = 0
-        self._transport_check_due_s = 0.0
         self._ended = False
 
     def start(self, links: PeerLinks) -> None:
@@ -170,6 +171,10 @@ class Control:
         if isinstance(message, Cancel):
             self._trace.ended(message.key, "cancelled", message.reason)
 
+    def peer_known(self, peer: Incarnation, plan: ReadPlan | None) -> None:
+        """A peer's hello arrived; ``plan``: how its blocks are read, None: whole."""
+        self.core.on_peer_known(peer, plan)
+
     def peer_message(self, sender: Incarnation, message: PeerMessage) -> None:
         """Handle another worker's message."""
         self._guard(lambda: self.core.on_peer_message(self._now_ms(), sender, message))
@@ -180,12 +185,26 @@ class Control:
 
     def peer_lost(self, peer: Incarnation) -> None:
         """A stream to or from the peer ended."""
-        self._transport.remove_peer(agent_name(peer))
+        self._transport.remove_peer(peer)
         self._guard(lambda: self.core.on_peer_lost(self._now_ms(), peer))
 
     def read_done(self, read_id: int, error: str) -> None:
         """Every handle of a READ is terminal."""
         self._guard(lambda: self.core.on_read_done(self._now_ms(), read_id, error))
+
+    def tier_written(
+        self, copy_id: int, stored: Collection[TierKey], evicted: Collection[TierKey], error: str
+    ) -> None:
+        """A copy into a tier has ended; whose error it was the tier has said."""
+        self._guard(lambda: self.core.on_tier_written(self._now_ms(), copy_id, stored, evicted))
+
+    def tier_read(self, copy_id: int, intact: Collection[bool]) -> None:
+        """A copy out of a tier has ended."""
+        self._guard(lambda: self.core.on_tier_read(self._now_ms(), copy_id, intact))
+
+    def tier_cleared(self, tier: str, error: str) -> None:
+        """A tier was emptied, or could not be."""
+        self._guard(lambda: self.core.on_tier_cleared(self._now_ms(), tier, error))
 
     def _router_lost(self) -> None:
         self._guard(lambda: self.core.on_router_lost(self._now_ms()))
@@ -199,7 +218,7 @@ class Control:
             return
         try:
             self._perform(event())
-            self._post_reads()
+            self._transport.post_reads()
             self._pump()
         except Exception as error:
             log.exception("the worker's core failed")
@@ -221,31 +240,22 @@ class Control:
                     self._links.send(to, peer_message)
                 case PostRead():
                     self._trace.posted(action)
-                    self._reads.append(action)
+                    self._transport.read(action)
+                case WriteTier(copy_id, tier, blocks):
+                    assert self._tiers is not None
+                    self._tiers.submit_write(copy_id, tier, blocks)
+                case ReadTier(copy_id, tier, blocks):
+                    assert self._tiers is not None
+                    self._tiers.submit_read(copy_id, tier, blocks)
+                case ClearTier(tier):
+                    assert self._tiers is not None
+                    self._tiers.submit_clear(tier)
                 case ConnectPeer(peer):
                     self._links.connect(peer.incarnation, peer.address)
                 case CheckTransport(reason):
-                    if not self._transport_checks:
-                        log.warning("the own transport is checked: %s", reason)
-                    self._transport_checks = TRANSPORT_CHECKS
+                    self._transport.doubt(reason)
                 case Exit(reason):
                     self._fail(reason)
-
-    def _post_reads(self) -> None:
-        """Give the transport what waits for it, in order, until it has enough.
-
-        After every event the rest is tried again, so at the next tick at the latest. No more can
-        wait than the pool has blocks: each read holds its destinations.
-        """
-        while self._reads:
-            read = self._reads[0]
-            try:
-                self._transport.read(
-                    read.read_id, agent_name(read.owner), read.src_blocks, read.dst_blocks
-                )
-            except CapacityError:
-                return
-            self._reads.popleft()
 
     def _pump(self) -> None:
         """Launch every step that may be launched; the engine runs them one by one."""
@@ -293,7 +303,8 @@ class Control:
             self._fail(f"{type(error).__name__}: {error}")
 
     def _report(self) -> list[WorkerAction]:
-        stats = worker_stats(self.core)
+        tier_counts = self._tiers.counts() if self._tiers else {}
+        stats = worker_stats(self.core, tier_counts, self._pace.prefill_speed)
         if self._session is not None and stats != self._sent_stats:
             self._sent_stats = stats
             self._session(stats)
@@ -303,21 +314,13 @@ class Control:
         while True:
             await asyncio.sleep(TICK_S)
             self._guard(lambda: self.core.tick(self._now_ms()))
-            self._check_transport()
+            self._transport.check()
             if self._transport.failure:
                 # A worker that cannot transfer must not look healthy.
                 self._fail(f"transport: {self._transport.failure}")
             if self._check_due_s is not None and time.monotonic() > self._check_due_s:
                 self._check_due_s = None
                 self._guard(self._check)
-
-    def _check_transport(self) -> None:
-        """Make the transport check itself, if there is doubt and a check is due."""
-        now_s = time.monotonic()
-        if self._transport_checks and now_s >= self._transport_check_due_s:
-            self._transport_checks -= 1
-            self._transport_check_due_s = now_s + TRANSPORT_CHECK_S
-            self._transport.check()
 
     def _check(self) -> list[WorkerAction]:
         check_core(self.core)

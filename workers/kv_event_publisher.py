@@ -18,8 +18,16 @@ import zmq
 from disagg.errors import ConfigError
 from disagg.kv.event_log import KVEventLog
 from disagg.kv.event_publishing import VllmEventShape
-from disagg.messages.kv_events import AllCleared
+from disagg.messages.kv_events import (
+    AllCleared,
+    KVEvent,
+    TierCleared,
+    TierRemoved,
+    TierStored,
+)
 
+TIER_EVENTS = (TierStored, TierRemoved, TierCleared)
+"""What subscribers who hash tokens could make nothing of."""
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 REPLAY_POLL_S = 0.1
 REPLAYS_PER_TURN = 4
@@ -91,7 +99,8 @@ class KVEventPublisher:
         If the log no longer reaches back so far, subscribers get an event that clears all.
         """
         batch = self._log.since(self._next_event)
-        events = (AllCleared(),) if batch is None else batch.events
+        events: Sequence[KVEvent] = (AllCleared(),) if batch is None else batch.events
+        events = [event for event in events if not isinstance(event, TIER_EVENTS)]
         self._next_event = self._log.next_seq
         if not events:
             return

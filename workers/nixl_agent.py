@@ -15,9 +15,10 @@ from nixl import _api as nixl  # type: ignore[import-untyped]
 
 from disagg.errors import RemoteFault
 from disagg.wire.stream_hello import PoolInfo
+from disagg.workers.part_reads import Bytes
 from disagg.workers.pool_region import PoolRegion
 
-BlockIds = npt.NDArray[np.int32]
+BlockIds = npt.NDArray[np.signedinteger[Any]]
 ReadHandle = NewType("ReadHandle", object)
 """One posted READ."""
 
@@ -144,6 +145,21 @@ class NixlAgent:
             )
             return ReadHandle(handle)
 
+    def make_range_read(
+        self, name: str, info: PoolInfo, src: Bytes, dst: Bytes, lengths: Bytes
+    ) -> ReadHandle:
+        """Make, but do not post, a READ of ranges of a peer's pool; offsets and lengths in bytes.
+
+        The descriptors are made anew each time: prepared, there would be one for every range of
+        every block.
+        """
+        own = _described(self.info, dst, lengths)
+        peers = _described(info, src, lengths)
+        with _failures_as_remote_fault("making a READ of ranges"):
+            own_list = self._agent.get_xfer_descs(own, self.info.memory_kind)
+            peer_list = self._agent.get_xfer_descs(peers, info.memory_kind)
+            return ReadHandle(self._agent.initialize_xfer("READ", own_list, peer_list, name))
+
     def post(self, handle: ReadHandle) -> bool:
         """Post a READ (this can block); True when it is done already."""
         with _failures_as_remote_fault("posting a READ"):
@@ -201,6 +217,15 @@ class NixlAgent:
             return blocks
         firsts = np.arange(self._num_parts, dtype=blocks.dtype)[:, None] * pool.num_blocks
         return (firsts + blocks).ravel()
+
+
+def _described(info: PoolInfo, offsets: Bytes, lengths: Bytes) -> npt.NDArray[np.uint64]:
+    """Rows of (address, length, device)."""
+    rows = np.empty((len(offsets), 3), dtype=np.uint64)
+    rows[:, 0] = info.pool_address + offsets
+    rows[:, 1] = lengths
+    rows[:, 2] = info.device_id
+    return rows
 
 
 def _is_done(state: str) -> bool:

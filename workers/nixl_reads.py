@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from disagg.errors import RemoteFault
 from disagg.wire.stream_hello import PoolInfo
-from disagg.workers.nixl_agent import NixlAgent, ReadHandle
-from disagg.workers.peer_reads import MEND_DELAY_MIN_S, Peer, Posted, Read, are_inside
+from disagg.workers.nixl_agent import NixlAgent, PreparedPool, ReadHandle
+from disagg.workers.peer_reads import MEND_DELAY_MIN_S, Peer, Posted, Read
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +53,16 @@ class NixlReads:
     def _can_post(self) -> bool:
         return any(peer.can_post for peer in self._peers.values())
 
-    def add_peer(self, name: str, info: PoolInfo) -> None:
-        """Connect to a peer; one that announced another pool in the same epoch keeps its first."""
+    def add_peer(self, name: str, info: PoolInfo, in_parts: bool = False) -> None:
+        """Connect to a peer; one that announced another pool in the same epoch keeps its first.
+
+        ``in_parts``: its blocks are not like ours, and only ranges of bytes are read.
+        """
         peer = self._peers.get(name)
         if peer is not None and peer.removing:
             peer.again = info
         elif peer is None or peer.pool is None:
-            self._connect(name, info)
+            self._connect(name, info, in_parts)
         elif peer.info != info:
             _log.error("peer %s announced another pool in the same epoch; ignored", name)
 
@@ -79,13 +82,15 @@ class NixlReads:
         if peer is not None and peer.pool is None and peer.mend(time.monotonic()):
             self._forget_when_idle(peer)
             peer = self._peers[name]
-        if self._closing:
+        if read.error:
+            pass
+        elif self._closing:
             read.error = "the transport is closing"
         elif peer is None or (peer.removing and peer.again is None):
             read.error = f"peer {name} is unknown"
         elif peer.error:
             read.error = peer.error
-        elif not are_inside(read.src, (peer.again or peer.info).num_blocks):
+        elif not read.is_inside(peer.again or peer.info):
             read.error = f"a source block lies outside the pool of {name}"
         if read.error or not read.src.size or peer is None:
             self._report(read)
@@ -128,12 +133,12 @@ class NixlReads:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _connect(self, name: str, info: PoolInfo) -> Peer:
-        peer = self._peers[name] = Peer(name, info)
+    def _connect(self, name: str, info: PoolInfo, in_parts: bool) -> Peer:
+        peer = self._peers[name] = Peer(name, info, in_parts)
         ours = self._agent.info
         if name == self._name:
             peer.error = "a worker does not read from itself"
-        elif info.block_bytes != ours.block_bytes:
+        elif info.block_bytes != ours.block_bytes and not in_parts:
             peer.error = f"{name} has blocks of {info.block_bytes} bytes, not {ours.block_bytes}"
         else:
             try:
@@ -159,7 +164,7 @@ class NixlReads:
             except RemoteFault as error:
                 _log.warning("%s", error.message)
         if peer.again is not None:
-            fresh = self._connect(name, peer.again)
+            fresh = self._connect(name, peer.again, peer.in_parts)
             fresh.waiting = peer.waiting
             fresh.mend_after_s, fresh.mend_delay_s = peer.mend_after_s, peer.mend_delay_s
             if fresh.error:
@@ -173,9 +178,10 @@ class NixlReads:
                 continue
             posted = True
             read = peer.waiting[0]
-            piece, num_bytes = read.next_piece, peer.bytes_of(read.next_piece)
+            piece = read.next_piece
+            num_bytes = read.bytes_of(piece, peer.info.block_bytes)
             try:
-                handle = self._agent.make_read(peer.pool, read.src[piece], read.dst[piece])
+                handle = self._make(peer, peer.pool, read, piece)
             except RemoteFault as error:
                 self._end_piece(peer, read, error.message)
                 continue
@@ -191,6 +197,12 @@ class NixlReads:
                 self.report_ended()  # only now: who is woken runs while this is inside NIXL
             self._settle(handle, self._agent.post)
         return posted
+
+    def _make(self, peer: Peer, pool: PreparedPool, read: Read, piece: slice) -> ReadHandle:
+        if read.lengths is None:
+            return self._agent.make_read(pool, read.src[piece], read.dst[piece])
+        ranges = read.src[piece], read.dst[piece], read.lengths[piece]
+        return self._agent.make_range_read(peer.name, peer.info, *ranges)
 
     def _poll(self) -> bool:
         """Look at every handle in progress; whether one became terminal."""
@@ -236,6 +248,14 @@ class NixlReads:
 
     def _report(self, read: Read) -> None:
         read.ended_s = time.monotonic()
-        self._ended.append(read)
+        siblings = read.siblings
+        if siblings is None:
+            self._ended.append(read)
+        else:
+            siblings.num_left -= 1
+            siblings.error = siblings.error or read.error
+            if not siblings.num_left:  # the last one stands for all
+                self._ended.append(read)
+                read.error = siblings.error
         if read.error:
             self.check()  # the peer's fault, or ours?

@@ -8,16 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
 
 from disagg.errors import CapacityError, ConfigError, RemoteFault
+from disagg.transfer.read_plan import ReadPlan
 from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.nixl_agent import NixlAgent
 from disagg.workers.nixl_reads import NixlReads
-from disagg.workers.peer_reads import Read, are_inside
+from disagg.workers.part_reads import PartReads
+from disagg.workers.peer_reads import Read, Siblings, are_inside
 from disagg.workers.pool_region import PoolRegion
+from disagg.workers.transport import agent_names
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +29,8 @@ START_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 5.0
 READS_MAX = 4096
 """Reads taken and not reported yet; a caller with more tries again later."""
+HANDLE_RANGES_MAX = 1 << 14
+"""Ranges of bytes in one handle, where parts of blocks are read."""
 
 
 class NixlTransport:
@@ -36,6 +42,7 @@ class NixlTransport:
         on_read_done: called on the transport's thread with (read id, error or "").
         handle_bytes_max: a read is cut into equal handles of at most this size, 1-16 MiB (of one
             block at least): fewer cost less, larger ones delay what comes after.
+        rank: of this process among those of its worker.
 
     Raises:
         ConfigError: NIXL does not start.
@@ -48,8 +55,13 @@ class NixlTransport:
         *,
         on_read_done: Callable[[int, str], None],
         handle_bytes_max: int,
+        rank: int = 0,
     ) -> None:
         self._name = agent_name
+        self._rank = rank
+        self._handle_bytes_max = handle_bytes_max
+        self._in_parts: dict[str, PartReads] = {}
+        """Peers whose blocks are not like ours; the calls' business alone."""
         self._on_read_done = on_read_done
         self._handle_blocks_max = max(1, handle_bytes_max // pool.block_bytes)
         # Calls meet the thread here alone; the reads belong to the thread.
@@ -101,23 +113,41 @@ class NixlTransport:
         """What other workers need to read from here: the one pool."""
         return (self._agent.info,)
 
-    def add_peer(self, name: str, pools: Sequence[PoolInfo]) -> None:
-        """Make a peer of one rank known and connect to it, on the transport's thread."""
-        (info,) = pools
-        self._put(lambda: self._reads.add_peer(name, info))
+    def add_peer(self, name: str, pools: Sequence[PoolInfo], plan: ReadPlan | None = None) -> None:
+        """Make a peer known and connect to it, on the transport's thread.
+
+        With a plan to those of its ranks that have parts of our blocks, else to its only one.
+        """
+        if plan is None:
+            (info,) = pools
+            self._put(lambda: self._reads.add_peer(name, info))
+            return
+        parts = PartReads.of(plan, self._rank, agent_names(name, len(pools)), pools)
+        self._in_parts[name] = parts
+        for rank in parts.ranks:
+            self._put(partial(self._reads.add_peer, parts.agents[rank], pools[rank], True))
 
     def remove_peer(self, name: str) -> None:
         """Fail what is not posted yet; forget the peer when nothing is in progress."""
+        parts = self._in_parts.pop(name, None)
+        agents = (name,) if parts is None else [parts.agents[rank] for rank in parts.ranks]
         with contextlib.suppress(RemoteFault):  # an ended transport knows nobody
-            self._put(lambda: self._reads.remove_peer(name))
+            for agent in agents:
+                self._put(partial(self._reads.remove_peer, agent))
 
     def read(
-        self, read_id: int, peer: str, src_blocks: Sequence[int], dst_blocks: Sequence[int]
+        self,
+        read_id: int,
+        peer: str,
+        src_blocks: Sequence[int],
+        dst_blocks: Sequence[int],
+        parts: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Queue a read of the peer's ``src_blocks[i]`` into our ``dst_blocks[i]``.
 
         Raises:
-            ValueError: lists of unequal length, or a destination outside our pool.
+            ValueError: lists of unequal length, a destination outside our pool, or whole blocks of
+                a peer whose blocks are not like ours.
             CapacityError: `READS_MAX` reads have not ended; nothing was queued.
             RemoteFault: the transport has failed or is closed; nothing was queued.
         """
@@ -127,11 +157,43 @@ class NixlTransport:
             raise ValueError(f"{len(src_blocks)} source and {len(dst_blocks)} destination blocks")
         if not are_inside(dst, self._agent.info.num_blocks):
             raise ValueError("a destination block lies outside the pool")
+        known = self._in_parts.get(peer)
+        if src.size and known is not None and not parts:
+            raise ValueError(f"{peer} has other blocks: parts of them are read")
+        if parts and known is not None:
+            reads = self._reads_in_parts(read_id, known, src_blocks, dst_blocks, parts)
+            self._put(lambda: self._start(reads), num_reads=1)
+            return
         # Neighbours become one descriptor where both sides ascend; the order is ours to choose.
         order = src.argsort()
         piece_blocks = -(-len(src) // max(1, -(-len(src) // self._handle_blocks_max)))
         made = Read(read_id, peer, src[order], dst[order], piece_blocks)
-        self._put(lambda: self._reads.start(made), num_reads=1)
+        if parts:  # of a peer that has been removed, or never was added with a plan
+            made.error = f"peer {peer} is unknown"
+        self._put(lambda: self._start([made]), num_reads=1)
+
+    def _reads_in_parts(
+        self,
+        read_id: int,
+        peer: PartReads,
+        src_blocks: Sequence[int],
+        dst_blocks: Sequence[int],
+        parts: Sequence[tuple[int, int]],
+    ) -> list[Read]:
+        """A read for each of the peer's ranks that has bytes of these blocks; at least one."""
+        info = self._agent.info
+        ranges = peer.ranges(src_blocks, dst_blocks, parts, info.block_bytes)
+        if not ranges:  # nothing of them is ours: it ends at once
+            nothing = np.zeros(0, dtype=np.int64)
+            ranges = {peer.ranks[0]: (nothing, nothing, nothing)}
+        siblings = Siblings(len(ranges))
+        made: list[Read] = []
+        for rank, (src, dst, lengths) in ranges.items():
+            num_pieces = max(1, -(-int(lengths.sum()) // self._handle_bytes_max))
+            num_ranges = min(max(1, -(-len(src) // num_pieces)), HANDLE_RANGES_MAX)
+            agent = peer.agents[rank]
+            made.append(Read(read_id, agent, src, dst, num_ranges, lengths, siblings))
+        return made
 
     def check(self) -> None:
         """Have the agent READ from itself; an ended transport knows what is wrong already."""
@@ -196,6 +258,10 @@ class NixlTransport:
         self._idle.set_result(None)
         if self._reads.num_in_progress:
             threading.Event().wait()  # holds the handles: their finalisers would release them
+
+    def _start(self, reads: Sequence[Read]) -> None:
+        for read in reads:
+            self._reads.start(read)
 
     def _end(self, why: str) -> None:
         with self._ending:

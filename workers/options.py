@@ -43,21 +43,37 @@ class WorkerOptions:
     num_blocks: int | Auto = AUTO
     block_tokens: int | Auto = AUTO
     """Tokens of a KV block; auto: what the engine needs, see ``engines/block_tokens.py``."""
+    hash_block_tokens: int | Auto = AUTO
+    """Tokens per link of the hash chain; auto: of the smallest block."""
     hash_key: str = field(default="", repr=False)
     """Secret of the block hashes; "" derives it from the model's fingerprint."""
     kv_events_endpoint: str = ""
     """ZeroMQ address that vLLM-compatible KV events are published at; "" for none."""
     kv_events_replay_endpoint: str = ""
     """ZeroMQ address that answers requests for missed KV events; "" for none."""
+    tiers: tuple[str, ...] = ()
+    """Stores of blocks outside the pool, fastest first, see ``tiers/options.py``."""
     workers_per_host: int = 1
     """Workers that share the host's cores and memory."""
     workers_per_gpu: int = 1
+    # prefix cache
+    prefix_caching: bool = True
+    retention: Literal["dense", "sparse"] = "dense"
+    """What stays findable after it has left a window."""
+    retention_interval_tokens: int = 0
+    """With ``sparse``: tokens between what is kept besides; 0: nothing."""
+    deduplication: bool = True
+    eviction: Literal["lru", "segmented_lru"] = "segmented_lru"
+    residency_sample: float = 0.01
+    """Share of the blocks whose times in the prefix cache are observed."""
     # scheduling
     max_model_tokens: int = 0
     """0: the model's own limit."""
     max_step_tokens: int = 512
     max_sequences: int = 64
     max_waiting: int = 1024
+    num_speculative_tokens: int = 0
+    """Drafts per step and sequence; the native engine alone computes some."""
     # transfer
     handover_share_max: float = 0.5
     """Share of the pool that reservations, leases and hand-over prefills may take together."""

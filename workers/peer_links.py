@@ -99,11 +99,9 @@ class GrpcPeerLinks:
                     yield peer_to_wire(self._me, who.epoch, WrongEpoch(self._me.epoch))
                     return
                 if isinstance(body, PeerHello):
-                    if bad := self._hello.contract.mismatches(body.contract):
-                        await context.abort(
-                            grpc.StatusCode.FAILED_PRECONDITION,
-                            f"contracts of {self._me} and {who} differ: {'; '.join(bad)}",
-                        )
+                    ours = self._hello.contract
+                    if why := ours.refusal(str(self._me), body.contract, str(who)):
+                        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
                     if who in self._incoming:
                         self._lost(who, "it dialled anew")
                     sender = who

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.nixl_agent import BlockIds, PreparedPool
+from disagg.workers.part_reads import Bytes
 
 PEER_HANDLES_MAX = 16
 """In progress per peer, so that one that stopped does not take the others' turns."""
@@ -18,6 +19,14 @@ MEND_DELAY_MIN_S = 1.0
 MEND_DELAY_MAX_S = 60.0
 
 
+@dataclass(slots=True)
+class Siblings:
+    """Reads from several ranks of one peer that are one read to who asked for it."""
+
+    num_left: int
+    error: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Read:
     """One read: cut into pieces, each of which becomes a handle."""
@@ -25,9 +34,13 @@ class Read:
     read_id: int
     peer: str
     src: BlockIds
+    """Block ids; offsets in bytes where parts of blocks are read."""
     dst: BlockIds
     piece_blocks: int
-    """Blocks of each handle, the last one's may be fewer."""
+    """Blocks of each handle, or ranges; the last one's may be fewer."""
+    lengths: Bytes | None = None
+    """Of ranges, in bytes; None where whole blocks are read."""
+    siblings: Siblings | None = None
     num_posted: int = 0
     """Blocks that are in handles, or never will be because the read failed."""
     num_handles: int = 0
@@ -50,6 +63,21 @@ class Read:
         """The blocks of the next handle."""
         return slice(self.num_posted, min(self.num_posted + self.piece_blocks, len(self.src)))
 
+    def bytes_of(self, piece: slice, block_bytes: int) -> int:
+        """Bytes that the handle of a piece moves."""
+        if self.lengths is not None:
+            return int(self.lengths[piece].sum())
+        return int(piece.stop - piece.start) * block_bytes
+
+    def is_inside(self, info: PoolInfo) -> bool:
+        """Whether a peer's pool has all that is read."""
+        if self.lengths is None:
+            return are_inside(self.src, info.num_blocks)
+        end = info.num_blocks * info.block_bytes
+        return not self.src.size or (
+            int(self.src.min()) >= 0 and int((self.src + self.lengths).max()) <= end
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Peer:
@@ -57,6 +85,8 @@ class Peer:
 
     name: str
     info: PoolInfo
+    in_parts: bool = False
+    """Its blocks are not like ours."""
     pool: PreparedPool | None = None
     error: str = ""
     waiting: deque[Read] = field(default_factory=deque)
@@ -80,12 +110,9 @@ class Peer:
             return False
         if not self.num_handles:
             return True
-        num_bytes = self.num_bytes + self.bytes_of(self.waiting[0].next_piece)
+        read = self.waiting[0]
+        num_bytes = self.num_bytes + read.bytes_of(read.next_piece, self.info.block_bytes)
         return self.num_handles < PEER_HANDLES_MAX and num_bytes <= PEER_BYTES_MAX
-
-    def bytes_of(self, piece: slice) -> int:
-        """Bytes that the handle of a piece moves."""
-        return int(piece.stop - piece.start) * self.info.block_bytes
 
     def mend(self, now_s: float) -> bool:
         """Mark the peer to be added anew, if it is time; each time the delay doubles."""

@@ -54,3 +54,11 @@ class RankedPool(Protocol):
             ConfigError: an agent does not start.
         """
         ...
+
+    def connect_tiers(self) -> "Sequence[Connection[Any, Any]]":
+        """Start what opens every rank's tiers (see `disagg.workers.tiers.rank_tiers`); as above.
+
+        Raises:
+            ConfigError: a rank does not come.
+        """
+        ...

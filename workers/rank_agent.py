@@ -13,14 +13,10 @@ from disagg.errors import RemoteFault
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.rank_connections import RankAddress, connect_rank
+from disagg.workers.transport import rank_name
 
 STATE_S = 0.1
 """A changed state is reported at most so often."""
-
-
-def rank_name(agent_name: str, rank: int) -> str:
-    """Name of a rank's agent."""
-    return f"{agent_name}/{rank}"
 
 
 class RankAgent:
@@ -54,6 +50,7 @@ class RankAgent:
                 pool,
                 on_read_done=lambda read_id, error: self._send("done", read_id, error),
                 handle_bytes_max=handle_bytes_max,
+                rank=rank,
             )
         except Exception as error:
             self._send("failed", str(error))
@@ -83,9 +80,9 @@ class RankAgent:
         finally:
             self._connection.close()  # so that the worker hears of a bug as well
 
-    def _read(self, read_id: int, peer: str, src_blocks: Any, dst_blocks: Any) -> None:
+    def _read(self, read_id: int, peer: str, src_blocks: Any, dst_blocks: Any, parts: Any) -> None:
         try:
-            self._transport.read(read_id, peer, src_blocks, dst_blocks)
+            self._transport.read(read_id, peer, src_blocks, dst_blocks, parts)
         except Exception as error:  # nothing was posted
             self._send("done", read_id, str(error))
 

@@ -9,9 +9,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from disagg.errors import CapacityError, ConfigError, RemoteFault
+from disagg.transfer.read_plan import ReadPlan
 from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.nixl_transport import READS_MAX, START_TIMEOUT_S
-from disagg.workers.rank_agent import rank_name
+from disagg.workers.transport import rank_name
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class RankedTransport:
         self._on_read_done = on_read_done
         self._lock = threading.Lock()  # the reads, and what is sent: all ranks get one order
         self._reads: dict[int, _Read] = {}
+        self._in_parts: set[str] = set()
+        """Peers whose blocks or ranks are not like ours."""
         self._ranks = [_Rank(connection, Future(), Future()) for connection in connections]
         for number, rank in enumerate(self._ranks):
             threading.Thread(
@@ -87,12 +90,16 @@ class RankedTransport:
         """What other workers need to read from here: a pool per rank."""
         return self._pools
 
-    def add_peer(self, name: str, pools: Sequence[PoolInfo]) -> None:
-        """Make a peer known: each rank to its counterpart.
+    def add_peer(self, name: str, pools: Sequence[PoolInfo], plan: ReadPlan | None = None) -> None:
+        """Make a peer known: each rank to its counterpart, or with a plan to whom it names.
 
         Raises:
-            ValueError: it has another number of ranks.
+            ValueError: it has another number of ranks, and there is no plan.
         """
+        if plan is not None:
+            self._in_parts.add(name)
+            self._send_each(("add_peer", name, tuple(pools), plan) for _ in self._ranks)
+            return
         if len(pools) != len(self._ranks):
             raise ValueError(f"{name} has {len(pools)} ranks, this worker {len(self._ranks)}")
         self._send_each(
@@ -101,12 +108,20 @@ class RankedTransport:
 
     def remove_peer(self, name: str) -> None:
         """Fail what is not posted yet; forget the peer when nothing is in progress."""
-        self._send_each(
-            ("remove_peer", rank_name(name, number)) for number in range(len(self._ranks))
-        )
+        self._send_each(("remove_peer", self._name_at(name, n)) for n in range(len(self._ranks)))
+        self._in_parts.discard(name)
+
+    def _name_at(self, peer: str, rank: int) -> str:
+        """What a rank knows the peer by: its counterpart's agent, or the worker as a whole."""
+        return peer if peer in self._in_parts else rank_name(peer, rank)
 
     def read(
-        self, read_id: int, peer: str, src_blocks: Sequence[int], dst_blocks: Sequence[int]
+        self,
+        read_id: int,
+        peer: str,
+        src_blocks: Sequence[int],
+        dst_blocks: Sequence[int],
+        parts: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Queue a read of the peer's ``src_blocks[i]`` into our ``dst_blocks[i]``, on every rank.
 
@@ -122,7 +137,7 @@ class RankedTransport:
             self._reads[read_id] = _Read(len(self._ranks))
         src, dst = list(src_blocks), list(dst_blocks)
         self._send_each(
-            ("read", read_id, rank_name(peer, number), src, dst)
+            ("read", read_id, self._name_at(peer, number), src, dst, tuple(parts))
             for number in range(len(self._ranks))
         )
 
@@ -148,11 +163,11 @@ class RankedTransport:
 
     def _send_each(self, commands: "Iterable[tuple[object, ...]]") -> None:
         with self._lock:
-            for rank, command in zip(self._ranks, commands, strict=True):
+            for number, (rank, command) in enumerate(zip(self._ranks, commands, strict=True)):
                 try:
                     rank.connection.send(command)
                 except OSError as error:  # the thread that listens says it too
-                    rank.failure = rank.failure or repr(error)
+                    rank.failure = rank.failure or f"rank {number} has ended: {error}"
 
     # --- on a thread per rank
 

@@ -28,10 +28,11 @@ async def keep_registered(address: str, info: WorkerInfo, heartbeat_ms: int) -> 
         while True:
             try:
                 await stub.Register(request, timeout=REGISTER_TIMEOUT_S)
-                now = "registered"
+                level, now = logging.INFO, "registered"
             except grpc.aio.AioRpcError as error:
+                level = logging.WARNING
                 now = f"not registered: {error.code().name}: {error.details()}"
             if now != logged:
-                log.info("router %s: %s", address, now)
+                log.log(level, "router %s: %s", address, now)
                 logged = now
             await asyncio.sleep(heartbeat_ms / 1000)

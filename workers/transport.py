@@ -3,7 +3,26 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from disagg.messages.identity import Incarnation
+from disagg.transfer.read_plan import ReadPlan
 from disagg.wire.stream_hello import PoolInfo
+
+
+def agent_name(incarnation: Incarnation) -> str:
+    """Name of a worker's transport agent; the epoch is part of it."""
+    return f"{incarnation.worker_id}:{incarnation.epoch}"
+
+
+def rank_name(agent_name: str, rank: int) -> str:
+    """Name of a rank's agent."""
+    return f"{agent_name}/{rank}"
+
+
+def agent_names(agent_name: str, num_ranks: int) -> tuple[str, ...]:
+    """Names of the agents of all ranks; the only one has the worker's."""
+    if num_ranks == 1:
+        return (agent_name,)
+    return tuple(rank_name(agent_name, rank) for rank in range(num_ranks))
 
 
 class KVTransport(Protocol):
@@ -36,8 +55,14 @@ class KVTransport(Protocol):
         """What other workers need to read from here: a pool per rank."""
         ...
 
-    def add_peer(self, name: str, pools: Sequence[PoolInfo]) -> None:
-        """Make a peer with as many ranks known; a failure shows as the error of every READ."""
+    def add_peer(self, name: str, pools: Sequence[PoolInfo], plan: ReadPlan | None = None) -> None:
+        """Make a peer known; a failure shows as the error of every READ.
+
+        Args:
+            name: of the worker.
+            pools: one per rank of it.
+            plan: how parts of its blocks are read; None: it has as many ranks, and equal blocks.
+        """
         ...
 
     def remove_peer(self, name: str) -> None:
@@ -45,9 +70,16 @@ class KVTransport(Protocol):
         ...
 
     def read(
-        self, read_id: int, peer: str, src_blocks: Sequence[int], dst_blocks: Sequence[int]
+        self,
+        read_id: int,
+        peer: str,
+        src_blocks: Sequence[int],
+        dst_blocks: Sequence[int],
+        parts: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Read the peer's ``src_blocks[i]`` into our ``dst_blocks[i]``, on every rank.
+
+        Of a peer that was added with a plan only the part ``parts[i]``, see `PostRead`.
 
         The end is reported exactly once, when every handle of every rank is terminal. Until then
         the destinations must stay held. After it they hold the peer's bytes, or anything where an

@@ -7,6 +7,7 @@ import random
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import grpc
 
@@ -15,12 +16,18 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
+from disagg.messages.registration import Contract
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import STEPS_MAX, WorkerLimits
+from disagg.scheduling.tiers.index import TierSetting
+from disagg.transfer.read_plan import plan_reads
+from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
-from disagg.workers.announcement import Announcement, announced_host
+from disagg.workers.announcement import Announcement, announced_host, contract_of
+from disagg.workers.cache_policy import cache_policy, check_policy
 from disagg.workers.channel import CHANNEL_OPTIONS
-from disagg.workers.control import Control, agent_name
+from disagg.workers.control import Control
+from disagg.workers.engines.block_tokens import hashed_layout
 from disagg.workers.engines.choice import build_engine
 from disagg.workers.engines.protocol import Engine, EngineFactory
 from disagg.workers.kv_event_publisher import KVEventPublisher
@@ -31,15 +38,25 @@ from disagg.workers.pool_region import PoolRegion
 from disagg.workers.ranked_transport import RankedTransport
 from disagg.workers.registration import keep_registered
 from disagg.workers.service import WorkerService
+from disagg.workers.tiers.copies import TierCopies
+from disagg.workers.tiers.kinds import open_tiers
+from disagg.workers.tiers.known import known_to_core
+from disagg.workers.tiers.protocol import CopiesBlocks
+from disagg.workers.tiers.ranked_copies import RankedCopies, open_on_ranks
 from disagg.workers.transfer_trace import TransferTrace, exporter_named_in, tracer_for
-from disagg.workers.transport import KVTransport
+from disagg.workers.transport import KVTransport, agent_name
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0
 TRANSPORT_CLOSE_S = 2.0
+TIERS_CLOSE_S = 5.0
+TIER_COPY_BYTES = 32 << 20
+"""Copied to or from a tier at once; a part of it is what a sequence waits for at least."""
 
 TransportFactory = Callable[[str, Engine, Callable[[int, str], None], int], KVTransport]
+StartCopies = Callable[..., CopiesBlocks]
+"""Takes what else `TierCopies` takes, beside tiers and pool."""
 
 
 def nixl_transport(
@@ -97,6 +114,7 @@ class Worker:
         exporter = exporter_named_in(os.environ)
         self._trace = TransferTrace(tracer_for(exporter, self.incarnation, self.options.role))
         self._engine = self._engine_factory(self.options)
+        self._layout = hashed_layout(self._engine.layout, self.options.hash_block_tokens)
         self.summary = self._engine.summary
         log.info("worker %s takes %s", self.options.worker_id, self.summary)
         self._thread.start()
@@ -138,7 +156,10 @@ class Worker:
         loop = self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         options, engine = self.options, self._engine
-        core = self._build_core()
+        contract = contract_of(engine, self._layout, self._hash_key())
+        tiers, start_copies = await asyncio.to_thread(self._open_tiers, contract)
+        core = self._build_core(tiers)
+        tier_copies = self._tier_copies(start_copies)
         publisher = self._kv_event_publisher(core)
         transport = self._transport_factory(
             agent_name(self.incarnation),
@@ -146,17 +167,26 @@ class Worker:
             lambda read_id, error: _call_soon(loop, control.read_done, read_id, error),
             options.read_handle_bytes_max,
         )
-        control = self.control = Control(core, engine, transport, self._fail, self._trace)
+        control = self.control = Control(
+            core, engine, transport, self._fail, self._trace, tier_copies
+        )
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         port = server.add_insecure_port(f"{options.host}:{options.port}")
         self.address = f"{announced_host(options.host)}:{port}"
         announcement = Announcement(
-            self.incarnation, options, engine, self._hash_key(), self.address
+            self.incarnation, options, engine, self._layout, self._hash_key(), self.address
         )
+        hello = announcement.hello(transport.local_pools())
+
+        def know_peer(who: Incarnation, theirs: PeerHello) -> None:
+            plan = plan_reads(theirs.contract, hello.contract)
+            control.peer_known(who, plan)
+            transport.add_peer(agent_name(who), theirs.pools, plan)
+
         links = GrpcPeerLinks(
             self.incarnation,
-            announcement.hello(transport.local_pools()),
-            on_hello=lambda who, hello: transport.add_peer(agent_name(who), hello.pools),
+            hello,
+            on_hello=know_peer,
             on_message=control.peer_message,
             on_lost=control.peer_lost,
         )
@@ -193,6 +223,8 @@ class Worker:
         await links.close()
         await server.stop(grace=0.5)
         await control.stop()
+        if tier_copies and not await asyncio.to_thread(tier_copies.close, TIERS_CLOSE_S):
+            self._fail("a tier still copies; only the end of the process ends that")
         if not await asyncio.to_thread(transport.close, TRANSPORT_CLOSE_S):
             self._fail("READs are still in progress; only the end of the process ends them")
 
@@ -212,19 +244,51 @@ class Worker:
         if not task.cancelled() and task.exception() is not None:
             self._fail(f"{task.get_name()}: {task.exception()!r}")
 
-    def _build_core(self) -> WorkerCore:
+    def _open_tiers(self, contract: Contract) -> tuple[tuple[TierSetting, ...], StartCopies | None]:
+        """Open the tiers, here or in the ranks; returns what they have, and what copies."""
+        settings, region = self.options.tiers, self._engine.region
+        if not settings:
+            return (), None
+        if isinstance(region, PoolRegion):
+            tiers = open_tiers(settings, contract)
+            return known_to_core(tiers, contract), partial(TierCopies, tiers, region)
+        ranks = region.connect_tiers()
+        known = open_on_ranks(ranks, settings, contract)
+        return known, partial(RankedCopies, ranks, on_failed=self._fail)
+
+    def _tier_copies(self, start: StartCopies | None) -> CopiesBlocks | None:
+        if start is None:
+            return None
+
+        def control() -> Control:
+            assert self.control is not None, "copies begin with the control's first event"
+            return self.control
+
+        return start(
+            lambda *written: control().tier_written(*written),
+            lambda *read: control().tier_read(*read),
+            asyncio.get_running_loop(),
+            on_cleared=lambda *cleared: control().tier_cleared(*cleared),
+        )
+
+    def _build_core(self, tiers: tuple[TierSetting, ...]) -> WorkerCore:
         options, engine = self.options, self._engine
         max_model_tokens = min(
             options.max_model_tokens or engine.max_model_tokens, engine.max_model_tokens
         )
+        policy = cache_policy(options)
         coordinator = KVCacheCoordinator(
-            engine.layout,
+            self._layout,
             engine.region.num_blocks,
             max_model_tokens=max_model_tokens,
             max_step_tokens=STEPS_MAX * options.max_step_tokens,
             steps_max=STEPS_MAX,
+            eagle_groups=engine.drafts.eagle_groups,
+            num_lookahead_tokens=engine.drafts.num_tokens,
+            policy=policy,
             events_with_tokens=bool(options.kv_events_endpoint),
         )
+        check_policy(policy, coordinator.managers)
         limits = WorkerLimits(
             max_model_tokens=max_model_tokens,
             max_step_tokens=options.max_step_tokens,
@@ -243,8 +307,9 @@ class Worker:
             quarantine_share_max=options.quarantine_share_max,
             steps_max=STEPS_MAX,
             drain_ms=options.drain_ms,
+            blocks_per_tier_copy_max=max(1, TIER_COPY_BYTES // engine.layout.block_bytes),
         )
-        hasher = BlockHasher(self._hash_key(), engine.layout.hash_block_tokens)
+        hasher = BlockHasher(self._hash_key(), self._layout.hash_block_tokens)
         drawn = random.SystemRandom()
 
         def random_delay_ms(passes: int) -> int:
@@ -252,7 +317,7 @@ class Worker:
             return drawn.randint(options.reserve_retry_min_ms, longest)
 
         return WorkerCore(
-            self.incarnation, engine.layout, coordinator, hasher, limits, random_delay_ms
+            self.incarnation, self._layout, coordinator, hasher, limits, random_delay_ms, tiers
         )
 
     def _hash_key(self) -> bytes:

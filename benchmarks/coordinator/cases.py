@@ -31,7 +31,6 @@ def coordinator(windows: list[int], num_blocks: int, max_tokens: int) -> KVCache
         num_blocks,
         max_model_tokens=max_tokens,
         max_step_tokens=8192,
-        deduplicate=True,
     )
 
 

@@ -14,6 +14,7 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.workers.engines.choice import build_engine
 from disagg.workers.options import WorkerOptions
+from disagg.workers.pool_region import PoolRegion, RankedPool
 
 
 class Ours:
@@ -39,6 +40,17 @@ class Ours:
         )
         self._num_made = 0
         self._answers: dict[RequestKey, list[int]] = {}
+
+    @property
+    def region(self) -> PoolRegion | RankedPool:
+        """The engine's pool."""
+        return self._engine.region
+
+    @property
+    def prompt_token_bytes(self) -> float:
+        """Of whole blocks, per token of a prompt, over all groups."""
+        layout = self._engine.layout
+        return sum(layout.block_bytes / group.spec.block_tokens for group in layout.groups)
 
     def prefill(self, prompt: Tokens) -> int:
         """See `Subject`."""

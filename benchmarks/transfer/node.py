@@ -40,12 +40,13 @@ from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
 from disagg.workers.channel import CHANNEL_OPTIONS
-from disagg.workers.control import Control, agent_name
+from disagg.workers.control import Control
 from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.service import WorkerService
 from disagg.workers.transfer_trace import TransferTrace
+from disagg.workers.transport import agent_name
 
 WAIT_S = 120.0
 WORDS_PER_PAGE = 512
@@ -148,12 +149,17 @@ class Node:
         begin = self.core.inbound.begin
 
         def noted(
-            now_ms: int, key: RequestKey, owner: Incarnation, destinations: Any, *more: Any
+            now_ms: int,
+            key: RequestKey,
+            owner: Incarnation,
+            destinations: Any,
+            *more: Any,
+            **named: Any,
         ) -> None:
             self.destinations[key] = destinations
-            begin(now_ms, key, owner, destinations, *more)
+            begin(now_ms, key, owner, destinations, *more, **named)
 
-        self.core.inbound.begin = noted  # type: ignore[method-assign, assignment]
+        self.core.inbound.begin = noted  # type: ignore[method-assign]
 
     def _note_reads(self) -> None:
         read = self.transport.read

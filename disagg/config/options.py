@@ -80,6 +80,7 @@ def worker_options(settings: Settings, worker_id: str, role: str) -> WorkerOptio
         router_addresses=settings.cluster.router_addresses or (local_router_address(settings),),
         heartbeat_ms=settings.cluster.heartbeat_ms,
         **settings.worker.model_dump(),
+        **settings.cache.model_dump(),
         **settings.scheduling.model_dump(),
         **settings.transfer.model_dump(),
     )

@@ -4,8 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from disagg.errors import ConfigError
 from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES
 from disagg.workers.options import AUTO, Auto, Dtype
+from disagg.workers.tiers.options import parse_tiers
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -73,20 +75,65 @@ class WorkerSettings(_Section):
     """Tokens per block, a power of two; auto: what the engine's kernels take, 16, or 32 with vllm
     on the CPU. Where a linear state lies whole in a block, the vllm engine takes a multiple of it.
     """
+    hash_block_tokens: Annotated[int, Field(ge=1, le=4096)] | Auto = AUTO
+    """Tokens that a hash of the prefix cache stands for, a power of two that divides block_tokens;
+    auto: block_tokens. One for all workers of a fleet: where block sizes differ, the smallest.
+    """
     kv_events_endpoint: str = ""
     """Publish vLLM-compatible KV events at this ZeroMQ address; port 0, reported in the log, lets
     several workers share a machine.
     """
     kv_events_replay_endpoint: str = ""
     """Answer requests for missed KV events at this ZeroMQ address."""
+    tiers: tuple[str, ...] = Field(default=(), strict=False)
+    """Stores of KV blocks outside the pool, fastest first, each KIND[:PLACE]?size=SIZE: host memory
+    (host?size=8GiB), a directory that workers may share (disk:/var/cache/kv?size=200GiB), an object
+    store (object:s3://bucket/prefix?size=2TiB). Options: write, eviction, threads, slow_ms, name.
+    Sizes are those of a worker: its ranks share them equally.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = self.block_tokens
-        if isinstance(given, int) and given & (given - 1):
-            raise ValueError(f"block_tokens: {given} is not a power of two")
+        for name in ("block_tokens", "hash_block_tokens"):
+            given = getattr(self, name)
+            if isinstance(given, int) and given & (given - 1):
+                raise ValueError(f"{name}: {given} is not a power of two")
         if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
             raise ValueError("kv_events_replay_endpoint: needs kv_events_endpoint")
+        try:
+            parse_tiers(self.tiers)
+        except ConfigError as error:
+            raise ValueError(error.message.removeprefix("worker.")) from None
+        return self
+
+
+class CacheSettings(_Section):
+    """The prefix cache of a worker: what of computed KV other requests find, and for how long."""
+
+    prefix_caching: bool = True
+    """Requests reuse the KV of prefixes they share; false computes every prompt from its start."""
+    retention: Literal["dense", "sparse"] = "dense"
+    """What stays findable of sliding windows, chunks and linear states behind a request: all
+    (dense); or what was seen at the end of its prompt and where it left a known prefix (sparse).
+    Full attention keeps all in any case.
+    """
+    retention_interval_tokens: int = Field(default=0, ge=0)
+    """With sparse: keeps every so many tokens besides; 0 none."""
+    deduplication: bool = True
+    """Of equal blocks computed twice at once only the first is cached."""
+    eviction: Literal["lru", "segmented_lru"] = "segmented_lru"
+    """What makes room: what nobody has found again before what somebody has (segmented_lru); or the
+    least recently used (lru).
+    """
+    residency_sample: float = Field(default=0.01, ge=0, le=1)
+    """Share of the blocks whose times in the cache are observed, for the metrics."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.retention_interval_tokens and self.retention != "sparse":
+            raise ValueError("retention_interval_tokens: needs cache.retention=sparse")
+        if not self.prefix_caching and self.retention != "dense":
+            raise ValueError("retention: sparse needs cache.prefix_caching")
         return self
 
 
@@ -101,6 +148,12 @@ class SchedulingSettings(_Section):
     """Sequences running at once."""
     max_waiting: Positive = 1024
     """Sequences waiting; more are refused."""
+    num_speculative_tokens: int = Field(default=0, ge=0, le=64)
+    """Tokens drafted per step and sequence (speculative decoding by prompt lookup): what followed
+    where the last tokens stood before, in prompt or answer. 0 drafts nothing. Answers are the same
+    with and without, sooner where they repeat what is there. The native engine alone computes
+    drafts; models with linear states are refused.
+    """
 
 
 class TransferSettings(_Section):
@@ -167,6 +220,14 @@ class RouterSettings(_Section):
     """Who prefills and who decodes: ``prefix_then_load``, or ``local`` to hand nothing over."""
     pull_tokens_min: Positive = 256
     """So many more tokens of prefix another worker must have to be pulled from."""
+    decode_prefill_tokens_max: int = Field(default=512, ge=0)
+    """A decode worker whose tiers have the prefix of a prompt loads it and serves the request alone
+    if no more tokens are left to compute. 0: never."""
+    accept_unlike_workers: bool = False
+    """Workers that exchange no KV with the others (another engine, another layout's release) are
+    taken in and serve requests alone. Else they are refused when they register, and told why."""
+    admin_endpoints: bool = False
+    """POST /reset_prefix_cache is served. It asks nobody who he is, as nothing here does."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -220,6 +281,7 @@ class Settings(_Section):
 
     model: ModelSettings = ModelSettings()
     worker: WorkerSettings = WorkerSettings()
+    cache: CacheSettings = CacheSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     transfer: TransferSettings = TransferSettings()
     router: RouterSettings = RouterSettings()
@@ -229,6 +291,8 @@ class Settings(_Section):
     def _check(self) -> Self:
         if self.router.worker_silent_ms < 2 * self.cluster.heartbeat_ms:
             raise ValueError("router.worker_silent_ms: must be at least twice cluster.heartbeat_ms")
+        if self.worker.kv_events_endpoint and not self.cache.prefix_caching:
+            raise ValueError("worker.kv_events_endpoint: needs cache.prefix_caching")
         return self
 
     @staticmethod

@@ -10,12 +10,14 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from disagg.errors import ConfigError, InvariantViolation
 from disagg.kv.admission import Admission
 from disagg.kv.blocks.block_pool import BlockPool
+from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.blocks.hits import CacheHit, ExternalReservation
-from disagg.kv.blocks.retention import Retention
 from disagg.kv.blocks.step_holds import StepHolds
+from disagg.kv.chunking import Chunking
 from disagg.kv.event_log import KVEventLog
 from disagg.kv.prefix_match import PrefixMatcher
-from disagg.kv.sequence import KVSequence, SequenceState
+from disagg.kv.publication import Publication
+from disagg.kv.sequence import NEVER, KVSequence, SequenceState
 from disagg.kv.sequence_tables import SequenceTables, alignment_tokens, create_managers
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.kv.transfer_plan import moved_blocks
@@ -33,13 +35,16 @@ class KVCacheCoordinator:
             chunk.
         steps_max: steps in flight at once that one sequence is in; more are refused.
         eagle_groups: groups whose hits must be proven one block further (speculative drafts).
-        retention: what stays findable after it has left a window.
-        deduplicate: keep a finished block private if its content is cached already.
+        num_lookahead_tokens: slots that allocations have room for behind their tokens, for drafts
+            of the tokens that follow; where blocks are lacking a sequence that has begun goes on
+            without. What is in them is published once it was accepted.
+        policy: what of the finished blocks can be found, and for how long.
         events_max: bound of the event buffer.
         events_with_tokens: carry token ids in ``BlocksStored``.
 
     Attributes:
         alignment_tokens: every hit is a multiple of it.
+        chunking: where chunks of a prompt should end.
     """
 
     def __init__(
@@ -51,8 +56,8 @@ class KVCacheCoordinator:
         max_step_tokens: int,
         steps_max: int = 1,
         eagle_groups: Collection[int] = (),
-        retention: Retention = Retention(),  # noqa: B008 (frozen)
-        deduplicate: bool = True,
+        num_lookahead_tokens: int = 0,
+        policy: CachePolicy = CachePolicy(),  # noqa: B008 (frozen)
         events_max: int = 4096,
         events_with_tokens: bool = False,
     ) -> None:
@@ -60,12 +65,11 @@ class KVCacheCoordinator:
             raise ConfigError("token limits must be positive", param="max_model_tokens")
         self.layout = layout
         self.max_model_tokens = max_model_tokens
+        self.num_lookahead_tokens = num_lookahead_tokens
         num_groups = len(layout.groups)  # and one index for what follows a state's first block
         self.events = KVEventLog(lambda: self.pool.cached_hashes(), num_groups, events_max)
-        self.pool = BlockPool(num_blocks, num_groups + 1, self.events.append)
-        self._retention = retention
-        self._is_dense = retention.is_dense
-        self._deduplicate = deduplicate
+        self.pool = BlockPool(num_blocks, num_groups + 1, self.events.append, policy)
+        self.policy = policy
         self.events_with_tokens = events_with_tokens
         self.managers = create_managers(
             layout,
@@ -74,11 +78,20 @@ class KVCacheCoordinator:
             max_step_tokens=max_step_tokens,
             steps_max=steps_max,
             eagle_groups=eagle_groups,
+            num_lookahead_tokens=num_lookahead_tokens,
         )
-        self._has_states = any(manager.hits_end_with_steps for manager in self.managers)
         self._tables = SequenceTables(self.managers)
         self.alignment_tokens = alignment_tokens(layout)
         self._matcher = PrefixMatcher(self.managers, self.alignment_tokens, frozenset(eagle_groups))
+        self.chunking = Chunking(self.managers, self._matcher)
+        self._publication = Publication(
+            self.managers,
+            self._tables.moving,
+            self._matcher,
+            layout.hash_block_tokens,
+            policy,
+            events_with_tokens,
+        )
         self._steps = StepHolds(self.pool, steps_max)
         self.admission = Admission(self.managers, self.pool)
         self._promises = self.admission.promises
@@ -92,35 +105,6 @@ class KVCacheCoordinator:
         The last token of a prompt must be computed to get logits: pass ``num_tokens - 1``.
         """
         return self._matcher.find(request.hashes, max_tokens)
-
-    def known_end(self, request: KVSequence) -> int:
-        """Where a prompt leaves what is known, as other prompts will; no effects.
-
-        The prefix that all full-attention groups have, whatever the others hold; 0 where no group
-        has linear states: see ``chunk_end``.
-        """
-        if not self._has_states:
-            return 0
-        known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
-        return known.num_tokens - known.num_tokens % self.alignment_tokens
-
-    def chunk_end(self, request: KVSequence, known_end: int, start: int, room: int) -> int | None:
-        """Where a chunk of a prompt that begins at ``start`` should end; no effects.
-
-        Linear states are kept only where a step ends. They are worth most where a known prefix is
-        left and at the last block end before the last token, from where a repeated or longer prompt
-        goes on; else at any block end.
-
-        Returns:
-            None if no group has states, or no such end is among the next ``room`` tokens.
-        """
-        if not self._has_states:
-            return None
-        if start < known_end <= start + room:
-            return known_end
-        end = min(start + room, request.num_tokens - 1)
-        end -= end % self.alignment_tokens
-        return end if end > start else None
 
     def group_hit_tokens(self, request: KVSequence) -> tuple[int, ...]:
         """Per group on its own (equal specs jointly): the prefix it still has; no effects."""
@@ -141,7 +125,7 @@ class KVCacheCoordinator:
         """
         if key in self._sequences:
             raise InvariantViolation(f"{key!r} is admitted after it began")
-        return self.admission.admit(key, min(num_tokens_total, self.max_model_tokens), hit)
+        return self.admission.admit(key, self.num_slots(num_tokens_total), hit)
 
     def unpromise(self, key: Hashable) -> None:
         """Give up what is left of a promise; idempotent."""
@@ -189,7 +173,7 @@ class KVCacheCoordinator:
             return self._go_on(sequence, num_new_tokens)
         hit = self._promises.admitted_hit(key, hit)
         computed = (hit.num_tokens if hit else 0) + num_external_tokens
-        total = min(computed + num_new_tokens, self.max_model_tokens)
+        total = self.num_slots(computed + num_new_tokens)
         if not self.admission.fits(key, total, hit, computed):
             return False
         sequence = self._begin(request, hit, computed, bool(num_external_tokens))
@@ -228,7 +212,7 @@ class KVCacheCoordinator:
         key, computed = request.key, num_external_tokens
         if key in self._sequences or key in self._promises:
             raise InvariantViolation(f"{key!r} exists already")
-        total = min(computed + num_new_tokens, self.max_model_tokens)
+        total = self.num_slots(computed + num_new_tokens)
         hit = self._matcher.find_always_visible(request.hashes, computed)
         if not self.admission.fits(key, total, hit, computed):
             return None
@@ -262,28 +246,16 @@ class KVCacheCoordinator:
                 raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
             sequence.num_computed = num_computed_tokens
             if num_computed_tokens >= sequence.publish_from:
-                self._publish(sequence, num_computed_tokens)
-
-    def _publish(self, sequence: SequenceState, num_computed_tokens: int) -> None:
-        request = sequence.request
-        sequence.require_committed("publish")
-        tokens = request.token_ids if self.events_with_tokens else ()
-        hashes = request.hashes
-        for manager in self.managers:
-            manager.publish(request.key, hashes, tokens, num_computed_tokens, self._deduplicate)
-        aligned = self.alignment_tokens
-        done = num_computed_tokens - num_computed_tokens % aligned
-        if len(hashes) * self.layout.hash_block_tokens >= done:
-            sequence.publish_from = done + aligned
+                self._publication.publish(sequence, num_computed_tokens)
 
     def release_out_of_window(self, key: Hashable, num_computed_tokens: int) -> None:
         """Drop the blocks that no query from ``num_computed_tokens`` on sees.
 
         No step in flight may compute an earlier one; cached blocks stay findable until evicted.
         """
+        if sequence := self._sequences.get(key):
+            self._publication.forget_skipped(sequence, num_computed_tokens)
         for manager in self._tables.moving:
-            if not self._is_dense and (sequence := self._sequences.get(key)):
-                manager.forget_skipped(key, num_computed_tokens, sequence.kept, self._retention)
             manager.drop_skipped(key, num_computed_tokens)
         if key in self._promises:
             self.admission.update(key)
@@ -303,6 +275,16 @@ class KVCacheCoordinator:
         """The step has ended, with or without error; idempotent."""
         self._steps.end(step_id)
 
+    def forget_prefixes(self) -> int:
+        """Forget all cached contents, and publish nothing more of the sequences that have begun.
+
+        What sequences and other holders hold they keep. Returns the blocks that were findable.
+        """
+        for sequence in self._sequences.values():
+            sequence.request.publishes = False
+            sequence.publish_from = NEVER
+        return self.pool.clear_cache()
+
     # -- reading ------------------------------------------------------------------------------
 
     def in_window_blocks(self, key: Hashable, num_tokens: int) -> tuple[list[tuple[int, int]], ...]:
@@ -313,9 +295,32 @@ class KVCacheCoordinator:
         """Per group the live table (do not change it): block ids, NULL_BLOCK out of window."""
         return self._tables.blocks(key)
 
+    def tables(self) -> Iterable[list[int]]:
+        """The live tables of all sequences in all groups (do not change them)."""
+        return self._tables.all_blocks()
+
     def held(self, key: Hashable) -> tuple[int, ...]:
         """Per group the number of blocks the sequence holds (zeros if unknown)."""
         return self._tables.num_held(key)
+
+    def num_slots(self, num_tokens: int) -> int:
+        """Slots of a sequence of so many tokens, those of drafts behind them included."""
+        return min(num_tokens + self.num_lookahead_tokens, self.max_model_tokens)
+
+    def num_draft_slots(self, key: Hashable) -> int:
+        """Slots there are behind the scheduled tokens, of ``num_lookahead_tokens`` at most."""
+        sequence = self._sequence(key)
+        num_slots = min(sequence.room_end, self.max_model_tokens) - sequence.num_scheduled
+        return min(num_slots, self.num_lookahead_tokens)
+
+    def accept_drafts(self, key: Hashable, num_tokens: int) -> None:
+        """So many drafts behind the scheduled tokens were right: they are scheduled tokens too.
+
+        The step that computed them has completed. The others' slots are written again.
+        """
+        if num_tokens > self.num_draft_slots(key):
+            raise InvariantViolation(f"{key!r} accepts drafts that have no slots")
+        self._sequence(key).num_scheduled += num_tokens
 
     def num_scheduled_tokens(self, key: Hashable) -> int:
         """Tokens computed or in a launched step, external ones included."""
@@ -339,7 +344,7 @@ class KVCacheCoordinator:
     def check(self) -> None:
         """Verify all invariants; raises InvariantViolation (linear in the pool)."""
         self._tables.check(self._sequences.keys())
-        self.pool.check(self._tables.all_blocks())
+        self.pool.check(self.tables())
         self._promises.check()
 
     # -- inside -------------------------------------------------------------------------------
@@ -356,10 +361,7 @@ class KVCacheCoordinator:
         """Start all tables: every group's hit is held before any group allocates."""
         self._tables.start(request.key, hit, num_computed, external=external)
         sequence = self._sequences[request.key] = SequenceState(request, num_computed, num_computed)
-        if not self._is_dense:
-            known = self._matcher.find_always_visible(request.hashes, request.num_tokens - 1)
-            adopted = hit.num_tokens if hit else 0
-            sequence.kept = (request.num_tokens - 1, request.num_tokens, known.num_tokens, adopted)
+        self._publication.begin(sequence, hit)
         return sequence
 
     def _go_on(self, sequence: SequenceState, num_new_tokens: int) -> bool:
@@ -368,18 +370,24 @@ class KVCacheCoordinator:
         # What steps in flight see or have yet to publish stays.
         in_flight = self._steps.in_flight(key)
         self.release_out_of_window(key, sequence.num_computed if in_flight else computed)
-        total = min(computed + num_new_tokens, self.max_model_tokens)
-        if total > sequence.room_end:
-            if not self.admission.fits(key, total, None, computed):
-                return False
-            sequence.room_end = self._tables.grow(key, total)
-        self._launched(sequence, computed + num_new_tokens)
+        end = computed + num_new_tokens
+        for total in (self.num_slots(end), end):  # drafts go without rather than wait for memory
+            if total <= sequence.room_end:
+                break
+            if self.admission.fits(key, total, None, computed):
+                sequence.room_end = self._tables.grow(key, total)
+                break
+        else:
+            return False
+        self._launched(sequence, end)
         return True
 
     def _launched(self, sequence: SequenceState, num_scheduled: int) -> None:
         key, sequence.num_scheduled = sequence.request.key, num_scheduled
         if sequence.num_external is None:
             room_end = min(sequence.room_end, self.max_model_tokens)
+            if room_end < self.max_model_tokens:
+                room_end -= self.num_lookahead_tokens
             sequence.quiet_end = self._tables.quiet_end(key, num_scheduled, room_end)
         if key in self._promises:
             self._promises.adopted(key)

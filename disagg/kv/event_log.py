@@ -4,7 +4,14 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from disagg.messages.kv_events import AllCleared, KVEvent, KVEventBatch, KVSnapshot
+from disagg.messages.kv_events import (
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    KVEventBatch,
+    KVSnapshot,
+    TierStored,
+)
 
 
 class KVEventLog:
@@ -15,6 +22,9 @@ class KVEventLog:
         num_groups: higher group numbers are not logged: they hold what follows the first block of
             a linear state, and nobody finds that without the first.
         events_max: bound of the buffer; older events are dropped, readers then see a gap.
+
+    Attributes:
+        read_tiers: returns what tiers have now (for snapshots).
     """
 
     def __init__(
@@ -27,10 +37,11 @@ class KVEventLog:
         self._read_hashes = read_hashes
         self._num_groups = num_groups
         self.next_seq = 0
+        self.read_tiers: Callable[[], tuple[TierStored, ...]] = tuple
 
     def append(self, event: KVEvent) -> None:
         """Number and keep one event."""
-        if not isinstance(event, AllCleared) and event.group >= self._num_groups:
+        if isinstance(event, BlocksStored | BlocksRemoved) and event.group >= self._num_groups:
             return
         self._events.append(event)
         self.next_seq += 1
@@ -44,4 +55,5 @@ class KVEventLog:
 
     def snapshot(self) -> KVSnapshot:
         """The whole cache, consistent with ``next_seq``."""
-        return KVSnapshot(self.next_seq, self._read_hashes()[: self._num_groups])
+        hashes = self._read_hashes()[: self._num_groups]
+        return KVSnapshot(self.next_seq, hashes, self.read_tiers())

@@ -10,7 +10,15 @@ from typing import assert_never
 
 from disagg.errors import ConfigError
 from disagg.kv.shapes.layout import KVCacheGroup
-from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
+from disagg.messages.kv_events import (
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    TierCleared,
+    TierRemoved,
+    TierStored,
+)
 
 MEDIUM = "GPU"
 """vLLM's name for blocks that a forward pass can read, on whatever device."""
@@ -60,6 +68,8 @@ class VllmEventShape:
                 }
             case AllCleared():
                 return {"type": "AllBlocksCleared"}
+            case TierStored() | TierRemoved() | TierCleared():
+                raise ConfigError("vLLM's events know no tiers", param="events")
         assert_never(event)
 
     def _stored(self, event: BlocksStored) -> WireEvent:

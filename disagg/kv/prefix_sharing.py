@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.blocks.hits import CacheHit, ExternalReservation
@@ -9,7 +10,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.sequence import KVSequence
-from disagg.kv.transfer_plan import moved_blocks
+from disagg.kv.transfer_plan import first_blocks, moved_blocks
 
 UNKNOWN = b""
 """Stands for chain values that were not sent; no block is cached under it."""
@@ -23,13 +24,15 @@ class WantedPrefix:
         num_tokens: the longest boundary that it has room for.
         first_hash: index of the first of ``hashes``.
         hashes: chain values from there to ``num_tokens``: all that some boundary may need.
-        first_lacked: per group, the first block index that the reader does not hold itself.
+        first_lacked: per group, position of the first token that the reader does not hold itself.
+        alignment_tokens: its prefixes can end at multiples of it.
     """
 
     num_tokens: int
     first_hash: int
     hashes: tuple[bytes, ...]
     first_lacked: tuple[int, ...]
+    alignment_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,11 @@ class PrefixSharing:
         return num_tokens - num_tokens % self._alignment
 
     def reserve(
-        self, request: KVSequence, num_tokens: int, num_tokens_total: int
+        self,
+        request: KVSequence,
+        num_tokens: int,
+        num_tokens_total: int,
+        hit: CacheHit | None = None,
     ) -> ExternalReservation | None:
         """Hold own hits, allocate the rest up to a boundary, promise the rest of the prompt.
 
@@ -76,12 +83,15 @@ class PrefixSharing:
             request: a sequence that has not begun.
             num_tokens: a `boundary`.
             num_tokens_total: the prompt's length.
+            hit: what to hold in place of those hits, per group from the first block on that a
+                query at ``num_tokens`` sees; null before it (see `TieredPrefix`).
 
         Returns:
             None if it does not fit now; nothing has changed then.
         """
         kv, key = self._kv, request.key
-        hit = self._matcher.find_always_visible(request.hashes, num_tokens)
+        if hit is None:
+            hit = self._matcher.find_always_visible(request.hashes, num_tokens)
         if not kv.admit(key, num_tokens_total, hit):
             return None
         num_external = num_tokens - hit.num_tokens
@@ -104,10 +114,6 @@ class PrefixSharing:
         """The prefix to request of an owner, if boundaries up to ``own_tokens`` are of no use."""
         num_tokens = reservation.num_external_tokens
         shortest = min(own_tokens + self._alignment, num_tokens)
-        first = tuple(
-            m.num_full_blocks(tokens)
-            for m, tokens in zip(self._kv.managers, reservation.hit_tokens, strict=True)
-        )
         start = min(
             max(m.skipped_tokens(shortest), tokens)
             for m, tokens in zip(self._kv.managers, reservation.hit_tokens, strict=True)
@@ -118,7 +124,8 @@ class PrefixSharing:
             num_tokens,
             start // size,
             tuple(request.hashes[start // size : num_tokens // size]),
-            first,
+            reservation.hit_tokens,
+            self._alignment,
         )
 
     def publish_intact(
@@ -128,6 +135,8 @@ class PrefixSharing:
 
         The sequence itself stays unusable: free it.
         """
+        if not request.publishes:
+            return
         for manager in self._kv.managers:
             bad = {block_index for group, block_index in failed if group == manager.group}
             tokens = request.token_ids if self._kv.events_with_tokens else ()
@@ -141,7 +150,8 @@ class PrefixSharing:
     def match(self, wanted: WantedPrefix) -> SharedPrefix | None:
         """The longest boundary at which both sides together have all groups; no effects.
 
-        None where there is none, or the request does not fit the groups of this model.
+        It is one for both, whatever their block sizes. None where there is none, or the request
+        does not fit the groups of this model.
         """
         managers = self._kv.managers
         num_hashes = wanted.first_hash + len(wanted.hashes)
@@ -150,9 +160,11 @@ class PrefixSharing:
         if len(wanted.first_lacked) != len(managers) or too_far:
             return None
         hashes = [UNKNOWN] * wanted.first_hash + list(wanted.hashes)
-        end = self.boundary(min(wanted.num_tokens, known_end))
+        alignment = lcm(self._alignment, wanted.alignment_tokens)
+        end = min(wanted.num_tokens, known_end)
+        end -= end % alignment
         runs: list[list[int]] = [[] for _ in managers]
-        firsts = list(wanted.first_lacked)
+        firsts = list(first_blocks(managers, wanted.first_lacked))
         for manager in self._matcher.nesting:
             first = firsts[manager.group]
             start = manager.spanned_tokens(first)
@@ -160,13 +172,14 @@ class PrefixSharing:
             size = manager.block_tokens
             (run,) = manager.match([manager.group], chain, max(0, end - start), size, False)
             runs[manager.group] = run
-            end = self.boundary(min(end, start + manager.spanned_tokens(len(run))))
+            end = min(end, start + manager.spanned_tokens(len(run)))
+            end -= end % alignment
         stable = False
         while end and not stable:
             stable = True
             for manager in self._matcher.others:
                 (run,) = manager.match(
-                    [manager.group], manager.chain(hashes), end, self._alignment, False
+                    [manager.group], manager.chain(hashes), end, alignment, False
                 )
                 runs[manager.group], firsts[manager.group] = run, 0
                 reached = manager.spanned_tokens(len(run))

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from disagg.errors import InvariantViolation
 
+NEVER = 1 << 62
+"""More tokens than any sequence has."""
+
 
 @dataclass(slots=True, eq=False)
 class KVSequence:
@@ -14,11 +17,13 @@ class KVSequence:
         key: name of the sequence, unique among those alive.
         token_ids: all known tokens.
         hashes: chain values of its full hash blocks (see ``BlockHasher.extend``).
+        publishes: its finished blocks become findable; False once the cache was reset under it.
     """
 
     key: Hashable
     token_ids: list[int] = field(default_factory=list, repr=False)
     hashes: list[bytes] = field(default_factory=list, repr=False)
+    publishes: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -38,7 +43,7 @@ class SequenceState:
         room_end: tokens for which every table has room.
         quiet_end: up to so many tokens no table changes, so that a decode step between two
             block ends costs a comparison.
-        publish_from: below so many computed tokens there is nothing new to publish.
+        publish_from: below so many computed tokens there is nothing new to publish (`NEVER`).
         kept: hit lengths at which windows and states stay findable (see ``Retention``).
     """
 

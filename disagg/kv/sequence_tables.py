@@ -24,6 +24,7 @@ def create_managers(
     max_step_tokens: int,
     steps_max: int,
     eagle_groups: Collection[int],
+    num_lookahead_tokens: int,
 ) -> tuple[GroupManager, ...]:
     """One manager per group, of its group's kind; arguments as in ``KVCacheCoordinator``."""
     aligned = alignment_tokens(layout)
@@ -36,9 +37,10 @@ def create_managers(
                 hash_block_tokens=layout.hash_block_tokens,
                 alignment_tokens=aligned,
                 max_model_tokens=max_model_tokens,
-                max_step_tokens=max_step_tokens,
+                max_step_tokens=max_step_tokens + num_lookahead_tokens,
                 drops_last=group.group in eagle_groups,
                 steps_max=steps_max,
+                num_lookahead_tokens=num_lookahead_tokens,
             ),
         )
         for group in layout.groups

@@ -5,8 +5,9 @@ of another kind those from ``spec.first_seen(n)`` on (`disagg/kv/kinds/`). For a
 ``W`` tokens in blocks of ``B`` tokens these are the block indexes ``max(0, n - W + 1) // B`` to
 ``(n - 1) // B``.
 
-Of these move the ones that the reader lacks: it names the first block it lacks in each group
-(`first_lacked`), and the owner offers what is read from there on (`moved_blocks`), full-attention
+Of these move the ones that the reader lacks: it names the first token it lacks in each group
+(`first_lacked`; its blocks may be larger or smaller than the owner's), and the owner offers what is
+read from the block of that token on (`first_blocks`, `moved_blocks`), full-attention
 blocks as soon as they are complete (`complete_blocks`), everything else with the seal. At a
 hand-over the reader counts as its own what its cache has of kinds that see everything; windows and
 states move whole, as only the run that ends at ``n`` would be of use. A prefix pull counts hits of
@@ -32,10 +33,27 @@ def moved_blocks(
 
 
 def first_lacked(managers: Sequence[GroupManager], key: Hashable, lacks: Blocks) -> tuple[int, ...]:
-    """Per group, index of the first block the reader lacks; past its table if it lacks none."""
+    """Per group, position of the first token the reader lacks; past its table if it lacks none."""
     return tuple(
-        blocks[0][0] if blocks else len(manager.tables[key].blocks)
+        manager.spanned_tokens(blocks[0][0] if blocks else len(manager.tables[key].blocks))
         for manager, blocks in zip(managers, lacks, strict=True)
+    )
+
+
+def first_blocks(
+    managers: Sequence[GroupManager], positions: Sequence[int], num_tokens: int = 0
+) -> tuple[int, ...]:
+    """Per group, index of the block with the token at a position; of a state its first block.
+
+    Args:
+        managers: one per group.
+        positions: per group; as many as a peer has named, who calls refuses another number.
+        num_tokens: blocks that a query there does not see any more are passed over.
+    """
+    pairs = zip(managers, positions, strict=False)
+    return tuple(
+        max(manager.num_full_blocks(position), manager.first_block(num_tokens))
+        for manager, position in pairs
     )
 
 

@@ -1,4 +1,4 @@
-"""What entered and left a worker's prefix cache: worker to router."""
+"""What entered and left a worker's prefix cache and its tiers: worker to router."""
 
 from dataclasses import dataclass, field
 
@@ -38,7 +38,39 @@ class AllCleared:
     """The worker's prefix cache was emptied."""
 
 
-KVEvent = BlocksStored | BlocksRemoved | AllCleared
+@dataclass(frozen=True, slots=True)
+class TierStored:
+    """A tier of the worker has these blocks now.
+
+    Attributes:
+        tier: number of the tier, as the worker registered them.
+        group: KV cache group.
+        hashes: chain values at the ends of the blocks, in no order. Of a linear state of several
+            blocks the first one's is the state's, the others' nobody looks for.
+    """
+
+    tier: int
+    group: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierRemoved:
+    """A tier has these blocks no more."""
+
+    tier: int
+    group: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierCleared:
+    """A tier has nothing any more."""
+
+    tier: int
+
+
+KVEvent = BlocksStored | BlocksRemoved | AllCleared | TierStored | TierRemoved | TierCleared
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +92,5 @@ class KVSnapshot:
 
     next_seq: int
     hashes: tuple[tuple[bytes, ...], ...]
+    tiers: tuple[TierStored, ...] = ()
+    """What tiers have, at most once per tier and group."""

@@ -55,7 +55,7 @@ class Reserved:
     granted: bool
     reason: str = ""
     first_lacked: tuple[int, ...] = ()
-    """Per group: index of the first block that must be offered."""
+    """Per group: position of the first token whose KV must be offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,9 @@ class AskLease:
     hashes: tuple[bytes, ...]
     """Chain values from there to ``num_tokens``."""
     first_lacked: tuple[int, ...]
-    """Per group: index of the first block that the reader does not hold itself."""
+    """Per group: position of the first token whose KV the reader does not hold itself."""
+    alignment_tokens: int = 1
+    """The reader's prefixes can end at multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ class TakeOver:
     number: int
     old: RequestKey
     first_lacked: tuple[int, ...]
+    """As in `AskLease`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,19 @@ class LeaseRefused:
 
     key: RequestKey
     request_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLoading:
+    """Owner -> reader: the answer to an `AskLease` follows when a tier has brought the prefix.
+
+    Sent for each repetition of the request; a greater figure shows the reader that it goes on.
+    """
+
+    key: RequestKey
+    request_number: int
+    num_blocks: int
+    """Of those that the tier has to bring, how many have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +238,7 @@ PeerMessage = (
     | AskLease
     | TakeOver
     | LeaseRefused
+    | LeaseLoading
     | WithdrawLease
     | Ended
     | WrongEpoch

@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass, fields
 
+from disagg.messages.forms import GroupForm, form_mismatches
 from disagg.messages.identity import Incarnation
+
+_BY_FORM = ("groups", "block_bytes", "num_ranks", "forms")
+"""Fields that may differ where blocks of one form can be read as parts of the other's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
     """What two workers must agree on before KV moves between them.
 
-    Compared field by field at registration; unequal workers are never paired.
+    Compared field by field at registration. Workers whose blocks differ in size only, or in how
+    many ranks share them, exchange parts of blocks (`disagg/transfer/read_plan.py`).
     """
 
     model_fingerprint: str
@@ -25,20 +30,55 @@ class Contract:
     wire_max: int
     num_ranks: int = 1
     """Processes that hold a part of every block each (tensor parallel)."""
+    forms: tuple[GroupForm, ...] = ()
+    """How each group's KV lies in a rank's blocks; none where only equal workers may read it."""
+    layout_version: int = 0
+    """Of the rules by which pages are laid out in blocks; releases of equal ones pair. 0: from a
+    release that did not name it."""
+
+    def has_equal_blocks(self, other: "Contract") -> bool:
+        """Whether whole blocks are exchanged, of as many ranks on both sides."""
+        return all(getattr(self, name) == getattr(other, name) for name in _BY_FORM)
 
     def mismatches(self, other: "Contract") -> tuple[str, ...]:
         """Name, ours and theirs of every field that forbids pairing; empty when compatible."""
         bad = [
             f"{f.name}: {getattr(self, f.name)!r} != {getattr(other, f.name)!r}"
             for f in fields(self)
-            if not f.name.startswith("wire_") and getattr(self, f.name) != getattr(other, f.name)
+            if not f.name.startswith("wire_")
+            and f.name not in _BY_FORM
+            and getattr(self, f.name) != getattr(other, f.name)
         ]
         if self.wire_min > other.wire_max or other.wire_min > self.wire_max:
             bad.append(
                 f"wire versions: {self.wire_min}..{self.wire_max} and "
                 f"{other.wire_min}..{other.wire_max} do not overlap"
             )
-        return tuple(bad)
+        return (*bad, *self.block_mismatches(other))
+
+    def block_mismatches(self, other: "Contract") -> tuple[str, ...]:
+        """The part of it that is about blocks: why neither can read parts of the other's."""
+        if self.has_equal_blocks(other):
+            return ()
+        why = form_mismatches(self.forms, self.num_ranks, other.forms, other.num_ranks)
+        if not why:
+            return ()
+        unequal = [
+            f"{name}: {getattr(self, name)!r} != {getattr(other, name)!r}"
+            for name in _BY_FORM
+            if name != "forms" and getattr(self, name) != getattr(other, name)
+        ]
+        return (*unequal, *why)
+
+    def refusal(self, name: str, other: "Contract", other_name: str) -> str:
+        """Why two workers never pair, with both contracts printed; "" where they may."""
+        bad = self.mismatches(other)
+        return (
+            f"contracts of {name} and {other_name} differ: {'; '.join(bad)} "
+            f"({name}: {self}; {other_name}: {other})"
+            if bad
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +92,15 @@ class GroupInfo:
     num_layers: int
     useful_bytes: int
     """Of one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierInfo:
+    """A tier of a worker; their order is that in which they are asked, and numbers them."""
+
+    name: str
+    num_blocks: int
+    """Most blocks that it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +119,4 @@ class WorkerInfo:
     handover_tokens_max: int
     """Longest prompt whose hand-over fits this worker's share of the pool."""
     num_blocks: int
+    tiers: tuple[TierInfo, ...] = ()

@@ -47,6 +47,11 @@ class SamplingParams:
         neutral = (0.0, 0.0, 1.0)
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != neutral
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether the next token depends on those before it in another way than by its logits."""
+        return self.has_penalties or bool(self.grammar)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

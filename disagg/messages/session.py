@@ -65,6 +65,12 @@ class Submit:
     """For a decode: the generation whose sealed lease it takes over. ``token_ids`` then ends with
     the token that the lease carries, and nothing is prefilled for it."""
 
+    @property
+    def asks(self) -> tuple[PeerAddress, ...]:
+        """The workers that one who prefills will ask: for a reservation, for a prefix."""
+        found = self.peer, self.pull.owner if self.pull is not None else None
+        return tuple(peer for peer in found if peer is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
@@ -74,7 +80,15 @@ class Cancel:
     reason: str
 
 
-ToWorkerMessage = Submit | Cancel
+@dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget all cached KV; a worker answers each by a `PrefixCacheReset`."""
+
+    number: int
+    """The router counts them, from 1."""
+
+
+ToWorkerMessage = Submit | Cancel | ResetPrefixCache
 
 
 class EndReason(StrEnum):
@@ -140,6 +154,8 @@ class PrefillReport:
     computed_tokens: int
     pulled_tokens: int = 0
     """Pulled from another worker's cache, after the own hits."""
+    uncached_common_tokens: int = 0
+    """Of those computed: a prefix that full attention had cached, and windows or states had not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +208,24 @@ class TransferReport:
     """Why a prefix pull was given up; what it lacked was computed."""
 
 
+RESIDENCY_BOUNDS_MS = (
+    *(10, 50, 100, 500, 1_000, 5_000, 10_000, 30_000),
+    *(60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000),
+)
+"""Upper bounds of the counts of a `ResidencyHistogram`; one more count is of all above them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyHistogram:
+    """Times of the cached blocks that a worker observed, so far."""
+
+    name: str
+    """``lifetime``, ``idle`` or ``reuse_gap``."""
+    counts: tuple[int, ...]
+    """Per bound of `RESIDENCY_BOUNDS_MS` those up to it and above the one before; then the rest."""
+    sum_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
     """Load and counters of a worker; sent when they changed, at most once a heartbeat."""
@@ -208,8 +242,29 @@ class WorkerStats:
     ready: bool
     counters: tuple[tuple[str, int], ...] = ()
     """Monotonic counts by name, e.g. ``commits_refused``."""
+    residency: tuple[ResidencyHistogram, ...] = ()
+    """How long contents stay in the prefix cache; none where no block is observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheReset:
+    """What a worker forgot: no later request finds any KV that was computed before this."""
+
+    number: int
+    num_forgotten: int
+    """Blocks that could be found until then."""
+    in_use: tuple[tuple[str, int], ...] = ()
+    """Blocks that are still held, by kind of holder: their memory is free when that ends."""
+    refused: str = ""
+    """Why nothing was forgotten; "" if all was."""
 
 
 ToRouterMessage = (
-    StepOutputs | PartEnded | PrefillProgress | PrefillReport | TransferReport | WorkerStats
+    StepOutputs
+    | PartEnded
+    | PrefillProgress
+    | PrefillReport
+    | TransferReport
+    | WorkerStats
+    | PrefixCacheReset
 )

@@ -87,4 +87,30 @@ class Fail:
     error: DisaggError
 
 
-RouterAction = Connect | Disconnect | ToWorker | Deliver | Fail
+@dataclass(frozen=True, slots=True)
+class WorkerReset:
+    """What one worker made of a reset of the prefix caches."""
+
+    worker: Incarnation
+    num_forgotten: int = 0
+    """Blocks that could be found until then."""
+    in_use: tuple[tuple[str, int], ...] = ()
+    """Blocks that are still held, by kind of holder."""
+    error: str = ""
+    """Why its cache was not reset, or may not have been."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheResetEnded:
+    """Every worker has answered a reset of the prefix caches, or is not waited for any more."""
+
+    number: int
+    workers: tuple[WorkerReset, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of them forgot what they had."""
+        return not any(one.error for one in self.workers)
+
+
+RouterAction = Connect | Disconnect | ToWorker | Deliver | Fail | CacheResetEnded

@@ -12,11 +12,13 @@ from disagg.messages.session import (
     PartEnded,
     PrefillProgress,
     PrefillReport,
+    PrefixCacheReset,
     ToRouterMessage,
     TransferReport,
     WorkerStats,
 )
 from disagg.routing.actions import Connect, Disconnect, NewRequest, RouterAction
+from disagg.routing.cache_reset import CacheResets
 from disagg.routing.fleet import Fleet, WorkerView
 from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import PolicyOptions
@@ -27,6 +29,9 @@ from disagg.routing.request_table import HashExtend, RequestTable
 PULL_TOKENS_MIN = 256
 """A pull costs a request, a READ and a commit before the first chunk: tens of milliseconds under
 load. So much prefix costs more to compute on any worker worth pulling to."""
+
+DECODE_PREFILL_TOKENS_MAX = 512
+"""As many as a chunk of a prompt beside which decodes go on."""
 
 
 class RouterCore:
@@ -44,6 +49,10 @@ class RouterCore:
         worker_silent_ms: a worker that sends nothing for so long is lost.
         policy: name of the rule that chooses workers.
         pull_tokens_min: tokens of prefix that another worker must have more, to be pulled from.
+        decode_prefill_tokens_max: tokens that a decode worker may compute of a prompt whose prefix
+            its tiers have.
+        accept_unlike_workers: workers that exchange no KV with others may register; they serve
+            alone.
 
     Raises:
         ConfigError: no policy has that name.
@@ -63,12 +72,16 @@ class RouterCore:
         worker_silent_ms: int,
         policy: str = DEFAULT_POLICY,
         pull_tokens_min: int = PULL_TOKENS_MIN,
+        decode_prefill_tokens_max: int = DECODE_PREFILL_TOKENS_MAX,
+        accept_unlike_workers: bool = False,
     ) -> None:
         self.counters: Counter[tuple[str, str]] = Counter()
-        self._fleet = Fleet(worker_silent_ms)
+        self._fleet = Fleet(worker_silent_ms, accept_unlike=accept_unlike_workers)
+        self._resets = CacheResets(self.counters)
+        rule = make_policy(policy, PolicyOptions(pull_tokens_min, decode_prefill_tokens_max))
         self._requests = RequestTable(
             self._fleet,
-            Planner(self._fleet, make_policy(policy, PolicyOptions(pull_tokens_min))),
+            Planner(self._fleet, rule, self._resets),
             self.counters,
             hash_extend=hash_extend,
             replans_max=replans_max,
@@ -131,14 +144,16 @@ class RouterCore:
         actions: list[RouterAction] = []
         if replaced is not None:
             actions.append(Disconnect(replaced.incarnation))
+            actions += self._resets.lost(replaced.incarnation, "new_epoch")
             actions += self._requests.lost(now_ms, replaced, "new_epoch")
         if new:
             actions.append(Connect(info))
         return actions
 
-    def session_up(self, now_ms: int, incarnation: Incarnation) -> None:
+    def session_up(self, now_ms: int, incarnation: Incarnation) -> list[RouterAction]:
         """The session stream is open; the worker takes requests once its stats are ready."""
         self._fleet.connected(now_ms, incarnation)
+        return self._resets.session_up(incarnation)
 
     def session_lost(self, now_ms: int, incarnation: Incarnation) -> list[RouterAction]:
         """The session ended or could not be opened: the worker is lost until it registers."""
@@ -187,6 +202,8 @@ class RouterCore:
             case PrefillReport() | TransferReport():
                 self._requests.report(now_ms, incarnation, message)
                 return []
+            case PrefixCacheReset():
+                return self._resets.answered(incarnation, message)
 
     def generate(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
         """Plan and submit a request.
@@ -202,6 +219,17 @@ class RouterCore:
     def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
         """The client went away: nothing more is delivered; unknown ids are ignored."""
         return self._requests.cancel(now_ms, request_id, reason)
+
+    def reset_prefix_caches(self, now_ms: int) -> list[RouterAction]:
+        """Let every worker forget its prefix cache; ``CacheResetEnded`` follows, in 10 s at most.
+
+        No request that is submitted after this call finds what was computed before it.
+
+        Raises:
+            CapacityError: a reset is under way.
+            RemoteFault: no worker is connected.
+        """
+        return self._resets.begin(now_ms, self._fleet.views())
 
     def match(self, num_tokens: int, hashes: Sequence[bytes]) -> tuple[WorkerMatch, ...]:
         """What each ready worker holds of a prompt, longest usable prefix first.
@@ -226,7 +254,7 @@ class RouterCore:
         actions: list[RouterAction] = []
         for incarnation in self._fleet.silent(now_ms):
             actions += self._drop(now_ms, incarnation, "silent")
-        return actions + self._requests.expire(now_ms)
+        return actions + self._resets.expire(now_ms) + self._requests.expire(now_ms)
 
     def record(self, request_id: str) -> RequestRecord | None:
         """Record of a live or recently finished request; None if it is unknown."""
@@ -236,4 +264,6 @@ class RouterCore:
         if incarnation not in self._fleet:
             return []
         lost = self._fleet.remove(incarnation)
-        return [Disconnect(incarnation), *self._requests.lost(now_ms, lost, cause)]
+        actions: list[RouterAction] = [Disconnect(incarnation)]
+        actions += self._resets.lost(incarnation, cause)
+        return actions + self._requests.lost(now_ms, lost, cause)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from disagg.errors import ConfigError
@@ -16,6 +16,8 @@ ROLES = ("prefill", "decode", "both")
 WORKERS_MAX = 4096
 RETIRED_MAX = 1024
 BAD_PAIRS_MAX = 4096
+_FIXED_FIELDS = ("contract", "groups", "tiers")
+"""Of one incarnation."""
 _FLEET_FIELDS = ("model_fingerprint", "hash_block_tokens", "hash_scheme")
 
 
@@ -69,13 +71,15 @@ class Fleet:
     Args:
         silent_ms: a worker that sends nothing for so long is lost; also for how long a pair of
             workers that failed to transfer is not chosen again.
+        accept_unlike: workers that exchange no KV with the others may register.
 
     Attributes:
         contract: of the first worker registered; all others must hash the same model alike.
     """
 
-    def __init__(self, silent_ms: int) -> None:
+    def __init__(self, silent_ms: int, *, accept_unlike: bool = False) -> None:
         self.contract: Contract | None = None
+        self._accept_unlike = accept_unlike
         self._silent_ms = silent_ms
         self._workers: dict[str, _Worker] = {}
         self._indexes: dict[tuple[GroupInfo, ...], PrefixIndex] = {}
@@ -110,7 +114,7 @@ class Fleet:
         if known is None and len(self._workers) >= WORKERS_MAX:
             raise ConfigError(f"more than {WORKERS_MAX} workers", param="worker_id")
         if known is not None and known.info.incarnation == info.incarnation:
-            if known.info.contract != info.contract or known.info.groups != info.groups:
+            if any(getattr(known.info, one) != getattr(info, one) for one in _FIXED_FIELDS):
                 raise ConfigError(
                     "a worker's contract cannot change within an epoch", param="contract"
                 )
@@ -122,8 +126,14 @@ class Fleet:
             replaced = self.remove(known.info.incarnation)
         self._retire_other_lives(info.incarnation)
         self.contract = self.contract or info.contract
+        for worker in self._workers.values():
+            if worker.info.contract == info.contract:
+                # One object: policies compare contracts for every request.
+                info = replace(info, contract=worker.info.contract)
+                break
         self._indexes[info.groups] = index
-        index.add(info.incarnation, info.num_blocks)
+        tiers = [tier.num_blocks for tier in info.tiers]
+        index.add(info.incarnation, info.num_blocks, tiers)
         self._workers[info.incarnation.worker_id] = _Worker(info, index, now_ms)
         return replaced, True
 
@@ -195,7 +205,7 @@ class Fleet:
         ]
 
     def match(self, num_tokens: int, hashes: Sequence[bytes]) -> dict[Incarnation, PrefixHit]:
-        """The prefix of a prompt that each worker's cache holds, by the index."""
+        """The prefix of a prompt that each worker's cache and tiers hold, by the index."""
         hits: dict[Incarnation, PrefixHit] = {}
         for index in self._indexes.values():
             hits.update(index.match(num_tokens, hashes))
@@ -258,4 +268,21 @@ class Fleet:
                 f"worker {info.incarnation.worker_id} serves another model than this fleet or "
                 f"hashes it otherwise: {'; '.join(differing)}",
                 param="contract",
+            )
+        for worker in self._workers.values():
+            if worker.info.incarnation.worker_id != info.incarnation.worker_id:
+                self._check_pair(info, worker.info)
+
+    def _check_pair(self, info: WorkerInfo, known: WorkerInfo) -> None:
+        """Refuse a worker that exchanges no KV with one of the fleet, unless that is accepted.
+
+        Another type of KV never is: answers would depend on the worker that gives them.
+        """
+        ours, theirs = info.contract, known.contract
+        if self._accept_unlike and ours.dtype == theirs.dtype:
+            return
+        name, other = info.incarnation.worker_id, known.incarnation.worker_id
+        if why := ours.refusal(name, theirs, other):
+            raise ConfigError(
+                f"workers {name} and {other} cannot exchange KV: {why}", param="contract"
             )

@@ -126,6 +126,7 @@ class Generation:
             hit_tokens=report.hit_tokens if report else None,
             computed_tokens=report.computed_tokens if report else None,
             pulled_tokens=report.pulled_tokens if report else None,
+            uncached_common_tokens=report.uncached_common_tokens if report else None,
             prefill_ms=self.prefill_ms,
             transfer=self.transfer,
             pull=self.pull,

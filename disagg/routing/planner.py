@@ -1,8 +1,10 @@
 """From a request and the fleet to a plan: who can serve it at all, then the policy's choice."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault
+from disagg.routing.cache_reset import CacheResets
 from disagg.routing.fleet import Fleet
 from disagg.routing.policy.protocol import Candidate, Demand, Plan, Policy
 from disagg.routing.request import RoutedRequest
@@ -14,11 +16,14 @@ class Planner:
     Args:
         fleet: the workers.
         policy: chooses among those that can serve the request.
+        resets: of the prefix caches; nobody pulls a prefix of a worker that may have missed the
+            last one, and no lease from before it is taken over.
     """
 
-    def __init__(self, fleet: Fleet, policy: Policy) -> None:
+    def __init__(self, fleet: Fleet, policy: Policy, resets: CacheResets) -> None:
         self._fleet = fleet
         self._policy = policy
+        self._resets = resets
 
     def plan(self, now_ms: int, request: RoutedRequest) -> Plan:
         """Choose the workers of the request's next generation.
@@ -34,6 +39,9 @@ class Planner:
         plan = self._policy.plan(self._demand(now_ms, request), candidates)
         if not (plan.prefill.can_prefill and plan.decode.can_decode):
             raise InvariantViolation(f"a plan that has no room where it goes: {plan.reason}")
+        if plan.pull is not None and not self._resets.has_reset(plan.pull.incarnation):
+            why = f"{plan.reason}: its owner's cache is being reset"
+            return replace(plan, pull=None, reason=why)
         return plan
 
     def take_over(self, now_ms: int, request: RoutedRequest) -> Plan | None:
@@ -45,6 +53,8 @@ class Planner:
         accepted.
         """
         lost = request.current
+        if lost.started_ms <= self._resets.begun_ms:
+            return None  # its KV would be found at the new worker, although all was forgotten
         num_tokens = len(request.stream.tokens)
         if lost.lease_tokens is None or num_tokens != lost.lease_tokens + 1:
             return None

@@ -26,6 +26,8 @@ class GenerationRecord:
     computed_tokens: int | None
     pulled_tokens: int | None
     """What it pulled from another worker's cache; computed are the rest."""
+    uncached_common_tokens: int | None
+    """Of those computed: a prefix that full attention had cached, and windows or states had not."""
     prefill_ms: int | None
     """When the prefill worker's report arrived."""
     transfer: TransferReport | None

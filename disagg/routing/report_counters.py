@@ -13,6 +13,7 @@ def count_report(
         counters["prefill_tokens", "hit"] += report.hit_tokens
         counters["prefill_tokens", "pulled"] += report.pulled_tokens
         counters["prefill_tokens", "computed"] += report.computed_tokens
+        counters["prefill_uncached_common_tokens", ""] += report.uncached_common_tokens
     elif report.kind is TransferKind.PREFIX:
         cause = report.failed.partition(":")[0] if report.failed else "committed"
         counters["prefix_pulls", cause] += 1

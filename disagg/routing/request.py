@@ -67,7 +67,7 @@ class RoutedRequest:
             prefill=plan.prefill.view.info,
             decode=plan.decode.view.info,
             reason=plan.reason,
-            expected_hit_tokens=plan.prefill.hit.usable_tokens,
+            expected_hit_tokens=plan.prefill.found_tokens,
             base=len(self.stream.tokens),
             taken_over=old,
         )
@@ -87,7 +87,7 @@ class RoutedRequest:
         pull = None
         if plan.pull is not None:
             owner = _address(plan.pull.view.info)
-            pull = PullPlan(owner, plan.pull.hit.usable_tokens)
+            pull = PullPlan(owner, plan.pull.found_tokens)
         if plan.local:
             return [ToWorker(current.decode.incarnation, replace(submit, pull=pull))]
         # The decode worker first: it refuses a Reserve of a generation not submitted to it.

@@ -248,7 +248,7 @@ class RequestTable:
         self._last_generation += 1
         actions = request.start(now_ms, self._last_generation, plan)
         if not plan.takes_over:
-            to_compute = len(request.stream.tokens) - (plan.pull or plan.prefill).hit.usable_tokens
+            to_compute = len(request.stream.tokens) - plan.found_tokens
             self._fleet.planned(plan.prefill.incarnation, to_compute)
         if not plan.local:
             self._fleet.planned(plan.decode.incarnation, 0)

@@ -37,7 +37,48 @@ class CheckTransport:
     reason: str
 
 
-WorkerAction = ToRouter | ConnectPeer | Exit | CheckTransport | Send | PostRead
+TierKey = tuple[int, bytes]
+"""What a tier keeps a block under: its group, and a chain value that stands for all before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTier:
+    """Copy blocks of the pool into a tier; they are held until `WorkerCore.on_tier_written`."""
+
+    copy_id: int
+    tier: str
+    blocks: tuple[tuple[TierKey, int], ...]
+    """With their block ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTier:
+    """Copy blocks of a tier into the pool; they are held until `WorkerCore.on_tier_read`."""
+
+    copy_id: int
+    tier: str
+    blocks: tuple[tuple[TierKey, int], ...]
+    """With the block ids that they go to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTier:
+    """Drop everything a tier has; no copy of it is under way until `WorkerCore.on_tier_cleared`."""
+
+    tier: str
+
+
+WorkerAction = (
+    ToRouter
+    | ConnectPeer
+    | Exit
+    | CheckTransport
+    | Send
+    | PostRead
+    | WriteTier
+    | ReadTier
+    | ClearTier
+)
 
 
 class Actions:

@@ -9,7 +9,8 @@ from disagg.scheduling.limits import WorkerLimits
 
 def num_blocks_for(kv: KVCacheCoordinator, num_tokens: int) -> int:
     """Most blocks a sequence of so many tokens holds at once, over all groups."""
-    return sum(min(m.num_blocks(num_tokens), m.peak_blocks) for m in kv.managers)
+    num_slots = kv.num_slots(num_tokens)
+    return sum(min(m.num_blocks(num_slots), m.peak_blocks) for m in kv.managers)
 
 
 def rejection_of(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator) -> str:
@@ -20,8 +21,7 @@ def rejection_of(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator) -
     if num_tokens >= limits.max_model_tokens:
         return f"{num_tokens} tokens, at most {limits.max_model_tokens - 1} leave room for one more"
     num_prompt = submit.sampling.num_prompt_tokens
-    looks_back = submit.sampling.has_penalties or submit.sampling.grammar
-    if looks_back and not 0 < num_prompt <= num_tokens:
+    if submit.sampling.looks_back and not 0 < num_prompt <= num_tokens:
         # Set by the router. Without it the prompt would be taken for what was generated.
         said = f"sampling.num_prompt_tokens={num_prompt} of {num_tokens} tokens"
         return f"penalties or a grammar: {said}"

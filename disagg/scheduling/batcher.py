@@ -21,7 +21,7 @@ it and its own, however many come later. And of *n* prompts that run each is ser
 single token, the oldest has it.
 
 Of a model with linear states a chunk ends where a state can be kept, if such an end is within its
-share (`KVCacheCoordinator.chunk_end`); the oldest prompt's half grows to the next one. So what
+share (`Chunking.chunk_end`); the oldest prompt's half grows to the next one. So what
 follows a prompt's last block end is a chunk of its own: the price, a short step more, at which a
 repeated or longer prompt is found whole.
 """
@@ -34,6 +34,7 @@ from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import SentTables
+from disagg.scheduling.drafts import draft_of, waits_to_draft
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step
@@ -48,6 +49,8 @@ class Batcher:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_returning: Callable[[], int] = int
+        """Blocks that are being copied out, and become free without anybody's doing."""
         self._next_step_id = 0
         self._in_flight: deque[tuple[Step, tuple[Sequence, ...]]] = deque()
         self._lets_steps_end = False
@@ -140,7 +143,7 @@ class Batcher:
             if not pulls and not self._kv.admit(seq.key, seq.num_tokens, hit):
                 return
             self.waiting.popleft()
-            seq.known_end = self._kv.known_end(seq.request)
+            seq.known_end = self._kv.chunking.known_end(seq.request)
             if not pulls:
                 seq.starts_from(hit.num_tokens)
             yield seq
@@ -160,6 +163,9 @@ class Batcher:
         preempted: list[Sequence] = []
         oldest_first = sorted(self.running, key=lambda seq: seq.arrival)
         decodes = [seq for seq in oldest_first if seq.num_unscheduled == 1]
+        drafts = self._drafts_now()
+        if drafts:
+            decodes = [seq for seq in decodes if not waits_to_draft(seq)]
         budget = self._add_decodes(decodes, chosen, preempted)
         for seq, num_new in self._share_among_prompts(budget):
             if self._lets_steps_end:
@@ -168,8 +174,12 @@ class Batcher:
                 chosen.append((seq, num_new))
         if not chosen:
             return None, preempted
-        slices = tuple(self._slice(seq, num_new) for seq, num_new in chosen)
-        step = Step(self._next_step_id, slices, tuple(self._ended))
+        slices = []
+        for seq, num_new in chosen:
+            draft = draft_of(seq, self._kv, budget) if drafts else ()
+            budget -= len(draft)
+            slices.append(self._slice(seq, num_new, draft))
+        step = Step(self._next_step_id, tuple(slices), tuple(self._ended))
         self._ended.clear()
         self._next_step_id += 1
         sequences = tuple(seq for seq, _ in chosen)
@@ -186,19 +196,26 @@ class Batcher:
         self._kv.release_step(step_id)
         return step, sequences
 
-    def _slice(self, seq: Sequence, num_new: int) -> SequenceSlice:
+    def _drafts_now(self) -> bool:
+        """Whether sequences may draft in the next step: no prompt's chunk is in it."""
+        return self._kv.num_lookahead_tokens > 0 and not any(
+            seq.num_unscheduled > 1 for seq in self.running
+        )
+
+    def _slice(self, seq: Sequence, num_new: int, draft: tuple[int, ...]) -> SequenceSlice:
         start, end = seq.num_scheduled, seq.num_scheduled + num_new
-        seq.num_scheduled = end
+        seq.num_scheduled, seq.num_drafts = end, len(draft)
         is_new = seq.sent_tables is None
         sent = seq.sent_tables = seq.sent_tables or SentTables(self._kv, seq.key)
         return SequenceSlice(
             key=seq.key,
-            token_ids=tuple(seq.request.token_ids[start:end]) or (PLACEHOLDER,),
+            token_ids=(*seq.request.token_ids[start:end], *draft) or (PLACEHOLDER,),
             start=start,
             is_new=is_new,
             table_changes=sent.take_changes(),
             sampling=seq.submit.sampling if end >= seq.num_tokens else None,
             known_token_ids=tuple(seq.request.token_ids) if is_new else (),
+            num_drafts=len(draft),
         )
 
     def _add_decodes(
@@ -257,7 +274,7 @@ class Batcher:
     def _chunk(self, seq: Sequence, share: int, room: int) -> int:
         """Tokens of a prompt's next chunk: a share, or as much of the room as keeps a state."""
         start = seq.num_scheduled
-        end = self._kv.chunk_end(seq.request, seq.known_end, start, room)
+        end = self._kv.chunking.chunk_end(seq.request, seq.known_end, start, room)
         return min(seq.num_unscheduled, share) if end is None else end - start
 
     def _make_room(
@@ -269,11 +286,14 @@ class Batcher:
     ) -> bool:
         """Allocate, preempting the youngest until it fits; at last the sequence itself.
 
-        While steps are in flight nobody is preempted: they are let end first.
+        While steps are in flight nobody is preempted: they are let end first. Nor while blocks
+        are being copied out: who lacks them is in no step until they have come back.
         """
         while not self._kv.allocate(seq.request, num_new_tokens=num_new):
             if self._in_flight:
                 self.let_steps_end()
+                return False
+            if self.num_returning():
                 return False
             in_step = {id(other) for other, _ in chosen}
             victims = [s for s in self.running if id(s) not in in_step]

@@ -7,11 +7,15 @@ that then fails: after that its tables equal those the coordinator had at the la
 """
 
 from array import array
+from collections.abc import Iterable, Mapping
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.step import SequenceSlice, Step, TableChange
+
+Tables = Mapping[RequestKey, tuple["array[int]", ...]]
+"""Of each sequence the block table of each group."""
 
 
 class SentTables:
@@ -59,6 +63,13 @@ class BlockTables:
     def __getitem__(self, key: RequestKey) -> "tuple[array[int], ...]":
         """Per group the table; raises KeyError where there is none."""
         return self._tables[key]
+
+    def of(self, slices: Iterable[SequenceSlice]) -> Tables:
+        """Tables of these sequences, also when a later step has ended one of them.
+
+        A later step changes no entry that a step in flight reads or writes.
+        """
+        return {part.key: self._tables[part.key] for part in slices}
 
     def apply(self, step: Step) -> None:
         """Forget what the step ends and make all its changes.

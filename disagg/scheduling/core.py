@@ -4,23 +4,24 @@ The shell feeds events in, one at a time and in order, and carries out the retur
 order:
 
 - `on_router_message` for what the router's stream brings, `on_router_lost` when it ends;
-- `on_peer_message` for other workers' messages, `on_peer_lost` when a stream to or from an
+- `on_peer_known` before the first message of a peer whose blocks are not like this worker's,
+  `on_peer_message` for other workers' messages, `on_peer_lost` when a stream to or from an
   incarnation ends or its epoch changed;
 - `next_step` after every event until there is none, or later (`StepPace`), `on_step_done` when a
   step has ended, in the order of their launch;
-- `on_read_done` exactly once for every `PostRead`;
+- `on_read_done` exactly once for every `PostRead`, `on_tier_written` for every `WriteTier`,
+  `on_tier_read` for every `ReadTier`, `on_tier_cleared` for every `ClearTier`;
 - `tick` every few milliseconds.
 
 Only one thread may call it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.peer import (
     AskLease,
     AskOffers,
@@ -28,6 +29,7 @@ from disagg.messages.peer import (
     CommitAnswer,
     CommitSeen,
     Ended,
+    LeaseLoading,
     LeaseRefused,
     Offers,
     PeerMessage,
@@ -39,12 +41,11 @@ from disagg.messages.peer import (
     WithdrawLease,
     WrongEpoch,
 )
-from disagg.messages.sampling import SampledToken
 from disagg.messages.session import (
     Cancel,
     EndReason,
     PartEnded,
-    PrefillProgress,
+    ResetPrefixCache,
     Role,
     Submit,
     ToWorkerMessage,
@@ -53,19 +54,27 @@ from disagg.scheduling.actions import (
     CheckTransport,
     ConnectPeer,
     Exit,
+    TierKey,
     ToRouter,
     WorkerAction,
 )
-from disagg.scheduling.admission import num_blocks_for, rejection_of
+from disagg.scheduling.admission import rejection_of
+from disagg.scheduling.cache_reset import reset_prefix_cache
+from disagg.scheduling.draining import Draining
 from disagg.scheduling.handover.decode_side import DecodeSide
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.prefix_lending import PrefixLender
 from disagg.scheduling.handover.prefix_pull import PrefixPullSide
 from disagg.scheduling.handover.worker_state import create_state
 from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.parts import Parts
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import Step, StepResult
+from disagg.scheduling.step_side import StepSide
+from disagg.scheduling.tiers.index import TierSetting
+from disagg.scheduling.tiers.tier_side import TierSide
 from disagg.transfer.actions import READ_FAULTS
+from disagg.transfer.read_plan import ReadPlan
 
 
 class WorkerCore:
@@ -79,6 +88,7 @@ class WorkerCore:
         hasher: BlockHasher,
         limits: WorkerLimits,
         random_delay_ms: Callable[[int], int],
+        tiers: tuple[TierSetting, ...] = (),
     ) -> None:
         self.me = me
         self.limits = limits
@@ -86,14 +96,19 @@ class WorkerCore:
         worker = create_state(me, coordinator, hasher, limits)
         self.counters, self.budget, self._out = worker.counters, worker.budget, worker.out
         self.batcher, self.generations = worker.batcher, worker.generations
-        self.admission = worker.admission
+        self.admission, self._plans = worker.admission, worker.plans
         self.leases, self.lease_answers = worker.leases, worker.lease_answers
         self.inbound, self.lease_requests = worker.inbound, worker.lease_requests
         self.prefill_side = PrefillSide(worker, random_delay_ms)
         self.decode_side = DecodeSide(worker)
         self.prefix_pull = PrefixPullSide(worker, self.prefill_side)
         self.prefix_lender = PrefixLender(worker)
-        self._drain_until_ms: int | None = None
+        self.tiers = TierSide(worker, self.prefill_side, self.prefix_lender, tiers)
+        self.parts = Parts(
+            worker, self.prefill_side, self.decode_side, self.prefix_pull, self.tiers
+        )
+        self._steps = StepSide(worker, self.parts, self.prefill_side, self.prefix_pull, self.tiers)
+        self._draining = Draining(limits.drain_ms)
 
     @property
     def sequences(self) -> dict[RequestKey, Sequence]:
@@ -103,15 +118,21 @@ class WorkerCore:
     # --- router
 
     def on_router_message(self, now_ms: int, message: ToWorkerMessage) -> list[WorkerAction]:
-        """Start or end a generation."""
-        if isinstance(message, Cancel):
-            self._cancel(message.key, message.reason)
-            return self._take_without_reports()
-        self._submit(now_ms, message)
+        """Start or end a generation, or forget what is cached."""
+        match message:
+            case Cancel(key, reason):
+                self._cancel(key, reason)
+                return self._take_without_reports()
+            case ResetPrefixCache():
+                self.tiers.clear(now_ms)
+                self.tiers.answer(reset_prefix_cache(self.kv, self.sequences.values(), message))
+            case Submit():
+                self._submit(now_ms, message)
         return self._out.take()
 
     def on_router_lost(self, now_ms: int) -> list[WorkerAction]:
         """Nobody reads the answers any more: end everything."""
+        self.tiers.forget_answer()
         for key in list(self.sequences):
             self._cancel(key, "router lost")
         return self._take_without_reports()
@@ -124,19 +145,20 @@ class WorkerCore:
             self._out.add(ToRouter(PartEnded(submit.key, EndReason.REJECTED, rejection)))
             return
         seq = self.generations.add(now_ms, submit)
+        self.tiers.prompt(seq)
         if submit.role is Role.DECODE:
             self.decode_side.begin(now_ms, seq)
+            if seq.phase is Phase.AWAITING_RESERVE:
+                self.tiers.prefetch(now_ms, seq)
             return
-        if submit.peer is not None:
-            self._out.add(ConnectPeer(submit.peer))
-        if submit.pull is not None:
-            self._out.add(ConnectPeer(submit.pull.owner))
-        self.queue(seq)
+        for peer in submit.asks:
+            self._out.add(ConnectPeer(peer))
+        self.parts.queue(seq)
 
     def _cancel(self, key: RequestKey, reason: str) -> None:
         seq = self.sequences.get(key)
         if seq is not None:
-            self._end(seq, EndReason.CANCELLED, reason)
+            self.parts.end(seq, EndReason.CANCELLED, reason)
         else:  # the prefill part may be over and only its lease be left
             self.prefill_side.end_lease(key, reason)
 
@@ -146,12 +168,25 @@ class WorkerCore:
 
     # --- peers
 
+    def on_peer_known(self, peer: Incarnation, plan: ReadPlan | None) -> None:
+        """A peer's contract is known, which goes before all its messages and never changes.
+
+        Args:
+            peer: the incarnation.
+            plan: how its blocks are read; None: whole, as its blocks are like this worker's.
+        """
+        if plan is None:
+            self._plans.pop(peer, None)
+        else:
+            self._plans[peer] = plan
+
     def on_peer_message(
         self, now_ms: int, sender: Incarnation, message: PeerMessage
     ) -> list[WorkerAction]:
         """Handle another worker's message; unknown or ended generations change nothing."""
         match message:
             case Reserve():
+                self.tiers.end_prefetch(message.key)
                 self.decode_side.on_reserve(now_ms, sender, message)
             case Reserved():
                 self.prefill_side.on_reserved(now_ms, sender, message)
@@ -163,6 +198,8 @@ class WorkerCore:
                 self.lease_requests.on_offers(now_ms, sender, message)
             case LeaseRefused():
                 self.lease_requests.on_refused(now_ms, sender, message)
+            case LeaseLoading():
+                self.lease_requests.on_loading(now_ms, sender, message)
             case ReadProgress():
                 self.leases.on_read_progress(now_ms, sender, message)
             case CommitAnswer():
@@ -174,11 +211,12 @@ class WorkerCore:
             case CommitSeen():
                 self.leases.on_seen(sender, message)
             case AskLease():
-                self.prefix_lender.on_ask_lease(now_ms, sender, message)
+                self.tiers.lending.on_ask_lease(now_ms, sender, message)
             case TakeOver():
                 self.prefill_side.on_take_over(now_ms, sender, message)
             case WithdrawLease():
                 self._doubt(sender, message.reason)
+                self.tiers.lending.on_withdraw(sender, message)
                 self.lease_answers.on_withdraw(sender, message)
             case Ended():
                 self._doubt(sender, message.reason)
@@ -189,10 +227,12 @@ class WorkerCore:
 
     def on_peer_lost(self, now_ms: int, peer: Incarnation) -> list[WorkerAction]:
         """A stream's end or a new epoch counts as the peer's abort of everything with it."""
+        self._plans.pop(peer, None)  # what it says later comes behind another hello
         if any(lease.reader == peer for lease in self.leases.statuses()):
             # Perhaps it ended because its READs from here did not.
             self._out.add(CheckTransport(f"{peer} was lost while it read from here"))
         self.prefill_side.on_peer_lost(peer)
+        self.tiers.lending.on_peer_lost(peer)
         self.lease_answers.on_peer_lost(peer)
         self.leases.on_peer_lost(now_ms, peer)
         self.lease_requests.on_peer_lost(now_ms, peer)
@@ -200,7 +240,7 @@ class WorkerCore:
         self.decode_side.on_peer_lost(peer)
         for seq in list(self.sequences.values()):
             if seq.role is Role.PREFILL and seq.peer.incarnation == peer:
-                self._end(seq, EndReason.PEER_LOST, f"{peer} was lost")
+                self.parts.end(seq, EndReason.PEER_LOST, f"{peer} was lost")
         return self._out.take()
 
     def _peer_ended(self, sender: Incarnation, message: Ended) -> None:
@@ -212,7 +252,7 @@ class WorkerCore:
             return
         elif seq.role is Role.PREFILL or self.decode_side.find(seq.key) is not None:
             # A decode worker that has committed needs the prefill worker's part no more.
-            self._end(seq, EndReason.PEER_ENDED, message.reason, tell_peer=False)
+            self.parts.end(seq, EndReason.PEER_ENDED, message.reason, tell_peer=False)
 
     def _doubt(self, reader: Incarnation, reason: str) -> None:
         """A reader's READs failed. It looks at its own transport; ours may be at fault as well."""
@@ -223,72 +263,12 @@ class WorkerCore:
 
     def next_step(self, now_ms: int) -> tuple[Step | None, list[WorkerAction]]:
         """The next batch, or None when there is nothing to compute or none may be launched."""
-        if not self.batcher.may_launch:
-            return None, []
-        num_elsewhere = self.generations.num_holding - len(self.batcher.running)
-        for seq in self.batcher.take_startable(num_elsewhere, self.prefix_pull.reserve):
-            if seq.phase is Phase.PULLING_PREFIX:
-                self.prefix_pull.ask(now_ms, seq)
-            else:
-                self.prefill_side.start(now_ms, seq)
-        step, preempted = self.batcher.build_step()
-        for seq in preempted:
-            if seq.role is Role.PREFILL:
-                self.prefill_side.give_back(seq, "preempted")
-            else:
-                seq.preempted = True
-            self.queue(seq)
-        return step, self._out.take()
+        return self._steps.plan(now_ms), self._out.take()
 
     def on_step_done(self, now_ms: int, result: StepResult) -> list[WorkerAction]:
         """Account for a finished step: publish, sample, finish, hand over."""
-        step, sequences = self.batcher.complete(result.step_id)
-        outputs: list[SequenceOutput] = []
-        alive = [  # others were cancelled in between; the step's hold kept their blocks until now
-            (i, seq, part.start + len(part.token_ids))
-            for i, (seq, part) in enumerate(zip(sequences, step.slices, strict=True))
-            if self.sequences.get(seq.key) is seq and seq.phase is Phase.RUNNING
-        ]
-        if not result.error:
-            self.kv.publish_step([(seq.key, num_computed) for _, seq, num_computed in alive])
-        for i, seq, num_computed in alive:
-            if result.error:
-                self._end(seq, EndReason.STEP_FAILED, result.error)
-                continue
-            seq.num_computed = num_computed
-            sample = result.samples[i]
-            if sample is not None and sample.error:
-                self._end(seq, EndReason.NO_TOKEN, sample.error)
-            elif sample is not None:
-                outputs.append(self._sampled(now_ms, seq, sample))
-            else:
-                self._computed(now_ms, seq)
-        if outputs:  # after the prefill reports, which belong to the first token's usage
-            self._out.add(ToRouter(StepOutputs(tuple(outputs))))
+        self._steps.done(now_ms, result)
         return self._out.take()
-
-    def _computed(self, now_ms: int, seq: Sequence) -> None:
-        """A chunk is computed, more follow: offer it, and show those who wait that it goes on."""
-        due = seq.shows_progress(now_ms, self.limits.progress_ms)
-        if seq.role is Role.PREFILL:
-            self.prefill_side.offer(now_ms, seq, renew=due)
-        if due:
-            self._out.add(ToRouter(PrefillProgress(seq.key, seq.num_computed)))
-
-    def _sampled(self, now_ms: int, seq: Sequence, sample: SampledToken) -> SequenceOutput:
-        """A step sampled a token: go on, finish, or hand over."""
-        output = self.generations.emit(seq, sample)
-        self.kv.unpromise(seq.key)  # the prompt is complete; from here on memory is requested
-        if not seq.prefill_reported:
-            seq.prefill_reported = True
-            self._out.add(ToRouter(seq.prefill_report()))
-        if output.finish_reason is not FinishReason.NONE:
-            if seq.role is Role.PREFILL:
-                self.prefill_side.give_back(seq, "token 0 ended the request")
-            self.generations.forget(seq)
-        elif seq.role is Role.PREFILL:
-            self.prefill_side.seal(now_ms, seq, sample)
-        return output
 
     # --- transfer shell
 
@@ -297,52 +277,46 @@ class WorkerCore:
         self.inbound.on_read_done(now_ms, read_id, error)
         return self._out.take()
 
+    def on_tier_written(
+        self,
+        now_ms: int,
+        copy_id: int,
+        stored: Collection[TierKey],
+        evicted: Collection[TierKey],
+    ) -> list[WorkerAction]:
+        """A tier reads no more of a `WriteTier`; it has what is stored, and no more the evicted."""
+        self.tiers.on_written(now_ms, copy_id, stored, evicted)
+        return self._out.take()
+
+    def on_tier_read(
+        self, now_ms: int, copy_id: int, intact: Collection[bool]
+    ) -> list[WorkerAction]:
+        """A tier writes no more of a `ReadTier`; ``intact`` says which of its blocks are there."""
+        self.tiers.on_read(now_ms, copy_id, intact)
+        return self._out.take()
+
+    def on_tier_cleared(self, now_ms: int, tier: str, error: str) -> list[WorkerAction]:
+        """A tier has nothing any more, or may still have something because of ``error``."""
+        self.tiers.on_cleared(now_ms, tier, error)
+        return self._out.take()
+
     # --- time
 
     def tick(self, now_ms: int) -> list[WorkerAction]:
         """Time-outs, repeats and retries that are due."""
+        if self.kv.pool.residency is not None:
+            self.kv.pool.residency.now_ms = now_ms
         self.prefill_side.tick(now_ms)
         self.lease_requests.tick(now_ms)
         self.inbound.tick(now_ms)
         self.decode_side.tick(now_ms)
-        self._drain(now_ms)
-        return self._out.take()
-
-    def _drain(self, now_ms: int) -> None:
-        """Not ready any more: let what goes on here end, for a bounded time, then exit."""
-        if self.ready:
-            self._drain_until_ms = None
-            return
-        if self._drain_until_ms is None:
-            self._drain_until_ms = now_ms + self.limits.drain_ms
-        if now_ms >= self._drain_until_ms or not (self.sequences or self.leases.num_live):
+        self.tiers.tick(now_ms)
+        idle = not (self.sequences or self.leases.num_live)
+        if self._draining.is_over(now_ms, ready=self.ready, idle=idle):
             self._out.add(Exit("READs that may still land hold too much of the pool"))
+        return self._out.take()
 
     @property
     def ready(self) -> bool:
         """READs that may still land hold no more of the pool than they may."""
         return self.admission.ready
-
-    # --- inside
-
-    def queue(self, seq: Sequence) -> None:
-        """Let a sequence that holds nothing wait for its turn."""
-        num_queued = len(self.batcher.waiting) + len(self.prefill_side.backing_off)
-        if num_queued >= self.limits.max_waiting and not seq.preempted:
-            self._end(seq, EndReason.CAPACITY, "the queue is full")
-        elif num_blocks_for(self.kv, seq.num_tokens) > self.kv.num_usable_blocks:
-            self._end(seq, EndReason.REJECTED, "it has outgrown the pool")
-        else:
-            self.batcher.enqueue(seq)
-
-    def _end(
-        self, seq: Sequence, reason: EndReason, message: str, *, tell_peer: bool = True
-    ) -> None:
-        """End this worker's part: give everything back, inform the peer and the router."""
-        self.prefix_pull.end(seq.key, reason)
-        if seq.role is Role.PREFILL:
-            self.prefill_side.end(seq, reason, message, tell_peer=tell_peer)
-        elif seq.role is Role.DECODE:
-            self.decode_side.end(seq, reason, message, tell_peer=tell_peer)
-        else:
-            self.generations.end(seq, reason, message)

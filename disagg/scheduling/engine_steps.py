@@ -14,10 +14,12 @@ from typing import Generic, TypeVar, cast
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken
-from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, StepResult
+from disagg.scheduling.step import PLACEHOLDER, Step, StepResult
 
 Batch = TypeVar("Batch")
 """A step as an engine has laid it out."""
+SliceSamples = SampledToken | tuple[SampledToken, ...] | None
+"""What a slice samples: nothing, a token, or of one with drafts a token for each and one more."""
 
 
 class EngineSteps(Generic[Batch]):
@@ -29,7 +31,7 @@ class EngineSteps(Generic[Batch]):
     Args:
         lay_out: makes of a step all that can be made before the steps before it have ended, and
             forgets what the step ends even if it fails. Its tokens may be placeholders.
-        compute: computes what was laid out; returns one sample or None per slice. The step it gets
+        compute: computes what was laid out; returns per slice what was sampled. The step it gets
             has known tokens, lacks the slices of sequences that were lost since, and ends also
             what steps ended that were not computed.
         failures: of either; they become the result's error. All others are raised.
@@ -38,7 +40,7 @@ class EngineSteps(Generic[Batch]):
     def __init__(
         self,
         lay_out: Callable[[Step], Batch],
-        compute: Callable[[Batch, Step], Sequence[SampledToken | None]],
+        compute: Callable[[Batch, Step], Sequence[SliceSamples]],
         failures: tuple[type[Exception], ...] = (Exception,),
     ) -> None:
         self._lay_out, self._compute = lay_out, compute
@@ -58,7 +60,7 @@ class EngineSteps(Generic[Batch]):
             return
         try:
             for part in left.slices:
-                if _is_unknown(part) and part.key not in self._planned.sampled:
+                if part.is_placeholder and part.key not in self._planned.sampled:
                     raise ValueError(f"{part.key}: no token was sampled that could follow")
             self._planned.ended = ()
             batch = self._lay_out(left)
@@ -67,7 +69,9 @@ class EngineSteps(Generic[Batch]):
             self._prepared.append(_Prepared(step, error=f"{type(error).__name__}: {error}"))
             return
         for part in left.slices:
-            if part.sampling is not None:
+            if part.num_drafts:
+                self._planned.sampled.pop(part.key, None)
+            elif part.sampling is not None:
                 self._planned.sampled[part.key] = PLACEHOLDER
         self._prepared.append(_Prepared(step, batch))
 
@@ -86,7 +90,7 @@ class EngineSteps(Generic[Batch]):
             return StepResult(step.step_id, (None,) * len(step.slices))
         sampled = self._computed.sampled
         slices = tuple(
-            replace(part, token_ids=(sampled[part.key],)) if _is_unknown(part) else part
+            replace(part, token_ids=(sampled[part.key],)) if part.is_placeholder else part
             for part in left.slices
         )
         self._computed.ended = ()
@@ -95,9 +99,23 @@ class EngineSteps(Generic[Batch]):
         except self._failures as error:
             self._computed.lose(left)
             return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
-        by_key = dict(zip([part.key for part in slices], samples, strict=True))
-        sampled.update((key, one.token_id) for key, one in by_key.items() if one is not None)
-        return StepResult(step.step_id, tuple([by_key.get(part.key) for part in step.slices]))
+        by_key: dict[RequestKey, SampledToken | None] = {}
+        after_drafts: dict[RequestKey, tuple[SampledToken, ...]] = {}
+        for part, one in zip(slices, samples, strict=True):
+            if isinstance(one, tuple):
+                by_key[part.key], *after = one
+                after_drafts[part.key] = tuple(after)
+                sampled.pop(part.key, None)  # which one comes last is not known here
+            elif one is not None:
+                by_key[part.key] = one
+                sampled[part.key] = one.token_id
+        return StepResult(
+            step.step_id,
+            tuple([by_key.get(part.key) for part in step.slices]),
+            after_drafts=tuple([after_drafts.get(part.key, ()) for part in step.slices])
+            if after_drafts
+            else (),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +132,7 @@ class _Sequences:
 
     Attributes:
         sampled: of each sequence the token that was sampled last; at the preparation, that one
-            will have been.
+            will have been. Nothing where it had drafts: no placeholder follows them.
         ended: what steps have ended that went no further than here; the next one ends it again.
     """
 
@@ -144,7 +162,3 @@ class _Sequences:
     def _forget(self, key: RequestKey) -> None:
         self.sampled.pop(key, None)
         self._lost.discard(key)
-
-
-def _is_unknown(part: SequenceSlice) -> bool:
-    return len(part.token_ids) == 1 and part.token_ids[0] == PLACEHOLDER

@@ -58,9 +58,9 @@ class Generations:
         self.sequences[seq.key] = seq
         return seq
 
-    def emit(self, seq: Sequence, token: SampledToken) -> SequenceOutput:
-        """Append a sampled token; the output names the reason if it ends the request."""
-        return seq.emit(token, self._hasher)
+    def emit(self, seq: Sequence, *tokens: SampledToken) -> SequenceOutput:
+        """Append sampled tokens; the output names the reason if one of them ends the request."""
+        return seq.emit(tokens, self._hasher)
 
     def forget(self, seq: Sequence) -> None:
         """Take a sequence out of queue, batch and register, and free its blocks."""

@@ -28,6 +28,11 @@ class WorkerLimits:
     """Steps in flight at once; the coordinator's must be the same."""
     take_over_ms: int = 0
     drain_ms: int = 0
+    tier_copies_max: int = 4
+    """Reads and writes of one tier that are under way at once, each."""
+    blocks_per_tier_copy_max: int = 64
+    tier_write_share_max: float = 0.125
+    """Share of the pool that tiers may copy out at once."""
 
     @property
     def progress_ms(self) -> int:

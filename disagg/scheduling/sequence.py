@@ -1,5 +1,6 @@
 """One generation of a request as a worker sees it."""
 
+from collections.abc import Sequence as Tokens
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 
@@ -10,6 +11,7 @@ from disagg.messages.outputs import FinishReason, SequenceOutput
 from disagg.messages.sampling import SampledToken
 from disagg.messages.session import PeerAddress, PrefillReport, PullPlan, Role, Submit
 from disagg.scheduling.block_tables import SentTables
+from disagg.scheduling.ngrams import NgramIndex
 
 
 class Phase(StrEnum):
@@ -23,6 +25,8 @@ class Phase(StrEnum):
     """Decode part: nothing held until the prefill worker reserves."""
     PULLING_PREFIX = "pulling_prefix"
     """Prefill or local part: its prefix is pulled, the rest of its blocks promised."""
+    LOADING = "loading"
+    """Any part that computes: its prefix is read from tiers, the rest of its blocks promised."""
     RESERVING = "reserving"
     """Prefill part: own blocks promised, answer of the decode worker awaited."""
     PULLING = "pulling"
@@ -31,7 +35,9 @@ class Phase(StrEnum):
     """Computes in steps."""
 
 
-HOLDING = frozenset({Phase.PULLING_PREFIX, Phase.RESERVING, Phase.PULLING, Phase.RUNNING})
+HOLDING = frozenset(
+    {Phase.PULLING_PREFIX, Phase.LOADING, Phase.RESERVING, Phase.PULLING, Phase.RUNNING}
+)
 
 
 @dataclass(slots=True)
@@ -47,7 +53,13 @@ class Sequence:
     num_computed: int = 0
     """Tokens whose KV is in the pool."""
     num_scheduled: int = 0
-    """Tokens that are computed or in a step in flight: the next step begins there."""
+    """Tokens, not drafts, that are computed or in a step in flight: the next step begins there."""
+    num_drafts: int = 0
+    """Drafts in the step in flight: before it has ended nobody knows where the next one begins."""
+    drafts_from: int = 0
+    """With fewer tokens it does not draft: its last drafts were all wrong."""
+    ngrams: NgramIndex | None = None
+    """None before drafts are looked up for it."""
     preempted: bool = False
     """Lost its blocks while decoding; goes before everybody who has not started."""
     passes: int = 0
@@ -62,8 +74,10 @@ class Sequence:
     """None once it was tried: a pull is tried once."""
     hit_before_pull: int | None = None
     """Own hit before a pull that brought something: what more is found later was pulled."""
+    num_failed_loads: int = 0
+    """Times that a tier did not bring what it was believed to have."""
     known_end: int = 0
-    """Where its prompt leaves what is known here; a chunk ends there for models with states."""
+    """Where its prompt leaves what full attention has cached here, when its turn came."""
     prefill_reported: bool = False
     sent_tables: SentTables | None = None
     """What the engine has of its block tables; None before its first step."""
@@ -111,27 +125,44 @@ class Sequence:
 
     @property
     def num_unscheduled(self) -> int:
-        """Tokens that the next step may compute: all known ones, or the one being sampled."""
+        """Tokens that the next step may compute: all known ones, or the one being sampled.
+
+        None while drafts are in flight.
+        """
         num_known = len(self.request.token_ids) - self.num_scheduled
-        return num_known if num_known > 0 else int(self.num_scheduled < self.num_scheduled_max)
+        if num_known > 0:
+            return num_known
+        return int(not self.num_drafts and self.num_scheduled < self.num_scheduled_max)
 
     def begins_at(self, num_computed: int) -> None:
         """So many tokens are in the pool, and none are in a step in flight."""
         self.num_computed = self.num_scheduled = num_computed
 
-    def emit(self, token: SampledToken, hasher: BlockHasher) -> SequenceOutput:
-        """Append a sampled token; returns whether it ends the request."""
-        position = self.num_tokens
-        self.request.token_ids.append(token.token_id)
-        if self.num_tokens % hasher.block_tokens == 0:
-            hasher.extend(self.request.hashes, self.request.token_ids, self.submit.cache_salt)
+    def emit(self, tokens: Tokens[SampledToken], hasher: BlockHasher) -> SequenceOutput:
+        """Append sampled tokens up to one that ends the request; returns what was appended."""
+        position, finish_reason = self.num_tokens, FinishReason.NONE
+        for token in tokens:
+            self.request.token_ids.append(token.token_id)
+            if self.num_tokens % hasher.block_tokens == 0:
+                hasher.extend(self.request.hashes, self.request.token_ids, self.submit.cache_salt)
+            finish_reason = self._finish_reason(token.token_id)
+            if finish_reason is not FinishReason.NONE:
+                break
+        emitted = tokens[: self.num_tokens - position]
         return SequenceOutput(
             key=self.key,
             position=position,
-            token_ids=(token.token_id,),
-            logprobs=() if token.logprobs is None else (token.logprobs,),
-            finish_reason=self._finish_reason(token.token_id),
+            token_ids=tuple([token.token_id for token in emitted]),
+            logprobs=tuple([one.logprobs for one in emitted if one.logprobs is not None]),
+            finish_reason=finish_reason,
         )
+
+    def accept_drafts(self, num_right: int) -> None:
+        """The step with its drafts has ended, and so many of them were right."""
+        if not num_right:  # as many tokens come without drafts as were wrong
+            self.drafts_from = self.num_tokens + self.num_drafts
+        self.num_drafts = 0
+        self.begins_at(self.num_computed + num_right)
 
     def shows_progress(self, now_ms: int, interval_ms: int) -> bool:
         """Whether to show now that it goes on: at most once in the interval."""
@@ -155,6 +186,7 @@ class Sequence:
             hit_tokens=self.hit_tokens,
             computed_tokens=self.num_prompt_tokens - self.hit_tokens - self.pulled_tokens,
             pulled_tokens=self.pulled_tokens,
+            uncached_common_tokens=max(0, self.known_end - self.hit_tokens - self.pulled_tokens),
         )
 
     def _finish_reason(self, token_id: int) -> FinishReason:

@@ -1,17 +1,34 @@
 """A worker's core from outside: load, counters, self-check."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from disagg.errors import InvariantViolation
 from disagg.messages.session import WorkerStats
 from disagg.scheduling.core import WorkerCore
 
+NO_COUNTS: Mapping[str, int] = MappingProxyType({})
+NO_TIERS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
-def worker_stats(core: WorkerCore) -> WorkerStats:
-    """Load and counters of a worker at this moment."""
+
+def worker_stats(
+    core: WorkerCore,
+    tier_counts: Mapping[str, Mapping[str, int]] = NO_TIERS,
+    more_counts: Mapping[str, int] = NO_COUNTS,
+) -> WorkerStats:
+    """Load and counters of a worker at this moment.
+
+    ``tier_counts`` are what its tiers count by themselves, by tier and name, ``more_counts`` what
+    its shell does.
+    """
     batcher, inbound = core.batcher, core.inbound
     counters = core.counters.counts | {
         "preemptions": batcher.num_preemptions,
         "reservations_refused": core.prefill_side.num_refusals,
+        **more_counts,
     }
+    for tier, counts in tier_counts.items():
+        counters.update({f"tier_{name}_{tier}": number for name, number in counts.items()})
     return WorkerStats(
         num_waiting=(
             len(batcher.waiting)
@@ -28,6 +45,7 @@ def worker_stats(core: WorkerCore) -> WorkerStats:
         num_blocks_quarantined=inbound.num_blocks_quarantined,
         ready=core.ready,
         counters=tuple(sorted(counters.items())),
+        residency=core.kv.pool.residency.histograms() if core.kv.pool.residency else (),
     )
 
 
@@ -38,6 +56,7 @@ def _num_prefill_tokens(core: WorkerCore) -> int:
         *core.prefill_side.backing_off,
         *core.prefill_side.reserving.values(),
         *(pull.seq for pull in core.prefix_pull.pulls.values()),
+        *(load.seq for load in core.tiers.loads.values() if load.seq is not None),
     )
     prefilling = (seq for seq in core.batcher.running if seq.num_uncomputed > 1)
     return sum(seq.num_uncomputed for seq in (*not_running, *prefilling))
@@ -59,6 +78,7 @@ def check_core(core: WorkerCore) -> None:
         *core.decode_side.awaiting,
         *core.decode_side.pulls,
         *core.prefix_pull.pulls,
+        *core.tiers.loads,
     ]
     if sorted(placed) != sorted(core.sequences):
         raise InvariantViolation(f"placed {sorted(placed)}, known {sorted(core.sequences)}")

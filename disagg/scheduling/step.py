@@ -29,9 +29,9 @@ class TableChange:
 class SequenceSlice:
     """The tokens of one sequence that are computed in a step.
 
-    ``token_ids`` stand at positions ``start .. start + len(token_ids)``: known ones, or a single
-    `PLACEHOLDER`. Everything before ``start`` is in the pool (as far as the group's window reaches)
-    when the steps before this one have ended.
+    ``token_ids`` stand at positions ``start .. start + len(token_ids)``: known ones, drafts behind
+    them, or a single `PLACEHOLDER`. Everything before ``start`` is in the pool (as far as the
+    group's window reaches) when the steps before this one have ended.
     """
 
     key: RequestKey
@@ -49,6 +49,15 @@ class SequenceSlice:
     known_token_ids: Sequence[int] = field(default=(), repr=False)
     """Of a sequence that ``is_new``: all its tokens, those before ``start`` and after the slice
     included. An engine that keeps sequences needs no more of them later."""
+    num_drafts: int = 0
+    """Its last tokens, as many as this, may be wrong; KV of wrong ones is written again. A token is
+    sampled after the last known one and after each draft, as if all before it were right. What
+    follows is in no step before this one has ended."""
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether its token is not known yet."""
+        return len(self.token_ids) == 1 and self.token_ids[0] == PLACEHOLDER
 
     def __repr__(self) -> str:
         """Counts only: token ids stay out of logs and errors."""
@@ -81,3 +90,5 @@ class StepResult:
     step_id: int
     samples: tuple[SampledToken | None, ...] = ()
     error: str = ""
+    after_drafts: tuple[tuple[SampledToken, ...], ...] = ()
+    """Parallel to the slices too, if one has drafts: what was sampled after each of them."""

@@ -1,11 +1,15 @@
 """When the next step is planned while one runs: early enough for the engine, late for newcomers."""
 
 from collections import deque
+from collections.abc import Mapping
 
 from disagg.scheduling.step import Step
 
 PLANNED_AT = 0.85
 """Share of the running step that has gone by. What is left is many times what planning takes."""
+
+PREFILL_TOKENS_MIN = 64
+"""Steps of fewer tokens say little of how fast prompts are computed."""
 
 
 class StepPace:
@@ -18,25 +22,38 @@ class StepPace:
     """
 
     def __init__(self) -> None:
-        self._in_flight: deque[int] = deque()  # sizes
-        self._took_ms: dict[int, float] = {}  # by size
+        self._in_flight: deque[int] = deque()  # tokens of each step
+        self._took_ms: dict[int, float] = {}  # by size, the number of bits of the tokens
         self._began_ms = 0.0
+        self._prefilled_ms = 0.0
+        self._prefilled_tokens = 0
+
+    @property
+    def prefill_speed(self) -> Mapping[str, int]:
+        """Microseconds and tokens of the steps of at least `PREFILL_TOKENS_MIN`, for the stats."""
+        return {
+            "prefill_step_us": int(self._prefilled_ms * 1000),
+            "prefill_step_tokens": self._prefilled_tokens,
+        }
 
     def launched(self, now_ms: float, step: Step) -> None:
         """A step goes to the engine, which runs one after the other."""
         if not self._in_flight:
             self._began_ms = now_ms
-        num_tokens = sum(len(part.token_ids) for part in step.slices)
-        self._in_flight.append(num_tokens.bit_length())
+        self._in_flight.append(sum(len(part.token_ids) for part in step.slices))
 
     def done(self, now_ms: float) -> None:
         """The oldest step has ended; the next one in flight begins."""
-        self._took_ms[self._in_flight.popleft()] = now_ms - self._began_ms
+        num_tokens = self._in_flight.popleft()
+        took_ms = self._took_ms[num_tokens.bit_length()] = now_ms - self._began_ms
+        if num_tokens >= PREFILL_TOKENS_MIN:
+            self._prefilled_ms += took_ms
+            self._prefilled_tokens += num_tokens
         self._began_ms = now_ms
 
     def wait_ms(self, now_ms: float) -> float:
         """How long to wait until the next step is planned; 0: not at all."""
         if len(self._in_flight) != 1:
             return 0.0
-        expected_ms = self._took_ms.get(self._in_flight[0], 0.0)
+        expected_ms = self._took_ms.get(self._in_flight[0].bit_length(), 0.0)
         return max(0.0, self._began_ms + PLANNED_AT * expected_ms - now_ms)

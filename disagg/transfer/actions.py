@@ -25,7 +25,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class PostRead:
-    """Post one READ of whole blocks; report its end by ``on_read_done``, once for all ranks.
+    """Post one READ of blocks; report its end by ``on_read_done``, once for all ranks.
 
     The destinations are held until then, so the end must be reported exactly when every handle
     is terminal (done or exception), whatever became of the request.
@@ -38,6 +38,9 @@ class PostRead:
     """Block ids in the owner's pool."""
     dst_blocks: tuple[int, ...]
     """Block ids in our pool, parallel to ``src_blocks``."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """Group, and which part of the blocks (`GroupReads.pairs`), parallel to them too; () where
+    whole blocks are read."""
 
 
 class Outbox(Protocol):

@@ -9,6 +9,9 @@ from disagg.messages.kv_events import (
     KVEvent,
     KVEventBatch,
     KVSnapshot,
+    TierCleared,
+    TierRemoved,
+    TierStored,
 )
 from disagg.wire.checks import (
     HASH_BYTES,
@@ -24,7 +27,10 @@ from disagg.wire.v1 import kv_events_pb2
 def kv_batch_to_wire(epoch: str, batch: KVEventBatch | KVSnapshot) -> kv_events_pb2.KvEventBatch:
     """Encode numbered events, or a snapshot that replaces everything before it."""
     if isinstance(batch, KVSnapshot):
-        snapshot = kv_events_pb2.KvSnapshot(hashes=[join_hashes(group) for group in batch.hashes])
+        snapshot = kv_events_pb2.KvSnapshot(
+            hashes=[join_hashes(group) for group in batch.hashes],
+            tiers=map(_tier_blocks_to_wire, batch.tiers),
+        )
         return kv_events_pb2.KvEventBatch(
             epoch=epoch, first_sequence=batch.next_seq, snapshot=snapshot
         )
@@ -46,7 +52,8 @@ def kv_batch_from_wire(wire: kv_events_pb2.KvEventBatch) -> tuple[str, KVEventBa
         if wire.events:
             raise malformed(wire, "events", "accompany a snapshot")
         groups = tuple(cut_hashes(wire.snapshot, "hashes", g) for g in wire.snapshot.hashes)
-        return wire.epoch, KVSnapshot(wire.first_sequence, groups)
+        tiers = tuple(_tier_stored_from_wire(one) for one in wire.snapshot.tiers)
+        return wire.epoch, KVSnapshot(wire.first_sequence, groups, tiers)
     events = tuple(_event_from_wire(event) for event in wire.events)
     return wire.epoch, KVEventBatch(wire.first_sequence, events)
 
@@ -69,6 +76,12 @@ def _event_to_wire(event: KVEvent) -> kv_events_pb2.KvEvent:
             )
         case AllCleared():
             return kv_events_pb2.KvEvent(cleared=kv_events_pb2.AllBlocksCleared())
+        case TierStored():
+            return kv_events_pb2.KvEvent(tier_stored=_tier_blocks_to_wire(event))
+        case TierRemoved():
+            return kv_events_pb2.KvEvent(tier_removed=_tier_blocks_to_wire(event))
+        case TierCleared(tier):
+            return kv_events_pb2.KvEvent(tier_cleared=kv_events_pb2.TierCleared(tier=tier))
         case _:
             assert_never(event)
 
@@ -81,8 +94,25 @@ def _event_from_wire(wire: kv_events_pb2.KvEvent) -> KVEvent:
             return BlocksRemoved(wire.removed.group, split_hashes(wire.removed, "hashes"))
         case "cleared":
             return AllCleared()
+        case "tier_stored":
+            return _tier_stored_from_wire(wire.tier_stored)
+        case "tier_removed":
+            gone = wire.tier_removed
+            return TierRemoved(gone.tier, gone.group, split_hashes(gone, "hashes"))
+        case "tier_cleared":
+            return TierCleared(wire.tier_cleared.tier)
         case _:
             raise malformed(wire, "event", "is missing or of an unknown kind")
+
+
+def _tier_blocks_to_wire(event: TierStored | TierRemoved) -> kv_events_pb2.TierBlocks:
+    return kv_events_pb2.TierBlocks(
+        tier=event.tier, group=event.group, hashes=join_hashes(event.hashes)
+    )
+
+
+def _tier_stored_from_wire(wire: kv_events_pb2.TierBlocks) -> TierStored:
+    return TierStored(wire.tier, wire.group, split_hashes(wire, "hashes"))
 
 
 def _stored_from_wire(wire: kv_events_pb2.BlocksStored) -> BlocksStored:

@@ -63,12 +63,13 @@ def ask_lease_to_wire(message: AskLease) -> peer_pb2.AskLease:
         first_hash=message.first_hash,
         hashes=join_hashes(message.hashes),
         first_lacked=message.first_lacked,
+        alignment_tokens=message.alignment_tokens,
     )
 
 
 def ask_lease_from_wire(wire: peer_pb2.AskLease) -> AskLease:
     """Decode a request for a cached prefix."""
-    for field in ("num_tokens", "hashes"):
+    for field in ("num_tokens", "hashes", "alignment_tokens"):
         if not getattr(wire, field):
             raise malformed(wire, field, "is empty")
     return AskLease(
@@ -78,6 +79,7 @@ def ask_lease_from_wire(wire: peer_pb2.AskLease) -> AskLease:
         first_hash=wire.first_hash,
         hashes=split_hashes(wire, "hashes"),
         first_lacked=tuple(wire.first_lacked),
+        alignment_tokens=wire.alignment_tokens,
     )
 
 

@@ -10,6 +10,7 @@ from disagg.messages.peer import (
     CommitAnswer,
     CommitSeen,
     Ended,
+    LeaseLoading,
     LeaseRefused,
     Offers,
     PeerMessage,
@@ -121,6 +122,12 @@ def peer_to_wire(
             envelope.lease_refused.CopyFrom(
                 peer_pb2.LeaseRefused(key=key_to_wire(key), request_number=request_number)
             )
+        case LeaseLoading(key, request_number, num_blocks):
+            envelope.lease_loading.CopyFrom(
+                peer_pb2.LeaseLoading(
+                    key=key_to_wire(key), request_number=request_number, num_blocks=num_blocks
+                )
+            )
         case WithdrawLease(key, number, reason):
             envelope.withdraw_lease.CopyFrom(
                 peer_pb2.WithdrawLease(key=key_to_wire(key), number=number, reason=reason)
@@ -209,6 +216,13 @@ def _body_from_wire(envelope: peer_pb2.PeerEnvelope) -> PeerMessage | PeerHello:
             refused = envelope.lease_refused
             return LeaseRefused(
                 key_from_wire(refused), request_number_from_wire(refused, "request_number")
+            )
+        case "lease_loading":
+            loading = envelope.lease_loading
+            return LeaseLoading(
+                key_from_wire(loading),
+                request_number_from_wire(loading, "request_number"),
+                loading.num_blocks,
             )
         case "withdraw_lease":
             withdraw = envelope.withdraw_lease

@@ -2,7 +2,8 @@
 
 from google.protobuf.message import Message
 
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.forms import GroupForm, Section
+from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
 from disagg.wire.checks import malformed, require_set, require_text
 from disagg.wire.identity_codec import incarnation_from_wire, incarnation_to_wire
 from disagg.wire.v1 import registration_pb2
@@ -21,6 +22,8 @@ def contract_to_wire(contract: Contract) -> registration_pb2.Contract:
         wire_min=contract.wire_min,
         wire_max=contract.wire_max,
         num_ranks=contract.num_ranks,
+        forms=map(form_to_wire, contract.forms),
+        layout_version=contract.layout_version,
     )
 
 
@@ -43,6 +46,60 @@ def contract_from_wire(parent: Message, field: str = "contract") -> Contract:
         wire_min=wire.wire_min,
         wire_max=wire.wire_max,
         num_ranks=wire.num_ranks,
+        forms=tuple(map(form_from_wire, wire.forms)),
+        layout_version=wire.layout_version,
+    )
+
+
+def form_to_wire(form: GroupForm) -> registration_pb2.GroupForm:
+    """Encode how a group's KV lies."""
+    return registration_pb2.GroupForm(
+        kind=form.kind,
+        block_tokens=form.block_tokens,
+        window_tokens=form.window_tokens,
+        is_state=form.is_state,
+        layers=form.layers,
+        page_bytes=form.page_bytes,
+        blocks_per_state=form.blocks_per_state,
+        useful_bytes=form.useful_bytes,
+        sections=[
+            registration_pb2.Section(
+                name=section.name,
+                offset=section.offset,
+                num_heads=section.num_heads,
+                heads_per_rank=section.heads_per_rank,
+                head_stride=section.head_stride,
+                token_stride=section.token_stride,
+                unit_bytes=section.unit_bytes,
+            )
+            for section in form.sections
+        ],
+    )
+
+
+def form_from_wire(wire: registration_pb2.GroupForm) -> GroupForm:
+    """Decode how a group's KV lies; what contradicts itself is refused when it is compared."""
+    return GroupForm(
+        wire.kind,
+        wire.block_tokens,
+        wire.window_tokens,
+        wire.is_state,
+        tuple(wire.layers),
+        wire.page_bytes,
+        wire.blocks_per_state,
+        wire.useful_bytes,
+        tuple(
+            Section(
+                one.name,
+                one.offset,
+                one.num_heads,
+                one.heads_per_rank,
+                one.head_stride,
+                one.token_stride,
+                one.unit_bytes,
+            )
+            for one in wire.sections
+        ),
     )
 
 
@@ -79,6 +136,10 @@ def worker_info_to_wire(info: WorkerInfo) -> registration_pb2.RegisterRequest:
         max_model_tokens=info.max_model_tokens,
         handover_tokens_max=info.handover_tokens_max,
         num_blocks=info.num_blocks,
+        tiers=[
+            registration_pb2.TierInfo(name=tier.name, num_blocks=tier.num_blocks)
+            for tier in info.tiers
+        ],
     )
 
 
@@ -99,4 +160,5 @@ def worker_info_from_wire(wire: registration_pb2.RegisterRequest) -> WorkerInfo:
         max_model_tokens=wire.max_model_tokens,
         handover_tokens_max=wire.handover_tokens_max,
         num_blocks=wire.num_blocks,
+        tiers=tuple(TierInfo(tier.name, tier.num_blocks) for tier in wire.tiers),
     )

@@ -4,6 +4,7 @@ from typing import assert_never
 
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.session import (
+    RESIDENCY_BOUNDS_MS,
     Cancel,
     EndReason,
     GroupTransfer,
@@ -11,7 +12,10 @@ from disagg.messages.session import (
     PeerAddress,
     PrefillProgress,
     PrefillReport,
+    PrefixCacheReset,
     PullPlan,
+    ResetPrefixCache,
+    ResidencyHistogram,
     Role,
     Submit,
     ToRouterMessage,
@@ -54,6 +58,8 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
             return session_pb2.SessionRequest(
                 cancel=session_pb2.Cancel(key=key_to_wire(key), reason=reason)
             )
+        case ResetPrefixCache(number):
+            return session_pb2.SessionRequest(reset=session_pb2.ResetPrefixCache(number=number))
         case _:
             assert_never(message)
 
@@ -73,6 +79,8 @@ def session_request_from_wire(request: session_pb2.SessionRequest) -> ToWorkerMe
             return _submit_from_wire(request.submit)
         case "cancel":
             return Cancel(key_from_wire(request.cancel), request.cancel.reason)
+        case "reset":
+            return ResetPrefixCache(request.reset.number)
         case _:
             raise malformed(request, "message", "is missing or of an unknown kind")
 
@@ -97,12 +105,21 @@ def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionRes
                 hit_tokens=message.hit_tokens,
                 computed_tokens=message.computed_tokens,
                 pulled_tokens=message.pulled_tokens,
+                uncached_common_tokens=message.uncached_common_tokens,
             )
             return session_pb2.SessionResponse(prefill=prefill)
         case TransferReport():
             return session_pb2.SessionResponse(transfer=_transfer_to_wire(message))
         case WorkerStats():
             return session_pb2.SessionResponse(stats=stats_to_wire(message))
+        case PrefixCacheReset(number, num_forgotten, in_use, refused):
+            reset = session_pb2.PrefixCacheReset(
+                number=number,
+                num_forgotten=num_forgotten,
+                in_use=dict(in_use),
+                refused=refused,
+            )
+            return session_pb2.SessionResponse(reset=reset)
         case _:
             assert_never(message)
 
@@ -131,11 +148,16 @@ def session_response_from_wire(response: session_pb2.SessionResponse) -> ToRoute
                 prefill.hit_tokens,
                 prefill.computed_tokens,
                 prefill.pulled_tokens,
+                prefill.uncached_common_tokens,
             )
         case "transfer":
             return _transfer_from_wire(response.transfer)
         case "stats":
             return stats_from_wire(response.stats)
+        case "reset":
+            reset = response.reset
+            held = tuple(sorted(reset.in_use.items()))
+            return PrefixCacheReset(reset.number, reset.num_forgotten, held, reset.refused)
         case _:
             raise malformed(response, "message", "is missing or of an unknown kind")
 
@@ -154,6 +176,10 @@ def stats_to_wire(stats: WorkerStats) -> session_pb2.WorkerStats:
         num_blocks_quarantined=stats.num_blocks_quarantined,
         ready=stats.ready,
         counters=dict(stats.counters),
+        residency=[
+            session_pb2.ResidencyHistogram(name=one.name, counts=one.counts, sum_ms=one.sum_ms)
+            for one in stats.residency
+        ],
     )
 
 
@@ -171,7 +197,14 @@ def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
         num_blocks_quarantined=wire.num_blocks_quarantined,
         ready=wire.ready,
         counters=tuple(sorted(wire.counters.items())),
+        residency=tuple(_residency_from_wire(one) for one in wire.residency),
     )
+
+
+def _residency_from_wire(wire: session_pb2.ResidencyHistogram) -> ResidencyHistogram:
+    if len(wire.counts) != len(RESIDENCY_BOUNDS_MS) + 1:
+        raise malformed(wire, "counts", f"has {len(wire.counts)} entries")
+    return ResidencyHistogram(wire.name, tuple(wire.counts), wire.sum_ms)
 
 
 def _submit_to_wire(submit: Submit) -> session_pb2.Submit:

@@ -37,7 +37,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "testing": set(),
     "workers": GRPC
     | {"torch", "transformers", "safetensors", "numpy", "nixl", "ray", "prometheus_client"}
-    | {"msgpack", "opentelemetry", "zmq"},
+    | {"msgpack", "opentelemetry", "zmq"}
+    | {"obstore", "xxhash"},
     "router": GRPC
     | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
     | {"prometheus_client"},

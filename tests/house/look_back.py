@@ -61,6 +61,13 @@ class LookBackSpec(AttentionSpec):
             usable.append(own & before)
         return usable
 
+    @staticmethod
+    def first_needed(group: GroupInfo, num_blocks: int) -> int:
+        """Its own chunk and the one before it, from the start of that."""
+        end = num_blocks * group.block_tokens
+        begun = -(-end // group.window_tokens) - 1  # the chunk of the last token
+        return max(0, begun) * group.window_tokens // group.block_tokens
+
     def event_fields(self) -> dict[str, object]:
         return {"kv_cache_spec_look_back": self.chunk_tokens}
 

@@ -89,7 +89,8 @@ MIDDLE = """
 
 vLLM runs more families, which no test of this table compares. Heads are of 32, blocks of 32 tokens
 or more. Its tests are in `tests/vllm` and `{vllm}`. A native and a vLLM
-worker serve one fleet and exchange no KV, as their pages differ inside.
+worker serve one fleet only where `router.accept_unlike_workers` is set: they exchange no KV, as
+their pages differ inside.
 """
 
 

@@ -68,7 +68,8 @@ class Process:
             **place.environment,
         }
         self.log = log
-        self._log_start = log.stat().st_size if log.exists() else 0
+        log.touch()  # it can be read before the process has begun
+        self._log_start = log.stat().st_size
         options_json = json.dumps(options)
         self.popen: subprocess.Popen[str] | Forked
         if place.command:  # that program starts it there

@@ -92,14 +92,15 @@ FAMILIES = {
 
 
 def started(
-    folder: Path, family: str, engines: dict[str, str], **changed: Any
+    folder: Path, family: str, engines: dict[str, str], accept_unlike: bool = False, **changed: Any
 ) -> Iterator[ServedModel]:
     """A prefill worker ``p0`` and a decode worker ``d0`` with the engines that are named."""
     torch.set_num_threads(1)
     case = FAMILIES[family]
     directory = make_family(folder / family, family, WINDOW, **case.overrides)
     options = OPTIONS | dict(case.options) | changed
-    cluster = Cluster(directory, folder, options, ROUTER_OPTIONS)
+    router_options = ROUTER_OPTIONS | {"accept_unlike_workers": accept_unlike}
+    cluster = Cluster(directory, folder, options, router_options)
     with running(cluster):
         for name, role in (("p0", "prefill"), ("d0", "decode")):
             cluster.spawn(name, role, engine=engines[name])
@@ -228,11 +229,11 @@ def test_sampled_tokens_stay_when_a_request_moves(tmp_path: Path) -> None:
 def test_unlike_pages_are_never_exchanged(tmp_path: Path, engines: tuple[str, str]) -> None:
     """Same checkpoint, same layout, another order inside a page: each answers alone."""
     kinds = dict(zip(("p0", "d0"), engines, strict=True))
-    for served in started(tmp_path, "gemma3", kinds, block_tokens=BLOCK_TOKENS):
+    for served in started(tmp_path, "gemma3", kinds, True, block_tokens=BLOCK_TOKENS):
         known = served.cluster.known()
         contracts = [known[name]["info"]["contract"] for name in ("p0", "d0")]
         unlike = {name for name in contracts[0] if contracts[0][name] != contracts[1][name]}
-        assert unlike == {"page_format"}
+        assert unlike == {"page_format", "forms"}
         first = served.prompt(150)
         several = [
             first,

@@ -1,8 +1,10 @@
 """How many tokens a KV block has: those given, if the engine takes them, or what it needs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from disagg.errors import ConfigError
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.workers.options import Auto
 
 DEFAULT = 16
@@ -11,6 +13,28 @@ SIZES: Sequence[int] = (DEFAULT, 32, 64, 128, 256)
 """Tried in turn where kernels decide."""
 VLLM_TAKES: Mapping[str, int] = {"cpu": 32, "cuda": DEFAULT}
 """Multiples of it, by device; a worker asks the kernels themselves, which on a GPU depend on it."""
+
+
+def hashed_layout(layout: KVCacheLayout, given: int | Auto) -> KVCacheLayout:
+    """The layout with the hash blocks of the fleet; auto: its smallest block.
+
+    Args:
+        layout: of an engine.
+        given: ``worker.hash_block_tokens``.
+
+    Raises:
+        ConfigError: it does not divide every block size.
+    """
+    if not isinstance(given, int):
+        return layout
+    sizes = sorted({group.spec.block_tokens for group in layout.groups})
+    if any(size % given for size in sizes):
+        blocks = " and ".join(map(str, sizes))
+        raise ConfigError(
+            f"worker.hash_block_tokens: {given} does not divide blocks of {blocks} tokens",
+            param="worker.hash_block_tokens",
+        )
+    return replace(layout, hash_block_tokens=given)
 
 
 def fitting_block_tokens(

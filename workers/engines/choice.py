@@ -60,9 +60,20 @@ def choose(options: WorkerOptions) -> Choice:
     """Choose by the settings, the machine and the checkpoint.
 
     Raises:
-        ConfigError: a file is missing or damaged; or native does not know the model and vLLM cannot
-            be had.
+        ConfigError: a file is missing or damaged; native does not know the model and vLLM cannot
+            be had; or an engine is asked for that lacks what a setting needs.
     """
+    choice = _choose(options)
+    if options.num_speculative_tokens and choice.name == "vllm":
+        raise ConfigError(
+            f"scheduling.num_speculative_tokens={options.num_speculative_tokens}: the vllm engine "
+            f"computes no drafts, and {choice.why}",
+            param="scheduling.num_speculative_tokens",
+        )
+    return choice
+
+
+def _choose(options: WorkerOptions) -> Choice:
     for name, asked, lacks in (
         ("tensor_parallel", options.tensor_parallel > 1, "has one rank"),
         ("kv_dtype", options.kv_dtype != AUTO, "keeps KV in worker.dtype"),
@@ -76,6 +87,8 @@ def choose(options: WorkerOptions) -> Choice:
             return Choice("vllm", f"worker.{name}={getattr(options, name)} asks for it")
     if options.engine != AUTO:
         return Choice(options.engine, "worker.engine names it")
+    if options.num_speculative_tokens:
+        return Choice("native", "scheduling.num_speculative_tokens asks for it")
     check_files(options.model_dir)  # what is missing or damaged is so for either
     no_vllm = start.why_not()
     refusal = _refusal_of_native(options.model_dir)
@@ -104,6 +117,7 @@ def build_native(options: WorkerOptions, why: str = "") -> Engine:
         dtype=plan.machine.dtype,
         device=plan.machine.device,
         num_threads=plan.machine.num_threads,
+        num_speculative_tokens=options.num_speculative_tokens,
         summary=f"native{because}: {plan.summary}",
     )
 

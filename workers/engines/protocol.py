@@ -1,10 +1,12 @@
 """The engine that computes a worker's steps: its protocol; the folder's README has the rules."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from disagg.errors import DisaggError
 from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.messages.forms import GroupForm
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.options import WorkerOptions
 from disagg.workers.pool_region import PoolRegion, RankedPool
@@ -12,6 +14,23 @@ from disagg.workers.pool_region import PoolRegion, RankedPool
 
 class EngineFailedError(DisaggError):
     """An engine can compute no step any more: the worker fails, and its process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What an engine needs for speculative decoding; by default nothing: it computes no drafts.
+
+    The drafts come with the step (`disagg.scheduling.drafts`).
+
+    Attributes:
+        num_tokens: drafts that it computes per slice at most; each sequence has so many slots
+            behind its own tokens.
+        eagle_groups: groups of the layout whose layers draft: a hit of theirs lacks the KV of its
+            last token, so it is proven one block further. No engine here has such layers.
+    """
+
+    num_tokens: int = 0
+    eagle_groups: frozenset[int] = frozenset()
 
 
 class RunsSteps(Protocol):
@@ -74,11 +93,24 @@ class Engine(RunsSteps, Protocol):
         ...
 
     @property
+    def forms(self) -> tuple[GroupForm, ...]:
+        """Where each group's KV lies in a rank's blocks, for workers with other blocks or ranks.
+
+        Part of the contract too; none where only equal workers can read it.
+        """
+        ...
+
+    @property
     def region(self) -> PoolRegion | RankedPool:
         """The KV memory, with blocks of ``layout.block_bytes``; block 0 is the null block.
 
         Of a tensor-parallel engine each rank has a region, and that layout is a rank's.
         """
+        ...
+
+    @property
+    def drafts(self) -> Drafts:
+        """What its speculative decoding needs of tables and prefix cache."""
         ...
 
     @property

@@ -17,6 +17,7 @@ from disagg.checking.explorer.small_worlds import (
     at_any_time,
     chain,
     lease,
+    lending,
     mutual,
     pair,
     planned,
@@ -150,6 +151,14 @@ LARGE_WORLDS: dict[str, Named] = {
     "take-over-cut-strangers": (
         "every message also from a wrong epoch; D lives on, cut off",
         take_over(crashes=(), cuts=(DECODE,), unlinked=((PREFILL, DECODE),), wrong_epochs=True),
+    ),
+    "tier-reset-again": (
+        "two resets; a block does not come whole, a client goes away; eviction",
+        replace(SMALL_WORLDS["tier-reset"][-1], resets=2, tier_losses=1, cancels=1),
+    ),
+    "lending-losses": (
+        "a message is lost for good; every message also from a wrong epoch",
+        lending(losses=1, wrong_epochs=True),
     ),
     "generation-take-over": (
         "D crashes, E takes the lease over or is planned anew",

@@ -11,6 +11,8 @@ from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step
 NOTHING = "nothing"
 OTHER = "bytes of another request"
 HALF = "half-written"
+OLD = "old "
+"""Before what was computed, or began to be, before a reset of the prefix caches, or from such."""
 FAILED = "left by a step that failed"
 BETWEEN = " | "
 """Between the ranks' parts of a block that differ."""
@@ -50,6 +52,13 @@ def wrong_placeholder(in_flight: Sequence[Running]) -> str:
     return ""
 
 
+def aged(content: str) -> str:
+    """What a block contains is old from now on."""
+    if content.startswith(OLD) or content in ("", NOTHING, OTHER, FAILED):
+        return content
+    return OLD + content
+
+
 def launch(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, str]:
     """Memory while a step runs, and what it wrongly computes from, if anything.
 
@@ -66,17 +75,23 @@ def launch(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory,
                 for block in table[first : -(-end // block_tokens)]:
                     content[block] = FAILED
             continue
+        num_read = first + (num_begun > 0)
+        half = HALF
+        if any(
+            content[block].startswith(OLD) for t in whole_tables(part) for block in t[:num_read]
+        ):
+            half = OLD + HALF
         for table in whole_tables(part):
             for index, block in enumerate(table[: -(-end // block_tokens)]):
                 wanted = [right(tokens[: (index + 1) * block_tokens])]
                 if index == first:
                     wanted.append(begun(tokens[:start]))
-                read = index < first + (num_begun > 0)
-                if read and block != NULL_BLOCK and content[block] not in wanted:
+                read = index < num_read and block != NULL_BLOCK
+                if read and content[block].removeprefix(OLD) not in wanted:
                     known = wanted[-1]
                     return memory, f"a step computes from {content[block]!r} as {known!r}"
                 if index >= first:
-                    content[block] = HALF
+                    content[block] = half
     return tuple(content), ""
 
 
@@ -110,10 +125,11 @@ def land(running: Running, memory: Memory, block_tokens: int) -> tuple[Memory, s
             continue
         for table in whole_tables(part):
             for index in range(part.start // block_tokens, -(-end // block_tokens)):
-                if content[table[index]] != HALF:
-                    return memory, f"a step overwrites {content[table[index]]!r}"
-                full = (index + 1) * block_tokens
-                content[table[index]] = right(tokens[:full]) if full <= end else begun(tokens[:end])
+                half, full = content[table[index]], (index + 1) * block_tokens
+                if half not in (HALF, OLD + HALF):
+                    return memory, f"a step overwrites {half!r}"
+                computed = right(tokens[:full]) if full <= end else begun(tokens[:end])
+                content[table[index]] = half.removesuffix(HALF) + computed
     return tuple(content), ""
 
 

@@ -1,7 +1,7 @@
 """A worker or the router moves, and what it wants is done to the world around it."""
 
 from disagg.checking.explorer.exploration import Step
-from disagg.checking.explorer.memory import with_part
+from disagg.checking.explorer.memory import aged, with_part
 from disagg.checking.explorer.routers import Routers
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.state import (
@@ -11,19 +11,28 @@ from disagg.checking.explorer.state import (
     Facts,
     Read,
     State,
+    TierCopy,
     put,
     shown,
 )
 from disagg.checking.explorer.tokens import Vocabulary
+from disagg.checking.explorer.worker_state import stored_in
 from disagg.checking.explorer.workers import Workers
 from disagg.errors import InvariantViolation, ProtocolError
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Cancel, Role, Submit
+from disagg.messages.session import Cancel, ResetPrefixCache, Role, Submit
 from disagg.routing.actions import Deliver, Fail, RouterAction, ToWorker
-from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
+from disagg.scheduling.actions import (
+    ClearTier,
+    Exit,
+    ReadTier,
+    ToRouter,
+    WorkerAction,
+    WriteTier,
+)
 from disagg.transfer.actions import PostRead, Send
 
 _BROKEN = (InvariantViolation, AssertionError, KeyError)
@@ -56,8 +65,18 @@ class Moves:
             workers[side] = self._has_served(workers[side])
         empty: tuple[tuple[int, ...], ...] = ((),) * len(sides)
         clients = (Client(),) * len(self.setting.requests) if self.setting.roles else ()
+        stores = tuple(
+            tuple((key, self.known(key[1])) for key in stored_in(self.workers.thaw(worker)))
+            for worker in workers
+        )
         start = State(
-            moved.router, tuple(workers), (0,) * len(sides), up=empty, down=empty, clients=clients
+            moved.router,
+            tuple(workers),
+            (0,) * len(sides),
+            up=empty,
+            down=empty,
+            stores=stores if self.setting.tier else (),
+            clients=clients,
         )
         after, broken = self._ordered(start, moved.actions)
         assert not broken, broken
@@ -95,6 +114,10 @@ class Moves:
             return False
         side = self.names.index(life.worker_id)
         return now.workers[side] >= 0 and self.life_of(now, side) == life
+
+    def known(self, value: bytes) -> str:
+        """What a block must contain that is kept under a chain value."""
+        return self._vocabulary.contents[value]
 
     # -- workers ------------------------------------------------------------------------------
 
@@ -137,6 +160,23 @@ class Moves:
                 if self.envelope(index).to != life or not self.setting.checks_addressee
             ),
             reads=tuple(read for read in now.reads if read.side != side),
+            copies=tuple(copy for copy in now.copies if copy.side != side),
+            clears=tuple(one for one in now.clears if one != side),
+        )
+
+    def resets(self, now: State) -> State:
+        """All that was computed so far is old; every worker will hear that it must forget it."""
+        number = now.faults.resets + 1
+        order, down = self.number(ResetPrefixCache(number)), list(now.down)
+        for side, worker in enumerate(now.workers):
+            if worker >= 0 and side not in now.cut:
+                down[side] = self._queued(down[side], order)
+        return now._replace(
+            workers=tuple(self.workers.age(one) if one >= 0 else one for one in now.workers),
+            stores=tuple(tuple((key, aged(one)) for key, one in store) for store in now.stores),
+            copies=tuple(sorted(one._replace(content=aged(one.content)) for one in now.copies)),
+            down=tuple(down),
+            faults=now.faults._replace(resets=number),
         )
 
     def _perform(
@@ -144,7 +184,7 @@ class Moves:
     ) -> tuple[State, str]:
         in_order = self.setting.delivery == "in order"
         me, on_way, reads = self.life_of(now, side), list(now.on_way), list(now.reads)
-        said, exits = [], False
+        said, copies, clears, exits = [], list(now.copies), list(now.clears), False
         for action in actions:
             match action:
                 case Send(to, message) if self._lives(now, to) or not self.setting.checks_addressee:
@@ -156,12 +196,21 @@ class Moves:
                     life = int(owner.epoch[1:])
                     none = (False,) * self.setting.num_ranks
                     reads.append(Read(side, read_id, from_, life, src, dst, none, none))
+                case WriteTier(copy_id, _, ((key, block),)):
+                    copies.append(TierCopy(side, copy_id, True, key, block))
+                case ReadTier(copy_id, _, ((key, block),)):
+                    copies.append(TierCopy(side, copy_id, False, key, block))
+                case ClearTier():
+                    clears.append(side)
                 case ToRouter(message) if side not in now.cut:
                     said.append(message)
                 case Exit():
                     exits = True
         after = now._replace(
-            on_way=tuple(on_way if in_order else sorted(on_way)), reads=tuple(sorted(reads))
+            on_way=tuple(on_way if in_order else sorted(on_way)),
+            reads=tuple(sorted(reads)),
+            copies=tuple(sorted(copies)),
+            clears=tuple(sorted(clears)),
         )
         broken = ""
         for message in said:

@@ -106,25 +106,14 @@ class Routers:
 
 
 def _make_canonical(core: RouterCore) -> None:
-    """Forget what no decision depends on: counters and records, the order of sets."""
+    """Forget what no decision depends on: counters and records."""
     core.counters.clear()
     requests, fleet = core._requests, core._fleet
-    bad_pairs = fleet._bad_pairs.items()
-    fleet._bad_pairs = {frozenset(sorted(pair)): until_ms for pair, until_ms in bad_pairs}
     for request in requests._live.values():
         current = request.current
         # Of those given up only the number counts; the rest is for the record.
         request.generations = [current] * len(request.generations)
         current.reason = current.cause = ""
-        current.finished_at = set(sorted(current.finished_at))
-        request.killers = set(sorted(request.killers))
-        exclusions = request.exclusions
-        exclusions.workers, exclusions.decode = (
-            set(sorted(exclusions.workers)),
-            set(sorted(exclusions.decode)),
-        )
-        pairs = sorted(map(sorted, exclusions.pairs))
-        exclusions.pairs = {frozenset(pair) for pair in pairs}
         ahead = request.stream._ahead
         request.stream._ahead = dict(sorted(ahead.items()))
     if not requests._live:  # no other request will come

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.scheduling.tiers.index import WritePolicy
 
 PROMPT, LONG_PROMPT = (5, 6), (4, 5, 6)
 FULL: Spec = FullAttentionSpec(1, 1, 1, 2)
@@ -70,6 +71,9 @@ class Setting:
         max_sequences: that may hold blocks at a worker.
         max_waiting: that may wait there.
         committed_max: committed leases, and answered requests for leases, that are remembered.
+        tier: when blocks are written to a tier; None: nobody has one.
+        tiers_at: workers that have a tier of their own.
+        stored: these tiers have the blocks of all prompts already, and their pools have not.
         quarantine_share: of a pool that READs without an end may hold before the worker exits.
 
         delivery: what one worker says to another arrives *once*, at any later time or never;
@@ -86,6 +90,9 @@ class Setting:
         losses: messages lost for good.
         preemptions: leased prefills that lose their blocks at the end of a step.
         evictions: of everything that is free, at any worker.
+        tier_losses: blocks that do not come whole out of a tier.
+        resets: of all workers' prefix caches, with their tiers.
+        clear_errors: tiers that cannot be emptied.
         step_errors: steps that fail.
         read_errors: READs that fail.
         time_outs: what may time out at any moment.
@@ -108,6 +115,7 @@ class Setting:
         late_sessions: a new session leaves the old one's orders (a negative control).
         checks_addressee: a message reaches no other life of its addressee, but in a control.
         waits_for: handles that must be terminal before a READ is: all, but in a control.
+        any_error: a READ has failed when any of its handles has; the last one's, in a control.
         mutate: takes a rule away from every worker, in negative controls.
         mutate_router: takes one away from the router's core.
     """
@@ -128,6 +136,9 @@ class Setting:
     max_sequences: int = 4
     max_waiting: int = 4
     committed_max: int = 2
+    tier: WritePolicy | None = None
+    tiers_at: tuple[int, ...] = (0,)
+    stored: bool = False
     quarantine_share: float = 1.0
 
     delivery: Literal["once", "repeated", "in order"] = "once"
@@ -142,6 +153,9 @@ class Setting:
     losses: int = 0
     preemptions: int = 0
     evictions: int = 0
+    tier_losses: int = 0
+    resets: int = 0
+    clear_errors: int = 0
     step_errors: int = 0
     read_errors: int = 0
     time_outs: tuple[Wait, ...] = ()
@@ -163,5 +177,6 @@ class Setting:
     late_sessions: bool = False
     checks_addressee: bool = True
     waits_for: int | None = None
+    any_error: bool = True
     mutate: Callable[[Any], None] = nothing_taken_away
     mutate_router: Callable[[Any], None] = nothing_taken_away

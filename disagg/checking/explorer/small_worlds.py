@@ -47,7 +47,22 @@ MUTUAL = Setting(
     served=True,
 )
 """Two hand-overs, one each way, with memory for one of them."""
+TIER = Setting(
+    workers=("one",),
+    requests=(Request(0, 0, LONG_PROMPT, 1),) * 2,
+    tier="publish",
+)
+"""One worker with a tier serves the same prompt twice; each copy has one block."""
+LENDING = Setting(
+    workers=("cache", "prefill"),
+    requests=(Request(1, 1, max_tokens=1, pull_from=0),),
+    tier="publish",
+    stored=True,
+)
+"""C has the prompt in its tier only, P pulls its first block from there and computes the rest."""
 ONE_BLOCK = (Request(prompt=(5,)),)
+SHORT = Request(0, 0, max_tokens=1)
+PULLS_TWO = Request(1, 1, LONG_PROMPT, 1, pull_from=0)
 GROWING = (Request(0, 1, (10, 11), 3), Request(1, 0, (20, 21), 3))
 OLDER = (Request(1, 1, (10, 11), 3), Request(0, 1, (20,)), Request(0, 1, (30,)))
 PLANNED = Setting(
@@ -63,6 +78,7 @@ LONGER = (Request(max_tokens=3),)
 
 lease, pair = (partial(replace, one) for one in (LEASE, PAIR))
 chain, take_over = (partial(replace, one) for one in (CHAIN, TAKE_OVER))
+tier, lending = (partial(replace, one) for one in (TIER, LENDING))
 mutual, planned, at_any_time = (partial(replace, one) for one in (MUTUAL, PLANNED, AT_ANY_TIME))
 Named = tuple[str, Setting]
 
@@ -204,6 +220,76 @@ SMALL_WORLDS: dict[str, Named] = {
     "take-over-strangers": (
         "every message also from a wrong epoch; D crashes; eviction",
         take_over(wrong_epochs=True, evictions=1),
+    ),
+    "tier": (
+        "everything free is evicted, the client goes away; a block does not come whole",
+        tier(evictions=1, cancels=1, tier_losses=1),
+    ),
+    "tier-cancel": (
+        "a prompt of its own comes besides; everything free is evicted, a client goes away",
+        tier(
+            requests=(SHORT, SHORT, Request(0, 0, (8, 9), 1)),
+            num_blocks=4,
+            max_sequences=1,
+            evictions=1,
+            cancels=1,
+        ),
+    ),
+    "tier-eviction": (
+        "blocks are written before they are evicted; one does not come whole",
+        tier(tier="eviction", num_blocks=6, evictions=1, tier_losses=1),
+    ),
+    "tier-reset": (
+        "the prefix cache is reset, and the tier, which has the prompt from before and may stay as "
+        "it is; requests come before and after; eviction",
+        tier(
+            requests=(SHORT,) * 2,
+            stored=True,
+            resets=1,
+            clear_errors=1,
+            evictions=1,
+            any_order=True,
+        ),
+    ),
+    "tier-resets": (
+        "two resets of a tier that is empty at first, and may stay as it is",
+        tier(requests=(SHORT,), resets=2, clear_errors=1),
+    ),
+    "tier-reset-writes": (
+        "a reset of a tier that is empty at first; requests come before and after",
+        tier(requests=(SHORT,) * 2, resets=1, any_order=True),
+    ),
+    "lending": (
+        "two blocks; one does not come whole out of C's tier, a READ fails, the client goes away",
+        lending(requests=(PULLS_TWO,), tier_losses=1, read_errors=1, cancels=1),
+    ),
+    "lending-own": (
+        "C serves a request of its own besides; a client goes away",
+        lending(
+            requests=(*LENDING.requests, Request(0, 0, (8, 9), 1)),
+            num_blocks=4,
+            cancels=1,
+        ),
+    ),
+    "lending-lost": (
+        "two blocks; P and C lose each other at any moment, P crashes; eviction",
+        lending(requests=(PULLS_TWO,), unlinked=((0, 1),), crashes=(1,), evictions=1),
+    ),
+    "lending-time-outs": (
+        "leases and requests for them time out at any moment, a READ fails, the client goes away; "
+        "eviction",
+        lending(time_outs=("lease", "request"), read_errors=1, cancels=1, evictions=1),
+    ),
+    "lending-strangers": (
+        "every message repeated and reordered, and also from a wrong epoch",
+        lending(delivery="repeated", wrong_epochs=True),
+    ),
+    "lending-reset": (
+        "two blocks; the pull waits behind another request; both caches and the tier are reset; "
+        "eviction",
+        lending(
+            requests=(Request(1, 1, (8,), 1), PULLS_TWO), max_sequences=1, resets=1, evictions=1
+        ),
     ),
     "generation": (
         "one request, nothing goes wrong; three tokens; peers' messages and READs at any time",

@@ -1,9 +1,10 @@
 """Canonical snapshots of live object graphs, by number: equal numbers mean equal behaviour.
 
 Mutable objects of our own become numbered parts, in the order in which they are met, and so do
-lists, dicts, sets and deques that are met more than once; messages and enumerations are numbered
-by their values; everything else is written out where it stands. So who shares an equal string with
-whom does not show, and what is shared and mutable stays shared when a snapshot is thawed.
+sets, whose items are sorted, and lists, dicts and deques that are met more than once; messages,
+frozen sets and enumerations are numbered by their values; everything else is written out where it
+stands. So who shares an equal string with whom does not show, nor how a set came to be, and what is
+shared and mutable stays shared when a snapshot is thawed.
 """
 
 import io
@@ -22,6 +23,10 @@ _CONTAINERS = (list, dict, set, deque)
 
 
 def _kind(cls: type) -> str:
+    if issubclass(cls, set):
+        return _PART  # its items are sorted: else a set would show how it came to be
+    if issubclass(cls, frozenset):
+        return _VALUE
     if issubclass(cls, _CONTAINERS):
         return _CONTAINER
     if cls.__module__.startswith("disagg.messages.") or issubclass(cls, Enum):
@@ -173,8 +178,14 @@ def _state(part: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The names of its attributes; their values, and at last its items if it is a container."""
     own: dict[str, Any] = getattr(part, "__dict__", {})
     slots = tuple(name for name in _slots(type(part)) if hasattr(part, name))
-    items = tuple(part.items() if isinstance(part, dict) else part) if _holds(part) else None
+    items = _items(part) if _holds(part) else None
     return (*own, *slots), (*own.values(), *(getattr(part, name) for name in slots), items)
+
+
+def _items(part: Any) -> tuple[Any, ...]:
+    if isinstance(part, set):
+        return tuple(sorted(part, key=repr))
+    return tuple(part.items() if isinstance(part, dict) else part)
 
 
 def _holds(part: Any) -> bool:

@@ -9,6 +9,7 @@ from disagg.checking.explorer.tokens import Tokens
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import PeerMessage
 from disagg.messages.session import Submit
+from disagg.scheduling.actions import TierKey
 
 CRASHED, VANISHED = -1, -2
 STRANGER = "?"
@@ -38,6 +39,8 @@ class Facts(NamedTuple):
     running: Running | None = None
     queued: tuple[Running, ...] = ()
     """Steps that were launched and wait for the one that runs."""
+    lending: bool = False
+    """Other workers wait for what its tier brings."""
     orphans: bool = False
     """Leases that wait for another reader."""
     asking: bool = False
@@ -78,6 +81,18 @@ class Read(NamedTuple):
     reported: bool = False
 
 
+class TierCopy(NamedTuple):
+    """A copy of one block to or from a worker's tier."""
+
+    side: int
+    copy_id: int
+    writes: bool
+    key: TierKey
+    block: int
+    content: str = ""
+    """What was copied; empty before that."""
+
+
 class Faults(NamedTuple):
     """How much has gone wrong so far."""
 
@@ -87,6 +102,9 @@ class Faults(NamedTuple):
     evictions: int = 0
     step_errors: int = 0
     read_errors: int = 0
+    tier_losses: int = 0
+    resets: int = 0
+    clear_errors: int = 0
     time_outs: int = 0
     crashes: tuple[int, ...] = ()
     cuts: tuple[int, ...] = ()
@@ -115,6 +133,11 @@ class State(NamedTuple):
     on_way: tuple[int, ...] = ()
     """Sorted, or in order of sending."""
     reads: tuple[Read, ...] = ()
+    copies: tuple[TierCopy, ...] = ()
+    stores: tuple[tuple[tuple[TierKey, str], ...], ...] = ()
+    """Per worker, what its tier has."""
+    clears: tuple[int, ...] = ()
+    """Workers whose tier is about to be emptied."""
     clients: tuple[Client, ...] = ()
     cut: tuple[int, ...] = ()
     """Workers without a session, though one side may not have noticed."""

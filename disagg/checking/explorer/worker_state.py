@@ -4,7 +4,7 @@ How a core is made, what of its state no decision depends on, and what a world m
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from disagg.checking.explorer.memory import Running
@@ -18,15 +18,17 @@ from disagg.checking.explorer.state import (
 )
 from disagg.checking.explorer.tables_worker import TablesWorker
 from disagg.checking.explorer.tokens import Vocabulary
-from disagg.kv.blocks.free_blocks import UncachedBlocks
+from disagg.kv.blocks.free_blocks import CachedBlocks, UncachedBlocks
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation
-from disagg.scheduling.actions import WorkerAction
+from disagg.messages.session import PrefixCacheReset
+from disagg.scheduling.actions import TierKey, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.stats import check_load
+from disagg.scheduling.tiers.index import TierSetting
 from disagg.transfer.owner.states import LeaseState
 
 NEVER_MS = 1_000
@@ -52,7 +54,14 @@ def limits_of(setting: Setting) -> WorkerLimits:
         blocks_per_read_max=1,
         quarantine_share_max=setting.quarantine_share,
         take_over_ms=TAKE_OVER_MS,
+        blocks_per_tier_copy_max=1,
+        tier_write_share_max=1.0,
     )
+
+
+def tiers_of(setting: Setting) -> tuple[TierSetting, ...]:
+    """Of each worker."""
+    return () if setting.tier is None else (TierSetting("tier", setting.tier, 100),)
 
 
 def new_core(
@@ -62,6 +71,7 @@ def new_core(
     limits: WorkerLimits,
     num_blocks: int,
     cls: type[WorkerCore] = WorkerCore,
+    tiers: tuple[TierSetting, ...] = (),
 ) -> WorkerCore:
     """A worker that has just started."""
     kv = KVCacheCoordinator(
@@ -71,10 +81,25 @@ def new_core(
         max_step_tokens=limits.steps_max * limits.max_step_tokens,
         steps_max=limits.steps_max,
     )
-    core = cls(me, layout, kv, hasher, limits, _no_delay)
-    kv.pool._emit = _ignore
+    core = cls(me, layout, kv, hasher, limits, _no_delay, tiers)
+    kv.pool._emit = kv.events.append if tiers else _ignore
     kv.events._read_hashes = _no_hashes
     return core
+
+
+def store(core: WorkerCore, hasher: BlockHasher, prompts: Iterable[Sequence[int]]) -> None:
+    """Its tier has had all blocks of some prompts from the start."""
+    for prompt in prompts:
+        hashes: list[bytes] = []
+        hasher.extend(hashes, prompt)
+        for manager in core.kv.managers:
+            values = [one for each in manager.chain(hashes) for one in manager.stored_values(each)]
+            core.tiers.index.add(0, [(manager.group, one) for one in values])
+
+
+def stored_in(core: WorkerCore) -> list[TierKey]:
+    """What it believes that its tier has."""
+    return sorted(core.tiers.index._keys[0]) if core.tiers.has_any else []
 
 
 def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
@@ -90,6 +115,7 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
         running=in_flight[0] if in_flight else None,
         queued=in_flight[1:],
         num_leases=num_leases,
+        lending=bool(core.tiers.lending._asked),
         orphans=any(one.state is LeaseState.ORPHANED for one in core.leases.statuses()),
         held=frozenset(filter(kv.pool.num_holds, range(1, kv.pool.num_blocks))),
         cached=tuple(
@@ -103,7 +129,7 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
             if isinstance(holder, tuple) and holder[0] == "inbound"
             for block in blocks
         ),
-        at_rest=not core.sequences and not in_flight and all_free,
+        at_rest=not core.sequences and not in_flight and all_free and _is_reset(core),
         holds_nothing=all_free and not num_granted and not num_leases,
         asking=bool(core.prefill_side.reserving or core.lease_requests._entries),
         repeats=any(entry.repeats for entry in core.inbound._entries.values()),
@@ -117,6 +143,13 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
         ),
     )
     return facts._replace(**core.seen()) if isinstance(core, TablesWorker) else facts
+
+
+def _is_reset(core: WorkerCore) -> bool:
+    """Every reset is answered, and every tier empty that has not said why it is not."""
+    clearing, tiers = core.tiers._clearing, core.tiers.infos
+    pending = [one for one in core.tiers.index.closed if tiers[one].name not in clearing._errors]
+    return clearing._answer is None and not pending
 
 
 def _in_flight(core: WorkerCore, vocabulary: Vocabulary) -> tuple[Running, ...]:
@@ -149,6 +182,11 @@ def make_canonical(core: WorkerCore) -> None:
     for entry in core.inbound._entries.values():
         entry.posted_ms = entry.done_ms = entry.sealed_ms = 0
         entry.repeat_ms = core.limits.commit_repeat_ms
+    core.tiers.writes._look_at_events()
+    core.tiers.writes._next_event = 0
+    answer = core.tiers._clearing._answer
+    if answer is not None:
+        core.tiers._clearing._answer = PrefixCacheReset(answer.number, 0)
     core.kv.events._events.clear()
     core.kv.events.next_seq = 0
     pool, steps = core.kv.pool, core.kv._steps
@@ -163,6 +201,7 @@ def make_canonical(core: WorkerCore) -> None:
     pool._uncached = UncachedBlocks(1, 1)
     pool._uncached.add(free)
     cached = pool._cached_free
+    assert isinstance(cached, CachedBlocks)
     if cached._stale:  # entries that are passed over; of a block's the last one counts
         last = reversed(dict.fromkeys(reversed(cached._queue)))
         cached._queue = deque(block for block in last if block in cached)
@@ -210,7 +249,7 @@ def preempt(core: WorkerCore) -> list[WorkerAction]:
     victim = max(prefills, key=lambda seq: seq.arrival)
     core.batcher.preempt(victim)
     core.prefill_side.give_back(victim, "preempted")
-    core.queue(victim)
+    core.parts.queue(victim)
     return core._out.take()
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from disagg.checking.explorer.memory import (
     NOTHING,
+    OLD,
     Memory,
+    aged,
     land,
     launch,
     leave,
@@ -28,6 +30,8 @@ from disagg.checking.explorer.worker_state import (
     new_core,
     preempt,
     send_whole_tables,
+    store,
+    tiers_of,
 )
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import plan_layout
@@ -35,6 +39,7 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, StepOutputs
 from disagg.messages.peer import PeerMessage, Reserved
 from disagg.messages.sampling import SampledToken
+from disagg.messages.session import ResetPrefixCache
 from disagg.scheduling.actions import CheckTransport, ToRouter, WorkerAction
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.step import StepResult
@@ -58,14 +63,15 @@ class _CoreMoved:
 
 Overtaking = tuple[frozenset[RequestKey], int]
 """Who got memory here while somebody who had lost it waits; how many of them have ended."""
-_Worker = tuple[int, Memory, Overtaking]
+_Worker = tuple[int, Memory, Overtaking, bool]
 _NOBODY: Overtaking = (frozenset(), 0)
 
 
 class Workers:
     """Every state of a worker that was ever seen, by number; each move is made only once.
 
-    A worker is its core, the bytes in its pool, and who overtakes whom there.
+    A worker is its core, the bytes in its pool, who overtakes whom there, and whether a reset of
+    its prefix cache is on its way to it: until then it may offer what is old.
 
     Attributes:
         facts: per number.
@@ -79,7 +85,7 @@ class Workers:
         self._vocabulary = vocabulary
         self._layout = plan_layout(setting.specs)
         self._hasher = hasher
-        self._limits = limits_of(setting)
+        self._limits, self._tiers = limits_of(setting), tiers_of(setting)
         constants: list[Any] = [self._layout, hasher, self._limits, *self._layout.groups]
         self._snapshots = Snapshots(constants)
         self._core_facts: list[Facts] = []
@@ -94,11 +100,17 @@ class Workers:
         """A worker that has just started."""
         setting = self._setting
         cls = TablesWorker if setting.tables_alone else WorkerCore
-        core = new_core(me, self._layout, self._hasher, self._limits, setting.num_blocks, cls)
+        side = setting.workers.index(me.worker_id)
+        tiers = self._tiers if side in setting.tiers_at else ()
+        core = new_core(
+            me, self._layout, self._hasher, self._limits, setting.num_blocks, cls, tiers
+        )
+        if tiers and setting.stored:
+            store(core, self._hasher, [request.prompt for request in setting.requests])
         if isinstance(core, TablesWorker):
             core.owns, core.tries_left = me.worker_id == setting.workers[0], setting.tries
         setting.mutate(core)
-        return self._number(self.freeze(core), (NOTHING,) * setting.num_blocks, _NOBODY)
+        return self._number(self.freeze(core), (NOTHING,) * setting.num_blocks, _NOBODY, False)
 
     def _move(self, number: int, method: str, *args: object) -> Moved:
         """Call a method of the core, then launch what may be launched.
@@ -106,7 +118,7 @@ class Workers:
         Besides the core's methods: the step that runs "ends", "fails", or "ends_preempted", which
         takes the blocks of the youngest prefill; and everything free is evicted by "evict".
         """
-        core, memory, overtaking = self._workers[number]
+        core, memory, overtaking, outdated = self._workers[number]
         broken = ""
         ends = method in ("ends", "fails", "ends_preempted")
         if ends:
@@ -118,8 +130,10 @@ class Workers:
         memory = reuse(memory, before.held, after.held, blocks)
         for block, content in after.computed if not before.computed else ():
             memory = put(memory, block, content)
+        if method == "on_router_message" and isinstance(args[1], ResetPrefixCache):
+            outdated = False
         for known, block in after.cached:
-            if memory[block] != known:
+            if memory[block] != known and not (outdated and memory[block] == OLD + known):
                 broken = broken or f"the cache offers {memory[block]!r} as {known!r}"
         if after.running is not None:
             if ends or before.running is None:
@@ -130,7 +144,8 @@ class Workers:
             overtaking = _watch(overtaking, after.memory_awaited, moved.actions)
             if overtaking[1] >= self._setting.starved_by:
                 broken = broken or "overtaken by one who came later"
-        return Moved(self._number(moved.core, memory, overtaking), moved.actions, broken)
+        worker = self._number(moved.core, memory, overtaking, outdated)
+        return Moved(worker, moved.actions, broken)
 
     def _step_over(self, number: int, fails: bool) -> tuple[Memory, str, StepResult]:
         """Memory after the step that runs, what it overwrote, if anything, and its result."""
@@ -154,8 +169,13 @@ class Workers:
 
     def write(self, number: int, block: int, content: str) -> int:
         """The worker after a READ wrote into its memory."""
-        core, memory, overtaking = self._workers[number]
-        return self._number(core, put(memory, block, content), overtaking)
+        core, memory, overtaking, outdated = self._workers[number]
+        return self._number(core, put(memory, block, content), overtaking, outdated)
+
+    def age(self, number: int) -> int:
+        """The worker when all that was computed before is old, and it has not heard of that."""
+        core, memory, overtaking, _ = self._workers[number]
+        return self._number(core, tuple(map(aged, memory)), overtaking, True)
 
     def _minds(self, number: int, stranger: Incarnation, message: PeerMessage) -> bool:
         """Whether a message from a life nobody knows does more than get an answer."""
@@ -199,8 +219,8 @@ class Workers:
             self._core_facts.append(facts_of(core, self._vocabulary))
         return number
 
-    def _number(self, core: int, memory: Memory, overtaking: Overtaking) -> int:
-        worker = (core, memory, overtaking)
+    def _number(self, core: int, memory: Memory, overtaking: Overtaking, outdated: bool) -> int:
+        worker = (core, memory, overtaking, outdated)
         number = self._numbers.get(worker)
         if number is None:
             number = self._numbers[worker] = len(self._workers)

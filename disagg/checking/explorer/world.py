@@ -27,9 +27,10 @@ from disagg.checking.explorer.state import (
     put,
     shown,
 )
+from disagg.checking.explorer.tiers import tier_steps
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, PeerMessage, TakeOver
-from disagg.messages.session import Cancel, Submit
+from disagg.messages.session import Cancel, ResetPrefixCache, Submit
 
 
 class World:
@@ -62,7 +63,8 @@ class World:
 
     def _rests(self, now: State) -> bool:
         """Nothing is held or goes on, and every client of the router's core has its end."""
-        if now.reads or (now.clients and not self.moves.is_over(now)):
+        under_way = now.reads or now.copies or now.clears
+        if under_way or (now.clients and not self.moves.is_over(now)):
             return False
         facts = self.moves.workers.facts
         if VANISHED in now.workers:
@@ -103,6 +105,7 @@ class World:
         yield from self._message_steps(now)
         for read in now.reads:
             yield from self._read_steps(now, read, over)
+        yield from tier_steps(self.moves, now)
         if not over and len(now.faults.cancels) < self.setting.cancels:
             yield from self._cancel_steps(now)
 
@@ -118,17 +121,17 @@ class World:
 
     def _order_steps(self, now: State, side: int) -> Iterator[Step[State]]:
         queue = now.down[side]
-        submitted: list[RequestKey] = []
+        submitted: list[RequestKey | None] = []
         for place, index in enumerate(queue):
             order = self.moves.messages[index]
-            assert isinstance(order, Submit | Cancel)
+            assert isinstance(order, Submit | Cancel | ResetPrefixCache)
             if self.setting.roles:
                 waits = place > 0
             elif isinstance(order, Cancel):
                 waits = order.key in submitted and not self.setting.cancel_overtakes
             else:
                 waits = bool(submitted) and not self.setting.any_order
-                submitted.append(order.key)
+                submitted.append(order.key if isinstance(order, Submit) else None)
             if not waits:
                 after = now._replace(down=put(now.down, side, queue[:place] + queue[place + 1 :]))
                 label = f"hears {shown(order)}"
@@ -249,7 +252,7 @@ class World:
             yield self._does(after, side, "reservations expire", "tick", RESERVATION_TTL_MS)
 
     def _losing_steps(self, now: State, side: int, facts: Facts) -> Iterator[Step[State]]:
-        if not (facts.keys or facts.num_leases):
+        if not (facts.keys or facts.num_leases or facts.lending):
             return
         lost = [(other, self.moves.life(other, 0)) for other in now.faults.crashes]
         for pair in self.setting.unlinked:
@@ -295,7 +298,9 @@ class World:
         self, now: State, label: str, read: Read, rank: int, error: str, broken: str = ""
     ) -> Step[State]:
         """A rank's handle is terminal; the worker hears of it when all are."""
-        ended = read._replace(ended=put(read.ended, rank, True), error=read.error or error)
+        if self.setting.any_error:
+            error = read.error or error
+        ended = read._replace(ended=put(read.ended, rank, True), error=error)
         due = sum(ended.ended) >= (self.setting.waits_for or self.setting.num_ranks)
         reports = due and not read.reported
         if not all(ended.ended):

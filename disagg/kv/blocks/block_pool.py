@@ -7,8 +7,10 @@ from operator import itemgetter
 from types import MappingProxyType
 
 from disagg.errors import ConfigError, InvariantViolation
-from disagg.kv.blocks.free_blocks import CachedBlocks, UncachedBlocks
+from disagg.kv.blocks.cache_policy import CachePolicy
+from disagg.kv.blocks.free_blocks import UncachedBlocks
 from disagg.kv.blocks.prefix_cache import PrefixCache
+from disagg.kv.blocks.residency import BlockResidency
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 
 NULL_BLOCK = 0
@@ -20,7 +22,7 @@ class BlockPool:
 
     A block is held (by requests' block tables through ``allocate``/``touch``/``release``, or by
     named holders), or free. Free blocks with a cached content are found and held again until
-    they are evicted, least recently freed first. Only dropping the last hold frees a block.
+    they are evicted, in the policy's order. Only dropping the last hold frees a block.
 
     Bulk operations work on lists of ints at C speed; there is no object per block. Most blocks
     have one hold, which is not written down: a block is held if it is private (held, without a
@@ -31,10 +33,18 @@ class BlockPool:
         num_blocks: blocks in the tensor, the null block included.
         num_groups: KV cache groups; the cache has one index per group.
         emit: receives the KV events in order.
+        policy: what is cached, and what is evicted first.
+
+    Attributes:
+        residency: the times of the blocks that are observed, if any are.
     """
 
     def __init__(
-        self, num_blocks: int, num_groups: int, emit: Callable[[KVEvent], None] = lambda _: None
+        self,
+        num_blocks: int,
+        num_groups: int,
+        emit: Callable[[KVEvent], None] = lambda _: None,
+        policy: CachePolicy = CachePolicy(),  # noqa: B008 (frozen)
     ) -> None:
         if num_blocks < 2:
             raise ConfigError("a pool needs at least two blocks", param="num_blocks")
@@ -44,7 +54,10 @@ class BlockPool:
         self._more_holds: dict[int, int] = {}
         self._private = bytearray(num_blocks)
         self._uncached = UncachedBlocks(1, num_blocks)
-        self._cached_free = CachedBlocks()
+        self._caches = policy.enabled
+        self._cached_free = policy.eviction_order(self._uncached)
+        every = policy.observe_every
+        self.residency = BlockResidency(every, num_blocks) if every else None
         self.cache = PrefixCache([NULL_BLOCK, *sorted(self._uncached)], num_groups)
         self._holds: dict[Hashable, list[int]] = {}
         self._returnable: dict[int, int] = {}
@@ -83,10 +96,13 @@ class BlockPool:
         return taken
 
     def touch(self, block_ids: Sequence[int]) -> None:
-        """Add one hold to each block; a free one must be cached and leaves the free list."""
+        """Add one hold to each block that a request found; a free one leaves the free list."""
         if not self._cached_free.has_all(block_ids):
             self._check_holdable(block_ids)
         self._touch(block_ids)
+        self._cached_free.found(block_ids)
+        if self.residency is not None:
+            self.residency.found(block_ids)
 
     def _touch(self, block_ids: Sequence[int]) -> None:
         free = self._cached_free
@@ -104,10 +120,11 @@ class BlockPool:
         if self._returnable:
             self._count_slack(block_ids)
 
-    def release(self, block_ids: list[int]) -> int:
+    def release(self, block_ids: list[int], *, evict_first: bool = False) -> int:
         """Take one hold off each block; returns how many became free.
 
-        Of those, cached ones become the most recently freed in the order given.
+        Of those, cached ones become the most recently freed in the order given, or with
+        ``evict_first`` the next to be evicted.
         """
         more = self._more_holds
         freed = block_ids
@@ -125,10 +142,14 @@ class BlockPool:
             self._set_private(uncached, False)
             self._uncached.add(uncached)
         if cached:
-            self._cached_free.add(cached)
+            self._cached_free.add(cached, evict_first=evict_first)
         if self._returnable:
             self._count_slack(block_ids)
         return len(freed)
+
+    def next_evicted(self, num_blocks: int) -> list[int]:
+        """The cached blocks that allocating ``num_blocks`` would evict, in this order."""
+        return self._cached_free.oldest(num_blocks - len(self._uncached))
 
     def num_leaving(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks are free, that is, would leave the free list if touched."""
@@ -177,10 +198,13 @@ class BlockPool:
         self._holds[holder] += block_ids
         self._touch(block_ids)
 
-    def drop(self, holder: Hashable) -> int:
-        """End all holds of a holder; returns how many blocks became free (0 if unknown)."""
+    def drop(self, holder: Hashable, *, evict_first: bool = False) -> int:
+        """End all holds of a holder as ``release`` does; returns how many blocks became free.
+
+        0 if the holder is unknown.
+        """
         held = self._holds.pop(holder, None)
-        return self.release(held) if held else 0
+        return self.release(held, evict_first=evict_first) if held else 0
 
     def holders(self) -> Mapping[Hashable, Sequence[int]]:
         """Live view of the named holders and their blocks."""
@@ -228,9 +252,13 @@ class BlockPool:
         """
         if not self._has_private(block_ids, all_of_them=True):
             raise InvariantViolation(f"a block of group {group} is published twice, or not held")
+        if not self._caches:
+            return
         runs, stored = self.cache.store(group, block_ids, hashes, deduplicate)
         if stored:
             self._set_private(stored, False)
+            if self.residency is not None:
+                self.residency.published(stored)
         for start, end in runs:
             self._emit(
                 BlocksStored(
@@ -247,27 +275,40 @@ class BlockPool:
         """Per group every value that can be found now."""
         return self.cache.values()
 
-    def clear_cache(self) -> None:
-        """Forget all cached contents; held blocks stay held, free ones become uncached."""
-        for block in self.cache.clear():
+    def clear_cache(self) -> int:
+        """Forget all cached contents; held blocks stay held, free ones become uncached.
+
+        Returns:
+            How many blocks had a content that could be found.
+        """
+        forgotten = self.cache.clear()
+        for block in forgotten:
             self._private[block] = block not in self._cached_free
         self._uncached.add(list(self._cached_free))
         self._cached_free.clear()
+        if self.residency is not None:
+            self.residency.forgotten(forgotten)
         self._emit(AllCleared())
+        return len(forgotten)
 
     def _evict(self, num_blocks: int) -> list[int]:
         victims = self._cached_free.take(num_blocks)
+        if self.residency is not None:
+            self.residency.evicted(victims)
         self._take_out(victims)
         return victims
 
     def forget(self, block_ids: Sequence[int]) -> None:
         """Take cached blocks out of the cache that have exactly one hold; others stay."""
         alone = [b for b in block_ids if b not in self._more_holds and self.is_cached(b)]
+        if self.residency is not None:
+            self.residency.forgotten(alone)
         self._take_out(alone)
         for block in alone:
             self._private[block] = True
 
     def _take_out(self, block_ids: Sequence[int]) -> None:
+        self._cached_free.gone(block_ids)
         for group, values in self.cache.take_out(block_ids).items():
             self._emit(BlocksRemoved(group, tuple(values)))
 

@@ -83,8 +83,11 @@ class CachedBlocks:
         """How many of these different blocks are among them."""
         return len(self._free.intersection(block_ids))
 
-    def add(self, block_ids: Sequence[int]) -> None:
+    def add(self, block_ids: Sequence[int], *, evict_first: bool = False) -> None:
         """Take blocks back; the last one is now the most recently freed.
+
+        With ``evict_first`` the first one is the next to be evicted: an entry of it that was passed
+        over comes to count again, in the new one's place, and no later than that.
 
         Raises:
             InvariantViolation: one was here already.
@@ -93,7 +96,23 @@ class CachedBlocks:
         self._free.update(block_ids)
         if len(self._free) != expected:
             raise InvariantViolation("a block becomes free twice")
-        self._queue.extend(block_ids)
+        if evict_first:
+            self._queue.extendleft(reversed(block_ids))
+        else:
+            self._queue.extend(block_ids)
+
+    def oldest(self, num_blocks: int) -> list[int]:
+        """Those that ``take`` would remove now, as far as there are so many; nothing changes."""
+        found: list[int] = []
+        passed: Counter[int] = Counter()
+        for block in self._queue:
+            if len(found) >= num_blocks:
+                break
+            if passed[block] < self._stale.get(block, 0):
+                passed[block] += 1
+            else:
+                found.append(block)
+        return found
 
     def remove(self, block_ids: Sequence[int]) -> None:
         """Remove blocks, which are held again."""
@@ -121,6 +140,12 @@ class CachedBlocks:
                 del stale[block]
         self._free.difference_update(taken)
         return taken
+
+    def found(self, block_ids: Sequence[int]) -> None:
+        """Nothing to note: only when a block becomes free counts."""
+
+    def gone(self, block_ids: Iterable[int]) -> None:
+        """Nothing was noted of these blocks."""
 
     def clear(self) -> None:
         """Forget all free blocks."""

@@ -45,6 +45,11 @@ class PrefixCache:
         """Whether the block can be found."""
         return self._value_of[block] is not None
 
+    def content(self, block: int) -> tuple[int, bytes] | None:
+        """Group and chain value of what a block has, if it can be found."""
+        value = self._value_of[block]
+        return None if value is None else (self._group_of[block], value)
+
     def values(self) -> tuple[tuple[bytes, ...], ...]:
         """Per group every value that can be found now."""
         return tuple(map(tuple, self._index))

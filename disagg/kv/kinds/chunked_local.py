@@ -75,6 +75,12 @@ class ChunkedLocalSpec(AttentionSpec):
             usable.append(run)
         return usable
 
+    @staticmethod
+    def first_needed(group: GroupInfo, num_blocks: int) -> int:
+        """The block in which the next token's chunk begins."""
+        end = num_blocks * group.block_tokens
+        return chunk_start(end, group.window_tokens) // group.block_tokens
+
     def visible_tokens(self, num_tokens: int) -> int:
         """One layer keeps at most one chunk of tokens."""
         return min(self.chunk_tokens, num_tokens)

@@ -63,6 +63,11 @@ class CrossAttentionSpec(AttentionSpec):
         """No worker can go on after any block: nothing of this kind is shared."""
         return [0] * len(holders)
 
+    @staticmethod
+    def first_needed(group: GroupInfo, num_blocks: int) -> int:
+        """None: there is no boundary to go on from."""
+        return num_blocks
+
     def visible_tokens(self, num_tokens: int) -> int:
         """The encoder's outputs, whatever the tokens."""
         return self.encoder_tokens

@@ -48,6 +48,11 @@ class FullAttentionSpec(AttentionSpec):
         """Everything before the boundary is needed."""
         return all_before(holders)
 
+    @staticmethod
+    def first_needed(group: GroupInfo, num_blocks: int) -> int:
+        """Everything before the boundary."""
+        return 0
+
     def without_window(self) -> Spec:
         """The spec itself: it has no window."""
         return self

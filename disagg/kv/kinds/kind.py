@@ -86,6 +86,13 @@ class Spec(Protocol):
         block ``i`` of the prompt.
         """
 
+    @staticmethod
+    def first_needed(group: GroupInfo, num_blocks: int) -> int:
+        """Of the first ``num_blocks`` blocks, the first that a query right after them needs.
+
+        It needs those after that one as well; ``num_blocks``: none.
+        """
+
     # -- events -------------------------------------------------------------------------------
 
     def event_fields(self) -> dict[str, object]:

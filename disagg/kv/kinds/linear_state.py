@@ -48,6 +48,7 @@ class LinearStateSpec:
 
     def create_manager(self, pool: BlockPool, setting: GroupSetting) -> GroupManager:
         """Tables of the running state and those that steps in flight started from."""
+        setting.refuse_lookahead(type(self).__name__)
         # The state that the oldest step in flight started from, and the end of each.
         peak = (1 + setting.steps_max) * setting.blocks_per_state
         return LinearStateManager(self, pool, setting, peak)
@@ -60,6 +61,11 @@ class LinearStateSpec:
     def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
         """Only the state at the boundary is needed."""
         return list(holders)
+
+    @staticmethod
+    def first_needed(group: GroupInfo, num_blocks: int) -> int:
+        """The state at the boundary."""
+        return max(0, num_blocks - 1)
 
     def event_fields(self) -> dict[str, object]:
         """No field besides those of all kinds."""
@@ -152,6 +158,15 @@ class LinearStateManager(GroupManager):
                 nulls = [NULL_BLOCK] * ((length - 1) * self.blocks_per_state)
                 return tuple([*nulls, *state] for state in states)
         return tuple([] for _ in indexes)
+
+    def cached_blocks(self, value: bytes) -> list[int]:
+        """All blocks of the state that is cached under a chain value, or none."""
+        return self._find(self.pool.index(self.group), value)
+
+    def stored_values(self, value: bytes) -> list[bytes]:
+        """The value for the first block of a state; with a number behind it for the others."""
+        others = range(1, self.blocks_per_state)
+        return [value, *(value + part.to_bytes(4, "big") for part in others)]
 
     def _find(self, index: Mapping[bytes, int], value: bytes) -> list[int]:
         """All blocks of a cached state, or none."""

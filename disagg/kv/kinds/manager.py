@@ -265,7 +265,23 @@ class GroupManager:
             if table.held != len(table.blocks) - table.blocks.count(NULL_BLOCK):
                 raise InvariantViolation(f"{key!r}: held count of group {self.group}")
 
+    # -- contents by chain value --------------------------------------------------------------
+
+    def cached_blocks(self, value: bytes) -> list[int]:
+        """The blocks that are cached under a chain value; none if one of them is lacking."""
+        block = self.pool.index(self.group).get(value)
+        return [] if block is None else [block]
+
+    def stored_values(self, value: bytes) -> list[bytes]:
+        """What a store outside the pool calls the blocks of ``cached_blocks``, in their order."""
+        return [value]
+
     # -- publishing ---------------------------------------------------------------------------
+
+    def withhold(self, key: Hashable, num_blocks: int) -> None:
+        """Never publish the first ``num_blocks`` entries: a part of one of them is not known."""
+        table = self.tables[key]
+        table.num_published = max(table.num_published, num_blocks)
 
     def chain(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Chain values at this group's block ends."""

@@ -88,6 +88,11 @@ class SlidingWindowSpec(AttentionSpec):
             head & tails[i - width + 1] if i >= width - 1 else head for i, head in enumerate(heads)
         ]
 
+    @staticmethod
+    def first_needed(group: GroupInfo, num_blocks: int) -> int:
+        """The blocks of the window before the boundary."""
+        return max(0, num_blocks - num_window_blocks(group.window_tokens, group.block_tokens))
+
     def event_fields(self) -> dict[str, object]:
         """The window's length, besides the fields of all kinds."""
         return {"kv_cache_spec_sliding_window": self.window_tokens}

@@ -7,6 +7,10 @@ from math import gcd
 from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
 
+LAYOUT_VERSION = 1
+"""Of the rules here and in `whole_states`: raised by whoever changes for any model which layers
+share a block, or where their pages lie in it. It is in the contract between workers and in the
+header of a tier's store: equal ones exchange KV, whatever else changed between two releases."""
 REFERENCE_TOKENS = 32_768
 """Layouts are compared by what a request of this length holds."""
 SPARE_SHARE = 16

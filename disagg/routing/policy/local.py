@@ -20,10 +20,10 @@ class Local:
         exclusions = demand.exclusions
         fresh = [c for c in fitting if c.incarnation not in exclusions.workers] or fitting
         roomy = [c for c in fresh if c.incarnation not in exclusions.decode] or fresh
-        worker = min(roomy, key=lambda c: (-c.hit.usable_tokens, c.decode_load, c.incarnation))
+        worker = min(roomy, key=lambda c: (-c.saved_tokens, c.decode_load, c.incarnation))
         return Plan(
             worker,
             worker,
-            f"local on {worker.name} (prefix {worker.hit.usable_tokens} tokens, "
+            f"local on {worker.name} (prefix {worker.found_tokens} tokens, "
             f"{worker.decode_load} requests there)",
         )

@@ -11,29 +11,58 @@ class PrefixThenLoad:
     """A prefill and a decode worker, or one worker where a hand-over cannot or need not be.
 
     The worker that prefills pulls from another one that has at least ``pull_tokens_min`` more
-    tokens of the prefix, whatever its role; of these from the one that has the most.
+    tokens of the prefix, whatever its role; of these from the one that has the most. What the
+    owner has in tiers it loads first.
+
+    A decode worker whose tiers have so much more of the prompt than the worker that would prefill
+    it serves the request alone, unless more than ``decode_prefill_tokens_max`` tokens are left to
+    compute there: longer prefills would keep its decodes waiting.
     """
 
     def __init__(self, options: PolicyOptions) -> None:
         self._pull_tokens_min = max(1, options.pull_tokens_min)
+        self._decode_prefill_tokens_max = options.decode_prefill_tokens_max
 
     def plan(self, demand: Demand, candidates: Sequence[Candidate]) -> Plan:
         """See `Policy.plan`."""
         plan = _choose(demand, candidates)
-        hit_tokens = plan.prefill.hit.usable_tokens
+        if (loads := self._loading(demand, plan, candidates)) is not None:
+            return loads
+        hit_tokens = plan.prefill.found_tokens
         owners = [
             c
             for c in candidates
-            if c.hit.usable_tokens - hit_tokens >= self._pull_tokens_min
+            if c.saved_tokens - hit_tokens >= self._pull_tokens_min
             and c.incarnation not in demand.exclusions.workers
             and demand.may_pair(plan.prefill, c)
         ]
         if not owners:
             return plan
         owner = min(owners, key=_pull_order)
-        more = owner.hit.usable_tokens - hit_tokens
+        more = owner.found_tokens - hit_tokens
         why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
         return replace(plan, pull=owner, reason=why)
+
+    def _loading(self, demand: Demand, plan: Plan, candidates: Sequence[Candidate]) -> Plan | None:
+        """A decode worker alone, which loads what the plan's prefill worker would compute."""
+        if plan.local:
+            return None
+        exclusions = demand.exclusions
+        able = [
+            c
+            for c in candidates
+            if c.hit.loads
+            and c.can_decode
+            and c.view.info.role in ("decode", "both")
+            and c.incarnation not in exclusions.workers | exclusions.decode
+            and c.saved_tokens - plan.prefill.saved_tokens >= self._pull_tokens_min
+            and demand.num_tokens - c.found_tokens <= self._decode_prefill_tokens_max
+        ]
+        if not able:
+            return None
+        best = min(able, key=lambda c: (-c.saved_tokens, c.decode_order))
+        tiers = ", ".join(f"{n} blocks from {best.tier_name(tier)}" for tier, n in best.hit.loads)
+        return _local(best, f"it loads {tiers}")
 
 
 def _choose(demand: Demand, candidates: Sequence[Candidate]) -> Plan:
@@ -72,7 +101,7 @@ def _choose(demand: Demand, candidates: Sequence[Candidate]) -> Plan:
 
 
 def _pull_order(c: Candidate) -> tuple[int, int, object]:
-    return -c.hit.usable_tokens, c.decode_load, c.incarnation
+    return -c.saved_tokens, c.decode_load, c.incarnation
 
 
 def _best_local(candidates: Sequence[Candidate], exclusions: Exclusions, why: str) -> Plan:
@@ -81,7 +110,7 @@ def _best_local(candidates: Sequence[Candidate], exclusions: Exclusions, why: st
 
 
 def _local(candidate: Candidate, why: str) -> Plan:
-    hit = candidate.hit.usable_tokens
+    hit = candidate.found_tokens
     return Plan(candidate, candidate, f"local on {candidate.name} (prefix {hit} tokens): {why}")
 
 
@@ -92,7 +121,7 @@ def _paired(prefill: Candidate, decode: Candidate) -> Plan:
     return Plan(
         prefill,
         decode,
-        f"prefill on {prefill.name} (prefix {prefill.hit.usable_tokens} tokens, "
+        f"prefill on {prefill.name} (prefix {prefill.found_tokens} tokens, "
         f"{queued} tokens and {waiting} requests before it), decode on "
         f"{decode.name} ({decode.decode_load} requests there, "
         f"{decode.num_blocks_free} blocks free)",

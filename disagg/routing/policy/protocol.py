@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from disagg.messages.identity import Incarnation
+from disagg.messages.registration import Contract
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.fleet import WorkerView
 from disagg.routing.index import PrefixHit
+
+
+@lru_cache(maxsize=256)
+def can_exchange(one: Contract, other: Contract) -> bool:
+    """Whether workers with these contracts read each other's blocks, whole or in parts."""
+    return not one.mismatches(other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,41 @@ class Candidate:
         return self.view.stats.num_blocks_free if self.view.stats else 0
 
     @property
+    def found_tokens(self) -> int:
+        """Tokens of the prompt that it need not compute: in its pool, or loaded from its tiers."""
+        return max(self.hit.usable_tokens, self.hit.reach_tokens)
+
+    def tier_name(self, tier: int) -> str:
+        """The name of one of its tiers."""
+        return self.view.info.tiers[tier].name
+
+    @property
+    def load_tokens(self) -> int:
+        """What loading the rest of the prefix from its tiers costs it, in tokens of prefill.
+
+        By the times it has measured itself; 0 where it has not loaded or computed anything yet.
+        """
+        stats = self.view.stats
+        if not self.hit.loads or stats is None:
+            return 0
+        counts = dict(stats.counters)
+        load_us = 0.0
+        for tier, num_blocks in self.hit.loads:
+            name = self.tier_name(tier)
+            num_read = counts.get(f"tier_read_{name}", 0) + counts.get(f"tier_missed_{name}", 0)
+            load_us += num_blocks * counts.get(f"tier_read_us_{name}", 0) / max(1, num_read)
+        prefill_us = counts.get("prefill_step_us", 0)
+        return int(load_us * counts.get("prefill_step_tokens", 0) / prefill_us) if prefill_us else 0
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens of prefill that its prefix is worth, with what loading a part of it costs."""
+        return max(self.hit.usable_tokens, self.hit.reach_tokens - self.load_tokens)
+
+    @property
     def prefill_order(self) -> tuple[int, tuple[int, int], Incarnation]:
-        """Sorts prefill workers: the longest usable prefix, then the shortest queue."""
-        return -self.hit.usable_tokens, self.prefill_queue, self.incarnation
+        """Sorts prefill workers: the prefix that saves most, then the shortest queue."""
+        return -self.saved_tokens, self.prefill_queue, self.incarnation
 
     @property
     def decode_order(self) -> tuple[int, int, int, Incarnation]:
@@ -81,13 +121,14 @@ class Demand:
     """Pairs of workers that rest, for all requests, after a failed transfer."""
 
     def may_pair(self, one: Candidate, other: Candidate) -> bool:
-        """Whether KV may move between them: equal contracts, and no failure to rest from."""
+        """Whether KV may move between them, by their contracts and by what has failed."""
         pair = frozenset((one.incarnation, other.incarnation))
         if len(pair) == 1:
             return True
         if pair in self.exclusions.pairs or pair in self.bad_pairs:
             return False
-        return not one.view.info.contract.mismatches(other.view.info.contract)
+        ours, theirs = one.view.info.contract, other.view.info.contract
+        return ours is theirs or can_exchange(ours, theirs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +145,12 @@ class Plan:
     """The decode worker takes over the lease that the prefill worker holds already."""
 
     @property
+    def found_tokens(self) -> int:
+        """Tokens of the prompt that are not computed: found where it is prefilled, or pulled."""
+        pulled = self.pull.found_tokens if self.pull is not None else 0
+        return max(pulled, self.prefill.found_tokens)
+
+    @property
     def local(self) -> bool:
         """One worker does both; nothing is handed over."""
         return self.prefill.incarnation == self.decode.incarnation
@@ -115,6 +162,8 @@ class PolicyOptions:
 
     pull_tokens_min: int
     """Tokens of prefix that another worker must have more, to be pulled from."""
+    decode_prefill_tokens_max: int
+    """Tokens that a decode worker may compute of a prompt whose prefix its tiers have."""
 
 
 class Policy(Protocol):

@@ -46,6 +46,7 @@ class DecodeSide:
         self._counters, self._out = worker.counters, worker.out
         self._admission = worker.admission
         self._inbound, self._requests = worker.inbound, worker.lease_requests
+        self._parts_from = worker.parts_from
         self._reservations = ReservationTable(ttl_ms=worker.limits.reservation_ttl_ms)
         self.awaiting: dict[RequestKey, Sequence] = {}
         self.pulls: dict[RequestKey, Pull] = {}
@@ -81,8 +82,7 @@ class DecodeSide:
             del self.awaiting[key]
             seq.phase = Phase.PULLING
             self.pulls[key] = Pull(seq, reservation)
-            self._inbound.begin(now_ms, key, sender, reservation.lacks, self)
-            lacked = first_lacked(self._kv.managers, key, reservation.lacks)
+            lacked = self._begin(now_ms, sender, self.pulls[key])
         granted = reservation is not None
         answer = self._reservations.decided(now_ms, key, message.number, granted, refusal, lacked)
         self._out.add(Send(sender, answer))
@@ -104,8 +104,7 @@ class DecodeSide:
         ):
             self.lease_refused(now_ms, offers.key, "answer", "not what was requested")
             return
-        lacks = pull.reservation.lacks
-        self._inbound.begin(now_ms, offers.key, owner, lacks, self, offers.lease_id)
+        self._begin(now_ms, owner, pull, offers.lease_id)
         self._inbound.on_offers(now_ms, owner, offers)
 
     def lease_refused(self, now_ms: int, key: RequestKey, cause: str, message: str) -> None:
@@ -201,6 +200,17 @@ class DecodeSide:
         self._generations.end(seq, reason, message)
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _begin(
+        self, now_ms: int, owner: Incarnation, pull: Pull, lease_id: int | None = None
+    ) -> tuple[int, ...]:
+        """Wait for the owner's offers; returns per group the first token that is lacked."""
+        key, lacks = pull.seq.key, pull.reservation.lacks
+        lacked = first_lacked(self._kv.managers, key, lacks)
+        num_tokens = pull.reservation.num_external_tokens
+        parts = self._parts_from(owner, key, num_tokens, lacks, lacked)
+        self._inbound.begin(now_ms, key, owner, lacks, self, lease_id, parts=parts)
+        return lacked
 
     def _request_take_over(self, now_ms: int, seq: Sequence, old: RequestKey) -> None:
         # The last token came with the lease: its KV is the first thing computed here.

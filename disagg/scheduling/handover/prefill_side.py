@@ -1,8 +1,9 @@
 """The prefill worker's side of a hand-over: reserve there, compute, lease, seal."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from disagg.kv.transfer_plan import complete_blocks, moved_blocks
+from disagg.kv.transfer_plan import complete_blocks, first_blocks, moved_blocks
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
 from disagg.messages.peer import Ended, Reserved, TakeOver
 from disagg.messages.sampling import SampledToken, TokenLogprobs
@@ -62,8 +63,9 @@ class PrefillSide:
         match self._requests.on_answer(now_ms, sender, message):
             case Granted(key, first_lacked):
                 seq = self.reserving.pop(key)
-                seq.lease_id = self._leases.open(now_ms, key, sender, self, first_lacked)
-                seq.first_unoffered = first_lacked
+                first = first_blocks(self._kv.managers, first_lacked, seq.num_prompt_tokens)
+                seq.lease_id = self._leases.open(now_ms, key, sender, self, first)
+                seq.first_unoffered = first
                 self._batcher.run(seq)
             case Refused(key):
                 self._refused(now_ms, key)
@@ -118,7 +120,10 @@ class PrefillSide:
         """Let another reader take a sealed lease over, or refuse."""
         if self._answers.repeat(LeaseRequest(sender, message.key, message.number)):
             return
-        self._answers.take_over(now_ms, sender, message, self)
+        old = self._leases.hand_over_of(message.old)
+        num_tokens = old.seal.num_tokens if old and old.seal else 0
+        first = first_blocks(self._kv.managers, message.first_lacked, num_tokens)
+        self._answers.take_over(now_ms, sender, replace(message, first_lacked=first), self)
         lease = self._leases.hand_over_of(message.key)
         if lease is not None:
             # Of the budget that the old lease has just given back; never more than that. Where

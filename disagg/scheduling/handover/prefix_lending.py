@@ -25,7 +25,11 @@ class PrefixLender:
         if self._answers.repeat(request):
             return
         wanted = WantedPrefix(
-            message.num_tokens, message.first_hash, message.hashes, message.first_lacked
+            message.num_tokens,
+            message.first_hash,
+            message.hashes,
+            message.first_lacked,
+            message.alignment_tokens,
         )
         shared = None if self._batcher.preempted_waiting else self._prefixes.match(wanted)
         if shared is not None:

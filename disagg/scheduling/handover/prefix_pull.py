@@ -8,6 +8,7 @@ queue again, without a pull.
 from dataclasses import dataclass
 
 from disagg.kv.blocks.hits import CacheHit, ExternalReservation
+from disagg.kv.transfer_plan import first_blocks
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Offers
 from disagg.messages.session import PullPlan, TransferKind
@@ -42,7 +43,7 @@ class PrefixPull:
     own_tokens: int
     """What this worker's cache has by itself."""
     first_lacked: tuple[int, ...] = ()
-    """Per group, index of the first block that was requested."""
+    """Per group, position of the first token that was requested."""
 
 
 class PrefixPullSide:
@@ -57,6 +58,7 @@ class PrefixPullSide:
         self._batcher, self._counters, self._out = worker.batcher, worker.counters, worker.out
         self._admission = worker.admission
         self._inbound, self._requests = worker.inbound, worker.lease_requests
+        self._parts_from = worker.parts_from
         self._prefill_side = prefill_side
         self._progress_ms = worker.limits.progress_ms
         self.pulls: dict[RequestKey, PrefixPull] = {}
@@ -96,7 +98,13 @@ class PrefixPullSide:
         self._counters.add("prefix_pulls")
         pull.first_lacked = wanted.first_lacked
         request = AskLease(
-            seq.key, 0, wanted.num_tokens, wanted.first_hash, wanted.hashes, wanted.first_lacked
+            seq.key,
+            0,
+            wanted.num_tokens,
+            wanted.first_hash,
+            wanted.hashes,
+            wanted.first_lacked,
+            wanted.alignment_tokens,
         )
         self._requests.ask(now_ms, pull.plan.owner.incarnation, request, self)
 
@@ -123,10 +131,16 @@ class PrefixPullSide:
                 self._give_up(key, "memory", "no room for a shorter prefix")
                 return
             pull.reservation = shorter
-        wanted = self._prefixes.wanted(pull.seq.request, pull.reservation, pull.own_tokens)
-        surplus = tuple(map(range, pull.first_lacked, wanted.first_lacked))
         lacks = pull.reservation.lacks
-        self._inbound.begin(now_ms, key, owner, lacks, self, offers.lease_id, surplus)
+        parts = self._parts_from(owner, key, num_tokens, lacks, pull.first_lacked)
+        if parts is not None and any(parts.unfilled):
+            # It could be handed on, to a worker that would not know which part is unknown.
+            self._give_up(key, "unequal", "the owner's blocks leave one of a window incomplete")
+            return
+        requested_from = first_blocks(self._kv.managers, pull.first_lacked)
+        lacked_from = first_blocks(self._kv.managers, pull.reservation.hit_tokens)
+        surplus = tuple(map(range, requested_from, lacked_from))
+        self._inbound.begin(now_ms, key, owner, lacks, self, offers.lease_id, surplus, parts)
         self._inbound.on_offers(now_ms, owner, offers)
 
     def lease_refused(self, now_ms: int, key: RequestKey, cause: str, message: str) -> None:

@@ -1,11 +1,13 @@
 """What the sides of a hand-over and the core of a worker work on together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.prefix_sharing import PrefixSharing
-from disagg.messages.identity import Incarnation
+from disagg.kv.transfer_plan import Blocks
+from disagg.messages.identity import Incarnation, RequestKey
 from disagg.scheduling.actions import Actions
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.generations import Generations
@@ -14,6 +16,8 @@ from disagg.scheduling.handover.inbound_admission import InboundAdmission
 from disagg.scheduling.limits import Counters, WorkerLimits
 from disagg.transfer.owner.requests import LeaseAnswers
 from disagg.transfer.owner.table import LeaseTable
+from disagg.transfer.read_plan import ReadPlan
+from disagg.transfer.reader.parts import Parts, parts_of
 from disagg.transfer.reader.requests import LeaseRequests
 from disagg.transfer.reader.table import InboundTable
 
@@ -36,6 +40,7 @@ class WorkerState:
         lease_answers: requests of readers that it has answered.
         inbound: what it reads from owners.
         lease_requests: its requests to owners.
+        plans: how blocks of the owners that are not like this worker are read.
     """
 
     kv: KVCacheCoordinator
@@ -51,6 +56,27 @@ class WorkerState:
     lease_answers: LeaseAnswers
     inbound: InboundTable
     lease_requests: LeaseRequests
+    plans: dict[Incarnation, ReadPlan]
+
+    def parts_from(
+        self,
+        owner: Incarnation,
+        key: RequestKey,
+        num_tokens: int,
+        lacks: Blocks,
+        first_lacked: Sequence[int],
+    ) -> Parts | None:
+        """What is read of each of an owner's blocks; None: whole ones, of an owner with equal ones.
+
+        Blocks of the sequence that are not filled by it are withheld from the prefix cache.
+        """
+        plan = self.plans.get(owner)
+        if plan is None:
+            return None
+        parts = parts_of(plan, self.kv.managers, num_tokens, lacks, first_lacked)
+        for manager, num_blocks in zip(self.kv.managers, parts.unfilled, strict=True):
+            manager.withhold(key, num_blocks)
+        return parts
 
 
 def create_state(
@@ -98,4 +124,5 @@ def create_state(
             ttl_ms=limits.reservation_ttl_ms,
             repeat_ms=limits.commit_repeat_ms,
         ),
+        plans={},
     )

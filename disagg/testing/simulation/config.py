@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.testing.simulation.symbolic_engine import VOCAB_SIZE
+from disagg.testing.simulation.symbolic_tier import SimulatedTier
 
 
 class FaultKind(StrEnum):
@@ -55,6 +58,9 @@ class SimulationConfig:
 
     layout: KVCacheLayout
     roles: tuple[str, ...] = ("prefill", "decode")
+    layouts: tuple[KVCacheLayout, ...] = ()
+    """By worker, in place of ``layout``: the same model in blocks of other sizes. Their hash blocks
+    are equal, and so are the blocks of a state."""
     num_blocks: int = 64
     num_requests: int = 20
     prompt_tokens_max: int = 60
@@ -62,6 +68,9 @@ class SimulationConfig:
     num_kills: int = 0
     num_cuts: int = 0
     num_cancels: int = 0
+    num_resets: int = 0
+    """Of the prefix caches, at random times."""
+    cache_policy: CachePolicy = CachePolicy()  # noqa: RUF009 (frozen)
     continued_per_mille: int = 0
     """Requests that go on after an earlier one's answer."""
     pull_tokens_min: int = 8
@@ -80,6 +89,9 @@ class SimulationConfig:
     time_limit_ms: int = 300_000
     max_step_tokens: int = 16
     steps_max: int = 2
+    num_speculative_tokens: int = 0
+    vocab_size: int = VOCAB_SIZE
+    """Of few tokens many come again, and drafts are right at times."""
     max_sequences: int = 8
     max_waiting: int = 100
     handover_share_max: float = 0.5
@@ -95,6 +107,9 @@ class SimulationConfig:
     request_timeout_ms: int = 60_000
     records_max: int = 1_000
     worker_silent_ms: int = 5_000
+    tiers: tuple[SimulatedTier, ...] = ()
+    """Of every worker, in order."""
+    blocks_per_tier_copy_max: int = 4
     script: tuple[PlannedRequest, ...] = ()
     """In place of ``num_requests`` random ones."""
     faults: tuple[PlannedFault, ...] = ()

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from disagg.testing.simulation.bounds import Client
 from disagg.testing.simulation.config import SimulationConfig
-from disagg.testing.simulation.symbolic_engine import VOCAB_SIZE
 
 SCRIPT_PAUSE_MS = 50
 
@@ -50,7 +49,7 @@ def plan_requests(world: LoadedWorld) -> None:
 
 
 def _tokens(world: LoadedWorld, num: int) -> tuple[int, ...]:
-    return tuple(world.random.randrange(VOCAB_SIZE) for _ in range(num))
+    return tuple(world.random.randrange(world.config.vocab_size) for _ in range(num))
 
 
 def _go_on(world: LoadedWorld) -> None:

@@ -10,6 +10,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,7 @@ from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason
 from disagg.messages.peer import PeerMessage
+from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import (
     PartEnded,
@@ -30,7 +32,14 @@ from disagg.messages.session import (
     TransferKind,
     TransferReport,
 )
-from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction, ToWorker
+from disagg.routing.actions import (
+    CacheResetEnded,
+    Deliver,
+    Fail,
+    NewRequest,
+    RouterAction,
+    ToWorker,
+)
 from disagg.routing.core import RouterCore
 from disagg.scheduling.stats import check_core
 from disagg.testing.simulation.bounds import Client, Patience, check_router
@@ -39,6 +48,7 @@ from disagg.testing.simulation.failed_read import FailedRead, failed_read
 from disagg.testing.simulation.links import SimulatedLinks
 from disagg.testing.simulation.load import plan_requests
 from disagg.testing.simulation.symbolic_engine import expected_tokens
+from disagg.testing.simulation.symbolic_tier import SimulatedTier, SymbolicStore
 from disagg.testing.simulation.worker_model import WorkerModel
 from disagg.transfer.actions import PostRead
 
@@ -56,6 +66,8 @@ class Simulation:
         self.workers: dict[str, WorkerModel] = {}
         self.num_handovers = 0
         self.num_pulls = 0
+        self.resets: list[CacheResetEnded] = []
+        """Of the prefix caches, ended."""
         self.pulls_failed: Counter[str] = Counter()
         """By cause."""
         self.num_events = 0
@@ -79,6 +91,8 @@ class Simulation:
         self._num_planned = 0
         self._links = SimulatedLinks(self)
         self._num_epochs = 0
+        self._infos: dict[Incarnation, WorkerInfo] = {}
+        self._stores: dict[tuple[str, str], SymbolicStore] = {}
 
     def run(self) -> None:
         """Play the world to its end.
@@ -132,10 +146,19 @@ class Simulation:
             fails = True
         return "injected" if fails else ""
 
+    def store(self, worker: str, tier: SimulatedTier) -> SymbolicStore:
+        """The blocks of a tier: a worker that returns finds those of its earlier lives."""
+        owner = "" if tier.shared else worker
+        return self._stores.setdefault((owner, tier.name), SymbolicStore(tier.blocks_max))
+
     def find(self, incarnation: Incarnation) -> WorkerModel | None:
         """The living worker of that incarnation."""
         worker = self.workers.get(incarnation.worker_id)
         return worker if worker and worker.alive and worker.me == incarnation else None
+
+    def info_of(self, incarnation: Incarnation) -> WorkerInfo:
+        """Registration of a worker that lives or lived."""
+        return self._infos[incarnation]
 
     def to_peer(self, sender: Incarnation, to: Incarnation, message: PeerMessage) -> None:
         """A message between workers; one to a dead incarnation is lost."""
@@ -183,6 +206,8 @@ class Simulation:
                     self._to_worker(action)
                 case Deliver():
                     self._deliver(action)
+                case CacheResetEnded():
+                    self.resets.append(action)
                 case Fail(request_id, error):
                     self._patience.failed(self.now_ms, request_id, error)
                     self._over(request_id, f"{error.code}: {error.message}")
@@ -228,7 +253,7 @@ class Simulation:
         for worker in self.workers.values():
             if worker.alive:
                 self._perform(self.router.register(self.now_ms, worker.info))
-                self.router.session_up(self.now_ms, worker.me)
+                self._perform(self.router.session_up(self.now_ms, worker.me))
                 self.to_router(worker.me, worker.stats())
 
     def _tick(self) -> None:
@@ -272,6 +297,7 @@ class Simulation:
             (self.config.num_kills, self._kill_one),
             (self.config.num_cuts, self._cut_one),
             (self.config.num_cancels, self._cancel_one),
+            (self.config.num_resets, self.reset_prefix_caches),
         ):
             for _ in range(num):
                 self.later(self.draw(50, 2_500), fault)
@@ -296,6 +322,11 @@ class Simulation:
             case FaultKind.CANCEL:
                 for request_id in self.unfinished():
                     self._cancel(request_id)
+
+    def reset_prefix_caches(self) -> None:
+        """An operator asks for it; the router may refuse."""
+        with suppress(DisaggError):
+            self._perform(self.router.reset_prefix_caches(self.now_ms))
 
     def _kill_one(self) -> None:
         self._kill(self.random.choice(sorted(self.workers)))
@@ -336,7 +367,11 @@ class Simulation:
 
     def _start_worker(self, name: str, role: str) -> None:
         self._num_epochs += 1
-        self.workers[name] = WorkerModel(self, Incarnation(name, f"e{self._num_epochs}"), role)
+        layouts = self.config.layouts
+        layout = layouts[int(name[1:])] if layouts else self.config.layout
+        me = Incarnation(name, f"e{self._num_epochs}")
+        self.workers[name] = WorkerModel(self, me, role, layout)
+        self._infos[me] = self.workers[name].info
 
     # --- the end
 
@@ -354,12 +389,12 @@ class Simulation:
     def _check_end(self) -> None:
         assert self.router.num_live == 0
         num_records = sum(self.router.record(one) is not None for one in self.clients)
-        records_max = self.config.records_max
-        assert num_records <= records_max, f"{num_records} records, at most {records_max}"
-        for request_id, client in self.clients.items():
-            expected = expected_tokens(self.config.layout, client.prompt, client.max_tokens)
-            got = client.received
+        config, most = self.config, self.config.records_max
+        assert num_records <= most, f"{num_records} records, at most {most}"
+        for request_id, one in self.clients.items():
+            expected = expected_tokens(config.layout, one.prompt, one.max_tokens, config.vocab_size)
+            got = one.received
             assert got == expected[: len(got)], f"{request_id}: {got} is not {expected}"
-            assert client.outcome != "finished" or got == expected, f"{request_id} ended early"
+            assert one.outcome != "finished" or got == expected, f"{request_id} ended early"
         for worker in self.workers.values():
             check_core(worker.core)

@@ -7,25 +7,19 @@ model; a cell of another group or position, and a state whose parts do not belon
 violation at once.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.shapes.layout import KVCacheLayout
-from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken
-from disagg.scheduling.block_tables import BlockTables
-from disagg.scheduling.engine_steps import EngineSteps
+from disagg.scheduling.block_tables import BlockTables, Tables
+from disagg.scheduling.engine_steps import EngineSteps, SliceSamples
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.testing.simulation.symbolic_kinds import GroupHistory, digest_of
 
 VOCAB_SIZE = 997
-
-Table = tuple["array[int]", ...]
-"""A sequence's, per group."""
-Tables = dict[RequestKey, Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +34,9 @@ class Cell:
     """Which of a state's blocks."""
 
 
-def expected_tokens(layout: KVCacheLayout, prompt: Sequence[int], num_tokens: int) -> list[int]:
+def expected_tokens(
+    layout: KVCacheLayout, prompt: Sequence[int], num_tokens: int, vocab_size: int = VOCAB_SIZE
+) -> list[int]:
     """What greedy decoding gives on a machine where nothing ever goes wrong."""
     histories = [GroupHistory(group.spec) for group in layout.groups]
     tokens = list(prompt)
@@ -49,7 +45,7 @@ def expected_tokens(layout: KVCacheLayout, prompt: Sequence[int], num_tokens: in
         for history in histories:
             history.append(digest)
         if position >= len(prompt) - 1:
-            tokens.append(digest % VOCAB_SIZE)
+            tokens.append(digest % vocab_size)
     return tokens[len(prompt) :]
 
 
@@ -63,8 +59,11 @@ class SymbolicMemory:
 class SymbolicEngine:
     """Runs steps over a symbolic memory."""
 
-    def __init__(self, layout: KVCacheLayout, memory: SymbolicMemory) -> None:
+    def __init__(
+        self, layout: KVCacheLayout, memory: SymbolicMemory, vocab_size: int = VOCAB_SIZE
+    ) -> None:
         self._layout = layout
+        self._vocab_size = vocab_size
         self._memory = memory
         self._steps = EngineSteps(self._lay_out, self._compute, ())
         self._tables = BlockTables(len(layout.groups), len(memory.blocks))
@@ -85,18 +84,19 @@ class SymbolicEngine:
 
     def _lay_out(self, step: Step) -> Tables:
         self._tables.apply(step)
-        return {part.key: self._tables[part.key] for part in step.slices}
+        return self._tables.of(step.slices)
 
-    def _compute(self, tables: Tables, step: Step) -> list[SampledToken | None]:
+    def _compute(self, tables: Tables, step: Step) -> list[SliceSamples]:
         self._laid_out = tables
         return [self._run(part) for part in step.slices]
 
-    def _run(self, part: SequenceSlice) -> SampledToken | None:
+    def _run(self, part: SequenceSlice) -> SliceSamples:
         groups = range(len(self._layout.groups))
         histories = [self._history(part, group) for group in groups]
-        digest = 0
+        sampled: list[SampledToken] = []
         for position, token in enumerate(part.token_ids, part.start):
             digest = digest_of(token, tuple(one.seen(position) for one in histories))
+            sampled.append(SampledToken(digest % self._vocab_size))
             for group, history in enumerate(histories):
                 history.append(digest)
                 if self._layout.groups[group].spec.first_seen(position) is not None:
@@ -107,7 +107,9 @@ class SymbolicEngine:
             if self._layout.groups[group].spec.first_seen(end) is None:
                 for number, block in enumerate(self._state_blocks(part, group, end)):
                     self._memory.blocks[block][0] = Cell(group, end, history.state, number)
-        return None if part.sampling is None else SampledToken(digest % VOCAB_SIZE)
+        if part.sampling is None:
+            return None
+        return tuple(sampled[-1 - part.num_drafts :]) if part.num_drafts else sampled[-1]
 
     def _history(self, part: SequenceSlice, group: int) -> GroupHistory:
         """What the slice's first token sees, read from the blocks."""

@@ -15,7 +15,7 @@ def preempt_youngest(core: WorkerCore) -> list[WorkerAction]:
         core.prefill_side.give_back(victim, "preempted")
     else:
         victim.preempted = True
-    core.queue(victim)
+    core.parts.queue(victim)
     return core._out.take()
 
 

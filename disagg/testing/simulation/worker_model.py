@@ -7,6 +7,7 @@ from typing import Protocol
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
+from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
@@ -18,7 +19,7 @@ from disagg.messages.session import (
     WorkerStats,
     receipt_of,
 )
-from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
+from disagg.scheduling.actions import ClearTier, Exit, ReadTier, ToRouter, WorkerAction, WriteTier
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
@@ -28,8 +29,12 @@ from disagg.scheduling.step_pace import StepPace
 from disagg.testing.simulation.bounds import check_step
 from disagg.testing.simulation.config import SimulationConfig
 from disagg.testing.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
+from disagg.testing.simulation.symbolic_reads import part_of, read_part, symbolic_forms
+from disagg.testing.simulation.symbolic_tier import SimulatedTier, SymbolicStore
+from disagg.testing.simulation.tier_copies import TierCopies
 from disagg.testing.simulation.worker_faults import expire_leases, preempt_youngest
 from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.read_plan import ByteRange, ReadPlan, plan_reads
 
 
 class World(Protocol):
@@ -63,8 +68,14 @@ class World(Protocol):
     def to_peer(self, sender: Incarnation, to: Incarnation, message: PeerMessage) -> None:
         """Send on a peer stream."""
 
+    def store(self, worker: str, tier: SimulatedTier) -> SymbolicStore:
+        """The blocks of one of the worker's tiers."""
+
     def find(self, incarnation: Incarnation) -> "WorkerModel | None":
         """The living worker of that incarnation."""
+
+    def info_of(self, incarnation: Incarnation) -> WorkerInfo:
+        """Registration of a worker that lives or lived."""
 
 
 class Event(Protocol):
@@ -77,8 +88,11 @@ class Event(Protocol):
 class WorkerModel:
     """One incarnation; dead ones do nothing any more."""
 
-    def __init__(self, world: World, me: Incarnation, role: str) -> None:
+    def __init__(self, world: World, me: Incarnation, role: str, layout: KVCacheLayout) -> None:
         config = world.config
+        self._layout = layout
+        self._plans: dict[Incarnation, ReadPlan | None] = {}
+        """How blocks of those whose messages arrived are read."""
         self.me = me
         self.role = role
         self.alive = True
@@ -90,7 +104,7 @@ class WorkerModel:
         self._pace = StepPace()
         self._stalled_until_ms = 0
         self.memory = SymbolicMemory(config.num_blocks)
-        self._engine = SymbolicEngine(config.layout, self.memory)
+        self._engine = SymbolicEngine(layout, self.memory, config.vocab_size)
         limits = WorkerLimits(
             max_model_tokens=config.prompt_tokens_max + config.output_tokens_max + 1,
             max_step_tokens=config.max_step_tokens,
@@ -108,33 +122,47 @@ class WorkerModel:
             blocks_per_read_max=config.blocks_per_read_max,
             quarantine_share_max=1.0,
             take_over_ms=config.take_over_ms,
+            blocks_per_tier_copy_max=config.blocks_per_tier_copy_max,
         )
         kv = KVCacheCoordinator(
-            config.layout,
+            layout,
             config.num_blocks,
             max_model_tokens=limits.max_model_tokens,
             max_step_tokens=limits.steps_max * limits.max_step_tokens,
             steps_max=limits.steps_max,
+            num_lookahead_tokens=config.num_speculative_tokens,
+            policy=config.cache_policy,
         )
         self.core = WorkerCore(
             me,
-            config.layout,
+            layout,
             kv,
             world.hasher,
             limits,
             lambda passes: world.draw(5, 60 * min(passes, 10)),
+            tuple(one.setting(world.store(me.worker_id, one)) for one in config.tiers),
         )
+        self._tier_copies = TierCopies(world, self, self._perform)
         self.info = self._registration()
 
     def _registration(self) -> WorkerInfo:
-        layout, core = self._world.config.layout, self.core
+        layout, core = self._layout, self.core
         return WorkerInfo(
             self.me,
             "simulated:1",
             self.role,
             "symbolic",
             Contract(
-                "symbolic", "none", (), "symbolic", 0, layout.hash_block_tokens, "simulation", 1, 1
+                "symbolic",
+                "none",
+                (),
+                "symbolic",
+                0,
+                layout.hash_block_tokens,
+                "simulation",
+                1,
+                1,
+                forms=symbolic_forms(layout),
             ),
             tuple(
                 GroupInfo(
@@ -149,6 +177,7 @@ class WorkerModel:
             served_tokens_max(core.limits, core.kv),
             handover_tokens_max(core.limits, core.kv),
             core.kv.num_usable_blocks,
+            core.tiers.infos,
         )
 
     def stats(self) -> WorkerStats:
@@ -185,11 +214,16 @@ class WorkerModel:
     def on_peer_message(self, sender: Incarnation, message: PeerMessage) -> None:
         """Another worker's message arrived."""
         if self.alive:
+            if sender not in self._plans:
+                contract = self._world.info_of(sender).contract
+                plan = self._plans[sender] = plan_reads(contract, self.info.contract)
+                self.core.on_peer_known(sender, plan)
             self._perform(self.core.on_peer_message(self._world.now_ms, sender, message))
 
     def on_peer_lost(self, peer: Incarnation) -> None:
         """A stream to or from the peer ended."""
         if self.alive:
+            self._plans.pop(peer, None)
             self._perform(self.core.on_peer_lost(self._world.now_ms, peer))
 
     def tick(self) -> None:
@@ -224,6 +258,10 @@ class WorkerModel:
                     self._world.to_peer(self.me, to, peer_message)
                 case PostRead():
                     self._read(action)
+                case WriteTier() | ReadTier():
+                    self._tier_copies.begin(action)
+                case ClearTier(tier):
+                    self._tier_copies.clear(tier)
                 case Exit(reason):
                     raise AssertionError(f"{self.me} would exit: {reason}")
                 case _:
@@ -263,7 +301,8 @@ class WorkerModel:
             if self._launched:
                 self._world.event(self._launched[0][1], self._run)
             for part in step.slices:
-                self._world.computed(part.key, part.start + len(part.token_ids))
+                num_known = len(part.token_ids) - part.num_drafts
+                self._world.computed(part.key, part.start + num_known)
             actions = self.core.on_step_done(self._world.now_ms, self._engine.run(step))
             if self._preemption_due and not self.core.batcher.num_in_flight:
                 self._preemption_due = False
@@ -277,19 +316,34 @@ class WorkerModel:
         error = self._world.read_fault(self, read) or error
         last = 0
         if owner is not None:
-            for src, dst in zip(read.src_blocks, read.dst_blocks, strict=True):
+            plan = plan_reads(owner.info.contract, self.info.contract)
+            assert bool(read.parts) == (plan is not None), f"{read} of {owner.info.contract}"
+            for number, (src, dst) in enumerate(zip(read.src_blocks, read.dst_blocks, strict=True)):
                 delay = self._world.draw(0, self._world.config.read_ms_max)
                 last = max(last, delay)
-                self._copy_later(owner, src, dst, delay, torn=bool(error))
+                ranges = None if plan is None else part_of(plan, *read.parts[number])
+                self._copy_later(owner, src, dst, ranges, delay, torn=bool(error))
         self._world.event(last + 1, lambda: self._read_done(read, error))
 
     def _copy_later(
-        self, owner: "WorkerModel", src: int, dst: int, delay_ms: int, *, torn: bool
+        self,
+        owner: "WorkerModel",
+        src: int,
+        dst: int,
+        ranges: Sequence[ByteRange] | None,
+        delay_ms: int,
+        *,
+        torn: bool,
     ) -> None:
         def copy() -> None:
-            if self.alive and owner.alive:
-                cells = list(owner.memory.blocks[src].items())
-                self.memory.blocks[dst] = dict(cells[: len(cells) // 2] if torn else cells)
+            if not (self.alive and owner.alive):
+                return
+            cells = owner.memory.blocks[src]
+            if ranges is None:
+                taken = list(cells.items())
+                self.memory.blocks[dst] = dict(taken[: len(taken) // 2] if torn else taken)
+            else:
+                read_part(cells, self.memory.blocks[dst], ranges[: 0 if torn else None])
 
         self._world.later(delay_ms, copy)
 

@@ -54,7 +54,8 @@ class LeaseAnswers:
         """Let another reader take the sealed lease of an earlier generation over, in one step.
 
         The new lease holds the blocks before the old one, DEAD by then, drops them. Refused if
-        the old one is not live, or the new reader lacks what the old one did not.
+        the old one is not live, or the new reader lacks what the old one did not. The message's
+        ``first_lacked`` must count in this owner's blocks, as leases do.
         """
         request = LeaseRequest(sender, message.key, message.number)
         old = self._table.hand_over_of(message.old)
@@ -90,6 +91,10 @@ class LeaseAnswers:
         """Refuse a request that has no answer yet."""
         self._note(request, None)
         self._send_refusal(request)
+
+    def knows(self, request: LeaseRequest) -> bool:
+        """Whether a request was answered, or withdrawn."""
+        return request in self._lease_ids
 
     def repeat(self, request: LeaseRequest) -> bool:
         """Answer a repeated request as before; False if it is a new one."""

@@ -88,7 +88,7 @@ class LiveTransfers:
 
     def num_blocks_read(self, key: RequestKey) -> int:
         """Blocks of the generation's live transfer whose READs have ended."""
-        return self._entries[self._live[key]].num_blocks_read
+        return self._entries[self._live[key]].num_blocks_arrived
 
     def statuses(self) -> list[InboundStatus]:
         """Statuses of all transfers, draining ones included."""

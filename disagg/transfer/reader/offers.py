@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from disagg.errors import InvariantViolation
 from disagg.messages.peer import OfferedRange, Offers, Seal
+from disagg.transfer.reader.parts import Part, Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class Run:
     src: int
     dst: tuple[int, ...]
     """A block of ours for each; they need not be adjacent."""
+    pair: int | None = None
+    """Of one block that is read in part: which part, see `Part`; ``block_index`` is ours then."""
 
     @property
     def sources(self) -> range:
@@ -30,9 +33,9 @@ class Run:
 
     def cut(self, num_blocks: int) -> tuple["Run", "Run"]:
         """The first so many blocks, and the others."""
-        head = Run(self.group, self.block_index, self.src, self.dst[:num_blocks])
+        head = Run(self.group, self.block_index, self.src, self.dst[:num_blocks], self.pair)
         after = (self.block_index + num_blocks, self.src + num_blocks, self.dst[num_blocks:])
-        return head, Run(self.group, *after)
+        return head, Run(self.group, *after, self.pair)
 
 
 def in_pieces(runs: Sequence[Run], num_blocks_max: int) -> Iterator[tuple[Run, ...]]:
@@ -68,6 +71,7 @@ class OfferList:
         destinations: per group, (block index, block id) of every block that must be offered.
         surplus: per group, indexes of blocks that may be offered and are not read: the reader has
             got them by itself since it requested the lease.
+        parts: where the owner's blocks are not ours: what is read of each, in place of ``surplus``.
 
     Raises:
         InvariantViolation: a destination is named twice.
@@ -77,15 +81,25 @@ class OfferList:
         self,
         destinations: Sequence[Sequence[tuple[int, int]]],
         surplus: Sequence[Iterable[int]] = (),
+        parts: Parts | None = None,
     ) -> None:
         self.num_blocks = tuple(map(len, destinations))
         self.ranges: list[OfferedRange] = []
         self.seal: Seal | None = None
         self._missing = [dict(pairs) for pairs in destinations]
-        self._surplus = [set(indexes) for indexes in surplus] or [set() for _ in destinations]
-        self._num_ranges = [0] * len(destinations)
         if tuple(map(len, self._missing)) != self.num_blocks:
             raise InvariantViolation(f"a block is named twice: {destinations}")
+        self.num_reads = sum(self.num_blocks)
+        """Blocks, or parts of blocks, that are read when all is offered."""
+        self._parts: list[dict[int, tuple[Part, ...]]] = []
+        """Per group, by the owner's block index; of an owner with equal blocks empty."""
+        if parts is not None:
+            self._parts = [dict(one) for one in parts.by_block]
+            self._missing = [dict.fromkeys(one, 0) for one in self._parts]
+            self.num_reads = parts.num_parts
+            surplus = parts.surplus
+        self._surplus = [set(indexes) for indexes in surplus] or [set() for _ in destinations]
+        self._num_ranges = [0] * len(destinations)
 
     def take(self, offers: Offers) -> list[Run] | ProtocolBreach:
         """Add what is new; returns the blocks to pull for it. Repetitions add nothing.
@@ -137,7 +151,14 @@ class OfferList:
         indexes = range(first, first + offered.num_blocks)
         dst: list[int] = []
         try:
-            if surplus:
+            if self._parts:
+                for index in indexes:
+                    if index in surplus:
+                        surplus.remove(index)
+                    else:
+                        missing.pop(index)
+                        self._add_parts(offered, index, runs)
+            elif surplus:
                 for index in indexes:
                     if index in surplus:
                         surplus.remove(index)
@@ -153,6 +174,13 @@ class OfferList:
         self.ranges.append(offered)
         self._num_ranges[offered.group] += 1
         return ""
+
+    def _add_parts(self, offered: OfferedRange, index: int, runs: list[Run]) -> None:
+        src = offered.block_id + index - offered.block_index
+        runs += [
+            Run(offered.group, part.block_index, src, (part.block,), part.pair)
+            for part in self._parts[offered.group][index]
+        ]
 
     @staticmethod
     def _add_run(offered: OfferedRange, first: int, dst: Sequence[int], runs: list[Run]) -> None:

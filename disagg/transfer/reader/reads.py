@@ -84,7 +84,8 @@ class ReadsInProgress:
             self._owner_of[self._last_id] = owner
             src = tuple(chain.from_iterable(run.sources for run in piece))
             dst = tuple(chain.from_iterable(run.dst for run in piece))
-            self._out.add(PostRead(self._last_id, key, owner, src, dst))
+            parts = tuple((run.group, run.pair) for run in piece if run.pair is not None)
+            self._out.add(PostRead(self._last_id, key, owner, src, dst, parts))
         return list(range(first, self._last_id + 1))
 
     def end(self, now_ms: int, read_id: int) -> tuple[Read, bool] | None:

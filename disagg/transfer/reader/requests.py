@@ -4,7 +4,14 @@ from dataclasses import dataclass, replace
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.peer import AskLease, LeaseRefused, Offers, TakeOver, WithdrawLease
+from disagg.messages.peer import (
+    AskLease,
+    LeaseLoading,
+    LeaseRefused,
+    Offers,
+    TakeOver,
+    WithdrawLease,
+)
 from disagg.transfer.actions import READ_FAULTS, LeaseRequester, Outbox, Send
 from disagg.transfer.reader.states import (
     LEASE_REQUEST_TABLE,
@@ -21,6 +28,8 @@ class _Request:
     requester: LeaseRequester
     expires_ms: int
     repeat_ms: int
+    num_loaded: int = 0
+    """Blocks that a tier of the owner has brought for it."""
     state: LeaseRequestState = LeaseRequestState.WAITING
 
 
@@ -30,7 +39,8 @@ class LeaseRequests:
     Args:
         inbound: reads the leases that were granted.
         out: takes the messages to owners.
-        timeout_ms: a request that is not answered by then counts as refused.
+        timeout_ms: a request that is not answered by then counts as refused; a `LeaseLoading` with
+            more blocks than before renews it.
         ttl_ms: a granted lease is given up when its transfer stands still for so long.
         repeat_ms: a request is repeated at this interval until it is answered.
     """
@@ -92,6 +102,16 @@ class LeaseRequests:
             entry.state = LEASE_REQUEST_TABLE.move(entry.state, event)
             entry.expires_ms = now_ms + self._ttl_ms
             entry.requester.lease_granted(now_ms, sender, offers)
+
+    def on_loading(self, now_ms: int, sender: Incarnation, loading: LeaseLoading) -> None:
+        """A tier brings what was asked for: as long as more comes, the answer is waited for."""
+        entry = self._current(sender, loading.key, loading.request_number)
+        if entry is None or entry.state is not LeaseRequestState.WAITING:
+            return
+        if loading.num_blocks > entry.num_loaded:
+            entry.state = LEASE_REQUEST_TABLE.move(entry.state, LeaseRequestEvent.LOADING)
+            entry.num_loaded = loading.num_blocks
+            entry.expires_ms = now_ms + self._timeout_ms
 
     def on_refused(self, now_ms: int, sender: Incarnation, refused: LeaseRefused) -> None:
         """The owner has no lease for a request; one that is being read ends by itself."""

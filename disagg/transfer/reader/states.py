@@ -16,6 +16,7 @@ class LeaseRequestEvent(StrEnum):
     """What can happen to a request for a lease."""
 
     REPEAT = "interval"
+    LOADING = "LeaseLoading(this n), more than before"
     LEASE = "Offers(this n)"
     NONE = "dead Offers(this n)"
     TIME_OUT = "time-out"
@@ -34,6 +35,12 @@ LEASE_REQUEST_TABLE: TransitionTable[LeaseRequestState, LeaseRequestEvent] = Tra
             _V.REPEAT,
             _R.WAITING,
             "send the same request again",
+        ),
+        (
+            _R.WAITING,
+            _V.LOADING,
+            _R.WAITING,
+            "wait as long again",
         ),
         (
             _R.WAITING,

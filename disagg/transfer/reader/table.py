@@ -12,6 +12,7 @@ from disagg.messages.peer import CommitAnswer, CommitSeen, Offers
 from disagg.transfer.actions import InboundDrained, InboundFailure, InboundListener, Send
 from disagg.transfer.reader.live import LiveTransfers
 from disagg.transfer.reader.offers import OfferList, ProtocolBreach
+from disagg.transfer.reader.parts import Parts
 from disagg.transfer.reader.states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.reader.transfer import InboundTransfer
 
@@ -30,6 +31,7 @@ class InboundTable(LiveTransfers):
         listener: InboundListener,
         lease_id: int | None = None,
         surplus: Sequence[Iterable[int]] = (),
+        parts: Parts | None = None,
     ) -> None:
         """Hold all destinations and wait for the owner's lease.
 
@@ -43,6 +45,7 @@ class InboundTable(LiveTransfers):
             listener: gets the transfer's news.
             lease_id: of the lease, where it was granted to a request of this worker.
             surplus: per group, indexes of blocks that it may offer and that need not be read.
+            parts: what is read of each block, of an owner whose blocks are not ours.
 
         Raises:
             InvariantViolation: the generation has a live transfer, or a destination is named
@@ -54,7 +57,7 @@ class InboundTable(LiveTransfers):
             self._last_serial + 1,
             key,
             owner,
-            OfferList(destinations, surplus),
+            OfferList(destinations, surplus, parts),
             listener,
             self._lease_seen.get(owner, 0),
             now_ms + self._ask_repeat_ms,
@@ -198,7 +201,7 @@ class InboundTable(LiveTransfers):
             return
         if entry.waiting or not self._reads_done(entry):
             return
-        if entry.failed and len(entry.failed) == entry.num_blocks:
+        if entry.failed and len(set(entry.failed)) == entry.num_blocks:
             reason = InboundFailure.READ_FAILED
             self._fail(now_ms, entry, reason, entry.lost, entry.failed[0])
             return

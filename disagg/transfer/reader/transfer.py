@@ -50,7 +50,7 @@ class InboundTransfer:
     num_computed: int = 0
     """Tokens of the prefill, as far as it is known."""
     num_blocks_read: int = 0
-    """Of READs that have ended."""
+    """Of READs that have ended, parts of blocks counted one by one."""
     progress_sent_ms: int = 0
     """When its owner last got a `ReadProgress`."""
     num_reads: int = 0
@@ -67,6 +67,11 @@ class InboundTransfer:
     def num_blocks(self) -> int:
         """Number of destinations held."""
         return sum(self.offers.num_blocks)
+
+    @property
+    def num_blocks_arrived(self) -> int:
+        """Destinations that what was read fills; whole ones, where they are read in parts."""
+        return self.num_blocks_read * self.num_blocks // max(1, self.offers.num_reads)
 
     @property
     def is_over(self) -> bool:
@@ -92,7 +97,7 @@ class InboundTransfer:
             max(0, now_ms - self.sealed_ms),
         )
         if self.failed:
-            failed = tuple(sorted(self.failed))
+            failed = tuple(sorted(set(self.failed)))
             partial = InboundPartial(self.key, failed, self.lost, stats)
             self.listener.partly_committed(now_ms, partial)
         else:
@@ -101,7 +106,7 @@ class InboundTransfer:
     @property
     def lost(self) -> str:
         """Which blocks did not arrive, and why; a few of many."""
-        names = [f"{group}:{block_index}" for group, block_index in sorted(self.failed)]
+        names = [f"{group}:{block_index}" for group, block_index in sorted(set(self.failed))]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         shown = ", ".join(names[:8])
         return f"blocks {shown}{more} (group:block) did not arrive: {self.error}"

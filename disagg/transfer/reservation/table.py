@@ -115,7 +115,7 @@ class ReservationTable:
             number: as in `Decide`.
             granted: whether the memory is held.
             reason: of a refusal.
-            first_lacked: of a grant, per group, index of the first block that must be offered.
+            first_lacked: of a grant, per group, position of the first token to be offered.
 
         Raises:
             InvariantViolation: nothing was to be decided under this key and number.

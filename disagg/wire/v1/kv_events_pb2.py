@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64isagg/wire/v1/kv_events.proto\x12\x0e\x64isagg.wire.v1\"(\n\x0fKvEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"\x83\x01\n\x0c\x42locksStored\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x03 \x01(\x0c\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\x05\".\n\rBlocksRemoved\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"\x12\n\x10\x41llBlocksCleared\"\xa9\x01\n\x07KvEvent\x12.\n\x06stored\x18\x01 \x01(\x0b\x32\x1c.disagg.wire.v1.BlocksStoredH\x00\x12\x30\n\x07removed\x18\x02 \x01(\x0b\x32\x1d.disagg.wire.v1.BlocksRemovedH\x00\x12\x33\n\x07\x63leared\x18\x03 \x01(\x0b\x32 .disagg.wire.v1.AllBlocksClearedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nKvSnapshot\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\"\x8c\x01\n\x0cKvEventBatch\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12,\n\x08snapshot\x18\x03 \x01(\x0b\x32\x1a.disagg.wire.v1.KvSnapshot\x12\'\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x17.disagg.wire.v1.KvEventb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64isagg/wire/v1/kv_events.proto\x12\x0e\x64isagg.wire.v1\"(\n\x0fKvEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"\x83\x01\n\x0c\x42locksStored\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x03 \x01(\x0c\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\x05\".\n\rBlocksRemoved\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"\x12\n\x10\x41llBlocksCleared\"9\n\nTierBlocks\x12\x0c\n\x04tier\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\r\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c\"\x1b\n\x0bTierCleared\x12\x0c\n\x04tier\x18\x01 \x01(\r\"\xc5\x02\n\x07KvEvent\x12.\n\x06stored\x18\x01 \x01(\x0b\x32\x1c.disagg.wire.v1.BlocksStoredH\x00\x12\x30\n\x07removed\x18\x02 \x01(\x0b\x32\x1d.disagg.wire.v1.BlocksRemovedH\x00\x12\x33\n\x07\x63leared\x18\x03 \x01(\x0b\x32 .disagg.wire.v1.AllBlocksClearedH\x00\x12\x31\n\x0btier_stored\x18\x04 \x01(\x0b\x32\x1a.disagg.wire.v1.TierBlocksH\x00\x12\x32\n\x0ctier_removed\x18\x05 \x01(\x0b\x32\x1a.disagg.wire.v1.TierBlocksH\x00\x12\x33\n\x0ctier_cleared\x18\x06 \x01(\x0b\x32\x1b.disagg.wire.v1.TierClearedH\x00\x42\x07\n\x05\x65vent\"G\n\nKvSnapshot\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\x12)\n\x05tiers\x18\x02 \x03(\x0b\x32\x1a.disagg.wire.v1.TierBlocks\"\x8c\x01\n\x0cKvEventBatch\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12,\n\x08snapshot\x18\x03 \x01(\x0b\x32\x1a.disagg.wire.v1.KvSnapshot\x12\'\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x17.disagg.wire.v1.KvEventb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,10 +39,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOCKSREMOVED']._serialized_end=272
   _globals['_ALLBLOCKSCLEARED']._serialized_start=274
   _globals['_ALLBLOCKSCLEARED']._serialized_end=292
-  _globals['_KVEVENT']._serialized_start=295
-  _globals['_KVEVENT']._serialized_end=464
-  _globals['_KVSNAPSHOT']._serialized_start=466
-  _globals['_KVSNAPSHOT']._serialized_end=494
-  _globals['_KVEVENTBATCH']._serialized_start=497
-  _globals['_KVEVENTBATCH']._serialized_end=637
+  _globals['_TIERBLOCKS']._serialized_start=294
+  _globals['_TIERBLOCKS']._serialized_end=351
+  _globals['_TIERCLEARED']._serialized_start=353
+  _globals['_TIERCLEARED']._serialized_end=380
+  _globals['_KVEVENT']._serialized_start=383
+  _globals['_KVEVENT']._serialized_end=708
+  _globals['_KVSNAPSHOT']._serialized_start=710
+  _globals['_KVSNAPSHOT']._serialized_end=781
+  _globals['_KVEVENTBATCH']._serialized_start=784
+  _globals['_KVEVENTBATCH']._serialized_end=924
 # @@protoc_insertion_point(module_scope)

@@ -168,7 +168,9 @@ class Reserved(google.protobuf.message.Message):
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     @property
-    def first_lacked(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def first_lacked(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """per group the first token lacked"""
+
     def __init__(
         self,
         *,
@@ -385,15 +387,20 @@ class AskLease(google.protobuf.message.Message):
     FIRST_HASH_FIELD_NUMBER: builtins.int
     HASHES_FIELD_NUMBER: builtins.int
     FIRST_LACKED_FIELD_NUMBER: builtins.int
+    ALIGNMENT_TOKENS_FIELD_NUMBER: builtins.int
     number: builtins.int
     num_tokens: builtins.int
     first_hash: builtins.int
     hashes: builtins.bytes
     """32 bytes each"""
+    alignment_tokens: builtins.int
+    """boundaries are multiples of it"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     @property
-    def first_lacked(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def first_lacked(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """per group the first token lacked"""
+
     def __init__(
         self,
         *,
@@ -403,9 +410,10 @@ class AskLease(google.protobuf.message.Message):
         first_hash: builtins.int = ...,
         hashes: builtins.bytes = ...,
         first_lacked: collections.abc.Iterable[builtins.int] | None = ...,
+        alignment_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["first_hash", b"first_hash", "first_lacked", b"first_lacked", "hashes", b"hashes", "key", b"key", "num_tokens", b"num_tokens", "number", b"number"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alignment_tokens", b"alignment_tokens", "first_hash", b"first_hash", "first_lacked", b"first_lacked", "hashes", b"hashes", "key", b"key", "num_tokens", b"num_tokens", "number", b"number"]) -> None: ...
 
 global___AskLease = AskLease
 
@@ -423,7 +431,9 @@ class TakeOver(google.protobuf.message.Message):
     @property
     def old(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     @property
-    def first_lacked(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def first_lacked(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """per group the first token lacked"""
+
     def __init__(
         self,
         *,
@@ -456,6 +466,32 @@ class LeaseRefused(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["key", b"key", "request_number", b"request_number"]) -> None: ...
 
 global___LeaseRefused = LeaseRefused
+
+@typing.final
+class LeaseLoading(google.protobuf.message.Message):
+    """The answer to an AskLease follows: a tier is bringing the prefix."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    REQUEST_NUMBER_FIELD_NUMBER: builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    request_number: builtins.int
+    num_blocks: builtins.int
+    """that have come"""
+    @property
+    def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
+        request_number: builtins.int = ...,
+        num_blocks: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "num_blocks", b"num_blocks", "request_number", b"request_number"]) -> None: ...
+
+global___LeaseLoading = LeaseLoading
 
 @typing.final
 class WithdrawLease(google.protobuf.message.Message):
@@ -538,6 +574,7 @@ class PeerEnvelope(google.protobuf.message.Message):
     WITHDRAW_LEASE_FIELD_NUMBER: builtins.int
     LEASE_REFUSED_FIELD_NUMBER: builtins.int
     READ_PROGRESS_FIELD_NUMBER: builtins.int
+    LEASE_LOADING_FIELD_NUMBER: builtins.int
     addressee_epoch: builtins.str
     """"" only in a hello that cannot know it yet"""
     @property
@@ -574,6 +611,8 @@ class PeerEnvelope(google.protobuf.message.Message):
     def lease_refused(self) -> global___LeaseRefused: ...
     @property
     def read_progress(self) -> global___ReadProgress: ...
+    @property
+    def lease_loading(self) -> global___LeaseLoading: ...
     def __init__(
         self,
         *,
@@ -595,9 +634,10 @@ class PeerEnvelope(google.protobuf.message.Message):
         withdraw_lease: global___WithdrawLease | None = ...,
         lease_refused: global___LeaseRefused | None = ...,
         read_progress: global___ReadProgress | None = ...,
+        lease_loading: global___LeaseLoading | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "read_progress", b"read_progress", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["addressee_epoch", b"addressee_epoch", "ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "read_progress", b"read_progress", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "reserve", "reserved", "release", "offers", "ask_offers", "commit", "commit_answer", "commit_seen", "ended", "wrong_epoch", "ask_lease", "take_over", "withdraw_lease", "lease_refused", "read_progress"] | None: ...
+    def HasField(self, field_name: typing.Literal["ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_loading", b"lease_loading", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "read_progress", b"read_progress", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["addressee_epoch", b"addressee_epoch", "ask_lease", b"ask_lease", "ask_offers", b"ask_offers", "commit", b"commit", "commit_answer", b"commit_answer", "commit_seen", b"commit_seen", "ended", b"ended", "hello", b"hello", "lease_loading", b"lease_loading", "lease_refused", b"lease_refused", "message", b"message", "offers", b"offers", "read_progress", b"read_progress", "release", b"release", "reserve", b"reserve", "reserved", b"reserved", "sender", b"sender", "take_over", b"take_over", "withdraw_lease", b"withdraw_lease", "wrong_epoch", b"wrong_epoch"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "reserve", "reserved", "release", "offers", "ask_offers", "commit", "commit_answer", "commit_seen", "ended", "wrong_epoch", "ask_lease", "take_over", "withdraw_lease", "lease_refused", "read_progress", "lease_loading"] | None: ...
 
 global___PeerEnvelope = PeerEnvelope

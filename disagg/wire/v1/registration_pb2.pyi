@@ -27,6 +27,8 @@ class Contract(google.protobuf.message.Message):
     WIRE_MAX_FIELD_NUMBER: builtins.int
     PAGE_FORMAT_FIELD_NUMBER: builtins.int
     NUM_RANKS_FIELD_NUMBER: builtins.int
+    FORMS_FIELD_NUMBER: builtins.int
+    LAYOUT_VERSION_FIELD_NUMBER: builtins.int
     model_fingerprint: builtins.str
     dtype: builtins.str
     block_bytes: builtins.int
@@ -38,8 +40,14 @@ class Contract(google.protobuf.message.Message):
     """how KV lie inside a page"""
     num_ranks: builtins.int
     """at least 1"""
+    layout_version: builtins.int
+    """how pages are laid out in blocks; 0: from before versions"""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def forms(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupForm]:
+        """one per group; none: only equal workers exchange KV"""
+
     def __init__(
         self,
         *,
@@ -53,10 +61,97 @@ class Contract(google.protobuf.message.Message):
         wire_max: builtins.int = ...,
         page_format: builtins.str = ...,
         num_ranks: builtins.int = ...,
+        forms: collections.abc.Iterable[global___GroupForm] | None = ...,
+        layout_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_bytes", b"block_bytes", "dtype", b"dtype", "groups", b"groups", "hash_block_tokens", b"hash_block_tokens", "hash_scheme", b"hash_scheme", "model_fingerprint", b"model_fingerprint", "num_ranks", b"num_ranks", "page_format", b"page_format", "wire_max", b"wire_max", "wire_min", b"wire_min"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_bytes", b"block_bytes", "dtype", b"dtype", "forms", b"forms", "groups", b"groups", "hash_block_tokens", b"hash_block_tokens", "hash_scheme", b"hash_scheme", "layout_version", b"layout_version", "model_fingerprint", b"model_fingerprint", "num_ranks", b"num_ranks", "page_format", b"page_format", "wire_max", b"wire_max", "wire_min", b"wire_min"]) -> None: ...
 
 global___Contract = Contract
+
+@typing.final
+class GroupForm(google.protobuf.message.Message):
+    """How a group's KV lies in the blocks of one rank. disagg/messages/forms.py"""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: builtins.int
+    IS_STATE_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    PAGE_BYTES_FIELD_NUMBER: builtins.int
+    BLOCKS_PER_STATE_FIELD_NUMBER: builtins.int
+    USEFUL_BYTES_FIELD_NUMBER: builtins.int
+    SECTIONS_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    block_tokens: builtins.int
+    window_tokens: builtins.int
+    is_state: builtins.bool
+    page_bytes: builtins.int
+    """of one layer"""
+    blocks_per_state: builtins.int
+    useful_bytes: builtins.int
+    """of a block"""
+    @property
+    def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """by slot"""
+
+    @property
+    def sections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Section]: ...
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        block_tokens: builtins.int = ...,
+        window_tokens: builtins.int = ...,
+        is_state: builtins.bool = ...,
+        layers: collections.abc.Iterable[builtins.int] | None = ...,
+        page_bytes: builtins.int = ...,
+        blocks_per_state: builtins.int = ...,
+        useful_bytes: builtins.int = ...,
+        sections: collections.abc.Iterable[global___Section] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_tokens", b"block_tokens", "blocks_per_state", b"blocks_per_state", "is_state", b"is_state", "kind", b"kind", "layers", b"layers", "page_bytes", b"page_bytes", "sections", b"sections", "useful_bytes", b"useful_bytes", "window_tokens", b"window_tokens"]) -> None: ...
+
+global___GroupForm = GroupForm
+
+@typing.final
+class Section(google.protobuf.message.Message):
+    """One tensor of a layer's page or state."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    NUM_HEADS_FIELD_NUMBER: builtins.int
+    HEADS_PER_RANK_FIELD_NUMBER: builtins.int
+    HEAD_STRIDE_FIELD_NUMBER: builtins.int
+    TOKEN_STRIDE_FIELD_NUMBER: builtins.int
+    UNIT_BYTES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    offset: builtins.int
+    num_heads: builtins.int
+    """of the whole model"""
+    heads_per_rank: builtins.int
+    head_stride: builtins.int
+    token_stride: builtins.int
+    """0: tokens cannot be taken apart"""
+    unit_bytes: builtins.int
+    """of one head of one token"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        offset: builtins.int = ...,
+        num_heads: builtins.int = ...,
+        heads_per_rank: builtins.int = ...,
+        head_stride: builtins.int = ...,
+        token_stride: builtins.int = ...,
+        unit_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["head_stride", b"head_stride", "heads_per_rank", b"heads_per_rank", "name", b"name", "num_heads", b"num_heads", "offset", b"offset", "token_stride", b"token_stride", "unit_bytes", b"unit_bytes"]) -> None: ...
+
+global___Section = Section
 
 @typing.final
 class GroupInfo(google.protobuf.message.Message):
@@ -91,6 +186,25 @@ class GroupInfo(google.protobuf.message.Message):
 global___GroupInfo = GroupInfo
 
 @typing.final
+class TierInfo(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    num_blocks: builtins.int
+    """that it keeps at most"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        num_blocks: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "num_blocks", b"num_blocks"]) -> None: ...
+
+global___TierInfo = TierInfo
+
+@typing.final
 class RegisterRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -103,6 +217,7 @@ class RegisterRequest(google.protobuf.message.Message):
     MAX_MODEL_TOKENS_FIELD_NUMBER: builtins.int
     HANDOVER_TOKENS_MAX_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    TIERS_FIELD_NUMBER: builtins.int
     address: builtins.str
     """host:port of the worker's service"""
     role: builtins.str
@@ -119,6 +234,10 @@ class RegisterRequest(google.protobuf.message.Message):
     def contract(self) -> global___Contract: ...
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupInfo]: ...
+    @property
+    def tiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TierInfo]:
+        """in the order in which they are asked"""
+
     def __init__(
         self,
         *,
@@ -131,9 +250,10 @@ class RegisterRequest(google.protobuf.message.Message):
         max_model_tokens: builtins.int = ...,
         handover_tokens_max: builtins.int = ...,
         num_blocks: builtins.int = ...,
+        tiers: collections.abc.Iterable[global___TierInfo] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["contract", b"contract", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "model", b"model", "num_blocks", b"num_blocks", "role", b"role", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "model", b"model", "num_blocks", b"num_blocks", "role", b"role", "tiers", b"tiers", "worker", b"worker"]) -> None: ...
 
 global___RegisterRequest = RegisterRequest
 

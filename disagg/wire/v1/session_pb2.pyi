@@ -128,6 +128,23 @@ class Cancel(google.protobuf.message.Message):
 global___Cancel = Cancel
 
 @typing.final
+class ResetPrefixCache(google.protobuf.message.Message):
+    """Forget all cached KV; answered by PrefixCacheReset."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+
+global___ResetPrefixCache = ResetPrefixCache
+
+@typing.final
 class SessionOpen(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -156,22 +173,26 @@ class SessionRequest(google.protobuf.message.Message):
     OPEN_FIELD_NUMBER: builtins.int
     SUBMIT_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
+    RESET_FIELD_NUMBER: builtins.int
     @property
     def open(self) -> global___SessionOpen: ...
     @property
     def submit(self) -> global___Submit: ...
     @property
     def cancel(self) -> global___Cancel: ...
+    @property
+    def reset(self) -> global___ResetPrefixCache: ...
     def __init__(
         self,
         *,
         open: global___SessionOpen | None = ...,
         submit: global___Submit | None = ...,
         cancel: global___Cancel | None = ...,
+        reset: global___ResetPrefixCache | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "message", b"message", "open", b"open", "submit", b"submit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "message", b"message", "open", b"open", "submit", b"submit"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel", "reset"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -227,10 +248,12 @@ class PrefillReport(google.protobuf.message.Message):
     HIT_TOKENS_FIELD_NUMBER: builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
     PULLED_TOKENS_FIELD_NUMBER: builtins.int
+    UNCACHED_COMMON_TOKENS_FIELD_NUMBER: builtins.int
     num_prompt_tokens: builtins.int
     hit_tokens: builtins.int
     computed_tokens: builtins.int
     pulled_tokens: builtins.int
+    uncached_common_tokens: builtins.int
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     def __init__(
@@ -241,9 +264,10 @@ class PrefillReport(google.protobuf.message.Message):
         hit_tokens: builtins.int = ...,
         computed_tokens: builtins.int = ...,
         pulled_tokens: builtins.int = ...,
+        uncached_common_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computed_tokens", b"computed_tokens", "hit_tokens", b"hit_tokens", "key", b"key", "num_prompt_tokens", b"num_prompt_tokens", "pulled_tokens", b"pulled_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["computed_tokens", b"computed_tokens", "hit_tokens", b"hit_tokens", "key", b"key", "num_prompt_tokens", b"num_prompt_tokens", "pulled_tokens", b"pulled_tokens", "uncached_common_tokens", b"uncached_common_tokens"]) -> None: ...
 
 global___PrefillReport = PrefillReport
 
@@ -334,6 +358,75 @@ class TransferReport(google.protobuf.message.Message):
 global___TransferReport = TransferReport
 
 @typing.final
+class PrefixCacheReset(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class InUseEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    NUM_FORGOTTEN_FIELD_NUMBER: builtins.int
+    IN_USE_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    num_forgotten: builtins.int
+    refused: builtins.str
+    @property
+    def in_use(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """blocks by kind of holder"""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        num_forgotten: builtins.int = ...,
+        in_use: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        refused: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["in_use", b"in_use", "num_forgotten", b"num_forgotten", "number", b"number", "refused", b"refused"]) -> None: ...
+
+global___PrefixCacheReset = PrefixCacheReset
+
+@typing.final
+class ResidencyHistogram(google.protobuf.message.Message):
+    """Times of cached blocks that were observed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    SUM_MS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    sum_ms: builtins.int
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """per bound, the last one without"""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+        sum_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "name", b"name", "sum_ms", b"sum_ms"]) -> None: ...
+
+global___ResidencyHistogram = ResidencyHistogram
+
+@typing.final
 class WorkerStats(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -364,6 +457,7 @@ class WorkerStats(google.protobuf.message.Message):
     NUM_BLOCKS_QUARANTINED_FIELD_NUMBER: builtins.int
     READY_FIELD_NUMBER: builtins.int
     COUNTERS_FIELD_NUMBER: builtins.int
+    RESIDENCY_FIELD_NUMBER: builtins.int
     num_waiting: builtins.int
     num_running: builtins.int
     num_prefill_tokens_queued: builtins.int
@@ -376,6 +470,8 @@ class WorkerStats(google.protobuf.message.Message):
     ready: builtins.bool
     @property
     def counters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
+    @property
+    def residency(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResidencyHistogram]: ...
     def __init__(
         self,
         *,
@@ -390,8 +486,9 @@ class WorkerStats(google.protobuf.message.Message):
         num_blocks_quarantined: builtins.int = ...,
         ready: builtins.bool = ...,
         counters: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        residency: collections.abc.Iterable[global___ResidencyHistogram] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counters", b"counters", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counters", b"counters", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency"]) -> None: ...
 
 global___WorkerStats = WorkerStats
 
@@ -405,6 +502,7 @@ class SessionResponse(google.protobuf.message.Message):
     TRANSFER_FIELD_NUMBER: builtins.int
     STATS_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
+    RESET_FIELD_NUMBER: builtins.int
     @property
     def outputs(self) -> disagg.wire.v1.outputs_pb2.StepOutputs: ...
     @property
@@ -417,6 +515,8 @@ class SessionResponse(google.protobuf.message.Message):
     def stats(self) -> global___WorkerStats: ...
     @property
     def progress(self) -> global___PrefillProgress: ...
+    @property
+    def reset(self) -> global___PrefixCacheReset: ...
     def __init__(
         self,
         *,
@@ -426,9 +526,10 @@ class SessionResponse(google.protobuf.message.Message):
         transfer: global___TransferReport | None = ...,
         stats: global___WorkerStats | None = ...,
         progress: global___PrefillProgress | None = ...,
+        reset: global___PrefixCacheReset | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "stats", b"stats", "transfer", b"transfer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "stats", b"stats", "transfer", b"transfer"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["outputs", "part_ended", "prefill", "transfer", "stats", "progress"] | None: ...
+    def HasField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "transfer", b"transfer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "transfer", b"transfer"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["outputs", "part_ended", "prefill", "transfer", "stats", "progress", "reset"] | None: ...
 
 global___SessionResponse = SessionResponse

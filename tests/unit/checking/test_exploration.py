@@ -112,3 +112,25 @@ def test_a_router_is_the_same_whichever_of_a_pair_was_named_first() -> None:
             core._fleet.mark_bad_pair(0, *pair)
             frozen.append(moves.routers.freeze(core))
         assert frozen[0] == frozen[1] != start
+
+
+@dataclass
+class Bag:
+    """A part of a frozen graph."""
+
+    items: set[tuple[int, bytes]]
+    fixed: frozenset[str]
+
+
+def test_how_a_set_came_to_be_does_not_show() -> None:
+    snapshots = Snapshots([])
+    keys = [(number, bytes([number]) * 32) for number in range(16)]
+    for one, other in combinations(keys, 2):
+        several = [
+            Bag(set(pair), frozenset(map(str, pair))) for pair in ((one, other), (other, one))
+        ]
+        shrunk = Bag(set(keys), several[0].fixed)
+        shrunk.items.intersection_update((one, other))
+        assert len({snapshots.freeze(bag) for bag in (*several, shrunk)}) == 1
+    bag = snapshots.thaw(snapshots.freeze(Bag({keys[0]}, frozenset("a"))))
+    assert (bag.items, bag.fixed) == ({keys[0]}, {"a"})

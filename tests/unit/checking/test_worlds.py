@@ -158,6 +158,21 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes()
         ("take-over", "prefill: nobody took it over"),
         ("take-over-strangers", "prefill: hears from a stranger TakeOver("),
         ("quarantine", "decode: a request or READ times out, and exits"),
+        ("tier", "one: a tier read ends"),
+        ("tier", "one: tier read is damaged: 'bytes of another request'"),
+        ("tier-eviction", "one: a tier read ends"),
+        ("tier-reset", "one: its tier cannot be emptied"),
+        ("tier-reset-writes", "one: tier write of block 4: 'old KV of 5'"),
+        ("tier-reset", "one: tier read lands: 'old KV of 5'"),
+        ("tier-resets", "one: hears ResetPrefixCache(number=2)"),
+        ("lending", "prefill: hears Offers(key=r1"),
+        ("lending", "prefill: hears LeaseRefused(key=r1"),
+        ("lending", "cache: hears WithdrawLease(key=r1"),
+        ("lending-own", "cache: hears WithdrawLease(key=r1"),
+        ("lending-lost", "cache: loses prefill"),
+        ("lending-time-outs", "cache: its leases expire"),
+        ("lending-strangers", "prefill: hears LeaseLoading(key=r1"),
+        ("lending-reset", "cache: hears ResetPrefixCache(number=1), READs in progress"),
         ("generation-prefill-crash", "decode: hears Submit(r2, local, (5, 6, 12))"),
         ("generation-prefill-crash", "decode: hears Submit(r2, local, (5, 6))"),
         ("generation-decode-crash", "prefill: hears Submit(r2, local, (5, 6, 12, 13))"),
@@ -177,7 +192,7 @@ def test_a_decode_waits_for_memory_where_decodes_grow_and_only_there() -> None:
 
 
 def test_every_message_also_comes_from_a_wrong_epoch() -> None:
-    worlds = ("pair-strangers", "chain-strangers", "take-over-strangers")
+    worlds = ("pair-strangers", "chain-strangers", "take-over-strangers", "lending-strangers")
     kinds = frozenset[type]().union(*(seen_in(name).strangers for name in worlds))
     # Whoever asks is answered; the shell alone answers with WrongEpoch; the worlds' clock stands
     # still, so that nobody shows progress.

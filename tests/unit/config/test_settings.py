@@ -2,12 +2,15 @@
 
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from disagg.config import read_settings, router_options, worker_options
+from disagg.config.settings import CacheSettings
 from disagg.config.sources import Given, setting_types
 from disagg.errors import ConfigError
+from disagg.kv.blocks.cache_policy import EVICTIONS
 from disagg.router.options import RouterOptions
 from disagg.workers.options import WorkerOptions
 
@@ -72,12 +75,14 @@ def test_text_becomes_the_type_of_the_setting() -> None:
         "DISAGG_CLUSTER__ROLE_RESOURCES": "true",
         "DISAGG_CLUSTER__NUM_CPUS_PER_WORKER": "2",
         "DISAGG_MODEL__NAME": "0123",
+        "DISAGG_WORKER__TIERS": "host?size=1GiB, disk:/var/kv?size=2GiB&write=reuse",
     }
     settings = read_settings(environ=environ).settings
     assert settings.cluster.router_addresses == ("a:1", "b:2")
     assert settings.cluster.role_resources is True
     assert settings.cluster.num_cpus_per_worker == 2
     assert settings.model.name == "0123"
+    assert settings.worker.tiers == ("host?size=1GiB", "disk:/var/kv?size=2GiB&write=reuse")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,20 @@ def test_text_becomes_the_type_of_the_setting() -> None:
             "router.policy: 'dice' is not known; known: local, prefix_th",
         ),
         ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
+        (
+            "cache:\n  retention_interval_tokens: 16\n",
+            "cache.retention_interval_tokens: needs cache.retention=sparse",
+        ),
+        (
+            "cache:\n  prefix_caching: false\n  retention: sparse\n",
+            "cache.retention: sparse needs cache.prefix_caching",
+        ),
+        (
+            "cache:\n  prefix_caching: false\nworker:\n  kv_events_endpoint: tcp://*:1\n",
+            "worker.kv_events_endpoint: needs cache.prefix_caching",
+        ),
+        ("cache:\n  eviction: fifo\n", "cache.eviction: should be 'lru' or 'segmented_lru'"),
+        ("cache:\n  residency_sample: 2\n", "cache.residency_sample: should be less than or"),
         ("worker:\n  block_tokens: 24\n", "worker.block_tokens: 24 is not a power of two"),
         ("worker:\n  block_tokens: 0\n", "worker.block_tokens: should be greater than or equal"),
         ("worker:\n  block_tokens: all\n", "worker.block_tokens: should be a valid integer or"),
@@ -117,6 +136,7 @@ def test_text_becomes_the_type_of_the_setting() -> None:
             "worker:\n  kv_events_replay_endpoint: tcp://*:1\n",
             "worker.kv_events_replay_endpoint: needs kv_events_endpoint",
         ),
+        ("worker:\n  tiers: [disk:/kv]\n", "worker.tiers: 'disk:/kv': size is missing"),
         ("worker:\n  device: tpu\n", "worker.device: String should match pattern"),
         (
             "worker:\n  dtype: int8\n",
@@ -182,6 +202,11 @@ def test_every_option_can_be_set() -> None:
     computed |= {"workers_per_host", "workers_per_gpu"}
     for options in (WorkerOptions, RouterOptions):
         assert {field.name for field in fields(options)} <= known | computed
+
+
+def test_every_order_of_eviction_can_be_set() -> None:
+    for options in (CacheSettings, WorkerOptions):
+        assert get_args(get_type_hints(options)["eviction"]) == tuple(EVICTIONS)
 
 
 def test_workers_find_the_router(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, Phase, settings
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.blocks.retention import Retention
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
@@ -102,20 +103,28 @@ class World:
     chunk_tokens: int
     deduplicate: bool = True
     retention: Retention = field(default_factory=Retention)
+    eviction: str = "lru"
     memory: dict[int, dict[int, Value]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = min(spec.block_tokens for spec in self.specs)
         groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(self.specs))
         layout = KVCacheLayout(groups, max(spec.page_bytes for spec in self.specs), size)
+        has_states = any(isinstance(spec, LinearStateSpec) for spec in self.specs)
+        self.drafts = 0 if has_states else self.num_blocks % 4
         self.kv = KVCacheCoordinator(
             layout,
             self.num_blocks,
+            num_lookahead_tokens=self.drafts,
             max_model_tokens=10_000,
             max_step_tokens=STEPS_MAX * self.chunk_tokens,
             steps_max=STEPS_MAX,
-            deduplicate=self.deduplicate,
-            retention=self.retention,
+            policy=CachePolicy(
+                retention=self.retention,
+                deduplicate=self.deduplicate,
+                eviction=self.eviction,
+                observe_every=2,
+            ),
         )
         self.hasher = BlockHasher(b"world", size)
 
@@ -181,6 +190,9 @@ class World:
             zip(self.specs, self.kv.block_table(key), strict=True)
         ):
             held = [place for place, block in enumerate(table) if block != NULL_BLOCK]
+            if not isinstance(spec, CrossAttentionSpec):
+                slots = len(table) * spec.block_tokens
+                assert slots >= live.launched, f"group {group} of {key} lacks slots"
             must = needed_blocks(spec, live.next_query)
             assert set(must) <= set(held), f"group {group} of {key} gave up a block it needs"
             if isinstance(spec, LinearStateSpec):

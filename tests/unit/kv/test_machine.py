@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from disagg.kv.blocks.cache_policy import EVICTIONS
 from disagg.kv.blocks.retention import Retention
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.cross_attention import CrossAttentionSpec
@@ -24,6 +25,7 @@ from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.sequence import KVSequence
+from tests.unit.kv.broken_coordinators import PATCHES
 from tests.unit.kv.machine_world import (
     STEPS_MAX,
     Live,
@@ -74,7 +76,8 @@ class Machine(RuleBasedStateMachine):
         policy = Retention(interval_tokens)
         if encoder is not None:
             specs = [*specs, encoder]
-        self.world = World(specs, num_blocks, chunk_tokens, deduplicate, policy)
+        order = sorted(EVICTIONS)[num_blocks % len(EVICTIONS)]
+        self.world = World(specs, num_blocks, chunk_tokens, deduplicate, policy, order)
         self.kv = self.world.kv
         if self.coordinator_patch is not None:
             self.coordinator_patch(self.kv)
@@ -232,6 +235,38 @@ class Machine(RuleBasedStateMachine):
                 self.kv.publish(run.key, run.end)
                 self.kv.release_out_of_window(run.key, run.end)
 
+    @precondition(lambda self: self.world.drafts and self.live and not self.steps)
+    @rule(data=st.data())
+    def draft(self, data: st.DataObject) -> None:
+        """A step of one sequence with drafts in all slots that it has; some of them are right."""
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        live, request = self.live[key], self.live[key].request
+        if live.external is not None or live.launched < request.num_tokens:
+            return
+        first = key * 10_000 + 5000
+        request.token_ids.append(first + request.num_tokens)
+        self.world.hasher.extend(request.hashes, request.token_ids)
+        live.next_query = live.launched
+        if not self.kv.allocate(request, num_new_tokens=1):
+            return
+        num_drafts = self.kv.num_draft_slots(key)
+        num_right = data.draw(st.integers(0, num_drafts))
+        right = [first + at for at in range(request.num_tokens, request.num_tokens + num_right)]
+        self.launch([(live, 1)])
+        ((number, (run,)),) = self.steps
+        run.tokens = (*run.tokens, *right, *[-1] * (num_drafts - num_right))
+        run.end += num_drafts
+        self.steps.clear()
+        self.world.execute(run, alive=True)
+        self.kv.release_step(number)
+        self.kv.accept_drafts(key, num_right)
+        request.token_ids += right
+        self.world.hasher.extend(request.hashes, request.token_ids)
+        live.launched += num_right
+        live.done = live.next_query = live.launched
+        self.kv.publish(key, live.done)
+        self.kv.release_out_of_window(key, live.done)
+
     # -- ends and leases ----------------------------------------------------------------------
 
     def end(self, key: int) -> None:
@@ -322,70 +357,6 @@ def test_machine() -> None:
 @pytest.mark.slow
 def test_machine_for_long() -> None:
     run_state_machine_as_test(Machine, settings=settings_of(3000))
-
-
-def publishes_early(kv: Any) -> None:
-    """Publication at allocation, before the step has completed."""
-    allocate = kv.allocate
-
-    def broken(request: KVSequence, **kwargs: Any) -> Any:
-        done = allocate(request, **kwargs)
-        if done:
-            kv.publish(request.key, kv.num_scheduled_tokens(request.key))
-        return done
-
-    kv.allocate = broken
-
-
-def forgets_steps(kv: Any) -> None:
-    """Steps in flight hold nothing."""
-    kv.hold_step = lambda step_id, keys: None
-
-
-def drops_too_much(kv: Any) -> None:
-    """The window counted one token too narrow."""
-    for manager in kv.managers:
-        skipped = manager.skipped_tokens
-        manager.skipped_tokens = lambda n, skipped=skipped: skipped(n + 1) if n else 0
-
-
-def publishes_uncommitted(kv: Any) -> None:
-    """External tokens become findable when they are reserved."""
-    reserve = kv.reserve_external
-
-    def broken(request: KVSequence, *args: Any) -> Any:
-        made = reserve(request, *args)
-        if made is not None:
-            for manager in kv.managers:
-                manager.publish(request.key, request.hashes, (), made.num_external_tokens, True)
-        return made
-
-    kv.reserve_external = broken
-
-
-def ignores_promises(kv: Any) -> None:
-    """Everybody may take every free block."""
-    kv._promises.available = lambda key: kv.num_free_blocks
-
-
-def ignores_slack(kv: Any) -> None:
-    """Sharing a block that a promise expects back costs nothing."""
-    kv.pool._set_slack = lambda block: None
-    kv.pool.slack_if_touched = lambda blocks, extra_expected=0: 0
-
-
-def loses_a_hold(kv: Any) -> None:
-    """A lease ends without giving its blocks back."""
-    drop = kv.pool.drop
-    kv.pool.drop = lambda holder: (
-        kv.pool._holds.pop(holder, None) and 0
-        if isinstance(holder, tuple) and holder[0] == "lease"
-        else drop(holder)
-    )
-
-
-PATCHES = [publishes_early, forgets_steps, drops_too_much, publishes_uncommitted]
-PATCHES += [ignores_promises, ignores_slack, loses_a_hold]
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.__name__)

@@ -87,9 +87,11 @@ def test_another_eviction_order_is_noticed() -> None:
     doc = doc_of("gemma_1_5-starved-s1")
     kv = Coordinator(doc["config"])
     release = kv.kv.pool.release
-    kv.kv.pool.release = lambda block_ids: release(  # type: ignore[method-assign]
-        list(reversed(block_ids))
-    )
+
+    def reversed_release(block_ids: list[int], *, evict_first: bool = False) -> int:
+        return release(list(reversed(block_ids)), evict_first=evict_first)
+
+    kv.kv.pool.release = reversed_release  # type: ignore[method-assign]
     assert replay(doc, kv)[1]
 
 

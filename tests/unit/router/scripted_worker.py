@@ -11,7 +11,13 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.registration import Contract, WorkerInfo
-from disagg.messages.session import Cancel, Submit, WorkerStats
+from disagg.messages.session import (
+    Cancel,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    Submit,
+    WorkerStats,
+)
 from disagg.testing import scripted_worker
 from disagg.testing.scripted_worker import BLOCK_TOKENS, CONTRACT, READY
 from disagg.wire.kv_events_codec import kv_batch_to_wire
@@ -62,6 +68,8 @@ class ScriptedWorker(WorkerServicer):
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
         self.opened: list[SessionOpen] = []
+        self.resets: list[int] = []
+        self.reset_answer: PrefixCacheReset | None = PrefixCacheReset(0, 3)
         self.num_sent = 0
         self.kv_batches: list[KVEventBatch | KVSnapshot] = []
         self.kv_asked: list[int] = []
@@ -156,6 +164,10 @@ class ScriptedWorker(WorkerServicer):
                 case Submit():
                     self.submits.append(message)
                     self._parts[message.key] = asyncio.create_task(self._serve(message, outgoing))
+                case ResetPrefixCache(number):
+                    self.resets.append(number)
+                    if self.reset_answer is not None:
+                        outgoing.put_nowait(replace(self.reset_answer, number=number))
                 case Cancel():
                     self.cancels.append(message)
                     part = self._parts.pop(message.key, None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import Contract
 from disagg.messages.session import EndReason, PartEnded
 from disagg.router.app import RouterApp
+from disagg.router.grpc_service import DETAILS_MAX
 from disagg.router.options import RouterOptions
 from disagg.testing.scripted_worker import BLOCK_TOKENS
 
@@ -130,6 +132,34 @@ async def test_a_worker_of_another_model_is_refused_by_name(house):
     trailing: list[Any] = list(caught.value.trailing_metadata())
     assert ("disagg-field", "contract") in trailing
     assert len(house.app.dispatcher.core.fleet) == 1
+
+
+async def test_who_cannot_exchange_kv_is_refused_and_both_contracts_are_logged_once(house, caplog):
+    other = replace(house.workers[0].script.contract, layout_version=2)
+    for _ in range(3):  # as often as it tries
+        with pytest.raises(grpc.aio.AioRpcError, match="layout_version: 2 != 0"):
+            await house.add("w2", contract=other)
+    (said,) = [r.getMessage() for r in caplog.records if "cannot exchange KV" in r.getMessage()]
+    assert said.count("Contract(") == 2
+    with pytest.raises(grpc.aio.AioRpcError, match="layout_version") as caught:
+        await house.add("w3", contract=replace(other, groups=("x" * 20_000,)))
+    assert len(caught.value.details() or "") == DETAILS_MAX  # gRPC takes no more, the log does
+    assert "x" * 20_000 in caplog.text
+    assert len(house.app.dispatcher.core.fleet) == 1
+
+
+async def test_a_worker_of_another_layout_may_serve_alone(open_house, caplog):
+    house = await open_house(accept_unlike_workers=True)
+    await house.add()
+    ours = house.workers[0].script.contract
+    await house.add("w2", contract=replace(ours, layout_version=2))
+    (said,) = [r.getMessage() for r in caplog.records if "nothing is handed over" in r.getMessage()]
+    assert "layout_version: 2 != 0" in said
+    assert said.count("Contract(") == 2
+    caplog.clear()
+    await house.add("w3", contract=replace(ours))  # not with w2
+    (said,) = [r.getMessage() for r in caplog.records if "nothing is handed over" in r.getMessage()]
+    assert said.startswith("contracts of w3 and w2 differ")
 
 
 async def test_a_silent_worker_is_dropped(open_house):

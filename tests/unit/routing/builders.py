@@ -5,7 +5,7 @@ from dataclasses import replace
 from disagg.errors import DisaggError
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import BlocksStored
+from disagg.messages.kv_events import BlocksStored, TierStored
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.messages.sampling import SamplingParams
@@ -67,7 +67,13 @@ def request(
 class Router:
     """A core with its clock; keeps the actions of the last call, readable by kind."""
 
-    def __init__(self, *workers: WorkerInfo, policy: str = DEFAULT_POLICY, **limits: int) -> None:
+    def __init__(
+        self,
+        *workers: WorkerInfo,
+        policy: str = DEFAULT_POLICY,
+        accept_unlike_workers: bool = False,
+        **limits: int,
+    ) -> None:
         arguments = {
             "replans_max": 3,
             "requests_max": 8,
@@ -75,7 +81,12 @@ class Router:
             "records_max": 4,
             "worker_silent_ms": 100,
         }
-        self.core = RouterCore(hash_extend=HASHER.extend, policy=policy, **(arguments | limits))
+        self.core = RouterCore(
+            hash_extend=HASHER.extend,
+            policy=policy,
+            accept_unlike_workers=accept_unlike_workers,
+            **(arguments | limits),
+        )
         self.now_ms = 0
         self.actions: list[RouterAction] = []
         for info in workers:
@@ -121,6 +132,15 @@ class Router:
     def holds(self, who: WorkerInfo, token_ids: tuple[int, ...], *, groups: int = 2) -> None:
         """Tell the router that all blocks of these tokens are cached there."""
         stored = [BlocksStored(g, hashes_of(token_ids), None, 0, 4) for g in range(groups)]
+        start = self.core.kv_sequence(who.incarnation)
+        epoch = who.incarnation.epoch
+        assert self.core.kv_events(who.incarnation, epoch, start, False, stored)
+
+    def tier_holds(
+        self, who: WorkerInfo, token_ids: tuple[int, ...], *, tier: int = 0, groups: int = 2
+    ) -> None:
+        """Tell the router that a tier of the worker has all blocks of these tokens."""
+        stored = [TierStored(tier, g, hashes_of(token_ids)) for g in range(groups)]
         start = self.core.kv_sequence(who.incarnation)
         epoch = who.incarnation.epoch
         assert self.core.kv_events(who.incarnation, epoch, start, False, stored)

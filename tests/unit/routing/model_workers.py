@@ -13,6 +13,7 @@ from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import (
+    Cancel,
     EndReason,
     PartEnded,
     PrefillReport,
@@ -106,10 +107,11 @@ class World:
             self.perform(self.core.session_lost(self.now_ms, info.incarnation))
             return
         peer.session = True
-        self.core.session_up(self.now_ms, info.incarnation)
+        self.perform(self.core.session_up(self.now_ms, info.incarnation))
         peer.up.append(STATS)
 
     def send(self, incarnation: Incarnation, message: ToWorkerMessage) -> None:
+        assert isinstance(message, Submit | Cancel)
         pair = (incarnation, message.key)
         if isinstance(message, Submit):
             client = self.clients[message.key.request_id]
@@ -162,7 +164,7 @@ class World:
             message = peer.down.popleft()
             if isinstance(message, Submit):
                 peer.parts[message.key] = Part(message)
-            else:
+            elif isinstance(message, Cancel):
                 peer.parts.pop(message.key, None)
 
     def deliver_up(self, peer: Worker) -> None:

@@ -121,8 +121,9 @@ def test_the_life_that_was_seen_last_is_remembered_longest(monkeypatch: pytest.M
 
 
 def test_an_index_goes_with_its_last_worker() -> None:
-    other = worker("x", groups=(FULL,), contract=replace(CONTRACT, groups=("full",)))
-    router = Router(P, other)
+    contract = replace(CONTRACT, groups=("full",), page_format="another")
+    other = worker("x", groups=(FULL,), contract=contract)
+    router = Router(P, other, accept_unlike_workers=True)
     router.lost(other)
     assert list(router.core._fleet._indexes) == [P.groups]
 
@@ -165,6 +166,7 @@ def test_a_replaced_incarnation_does_not_take_its_place_back(lost_between: bool)
         (replace(CONTRACT, model_fingerprint="b"), "model_fingerprint: fleet 'model-a', x 'b'"),
         (replace(CONTRACT, hash_scheme="b"), "hash_scheme: fleet 'sha256-chain-v1', x 'b'"),
         (replace(CONTRACT, hash_block_tokens=8), "hash_block_tokens: fleet 4, x 8"),
+        (replace(CONTRACT, dtype="b"), "workers x and p .*: dtype: 'b' != 'float32'"),
     ],
 )
 def test_another_model_is_refused_with_both_values(contract: Contract, named: str) -> None:
@@ -192,16 +194,36 @@ def test_a_role_can_change_but_not_the_contract() -> None:
         router.core.register(1, replace(P, contract=replace(CONTRACT, dtype="bfloat16")))
 
 
-@pytest.mark.parametrize("changed", ["dtype", "page_format"])
-def test_unequal_contracts_are_never_paired(changed: str) -> None:
-    contract = replace(CONTRACT, **{changed: "another"})  # type: ignore[arg-type]
+def test_unequal_pages_are_never_paired() -> None:
+    contract = replace(CONTRACT, page_format="another", num_ranks=2)
     other = worker("d", "decode", contract=contract)
-    router = Router(P, other)
+    router = Router(P, other, accept_unlike_workers=True)
     router.generate()
     assert len(router.submits) == 1
     control = Router(P, D)
     control.generate()
     assert len(control.submits) == 2
+
+
+def test_releases_pair_if_their_layouts_are_of_one_version() -> None:
+    def pairs(ours: Contract, theirs: Contract) -> bool:
+        router = Router(
+            worker("p", "prefill", contract=ours),
+            worker("d", "decode", contract=theirs),
+            accept_unlike_workers=True,
+        )
+        router.generate()
+        return len(router.submits) == 2
+
+    ours = replace(CONTRACT, layout_version=1)
+    assert pairs(ours, replace(ours))
+    changed = replace(ours, layout_version=2)
+    assert not pairs(ours, changed)
+    assert not pairs(ours, replace(ours, layout_version=0))  # from before layouts had versions
+    said = ours.refusal("p", changed, "d")
+    assert "layout_version: 1 != 2" in said
+    assert all(f"{name}: {contract}" in said for name, contract in (("p", ours), ("d", changed)))
+    assert ours.refusal("p", replace(ours), "d") == ""
 
 
 def test_events_reach_the_look_up_and_a_gap_asks_for_more() -> None:
@@ -229,8 +251,9 @@ def test_a_lost_worker_takes_its_blocks_along() -> None:
 
 
 def test_layouts_that_differ_are_indexed_apart() -> None:
-    other = worker("x", groups=(FULL,), contract=replace(CONTRACT, groups=("full",)))
-    router = Router(P, other)
+    contract = replace(CONTRACT, groups=("full",), page_format="another")
+    other = worker("x", groups=(FULL,), contract=contract)
+    router = Router(P, other, accept_unlike_workers=True)
     stored = [BlocksStored(0, hashes_of(PROMPT), None, 0, 4)]
     for info in (P, other):
         assert router.core.kv_events(info.incarnation, "e1", 0, False, stored)

@@ -275,7 +275,7 @@ def test_a_removed_worker_takes_its_blocks_along() -> None:
     index.remove(A)
     assert list(index.match(17, hashes)) == [B]
     index.remove(B)
-    assert index._holders == ({},)
+    assert index._places == [({},)]
 
 
 @pytest.mark.parametrize(

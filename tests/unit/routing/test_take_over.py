@@ -86,12 +86,12 @@ def test_only_the_token_that_the_lease_carries_is_taken_over() -> None:
         (worker("q", "decode", handover_tokens_max=11, max_model_tokens=15), True),
         (worker("q", "decode", handover_tokens_max=10), False),
         (worker("q", "decode", max_model_tokens=14), False),
-        (worker("q", "decode", contract=replace(CONTRACT, dtype="bfloat16")), False),
+        (worker("q", "decode", contract=replace(CONTRACT, page_format="other")), False),
         (worker("q", "prefill"), False),
     ],
 )
 def test_who_takes_a_lease_over(other: WorkerInfo, takes: bool) -> None:
-    router = Router(worker("p"), worker("d1", "decode"), other)
+    router = Router(worker("p"), worker("d1", "decode"), other, accept_unlike_workers=True)
     router.core.from_worker(0, worker("p").incarnation, replace(STATS, num_running=1))
     sealed(router)
     router.lost(worker("d1"))
@@ -166,4 +166,13 @@ def test_what_is_not_taken_over() -> None:
     router = Router(worker("p", "prefill"), worker("d1", "decode"))  # nobody else
     sealed(router)
     router.lost(worker("d1"))
+    assert all(one.take_over is None for _, one in router.submits)
+
+
+def test_a_lease_from_before_a_reset_of_the_caches_is_not_taken_over() -> None:
+    router = trio()
+    sealed(router)
+    router.did(router.core.reset_prefix_caches(0))
+    router.lost(worker("d1"))
+    assert len(router.submits) == 2
     assert all(one.take_over is None for _, one in router.submits)

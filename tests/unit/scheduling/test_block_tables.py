@@ -28,6 +28,7 @@ def new_core(
     max_step_tokens: int = 16,
     max_sequences: int = MAX_SEQUENCES,
     steps_max: int = 1,
+    num_drafts: int = 0,
 ) -> WorkerCore:
     limits = WorkerLimits(
         max_model_tokens=100_000,
@@ -52,6 +53,7 @@ def new_core(
         max_model_tokens=limits.max_model_tokens,
         max_step_tokens=steps_max * max_step_tokens,
         steps_max=steps_max,
+        num_lookahead_tokens=num_drafts,
     )
     hasher = BlockHasher(b"key", layout.hash_block_tokens)
     return WorkerCore(Incarnation("w", "e"), layout, kv, hasher, limits, lambda _: 1)

@@ -12,9 +12,9 @@ from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import AHEAD_MAX, RequestTable
 from disagg.scheduling.batcher import Batcher
-from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.handover.budget import HandoverBudget
 from disagg.scheduling.handover.inbound_admission import InboundAdmission
+from disagg.scheduling.parts import Parts
 from disagg.scheduling.step import SequenceSlice, Step
 from disagg.testing.simulation.bounds import check_router, check_step
 from disagg.testing.simulation.config import SimulationConfig
@@ -57,7 +57,7 @@ def keep_the_budget(patch: Patch) -> None:
 
 def queue_everybody(patch: Patch) -> None:
     """A worker's queue has no end."""
-    patch.setattr(WorkerCore, "queue", lambda self, seq: self.batcher.enqueue(seq))
+    patch.setattr(Parts, "queue", lambda self, seq: self._batcher.enqueue(seq))
 
 
 def take_any_request(patch: Patch) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.chunking import Chunking
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateManager, LinearStateSpec
@@ -124,7 +124,7 @@ def test_a_common_prefix_is_kept_where_the_second_prompt_leaves_it() -> None:
 def test_control_where_chunks_end_anywhere_nothing_is_found(
     core: WorkerCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KVCacheCoordinator, "chunk_end", lambda *_: None)
+    monkeypatch.setattr(Chunking, "chunk_end", lambda *_: None)
     asked = mixed_load(0)
     Served(core, asked, max_tokens=30)
     found = Served(core, asked).hits

@@ -92,7 +92,7 @@ def steps_alone(core: WorkerCore, seq: Sequence, budget: int) -> int:
     """That the rest of a prompt would take if nobody shared them."""
     at, num_steps = seq.num_computed, 0
     while at < seq.num_tokens:
-        end = core.kv.chunk_end(seq.request, seq.known_end, at, budget)
+        end = core.kv.chunking.chunk_end(seq.request, seq.known_end, at, budget)
         at = end or min(at + budget, seq.num_tokens)
         num_steps += 1
     return num_steps

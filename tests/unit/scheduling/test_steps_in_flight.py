@@ -19,15 +19,16 @@ from disagg.messages.session import Cancel, EndReason, PartEnded, PeerAddress, R
 from disagg.scheduling.actions import ToRouter, WorkerAction
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.batcher import Batcher
+from disagg.scheduling.block_tables import Tables
 from disagg.scheduling.core import WorkerCore
-from disagg.scheduling.engine_steps import EngineSteps
+from disagg.scheduling.engine_steps import EngineSteps, SliceSamples
 from disagg.scheduling.sequence import Sequence
 from disagg.scheduling.stats import check_core
 from disagg.scheduling.step import PLACEHOLDER, Step, StepResult
 from disagg.testing.simulation.symbolic_engine import (
+    VOCAB_SIZE,
     SymbolicEngine,
     SymbolicMemory,
-    Tables,
     expected_tokens,
 )
 from tests.unit.scheduling.failure_worlds import LAYOUTS
@@ -47,11 +48,11 @@ class FailingEngine(SymbolicEngine):
 
     fails = False
 
-    def __init__(self, layout: KVCacheLayout, memory: SymbolicMemory) -> None:
-        super().__init__(layout, memory)
+    def __init__(self, layout: KVCacheLayout, memory: SymbolicMemory, vocab_size: int) -> None:
+        super().__init__(layout, memory, vocab_size)
         self._steps = EngineSteps(self._lay_out, self._compute, (StepFailsError,))
 
-    def _compute(self, tables: Tables, step: Step) -> list[SampledToken | None]:
+    def _compute(self, tables: Tables, step: Step) -> list[SliceSamples]:
         if self.fails:
             step = replace(step, slices=step.slices[: len(step.slices) // 2])
         samples = super()._compute(tables, step)
@@ -71,13 +72,15 @@ class Client:
 class Walk:
     """A worker whose clients come and go at any moment, whose memory is short, whose steps fail."""
 
-    def __init__(self, name: str, seed: int, steps_max: int) -> None:
+    def __init__(self, name: str, seed: int, steps_max: int, num_drafts: int = 0) -> None:
+        self.vocab_size = 3 if num_drafts else VOCAB_SIZE
         self.rng = random.Random(f"{name} {seed}")
         self.layout = LAYOUTS[name]
-        roomy = new_core(self.layout, 1_000, max_step_tokens=8, steps_max=steps_max)
+        more = {"max_step_tokens": 8, "steps_max": steps_max, "num_drafts": num_drafts}
+        roomy = new_core(self.layout, 1_000, **more)
         num_blocks = 2 + num_blocks_for(roomy.kv, 50) * 5 // 4
-        self.core = new_core(self.layout, num_blocks, max_step_tokens=8, steps_max=steps_max)
-        self.engine = FailingEngine(self.layout, SymbolicMemory(num_blocks))
+        self.core = new_core(self.layout, num_blocks, **more)
+        self.engine = FailingEngine(self.layout, SymbolicMemory(num_blocks), self.vocab_size)
         self.launched: deque[Step] = deque()
         self.clients: dict[RequestKey, Client] = {}
         self.seen: Counter[str] = Counter()
@@ -88,12 +91,15 @@ class Walk:
         num_tokens = rng.randint(1, 20)
         stops: tuple[int, ...] = ()
         if rng.random() < 0.4:
-            stops = (rng.choice(expected_tokens(self.layout, prompt, num_tokens)),)
+            stops = (rng.choice(self.expected(prompt, num_tokens)),)
         sampling = SamplingParams(max_tokens=num_tokens, stop_token_ids=stops)
         self.clients[key] = Client(prompt, sampling)
         self.hear(
             self.core.on_router_message(0, Submit(key, Role.LOCAL, prompt, (), b"", sampling))
         )
+
+    def expected(self, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+        return expected_tokens(self.layout, prompt, num_tokens, self.vocab_size)
 
     def hear(self, actions: list[WorkerAction]) -> None:
         for action in actions:
@@ -152,7 +158,7 @@ class Walk:
         assert self.core.kv.num_free_blocks == self.core.kv.num_usable_blocks
         assert len(self.engine._steps) <= 10, "nothing of who has ended stays at the engine"
         for client in self.clients.values():
-            expected = expected_tokens(self.layout, client.prompt, client.sampling.max_tokens)
+            expected = self.expected(client.prompt, client.sampling.max_tokens)
             for stop in client.sampling.stop_token_ids:
                 expected = expected[: expected.index(stop) + 1]
             assert client.received == expected[: len(client.received)]

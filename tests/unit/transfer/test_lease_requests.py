@@ -6,7 +6,14 @@ import pytest
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.peer import AskLease, LeaseRefused, Offers, TakeOver, WithdrawLease
+from disagg.messages.peer import (
+    AskLease,
+    LeaseLoading,
+    LeaseRefused,
+    Offers,
+    TakeOver,
+    WithdrawLease,
+)
 from disagg.transfer.actions import Send
 from disagg.transfer.reader.requests import LeaseRequests
 from disagg.transfer.reader.table import InboundTable
@@ -68,9 +75,14 @@ class Asking:
         return self.take()
 
     def hears(
-        self, message: Offers | LeaseRefused, now_ms: int = 0, sender: Incarnation = OWNER
+        self,
+        message: Offers | LeaseRefused | LeaseLoading,
+        now_ms: int = 0,
+        sender: Incarnation = OWNER,
     ) -> list[object]:
-        if isinstance(message, Offers):
+        if isinstance(message, LeaseLoading):
+            self.requests.on_loading(now_ms, sender, message)
+        elif isinstance(message, Offers):
             self.requests.on_offers(now_ms, sender, message)
         else:
             self.requests.on_refused(now_ms, sender, message)
@@ -107,6 +119,46 @@ def test_a_request_is_repeated_until_it_is_answered() -> None:
     assert one.hears(LeaseRefused(KEY, 1)) == [], "being read, it ends by itself"
     one.requests.finished(KEY)
     assert one.requests.next_deadline_ms() is None
+
+
+def gives_up(one: Asking, from_ms: int) -> int:
+    """When the request is given up, if nothing comes."""
+    now_ms = from_ms
+    while (KEY, "timeout") not in one.tick(now_ms):
+        now_ms += 1
+    return now_ms
+
+
+def test_it_is_waited_for_as_long_as_more_comes_out_of_a_tier() -> None:
+    one = Asking()
+    one.ask()
+    assert one.hears(LeaseLoading(KEY, 1, 3), TIMEOUT - 1) == []
+    assert one.hears(LeaseLoading(KEY, 1, 3), 2 * TIMEOUT - 2) == [], "no more than before"
+    assert gives_up(one, TIMEOUT) == 2 * TIMEOUT - 1
+
+
+@pytest.mark.parametrize(
+    ("loading", "sender"),
+    [
+        (LeaseLoading(KEY, 1, 0), OWNER),
+        (LeaseLoading(KEY, 2, 9), OWNER),
+        (LeaseLoading(OTHER_KEY, 1, 9), OWNER),
+        (LeaseLoading(KEY, 1, 9), OWNER_AGAIN),
+    ],
+)
+def test_what_says_nothing_of_it_renews_nothing(loading: LeaseLoading, sender: Incarnation) -> None:
+    one = Asking()
+    one.ask()
+    assert one.hears(loading, TIMEOUT - 1, sender) == []
+    assert gives_up(one, 0) == TIMEOUT
+
+
+def test_a_granted_lease_is_renewed_by_its_transfer_alone() -> None:
+    one = Asking()
+    one.ask()
+    one.hears(lease(1), 0)
+    one.hears(LeaseLoading(KEY, 1, 9), TTL - 1)
+    assert gives_up(one, 0) == TTL
 
 
 @pytest.mark.parametrize("refusal", [lease(1, dead=True), LeaseRefused(KEY, 1)])

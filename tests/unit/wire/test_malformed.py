@@ -16,6 +16,7 @@ from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.peer import (
     AskLease,
     Commit,
+    LeaseLoading,
     LeaseRefused,
     OfferedRange,
     Offers,
@@ -141,6 +142,11 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
         "LeaseRefused.request_number",
         lambda: peer(LeaseRefused(KEY, 1)),
         lambda w: w.lease_refused.ClearField("request_number"),
+    ),
+    (
+        "LeaseLoading.request_number",
+        lambda: peer(LeaseLoading(KEY, 1, 0)),
+        lambda w: w.lease_loading.ClearField("request_number"),
     ),
     (
         "Offers.request_number",

@@ -16,8 +16,11 @@ from disagg.messages.kv_events import (
     KVEvent,
     KVEventBatch,
     KVSnapshot,
+    TierCleared,
+    TierRemoved,
+    TierStored,
 )
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
 from disagg.messages.router import WorkerMatch
 from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
@@ -57,8 +60,9 @@ incarnations = st.builds(Incarnation, name, name)
 attempts = st.builds(Attempt, name, u32)
 tops = tuples(st.tuples(token, number))
 contracts = st.builds(
-    Contract, text, text, tuples(text), text, u64, u32, text, st.integers(0, 5), st.integers(5, 9)
-)
+    Contract, text, text, tuples(text), text, u64, u32, text, st.integers(0, 5), st.integers(5, 9),
+    layout_version=u32,
+)  # fmt: skip
 seals = st.builds(peer.Seal, u32, tuples(u32), st.none() | st.integers(0, 2**31 - 1), number, tops)
 ranges = st.builds(peer.OfferedRange, u32, u32, u32, positive)
 
@@ -87,6 +91,7 @@ PEER: dict[type, st.SearchStrategy[typing.Any]] = {
     ),
     peer.TakeOver: st.builds(peer.TakeOver, keys, positive, keys, tuples(u32)),
     peer.LeaseRefused: st.builds(peer.LeaseRefused, keys, positive),
+    peer.LeaseLoading: st.builds(peer.LeaseLoading, keys, positive, u32),
     peer.WithdrawLease: st.builds(peer.WithdrawLease, keys, positive, text),
     peer.Ended: st.builds(peer.Ended, keys, text),
     peer.WrongEpoch: st.builds(peer.WrongEpoch, name),
@@ -132,6 +137,7 @@ def submits(draw: st.DrawFn) -> session.Submit:
 ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
     session.Submit: submits(),
     session.Cancel: st.builds(session.Cancel, keys, text),
+    session.ResetPrefixCache: st.builds(session.ResetPrefixCache, u64),
 }
 
 
@@ -149,11 +155,18 @@ transfers = st.builds(
     session.GroupTransfer, u32, name, u32, u32, st.text("ph.n", max_size=5), u32, u64, u64, u32, u64
 )
 counters = st.dictionaries(name, u64, max_size=3).map(lambda d: tuple(sorted(d.items())))
+num_bounds = len(session.RESIDENCY_BOUNDS_MS)
+histograms = st.builds(
+    session.ResidencyHistogram,
+    name,
+    st.lists(u64, min_size=num_bounds + 1, max_size=num_bounds + 1).map(tuple),
+    u64,
+)
 WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
     outputs.StepOutputs: st.builds(outputs.StepOutputs, tuples(sequence_outputs())),
     session.PartEnded: st.builds(session.PartEnded, keys, st.sampled_from(session.EndReason), text),
     session.PrefillProgress: st.builds(session.PrefillProgress, keys, u32),
-    session.PrefillReport: st.builds(session.PrefillReport, keys, u32, u32, u32, u32),
+    session.PrefillReport: st.builds(session.PrefillReport, keys, u32, u32, u32, u32, u32),
     session.TransferReport: st.builds(
         session.TransferReport,
         keys,
@@ -167,8 +180,21 @@ WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
         text,
     ),
     session.WorkerStats: st.builds(
-        session.WorkerStats, u32, u32, u32, u64, u64, u32, u32, u32, u64, st.booleans(), counters
+        session.WorkerStats,
+        u32,
+        u32,
+        u32,
+        u64,
+        u64,
+        u32,
+        u32,
+        u32,
+        u64,
+        st.booleans(),
+        counters,
+        tuples(histograms),
     ),
+    session.PrefixCacheReset: st.builds(session.PrefixCacheReset, u64, u64, counters, text),
 }
 
 
@@ -183,15 +209,19 @@ def stored_events(draw: st.DrawFn) -> BlocksStored:
     return BlocksStored(draw(u32), hashes, parent, draw(u32), block_tokens, token_ids)
 
 
+tier_stored = st.builds(TierStored, u32, u32, tuples(digest))
 EVENTS: dict[type, st.SearchStrategy[typing.Any]] = {
     BlocksStored: stored_events(),
     BlocksRemoved: st.builds(BlocksRemoved, u32, tuples(digest)),
     AllCleared: st.builds(AllCleared),
+    TierStored: tier_stored,
+    TierRemoved: st.builds(TierRemoved, u32, u32, tuples(digest)),
+    TierCleared: st.builds(TierCleared, u32),
 }
 groups = st.builds(GroupInfo, name, positive, u32, u32, u64)
 infos = st.builds(
     WorkerInfo, incarnations, name, st.sampled_from(["prefill", "decode", "both"]), name, contracts,
-    tuples(groups, min_size=1), u32, u32, u64,
+    tuples(groups, min_size=1), u32, u32, u64, tuples(st.builds(TierInfo, name, u64)),
 )  # fmt: skip
 
 
@@ -264,7 +294,7 @@ def test_session_responses(kind: type) -> None:
 @given(
     name,
     st.builds(KVEventBatch, u64, tuples(st.one_of(*EVENTS.values())))
-    | st.builds(KVSnapshot, u64, tuples(tuples(digest))),
+    | st.builds(KVSnapshot, u64, tuples(tuples(digest)), tuples(tier_stored)),
 )
 def test_kv_events(epoch: str, batch: KVEventBatch | KVSnapshot) -> None:
     sent = kv_batch_to_wire(epoch, batch).SerializeToString()

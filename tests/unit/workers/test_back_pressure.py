@@ -33,7 +33,7 @@ class FullTransport(NoPeers):
         self.room = 0
         self.taken: list[int] = []
 
-    def read(self, read_id: int, peer: str, src: object, dst: object) -> None:
+    def read(self, read_id: int, peer: str, src: object, dst: object, parts: object) -> None:
         if not self.room:
             raise CapacityError("enough for now")
         self.room -= 1
@@ -50,7 +50,7 @@ async def reads_taken(rooms: list[int]) -> list[list[int]]:
     control._guard(lambda: posts)
     for room in rooms:
         transport.room = room
-        await until(lambda: not transport.room or not control._reads)
+        await until(lambda: not transport.room or not control._transport.num_waiting)
         seen.append(list(transport.taken))
     await control.stop()
     return seen
@@ -155,6 +155,6 @@ def test_a_tick_that_fails_outside_the_core_ends_the_worker(
 ) -> None:
     said: list[str] = []
     control = new_control(said)
-    monkeypatch.setattr(control, "_check_transport", raise_)
+    monkeypatch.setattr(control._transport, "check", raise_)
     assert asyncio.run(failures(control, said)) == ["RuntimeError: a bug"]
     assert "a task of the control failed" in caplog.text

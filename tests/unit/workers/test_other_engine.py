@@ -1,68 +1,27 @@
 """A worker runs whatever engine it is given: nothing of it but the protocol is asked for."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-import grpc
-
-from disagg.messages.identity import RequestKey
-from disagg.messages.outputs import FinishReason, StepOutputs
-from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import Role, Submit
+from disagg.kv.hashing import BlockHasher
+from disagg.kv.sequence import KVSequence
 from disagg.scheduling.step import Step, StepResult
 from disagg.testing.simulation.symbolic_engine import expected_tokens
-from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
-from disagg.wire.stream_hello import PoolInfo, SessionOpen
-from disagg.wire.v1 import session_pb2, worker_pb2_grpc
-from disagg.workers.engines.protocol import EngineFailedError
+from disagg.workers.engines.protocol import Drafts, EngineFailedError
 from disagg.workers.options import WorkerOptions
 from disagg.workers.worker import Worker
 from tests.unit.workers.engines.digest_engine import DigestEngine
+from tests.unit.workers.lone_worker import NoTransport, ask
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
 NUM_TOKENS = 7
 TIMEOUT_S = 60.0
 
 
-class NoTransport:
-    """Nothing is transferred here."""
-
-    failure = ""
-
-    def local_pools(self) -> tuple[PoolInfo, ...]:
-        return (PoolInfo(b"", 0, 2, 1, "DRAM", 0),)
-
-    def close(self, timeout_s: float) -> bool:
-        return True
-
-
 async def answer_of(worker: Worker) -> list[int]:
-    submit = Submit(
-        RequestKey("r", 1), Role.LOCAL, PROMPT, (), b"", SamplingParams(max_tokens=NUM_TOKENS)
-    )
-
-    async def requests() -> AsyncIterator[session_pb2.SessionRequest]:
-        yield session_request_to_wire(SessionOpen("router", worker.incarnation))
-        yield session_request_to_wire(submit)
-        await asyncio.Event().wait()
-
-    tokens: list[int] = []
-    async with (
-        asyncio.timeout(TIMEOUT_S),
-        grpc.aio.insecure_channel(worker.address) as channel,
-    ):
-        call = cast(Any, worker_pb2_grpc.WorkerStub(channel)).Session(requests())
-        async for response in call:
-            message = session_response_from_wire(response)
-            if isinstance(message, StepOutputs):
-                for output in message.outputs:
-                    tokens += output.token_ids
-                    if output.finish_reason is not FinishReason.NONE:
-                        call.cancel()
-                        return tokens
-    raise AssertionError("the session ended before the request")
+    [answer] = await ask(worker, [PROMPT], NUM_TOKENS)
+    return answer.token_ids
 
 
 class FailedEngine(DigestEngine):
@@ -86,6 +45,33 @@ def worker_over(engine: DigestEngine) -> Worker:
         engine_factory=lambda _: engine,
         transport_factory=lambda *_: cast(Any, NoTransport()),
     )
+
+
+class DraftingEngine(DigestEngine):
+    """It computes drafts, and says that a group has layers that draft."""
+
+    drafts = Drafts(num_tokens=3, eagle_groups=frozenset({1}))
+
+
+def test_an_engine_that_drafts_has_slots_for_it_and_shorter_hits() -> None:
+    hits, slots = [], []
+    for engine in (DigestEngine(64), DraftingEngine(64)):
+        worker = worker_over(engine)
+        worker.start()
+        try:
+            assert asyncio.run(answer_of(worker)) == expected_tokens(
+                engine.layout, PROMPT, NUM_TOKENS
+            )
+            assert worker.control is not None
+            kv = worker.control.core.kv
+            asked = KVSequence("asked", [*PROMPT, *range(100, 105)])
+            BlockHasher(engine.fingerprint.encode(), 4).extend(asked.hashes, asked.token_ids)
+            hits.append(kv.find_longest_cache_hit(asked, asked.num_tokens - 1).num_tokens)
+            slots.append(kv.num_slots(10))
+        finally:
+            assert worker.stop()
+    assert slots == [10, 13]
+    assert hits == [8, 4]
 
 
 def test_an_engine_that_failed_ends_the_worker() -> None:

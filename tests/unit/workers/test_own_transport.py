@@ -9,7 +9,8 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import AskLease, Ended, Offers, WithdrawLease
 from disagg.scheduling.actions import CheckTransport
 from disagg.transfer.actions import Send
-from disagg.workers.control import TRANSPORT_CHECKS, Control
+from disagg.workers.control import Control
+from disagg.workers.own_transport import CHECKS
 from disagg.workers.transfer_trace import TransferTrace
 from tests.unit.workers.test_sessions import new_core
 
@@ -77,13 +78,14 @@ def test_however_much_is_doubted_it_looks_seldom() -> None:
     trace = TransferTrace(NoOpTracer())
     control = Control(new_core(), cast(Any, None), cast(Any, transport), pytest.fail, trace)
     control._links = cast(Any, object())
-    control._check_transport()
+    own = control._transport
+    own.check()
     assert transport.num_checks == 0  # nothing is in doubt
     for _ in range(100):
         control._perform([CheckTransport("told")])
-        control._check_transport()
+        own.check()
     assert transport.num_checks == 1
     for _ in range(100):  # as if a second went by each time
-        control._transport_check_due_s = 0.0
-        control._check_transport()
-    assert transport.num_checks == 1 + TRANSPORT_CHECKS  # after the last doubt
+        own._check_due_s = 0.0
+        own.check()
+    assert transport.num_checks == 1 + CHECKS  # after the last doubt

@@ -28,6 +28,7 @@ class FakeTransport:
         *,
         on_read_done: Callable[[int, str], None],
         handle_bytes_max: int,
+        rank: int,
     ) -> None:
         self.failure = ""
         self.num_in_progress = self.oldest_in_progress_ms = 0

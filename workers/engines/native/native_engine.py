@@ -1,5 +1,6 @@
 """The engine over transformers' models: one forward pass over a packed batch, then sampling."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +12,11 @@ from disagg.errors import ConfigError
 from disagg.grammar.compiler import GrammarCompiler
 from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
-from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
-from disagg.scheduling.engine_steps import EngineSteps
+from disagg.scheduling.drafts import rows_of
+from disagg.scheduling.engine_steps import EngineSteps, SliceSamples
 from disagg.scheduling.step import Step, StepResult
+from disagg.workers.engines.forms import group_forms
 from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.latent_attention import hand_out_latents
@@ -22,8 +24,10 @@ from disagg.workers.engines.native.own_positions import scale_by_own_positions
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.packed_linear import pack_linears
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
+from disagg.workers.engines.native.sections import sections_of
 from disagg.workers.engines.native.state_batch import StateGroup
 from disagg.workers.engines.native.state_mixers import StateMixers
+from disagg.workers.engines.protocol import Drafts
 from disagg.workers.engines.sampler import Sampler, check_finite
 from disagg.workers.engines.start_phases import phase
 
@@ -42,7 +46,9 @@ class NativeEngine:
         region: the same as transports see it.
         fingerprint: hex digest of the model, part of the compatibility contract.
         dtype: of weights and KV, part of it too.
+        forms: where in its blocks each group keeps what.
         page_format: K of all heads, then V of all heads; of states the recurrent one first.
+        drafts: slots for the drafts that the scheduler looks up; it has no layers that draft.
         summary: what it took of its machine, in one line.
         vocab_size: token ids are below it.
         max_model_tokens: bound on prompt plus generated tokens.
@@ -59,6 +65,7 @@ class NativeEngine:
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         device: str = "cpu",
         num_threads: int = 1,
+        num_speculative_tokens: int = 0,
         summary: str = "",
     ) -> None:
         """Load weights from disk and allocate the pool; nothing is downloaded.
@@ -79,6 +86,14 @@ class NativeEngine:
         self.max_model_tokens = self.checkpoint.max_model_tokens
         specs = self.checkpoint.layer_specs(block_tokens=block_tokens, dtype_bytes=kind.itemsize)
         self.layout: KVCacheLayout = plan_layout(specs)
+        if num_speculative_tokens and any(keeps_states(group.spec) for group in self.layout.groups):
+            raise ConfigError(
+                f"scheduling.num_speculative_tokens={num_speculative_tokens}: the model has linear"
+                " states, which cannot go back behind a draft that was wrong",
+                param="scheduling.num_speculative_tokens",
+            )
+        self.drafts = Drafts(num_speculative_tokens)
+        self.forms = group_forms(self.layout, sections_of)
         weight_bytes = self.checkpoint.num_weights * kind.itemsize
         with phase("weights", where.type, expected_bytes=weight_bytes):
             self._model = _load(self.checkpoint, kind, where)
@@ -136,7 +151,7 @@ class NativeEngine:
             ValueError: see ``BlockTables.apply`` and ``BatchBuilder.build``.
         """
         self._tables.apply(step)
-        return self._builder.build(step.slices, self._tables)
+        return self._builder.build(step.slices, self._tables.of(step.slices))
 
     def forward(self, batch: PackedBatch) -> torch.Tensor:
         """Run the model once; returns the logits [sampled rows, vocab_size].
@@ -151,23 +166,26 @@ class NativeEngine:
             input_ids=batch.input_ids,
             position_ids=batch.positions,
             use_cache=False,
-            logits_to_keep=batch.last_rows,
+            logits_to_keep=batch.sampled_rows,
             **{BATCH_ARGUMENT: batch},
         )
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _compute(self, batch: PackedBatch, step: Step) -> tuple[SampledToken | None, ...]:
+    def _compute(self, batch: PackedBatch, step: Step) -> tuple[SliceSamples, ...]:
         self._sampler.apply(step.ended, step.slices)
         if len(step.slices) < batch.num_slices:  # the step before it failed
             batch = self._builder.build(step.slices, batch.tables)
         batch.put_tokens(step.slices)
         logits = self.forward(batch)
-        samples: list[SampledToken | None] = [None] * len(step.slices)
+        samples: list[SliceSamples] = [None] * len(step.slices)
         if batch.sampled:
-            tokens = self._sampler.sample(logits, [step.slices[index] for index in batch.sampled])
-            for index, token in zip(batch.sampled, tokens, strict=True):
-                samples[index] = token
+            parts = [step.slices[index] for index in batch.sampled]
+            rows = [row for part in parts for row in rows_of(part)]
+            tokens = iter(self._sampler.sample(logits, rows))
+            for index, part in zip(batch.sampled, parts, strict=True):
+                drawn = tuple(islice(tokens, 1 + part.num_drafts))
+                samples[index] = drawn if part.num_drafts else drawn[0]
         return tuple(samples)
 
 

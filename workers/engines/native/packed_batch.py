@@ -10,9 +10,8 @@ import torch
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.kinds.kind import AttentionPages, Spec
-from disagg.messages.identity import RequestKey
-from disagg.scheduling.block_tables import BlockTables
-from disagg.scheduling.step import PLACEHOLDER, SequenceSlice
+from disagg.scheduling.block_tables import Tables
+from disagg.scheduling.step import SequenceSlice
 from disagg.workers.engines.native.paged_pool import LayerCache
 from disagg.workers.engines.native.state_batch import StateCall, StateGroup, state_calls
 
@@ -25,9 +24,6 @@ sequence. What is gathered for one (4 MiB in fp32 with heads of 64) lies in memo
 the allocator takes fresh pages for more than 32 MiB, which took longer than the attention."""
 
 Ints = npt.NDArray[np.int64]
-
-Tables = Mapping[RequestKey, tuple["array[int]", ...]]
-"""Of each sequence the block table of each group."""
 
 DecodeRow = tuple[int, Ints, int, int]
 """A single query: packed row, its blocks, slots to skip in the first of them, number of keys."""
@@ -82,8 +78,9 @@ class GroupBatch:
 class PackedBatch:
     """One forward pass over all slices of a step; valid for that pass only.
 
-    ``input_ids`` and ``positions`` are [1, T]; ``last_rows`` are the packed rows whose logits are
-    sampled, ``sampled`` the indices of their slices. ``unknown`` are the packed rows of
+    ``input_ids`` and ``positions`` are [1, T]; ``sampled_rows`` are the packed rows whose logits
+    are sampled, of a slice those of its last known token and of its drafts; ``sampled`` are the
+    indices of the slices that have some. ``unknown`` are the packed rows of
     placeholders, by the indices of their slices. ``tables`` are those of the sequences.
     """
 
@@ -92,7 +89,7 @@ class PackedBatch:
     input_ids: torch.Tensor = field(repr=False)
     unknown: Mapping[int, int]
     positions: torch.Tensor
-    last_rows: torch.Tensor
+    sampled_rows: torch.Tensor
     sampled: tuple[int, ...]
     groups: Mapping[int, GroupBatch]
     states: Mapping[int, tuple[StateCall, ...]]
@@ -145,7 +142,7 @@ class BatchBuilder:
         self._max_model_tokens = max_model_tokens
         self._device = device
 
-    def build(self, slices: Sequence[SequenceSlice], tables: "BlockTables | Tables") -> PackedBatch:
+    def build(self, slices: Sequence[SequenceSlice], tables: Tables) -> PackedBatch:
         """Check the slices and lay out their packed forward pass.
 
         Args:
@@ -169,7 +166,9 @@ class BatchBuilder:
                     f"slice {index}: positions {part.start}..{end} do not lie in "
                     f"0..{self._max_model_tokens}, or are none"
                 )
-            if part.token_ids[0] == PLACEHOLDER and len(ids) == 1:
+            if not 0 <= part.num_drafts < len(ids):
+                raise ValueError(f"slice {index}: {part.num_drafts} drafts of {len(ids)} tokens")
+            if part.is_placeholder:
                 unknown.append(index)
             elif ids.min() < 0 or ids.max() >= self._vocab_size:
                 raise ValueError(f"slice {index}: token id out of 0..{self._vocab_size - 1}")
@@ -196,11 +195,11 @@ class BatchBuilder:
             raise ValueError("two tokens of the step would be written to one slot")
         return PackedBatch(
             num_slices=len(slices),
-            tables={part.key: tables[part.key] for part in slices},
+            tables=tables,
             input_ids=self._tensor(np.concatenate(tokens))[None],
             unknown={index: first_rows[index] for index in unknown},
             positions=self._tensor(np.concatenate(positions))[None],
-            last_rows=self._tensor(ends[list(sampled)] - 1),
+            sampled_rows=self._tensor(_sampled_rows(slices, sampled, ends)),
             sampled=sampled,
             groups=groups,
             states=states,
@@ -296,6 +295,13 @@ class BatchBuilder:
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _sampled_rows(slices: Sequence[SequenceSlice], sampled: Sequence[int], ends: Ints) -> Ints:
+    rows: list[int] = []
+    for index in sampled:
+        rows += range(ends[index] - 1 - slices[index].num_drafts, ends[index])
+    return np.array(rows, np.int64)
 
 
 def _tiled(rows: list[DecodeRow], shape: GroupShape) -> Iterator[list[DecodeRow]]:

@@ -1,18 +1,20 @@
 """Our layout as vLLM's: specs of its layers, and where their pages lie in the one pool."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1 import kv_cache_interface as theirs
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.kind import Spec, keeps_states
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
-from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
+from disagg.messages.forms import Section
+from disagg.workers.engines.forms import whole_page
 from disagg.workers.engines.vllm.devices import TAKES_STRIDES
 
 
@@ -55,6 +57,13 @@ def spec_of(layer: str, spec: Any, block_tokens: int) -> Spec:
     return made
 
 
+class RankHeads(NamedTuple):
+    """Ranks of a worker, and KV heads of the model as a whole."""
+
+    num_ranks: int
+    num_kv_heads: int
+
+
 BLOCK_MAJOR, LAYER_MAJOR = "BL", "LB"
 """Begin the names of the forms: all layers of a block lie together, or all blocks of a layer."""
 
@@ -92,6 +101,38 @@ def choose_form(
             param="model",
         )
     return form, layout.block_bytes // sizes[0]
+
+
+def sections_of(
+    group: KVCacheGroup, form: str, num_parts: int, backends: Collection[str], heads: RankHeads
+) -> tuple[Section, ...]:
+    """The tensors of a layer's page in one rank, for workers of other numbers of ranks.
+
+    CPU_ATTN has one head after the other, and packs the tokens of a block in each as its
+    instruction set wants them: heads can be taken apart, tokens cannot. What other kernels do was
+    not looked at, and which part of a state is which head's is the model's business: such pages
+    are read as a whole, by as many ranks.
+
+    Args:
+        group: of the rank's layout.
+        form: see `choose_form`.
+        num_parts: of a block.
+        backends: of the group's layers; of states none.
+        heads: how ranks share those of the model.
+    """
+    if num_parts > 1:
+        return ()
+    spec = group.spec
+    if keeps_states(spec):
+        return whole_page(group, heads.num_ranks)
+    here = getattr(spec, "num_kv_heads", 0)
+    total = here * heads.num_ranks
+    # One head in each of several ranks may be the same one.
+    known = here > 1 or heads.num_ranks == 1 or total == heads.num_kv_heads
+    if set(backends) != {"CPU_ATTN"} or not form.endswith("HNC") or not here or not known:
+        return ()
+    head_bytes = spec.page_bytes // here
+    return (Section("heads", 0, total, here, head_bytes, 0, head_bytes),)
 
 
 def kv_cache_config(

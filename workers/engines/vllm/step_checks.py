@@ -8,7 +8,7 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.kinds.kind import Spec
 from disagg.messages.identity import RequestKey
 from disagg.scheduling.block_tables import BlockTables
-from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step
+from disagg.scheduling.step import SequenceSlice, Step
 
 
 class Holds(Protocol):
@@ -77,8 +77,9 @@ class StepChecks:
         tokens = part.known_token_ids if part.is_new else part.token_ids
         if part.is_new and not end <= len(tokens) <= self._max_model_tokens:
             return f"{len(tokens)} tokens are known of a sequence up to {end}"
-        unknown = len(part.token_ids) == 1 and part.token_ids[0] == PLACEHOLDER
-        if (part.is_new or not unknown) and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+        if (part.is_new or not part.is_placeholder) and not 0 <= min(tokens) <= max(
+            tokens
+        ) < self._vocab_size:
             return f"token id out of 0..{self._vocab_size - 1}"
         bias = part.sampling.logit_bias if part.sampling else ()
         if bias and not 0 <= bias[0][0] <= bias[-1][0] < self._vocab_size:

@@ -1,21 +1,23 @@
 """The engine over vLLM's model runner: our layout, our block tables, our sampler."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from disagg.kv.kinds.kind import keeps_states
-from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.shapes.whole_states import plan_whole_states
+from disagg.messages.forms import GroupForm, Section
 from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.engine_steps import EngineSteps
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine_plan import DTYPE_BYTES, PoolPlan, plan_machine, plan_pool
 from disagg.workers.engines.checkpoint_files import model_fingerprint, read_weights
-from disagg.workers.engines.protocol import EngineFailedError
+from disagg.workers.engines.forms import group_forms
+from disagg.workers.engines.protocol import Drafts, EngineFailedError
 from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
@@ -26,6 +28,7 @@ from disagg.workers.options import WorkerOptions
 if TYPE_CHECKING:  # at run time vLLM is imported when the engine starts
     from vllm.v1.core.sched.output import SchedulerOutput
 
+    from disagg.workers.engines.vllm.kv_layout import RankHeads
     from disagg.workers.engines.vllm.runner import Runner
 
 
@@ -33,8 +36,10 @@ class VllmEngine:
     """See `Engine`. The runner holds the sequences that run and nothing of those that do not.
 
     What breaks the runner's batch is checked before the call; an exception inside it, or while it
-    is described, ends the process.
+    is described, ends the process. It computes no drafts, and vLLM's proposers are not started.
     """
+
+    drafts = Drafts()
 
     def __init__(self, options: WorkerOptions, why: str = "") -> None:
         """Load the model and allocate the pool.
@@ -62,7 +67,7 @@ class VllmEngine:
         # vLLM can be imported from here on.
         from disagg.workers.engines.vllm.devices import refuse_on_cpu
         from disagg.workers.engines.vllm.executors import rank_host
-        from disagg.workers.engines.vllm.kv_layout import spec_of
+        from disagg.workers.engines.vllm.kv_layout import RankHeads, spec_of
         from disagg.workers.engines.vllm.rank import Ranks
         from disagg.workers.engines.vllm.runner_batch import RunnerBatch
 
@@ -85,10 +90,12 @@ class VllmEngine:
             whole_states=True,
             memory=ranks.memory(),
         )
-        parts = self._allocate(executor, specs, pool)
+        form, parts = self._allocate(executor, specs, pool)
         executor.collective_rpc("compile_or_warm_up_model")  # with vLLM's own sampler
         page_format = ranks.attach(list(specs), pool.num_blocks, pool.block_bytes, parts)
         self.page_format = f"vllm {start.RELEASE} {page_format}"
+        num_kv_heads = config.model_config.get_total_num_kv_heads()
+        self.forms = self._forms(list(specs), form, parts, RankHeads(ranks.num_ranks, num_kv_heads))
         self.region = ranks.region
         because = f" ({why})" if why else ""
         self.summary = f"vllm {version}{because}: {machine.summary}, {pool.summary}"
@@ -160,8 +167,20 @@ class VllmEngine:
         """Of an engine of one rank, see `Runner`."""
         return self._ranks.runner.pool
 
-    def _allocate(self, executor: Any, specs: Mapping[str, Any], plan: PoolPlan) -> int:
-        """Returns in how many parts a block lies."""
+    def _forms(
+        self, layers: Sequence[str], form: str, num_parts: int, heads: "RankHeads"
+    ) -> tuple[GroupForm, ...]:
+        from disagg.workers.engines.vllm.kv_layout import sections_of
+
+        def sections(group: KVCacheGroup) -> tuple[Section, ...]:
+            paged = () if keeps_states(group.spec) else [layers[n] for n in group.layers]
+            backends = self._ranks.backends(paged)
+            return sections_of(group, form, num_parts, backends, heads)
+
+        return group_forms(self.layout, sections)
+
+    def _allocate(self, executor: Any, specs: Mapping[str, Any], plan: PoolPlan) -> tuple[str, int]:
+        """Returns how the pool lies: its form, and in how many parts a block lies."""
         from disagg.workers.engines.vllm.kv_layout import choose_form, kv_cache_config
 
         names = list(specs)
@@ -176,7 +195,7 @@ class VllmEngine:
         cache = executor.vllm_config.cache_config
         cache.kv_cache_layout, cache.num_gpu_blocks = form, plan.num_blocks
         executor.initialize_from_config([config] * self._ranks.num_ranks)
-        return parts
+        return form, parts
 
 
 def build_vllm(options: WorkerOptions, why: str = "") -> VllmEngine:

@@ -3,6 +3,7 @@
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.blocks.retention import Retention
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
@@ -23,7 +24,11 @@ def coordinator(retention: Retention, *specs: Spec) -> KVCacheCoordinator:
     groups = tuple(KVCacheGroup(i, spec, (i,)) for i, spec in enumerate(specs))
     layout = KVCacheLayout(groups, 512, 16)
     return KVCacheCoordinator(
-        layout, 400, max_model_tokens=4096, max_step_tokens=64, retention=retention
+        layout,
+        400,
+        max_model_tokens=4096,
+        max_step_tokens=64,
+        policy=CachePolicy(retention=retention),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from disagg.kv.blocks.block_pool import NULL_BLOCK
+from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.full_attention import FullAttentionSpec
@@ -31,7 +32,7 @@ def coordinator(
         num_blocks,
         max_model_tokens=1_000,
         max_step_tokens=64,
-        deduplicate=deduplicate,
+        policy=CachePolicy(deduplicate=deduplicate),
     )
 
 

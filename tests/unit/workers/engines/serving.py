@@ -18,7 +18,9 @@ from disagg.workers.engines.protocol import Engine
 GREEDY = SamplingParams(max_tokens=10)
 
 
-def core_over(engine: Engine, max_step_tokens: int, steps_max: int = 1) -> WorkerCore:
+def core_over(
+    engine: Engine, max_step_tokens: int, steps_max: int = 1, num_drafts: int = 0
+) -> WorkerCore:
     limits = WorkerLimits(
         max_model_tokens=400,
         max_step_tokens=max_step_tokens,
@@ -42,6 +44,7 @@ def core_over(engine: Engine, max_step_tokens: int, steps_max: int = 1) -> Worke
         max_model_tokens=limits.max_model_tokens,
         max_step_tokens=steps_max * max_step_tokens,
         steps_max=steps_max,
+        num_lookahead_tokens=num_drafts,
     )
     hasher = BlockHasher(b"key", engine.layout.hash_block_tokens)
     return WorkerCore(Incarnation("w", "e"), engine.layout, kv, hasher, limits, lambda _: 1)

@@ -123,6 +123,22 @@ def test_what_native_lacks_is_vllms(changed: dict[str, object], said: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"engine": "vllm"}, "worker.engine names it"),
+        ({"tensor_parallel": 2}, "worker.tensor_parallel=2 asks for it"),
+        ({"kv_dtype": "fp8"}, "worker.kv_dtype=fp8 asks for it"),
+    ],
+)
+def test_drafts_are_natives(changed: dict[str, object], why: str) -> None:
+    drafts = replace(OPTIONS, num_speculative_tokens=4)
+    assert choose(drafts).name == choose(replace(drafts, engine="native")).name == "native"
+    with pytest.raises(ConfigError, match=f"the vllm engine computes no drafts, and {why}") as one:
+        choose(replace(drafts, **changed))  # type: ignore[arg-type]
+    assert one.value.param == "scheduling.num_speculative_tokens"
+
+
+@pytest.mark.parametrize(
     ("version", "said"),
     [
         ("", "make install-vllm"),

@@ -141,7 +141,7 @@ def forward_all(engine: NativeEngine, slices: Sequence[SequenceSlice]) -> list[t
     """Logits of every token of every slice, not of the sampled ones only."""
     batch = engine.lay_out(Step(0, tuple(slices)))
     rows = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
-    logits = engine.forward(replace(batch, last_rows=rows)).float().cpu()
+    logits = engine.forward(replace(batch, sampled_rows=rows)).float().cpu()
     return list(torch.split(logits, [len(part.token_ids) for part in slices]))
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.chunking import Chunking
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import STEPS_MAX
@@ -101,7 +101,7 @@ def test_a_common_prefix_is_found_with_the_default_settings(
 ) -> None:
     """Control: not where the chunks of models with states end anywhere."""
     if not ends_chosen:
-        monkeypatch.setattr(KVCacheCoordinator, "chunk_end", lambda *_: None)
+        monkeypatch.setattr(Chunking, "chunk_end", lambda *_: None)
     directory = make_checkpoint(tmp_path, family)
     engine = NativeEngine(directory, num_blocks=2000)
     core = core_over(engine, DEFAULTS.max_step_tokens, STEPS_MAX)

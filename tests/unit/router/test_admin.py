@@ -1,0 +1,99 @@
+"""What operators may change: closed by default, answered truthfully."""
+
+import asyncio
+
+from disagg.messages.session import RESIDENCY_BOUNDS_MS, PrefixCacheReset, ResidencyHistogram
+from disagg.router.metrics import Metrics
+from disagg.testing.scripted_worker import READY
+
+PATH = "/reset_prefix_cache"
+
+
+async def test_it_is_closed_unless_the_setting_opens_it(house):
+    response = await house.http.post(PATH)
+    assert response.status_code == 403
+    assert "router.admin_endpoints" in response.json()["error"]["message"]
+    assert house.workers[0].resets == []
+    assert (await house.http.get(PATH)).status_code == 405
+
+
+async def test_every_worker_forgets_and_the_answer_says_what(open_house):
+    house = await open_house(admin_endpoints=True)
+    workers = [await house.add(f"w{i}") for i in (1, 2)]
+    workers[1].reset_answer = PrefixCacheReset(0, 5, (("lease", 2), ("sequence", 9)))
+    response = await house.http.post(PATH)
+    assert response.status_code == 200
+    body = response.json()
+    assert (body["success"], body["num_forgotten"]) == (True, 8)
+    told = {one["worker"]["worker_id"]: one for one in body["workers"]}
+    assert told["w1"]["in_use"] == {}
+    assert told["w2"]["in_use"] == {"lease": 2, "sequence": 9}
+    assert [worker.resets for worker in workers] == [[1], [1]]
+    assert "error" not in body
+    metrics = (await house.http.get("/metrics")).text
+    assert 'disagg_routing_cache_resets_total{outcome="complete"} 1.0' in metrics
+
+
+async def test_a_worker_that_refuses_or_is_lost_makes_it_a_503_that_names_it(open_house):
+    house = await open_house(admin_endpoints=True)
+    refuses, silent = [await house.add(f"w{i}") for i in (1, 2)]
+    refuses.reset_answer = PrefixCacheReset(0, 0, refused="there is none")
+    silent.reset_answer = None
+    asked = asyncio.create_task(house.http.post(PATH))
+    await silent.until(lambda: silent.resets, "the reset")
+    assert (await house.http.post(PATH)).status_code == 429  # one at a time
+    await silent.stop()
+    response = await asked
+    assert response.status_code == 503
+    body = response.json()
+    assert not body["success"]
+    assert "w1 there is none; w2 was lost" in body["error"]["message"]
+    assert [one["error"] is None for one in body["workers"]] == [False, False]
+
+
+async def test_parameters_and_an_empty_fleet_are_refused(open_house):
+    house = await open_house(admin_endpoints=True)
+    response = await house.http.post(PATH)
+    assert response.status_code == 503
+    assert "nothing was reset" in response.json()["error"]["message"]
+    await house.add()
+    response = await house.http.post(f"{PATH}?reset_external=true")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "query"
+
+
+async def test_a_router_that_stops_answers_who_waits(open_house):
+    house = await open_house(admin_endpoints=True)
+    worker = await house.add()
+    worker.reset_answer = None
+    asked = asyncio.create_task(house.http.post(PATH))
+    await worker.until(lambda: worker.resets, "the reset")
+    await house.app.stop()
+    assert (await asked).status_code == 503
+
+
+async def test_times_in_the_cache_are_histograms_until_the_worker_leaves(open_house):
+    counts = [0] * (len(RESIDENCY_BOUNDS_MS) + 1)
+    counts[0], counts[-1] = 2, 1
+    house = await open_house()
+    seen = ResidencyHistogram("idle", tuple(counts), 7_000)
+    stats = type(READY)(*(0,) * 9, ready=True, residency=(seen,))
+    worker = await house.add("w1", stats=stats)
+    metrics = (await house.http.get("/metrics")).text
+    line = "disagg_cache_block_idle_seconds"
+    assert f'{line}_bucket{{le="0.01",worker="w1"}} 2.0' in metrics
+    assert f'{line}_bucket{{le="+Inf",worker="w1"}} 3.0' in metrics
+    assert f'{line}_sum{{worker="w1"}} 7.0' in metrics
+    shown = (await house.http.get("/v1/disagg/workers")).json()["workers"][0]
+    assert "residency" not in shown["stats"]
+    await worker.stop()
+    await house.until(lambda: not house.app.dispatcher.core.fleet, "the loss")
+    assert line not in (await house.http.get("/metrics")).text
+
+
+def test_a_histogram_of_an_unknown_name_is_left_out():
+    metrics = Metrics()
+    stats = type(READY)(*(0,) * 9, ready=True, residency=(ResidencyHistogram("mood", (), 0),))
+    worker = type("W", (), {"worker_id": "w"})()
+    metrics.worker_stats(worker, stats)
+    assert b"mood" not in metrics.text()

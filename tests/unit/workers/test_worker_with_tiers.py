@@ -1,0 +1,160 @@
+"""A whole worker with real tiers: bytes go out of its pool, and come back into it."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from disagg.errors import ConfigError
+from disagg.testing.simulation.symbolic_engine import expected_tokens
+from disagg.workers.options import WorkerOptions
+from disagg.workers.worker import Worker
+from tests.unit.workers.engines.digest_engine import DigestEngine
+from tests.unit.workers.lone_worker import NoTransport, ask
+from tests.unit.workers.tiers.stored_blocks import files_in
+
+NUM_BLOCKS = 40
+NUM_TOKENS = 3
+FIRST, SECOND = (tuple((7 * i + n) % 997 for i in range(75)) for n in (1, 2))
+
+
+def worker_with(*tiers: str, num_ranks: int = 1) -> Worker:
+    options = WorkerOptions(
+        worker_id="w",
+        role="both",
+        model_dir="",
+        model_name="digest",
+        router_addresses=(),
+        max_step_tokens=16,
+    )
+    return Worker(
+        replace(options, tiers=tiers),
+        engine_factory=lambda _: DigestEngine(NUM_BLOCKS, num_heads=num_ranks, num_ranks=num_ranks),
+        transport_factory=lambda *_: cast(Any, NoTransport()),
+    )
+
+
+async def serve(
+    worker: Worker, prompts: Sequence[Sequence[int]], num_tokens: int = NUM_TOKENS
+) -> list[tuple[list[int], int]]:
+    """Ask one after the other; of each the answer, and how many tokens were found."""
+    # Until all is written: or the next prompt evicts what waits for it.
+    answers = await ask(worker, prompts, num_tokens, settle=until_written)
+    return [(answer.token_ids, answer.found_tokens) for answer in answers]
+
+
+async def until_written(worker: Worker) -> None:
+    """Wait until tiers copy nothing out any more: only they hold blocks now."""
+    control, loop = worker.control, worker._loop
+    assert control is not None
+    assert loop is not None
+    kv = control.core.kv
+
+    async def all_free() -> bool:
+        return kv.num_free_blocks == kv.num_usable_blocks
+
+    while not await asyncio.wrap_future(  # noqa: ASYNC110
+        asyncio.run_coroutine_threadsafe(all_free(), loop)
+    ):
+        await asyncio.sleep(0.01)  # a state of another thread; the caller bounds it
+
+
+def play(worker: Worker, *prompts: tuple[int, ...]) -> list[int]:
+    """How many tokens of each prompt were found; the answers are right."""
+    worker.start()
+    try:
+        answers = asyncio.run(serve(worker, list(prompts)))
+    finally:
+        assert worker.stop()
+    assert worker.failed == ""
+    layout = DigestEngine(2).layout
+    expected = [expected_tokens(layout, prompt, NUM_TOKENS) for prompt in prompts]
+    assert [tokens for tokens, _ in answers] == expected
+    return [found for _, found in answers]
+
+
+def test_without_a_tier_what_was_evicted_is_computed_again() -> None:
+    assert play(worker_with(), FIRST, SECOND, FIRST) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("write", ["publish", "eviction"])
+def test_what_was_evicted_comes_back_from_a_tier(write: str, num_ranks: int) -> None:
+    worker = worker_with(f"host?size=1MiB&write={write}", num_ranks=num_ranks)
+    *before, found = play(worker, FIRST, SECOND, FIRST)
+    assert before == [0, 0]
+    # With "eviction" the next prompt's steps may be faster than what is written ahead of them.
+    assert found == 72 if write == "publish" else 0 < found <= 72
+    assert worker.control is not None
+    counters = worker.control.core.counters.counts
+    assert counters["tier_loads"] == 1
+    assert counters["tier_blocks_read_host"] > 0
+    assert not counters["tier_blocks_missed_host"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_another_life_of_a_worker_finds_its_store_again(tmp_path: Path, num_ranks: int) -> None:
+    place = f"disk:{tmp_path}/kv?size=1MiB"
+    assert play(worker_with(place, num_ranks=num_ranks), FIRST) == [0]
+    assert play(worker_with("host?size=1MiB", place, num_ranks=num_ranks), FIRST) == [72]
+
+
+def test_other_numbers_of_ranks_share_a_directory_and_no_block(tmp_path: Path) -> None:
+    """Nor do two ranks: each finds what it wrote itself."""
+    place = f"disk:{tmp_path}/kv?size=1MiB"
+    assert play(worker_with(place, num_ranks=2), FIRST) == [0]
+    assert play(worker_with(place), FIRST) == [0]
+    assert play(worker_with(place, num_ranks=3), FIRST) == [0]
+    assert play(worker_with(place, num_ranks=2), FIRST) == [72]
+    parts = [tmp_path / "kv" / f"rank-{rank}-of-2" for rank in range(2)]
+    parts[0].rename(tmp_path / "aside")
+    parts[1].rename(parts[0])
+    (tmp_path / "aside").rename(parts[1])
+    assert play(worker_with(place, num_ranks=2), FIRST) == [0]
+
+
+def test_what_one_rank_lacks_is_not_known(tmp_path: Path) -> None:
+    place = f"disk:{tmp_path}/kv?size=1MiB"
+    assert play(worker_with(place, num_ranks=2), FIRST) == [0]
+    for path in files_in(tmp_path / "kv" / "rank-1-of-2"):
+        path.unlink()
+    worker = worker_with(place, num_ranks=2)
+    assert play(worker, FIRST) == [0]
+    assert worker.control is not None
+    assert "tier_loads" not in worker.control.core.counters.counts
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "damaged"), [(1, "."), (2, "rank-0-of-2"), (2, "rank-1-of-2")]
+)
+def test_damaged_blocks_are_computed(tmp_path: Path, num_ranks: int, damaged: str) -> None:
+    place = f"disk:{tmp_path}/kv?size=1MiB"
+    assert play(worker_with(place, num_ranks=num_ranks), FIRST) == [0]
+    for path in files_in(tmp_path / "kv" / damaged):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    worker = worker_with(place, num_ranks=num_ranks)
+    assert play(worker, FIRST) == [0]
+    assert worker.control is not None
+    counters = worker.control.core.counters.counts
+    assert counters["tier_blocks_missed_disk"] > 0
+    assert counters["tier_loads_failed"] > 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_directory_that_others_may_write_to_ends_the_start(
+    tmp_path: Path, num_ranks: int
+) -> None:
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv").chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write to it"):
+        worker_with(f"disk:{tmp_path}/kv?size=1MiB", num_ranks=num_ranks).start()
+
+
+def test_what_is_no_tier_ends_the_start() -> None:
+    with pytest.raises(ConfigError, match="tape"):
+        worker_with("tape?size=1MiB").start()
