@@ -19,11 +19,11 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm demo test test-slow test-gpu test-vllm lint types proto proto-check clean
+.PHONY: help install install-vllm demo test test-quick test-process test-slow test-gpu test-vllm lint types proto proto-check clean
 
 help:
 	@echo "make demo        serve real requests through prefill and decode workers, show what moved"
-	@echo "make test        all tests that are not slow, gpu, vllm or peer"
+	@echo "make test        all tests that are not slow, gpu, vllm or peer: test-quick, test-process"
 	@echo "make test-slow   the slow ones"
 	@echo "make test-gpu    the ones that need a CUDA device, of both engines; installs vLLM"
 	@echo "make install-vllm an environment with vLLM (.venv-vllm; 3 GB, some minutes)"
@@ -71,9 +71,13 @@ demo: $(STAMP)
 	@$(BIN)/python -m demo
 
 # Two at a time, but one by one where tests start processes of their own.
-test: $(STAMP)
+test: test-quick test-process
+
+test-quick: $(STAMP)
 	$(BIN)/python -m pytest -m "$(QUICK)" --hypothesis-profile ci \
 	  -n 2 --dist loadfile tests/house tests/unit
+
+test-process: $(STAMP)
 	$(BIN)/python -m pytest -m "$(QUICK)" --hypothesis-profile ci \
 	  --ignore tests/house --ignore tests/unit
 
