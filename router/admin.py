@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from disagg.errors import RemoteFault, RequestError
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import Exchange
-from disagg.router.openai_format import error_body
+from disagg.router.openai.errors import error_body
 from disagg.routing.actions import CacheResetEnded
 
 

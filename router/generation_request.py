@@ -16,14 +16,16 @@ LOGIT_BIAS_MAX = 100.0
 LOGIT_BIAS_TOKENS_MAX = 1024
 CACHE_SALT_CHARS_MAX = 256
 
+Prompt = str | tuple[int, ...] | tuple[dict[str, str], ...]
+"""Text, token ids, or chat messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One generation as its client requests it, over HTTP or gRPC. None means the default."""
 
     model: str
-    prompt: str | tuple[int, ...] | tuple[dict[str, str], ...] = field(repr=False)
-    """Text, token ids, or chat messages."""
+    prompt: Prompt = field(repr=False)
     prompt_field: str
     """What errors about the prompt name: ``prompt``, ``messages`` or ``token_ids``."""
     max_tokens: int | None

@@ -11,7 +11,7 @@ from disagg.errors import DisaggError, RemoteFault, RequestError
 from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest, check_cache_salt
 from disagg.router.metrics import Metrics
-from disagg.router.openai_schema import COMPLETION_MAX_TOKENS
+from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, usable_as_request_id
 from disagg.router.text_stream import pieces

@@ -15,17 +15,14 @@ from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import BodyBudget, Exchange, Receive, Scope, Send
 from disagg.router.metrics import Metrics
-from disagg.router.openai_format import (
-    DONE,
-    Answer,
-    ChatFormat,
-    CompletionFormat,
-    Format,
-    error_body,
-    sse,
-    usage_body,
-)
-from disagg.router.openai_schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from disagg.router.openai.answer import Answer, Format
+from disagg.router.openai.chat_format import ChatFormat
+from disagg.router.openai.chat_request import ChatRequest, parse_chat
+from disagg.router.openai.completion_format import CompletionFormat
+from disagg.router.openai.completion_request import CompletionRequest, parse_completion
+from disagg.router.openai.errors import error_body
+from disagg.router.openai.sse import DONE, sse
+from disagg.router.openai.usage import usage_body
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, clip, usable_as_request_id
 from disagg.router.text_stream import Piece, pieces

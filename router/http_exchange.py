@@ -10,7 +10,8 @@ from disagg.errors import (
     DisaggError,
     RequestError,
 )
-from disagg.router.openai_format import error_body, to_json
+from disagg.router.openai.errors import error_body
+from disagg.router.openai.sse import to_json
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

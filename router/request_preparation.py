@@ -17,7 +17,7 @@ from disagg.errors import (
 )
 from disagg.messages.sampling import SamplingParams
 from disagg.router.dispatch import Dispatcher
-from disagg.router.generation_request import GenerationRequest
+from disagg.router.generation_request import GenerationRequest, Prompt
 from disagg.router.options import RouterOptions
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import NewRequest
@@ -119,7 +119,7 @@ class Preparation:
 
     async def tokens(
         self,
-        prompt: str | tuple[int, ...] | tuple[dict[str, str], ...],
+        prompt: Prompt,
         field: str,
         limit: int,
         salt: bytes,
@@ -158,7 +158,7 @@ class Preparation:
             self._preparing -= 1
 
     def _tokens(
-        self, prompt: str | tuple[int, ...] | tuple[dict[str, str], ...], field: str, salt: bytes
+        self, prompt: Prompt, field: str, salt: bytes
     ) -> tuple[tuple[int, ...], list[bytes]]:
         token_ids: tuple[int, ...]
         if isinstance(prompt, str):
@@ -207,7 +207,7 @@ class Preparation:
         )
 
 
-def _size(prompt: str | tuple[int, ...] | tuple[dict[str, str], ...]) -> int:
+def _size(prompt: Prompt) -> int:
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return len(prompt)
     return sum(len(part["content"]) for part in prompt if isinstance(part, dict))

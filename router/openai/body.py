@@ -1,0 +1,111 @@
+"""A request body as JSON: every field is checked, ignored by name, or refused by name."""
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+
+from disagg.errors import RequestError
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Accepted and without effect: they do not change what is generated."""
+
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Known fields that would change the answer: only null and these neutral values pass."""
+
+
+class Strict(BaseModel):
+    """An object of a body: no unknown fields, no value of another type than the field's."""
+
+    # What users write stays out of every repr and of pydantic's errors: both may reach a log.
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
+
+
+_Body = TypeVar("_Body", bound=Strict)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body, without the fields that are ignored.
+
+    Raises:
+        RequestError: not a JSON object, or a field that is not supported, by name.
+    """
+    try:
+        data = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise RequestError("the body must be a JSON object")
+    for name in IGNORED:
+        data.pop(name, None)
+    for name in UNSUPPORTED.keys() & data.keys():
+        value = data.pop(name)
+        if value is not None and not any(_same(value, ok) for ok in UNSUPPORTED[name]):
+            raise RequestError(f"this value of {name} is not supported", param=name)
+    return data
+
+
+def validate(kind: type[_Body], data: dict[str, Any]) -> _Body:
+    """The fields of a body as its model.
+
+    Raises:
+        RequestError: the first field that is wrong or unknown, by name.
+    """
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise _request_error(error) from error
+
+
+def _same(value: object, neutral: object) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _request_error(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ""
+    for part in first["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        message = "unknown field"
+    elif kind == "missing":
+        message = "is required"
+    elif kind == "value_error":
+        message = str(first["ctx"]["error"])
+    else:
+        message = first["msg"]
+    return RequestError(message, param=param)

@@ -1,0 +1,99 @@
+"""The fields that bodies of completions and of chat completions share."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from disagg.errors import RequestError
+from disagg.router.generation_request import (
+    CACHE_SALT_CHARS_MAX,
+    PENALTY_MAX,
+    REPETITION_PENALTY_MAX,
+    REPETITION_PENALTY_MIN,
+    TEMPERATURE_MAX,
+    GenerationRequest,
+    Prompt,
+)
+from disagg.router.openai.body import Strict
+from disagg.router.openai.logit_bias import LogitBias
+from disagg.router.openai.response_format import ResponseFormat
+from disagg.router.openai.stream_options import StreamOptions
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("must be a string or a list of strings")
+
+
+Penalty = Annotated[float, Field(ge=-PENALTY_MAX, le=PENALTY_MAX)]
+
+
+class GenerationFields(Strict):
+    """What both kinds of body say about how to generate and how to show it."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=TEMPERATURE_MAX)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: (
+        Annotated[float, Field(ge=REPETITION_PENALTY_MIN, le=REPETITION_PENALTY_MAX)] | None
+    ) = None
+    logit_bias: LogitBias = Field(default=(), repr=False)
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = Field(default=(), repr=False)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Field(max_length=CACHE_SALT_CHARS_MAX)] | None = Field(
+        default=None, repr=False
+    )
+    response_format: ResponseFormat | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check_together(self) -> None:
+        """Check fields that are right each for itself.
+
+        Raises:
+            RequestError: the field that does not go with another, by name.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("is only allowed with stream: true", param="stream_options")
+
+    def generation_request_of(self, prompt: Prompt, prompt_field: str) -> GenerationRequest:
+        """These fields as a `GenerationRequest`, the form that both front ends share.
+
+        Raises:
+            RequestError: the response format has no schema, or one that would not count.
+        """
+        return GenerationRequest(
+            model=self.model,
+            prompt=prompt,
+            prompt_field=prompt_field,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            stop=self.stop,
+            ignore_eos=bool(self.ignore_eos),
+            cache_salt=self.cache_salt or "",
+            grammar=self.response_format.grammar() if self.response_format else "",
+        )

@@ -1,0 +1,38 @@
+"""The ``response_format`` of a request."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from disagg.errors import RequestError
+from disagg.grammar.json_grammars import ANY_OBJECT, json_grammar
+from disagg.router.openai.body import Strict
+
+
+class JsonSchema(Strict):
+    """The ``json_schema`` of a response format; a schema is followed with or without ``strict``."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = Field(default=None, repr=False)
+    schema_: dict[str, Any] = Field(alias="schema", repr=False)
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What an answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def grammar(self) -> str:
+        """See ``SamplingParams.grammar``.
+
+        Raises:
+            RequestError: a schema is lacking, or there is one that would not count.
+        """
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            what = "goes" if self.json_schema else "is required"
+            raise RequestError(f"{what} with type json_schema", param="response_format.json_schema")
+        if self.json_schema is not None:
+            return json_grammar(self.json_schema.schema_)
+        return json_grammar(ANY_OBJECT) if self.type == "json_object" else ""
