@@ -6,6 +6,7 @@ could not be started.
 
 import argparse
 import logging
+import secrets
 import time
 from pathlib import Path
 
@@ -43,8 +44,8 @@ def demo_settings(checkpoint: Path) -> Settings:
                 "block_tokens": BLOCK_TOKENS,
             },
             "scheduling": {"max_step_tokens": 128, "max_sequences": 16},
-            "router": {"http_port": 0, "grpc_port": 0},
-            "cluster": {"num_prefill": 1, "num_decode": 1},
+            "router": {"http_port": 0, "admin_port": 0, "grpc_port": 0},
+            "cluster": {"num_prefill": 1, "num_decode": 1, "hash_key": secrets.token_hex(32)},
         }
     )
 
@@ -71,7 +72,7 @@ def run(console: Console, checkpoint: Path, seed: int) -> bool:
         client = OpenAI(
             base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
         )
-        with client, httpx.Client(base_url=cluster.url, timeout=TIMEOUT_S) as http:
+        with client, httpx.Client(base_url=cluster.admin_url, timeout=TIMEOUT_S) as http:
             for prompt in demo_prompts(seed):
                 answer, expected = ask(client, http, MODEL_NAME, prompt), single.answer(prompt)
                 num_right += answer.text.strip() == prompt.expected

@@ -72,7 +72,7 @@ def _asker(
         OpenAI(
             base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
         ) as client,
-        httpx.Client(base_url=cluster.url, timeout=TIMEOUT_S) as http,
+        httpx.Client(base_url=cluster.admin_url, timeout=TIMEOUT_S) as http,
     ):
 
         def asked(prompt: DemoPrompt, occasion: str, *, is_loaded: bool) -> bool:

@@ -1,46 +1,100 @@
-"""What changes the state of workers and is no request; see `router.admin_endpoints`."""
+"""What operators see and change, on a port of its own; and a tenant its own records."""
 
+import dataclasses
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any
+from urllib.parse import parse_qs
 
 from disagg.errors import RemoteFault, RequestError
+from disagg.router.callers import ADMIN, Caller
 from disagg.router.dispatch import Dispatcher
-from disagg.router.http_exchange import Exchange
+from disagg.router.http_exchange import Exchange, Receive, Scope, Send
+from disagg.router.http_site import Page, RouteError, Site
+from disagg.router.keys import KeyRing
+from disagg.router.metrics import Metrics
 from disagg.router.openai.errors import error_body
+from disagg.router.options import RouterOptions
+from disagg.router.request_preparation import clip
+from disagg.router.status_pages import OBSERVERS, StatusPages
 from disagg.routing.actions import CacheResetEnded
+from disagg.routing.fleet import WorkerView
+from disagg.routing.record import RequestRecord
+
+RECORDS = "/v1/disagg/requests/"
+ID_PREFIXES = ("", "cmpl-", "chatcmpl-")
+"""Of the ids in answers, before the request's own."""
 
 
-class ForbiddenError(RequestError):
-    """The operator has not opened this path."""
+class AdminApp:
+    """Metrics, workers, records of requests, the reset of prefix caches."""
 
-    http_status: ClassVar[int] = 403
-    code: ClassVar[str] = "forbidden"
-
-
-class AdminPages:
-    """Paths for operators; they ask nobody who he is.
-
-    Args:
-        dispatcher: what they act on.
-        enabled: they do anything at all.
-    """
-
-    def __init__(self, dispatcher: Dispatcher, enabled: bool) -> None:
+    def __init__(
+        self, options: RouterOptions, keys: KeyRing, dispatcher: Dispatcher, metrics: Metrics
+    ) -> None:
         self._dispatcher = dispatcher
-        self._enabled = enabled
+        self._metrics = metrics
+        self._site = Site(
+            options,
+            keys,
+            metrics,
+            {
+                ("GET", "/metrics"): Page(self._metrics_page, OBSERVERS),
+                ("GET", "/v1/disagg/workers"): Page(self._workers, OBSERVERS),
+                ("POST", "/reset_prefix_cache"): Page(self._reset, frozenset((ADMIN,))),
+                **StatusPages(options, dispatcher).pages,
+            },
+            {RECORDS: Page(self._record)},
+        )
 
-    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request (ASGI)."""
+        await self._site(scope, receive, send)
+
+    async def _metrics_page(self, exchange: Exchange) -> None:
+        content_type = b"text/plain; version=0.0.4; charset=utf-8"
+        await exchange.answer(HTTPStatus.OK, self._metrics.text(), content_type)
+
+    async def _workers(self, exchange: Exchange) -> None:
+        now_ms = self._dispatcher.now_ms()
+        views = [worker_body(view, now_ms) for view in self._dispatcher.core.fleet]
+        await exchange.json({"workers": views})
+
+    async def _record(self, exchange: Exchange) -> None:
+        """GET /v1/disagg/requests/{id}: of the caller's tenant; of ?tenant=NAME for an admin.
+
+        What another tenant has is looked for among the caller's own, where it is as unknown as
+        what was never anywhere.
+        """
+        request_id = exchange.path.removeprefix(RECORDS)
+        owner = record_owner(exchange)
+        for prefix in ID_PREFIXES:
+            record = self._dispatcher.core.record(owner.own_id(request_id.removeprefix(prefix)))
+            if record is not None:
+                await exchange.json(record_body(record, owner))
+                return
+        raise RouteError(f"no request {clip(request_id)!r} is known, or it was too long ago")
+
+    async def _reset(self, exchange: Exchange) -> None:
         """POST /reset_prefix_cache, as in vLLM: every worker forgets what it has cached.
 
         200 if all did; else 503, and what each worker made of it.
         """
-        if not self._enabled:
-            raise ForbiddenError(f"{exchange.path} needs the setting router.admin_endpoints")
         if exchange.query:
             raise RequestError("no parameters are known here", param="query")
         ended = await self._dispatcher.reset_prefix_caches()
         status = HTTPStatus.OK if ended.complete else HTTPStatus.SERVICE_UNAVAILABLE
         await exchange.json(reset_body(ended), status)
+
+
+def record_owner(exchange: Exchange) -> Caller:
+    """Whose records are asked for: the caller's own, or for an admin those of ``?tenant=NAME``."""
+    given = parse_qs(exchange.query.decode("latin-1"), keep_blank_values=True)
+    if set(given) - {"tenant"}:
+        raise RequestError("only tenant is known here", param="query")
+    caller = exchange.caller
+    if ADMIN not in caller.scopes:
+        return caller
+    return dataclasses.replace(caller, tenant=given.get("tenant", [caller.tenant])[-1])
 
 
 def reset_body(ended: CacheResetEnded) -> dict[str, Any]:
@@ -62,4 +116,31 @@ def reset_body(ended: CacheResetEnded) -> dict[str, Any]:
     if failed:
         told = "; ".join(f"{one.worker.worker_id} {one.error}" for one in failed)
         body |= error_body(RemoteFault(f"not every prefix cache was reset: {told}"))
+    return body
+
+
+def worker_body(view: WorkerView, now_ms: int) -> dict[str, Any]:
+    """A worker for ``/v1/disagg/workers``."""
+    body = dataclasses.asdict(view)
+    body["info"]["incarnation"] = view.info.incarnation._asdict()
+    body["heard_ms_ago"] = now_ms - body.pop("heard_ms")
+    if view.stats is not None:
+        body["stats"]["counters"] = dict(view.stats.counters)
+        del body["stats"]["residency"]  # on /metrics, where histograms belong
+    return body
+
+
+def record_body(record: RequestRecord, owner: Caller) -> dict[str, Any]:
+    """A request for ``/v1/disagg/requests/{id}``."""
+    body = dataclasses.asdict(record)
+    body["request_id"] = owner.shown_id(record.request_id)
+    for shown, generation in zip(body["generations"], record.generations, strict=True):
+        shown["prefill"] = generation.prefill._asdict()
+        shown["decode"] = generation.decode._asdict()
+        shown["local"] = generation.local
+        for name, transfer in (("transfer", generation.transfer), ("pull", generation.pull)):
+            if transfer is not None:
+                shown[name]["owner"] = transfer.owner._asdict()
+                del shown[name]["key"]
+    body["cached_tokens"] = record.cached_tokens
     return body

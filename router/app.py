@@ -1,6 +1,7 @@
 """The router process: its servers, its start and its end."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -8,12 +9,15 @@ import signal
 import grpc
 
 from disagg.errors import ConfigError
+from disagg.kv.hashing import check_secret
+from disagg.router.admin import AdminApp
 from disagg.router.dispatch import Dispatcher
 from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
 from disagg.router.http_server import HttpServer, bind
+from disagg.router.keys_file import KeysFile
 from disagg.router.metrics import Metrics
-from disagg.router.options import RouterOptions
+from disagg.router.options import RouterOptions, why_exposed
 from disagg.router.request_preparation import Preparation
 from disagg.router.tokenizer import Tokenizer
 from disagg.router.worker_session import MESSAGE_BYTES_MAX
@@ -36,6 +40,7 @@ class RouterApp:
 
     Attributes:
         http_port: bound after `start`.
+        admin_port: bound after `start`.
         grpc_port: bound after `start`.
     """
 
@@ -43,64 +48,101 @@ class RouterApp:
         """Load the tokenizer; needs no event loop.
 
         Raises:
-            ConfigError: the checkpoint directory has none.
+            ConfigError: the checkpoint directory has none; the API keys cannot be used; or there
+                are none, and the router would answer a network without having been told to.
         """
+        at_fault, why = why_exposed(
+            options.host,
+            options.admin_host,
+            has_keys=bool(options.api_keys_file or options.api_keys),
+            allow_unauthenticated=options.allow_unauthenticated,
+        )
+        if why:
+            raise ConfigError(why, param=f"router.{at_fault}")
+        check_secret(options.hash_key)
+        self._keys = KeysFile(options)
         self.http_port = options.http_port
+        self.admin_port = options.admin_port
         self.grpc_port = options.grpc_port
         self._options = options
+        self._stopping = False
+        self._watch: asyncio.Task[None] | None = None
         self._tokenizer = Tokenizer(options.model_dir)
 
     async def start(self) -> None:
-        """Bind both ports and serve.
+        """Bind all ports and serve.
 
         Raises:
             ConfigError: a port is taken or the host is not ours.
         """
-        options = self._options
-        http_socket = bind(options.host, options.http_port)
+        options, ring = self._options, self._keys.ring
+        with contextlib.ExitStack() as bound:
+            http_socket = bound.enter_context(bind("http_port", options.host, options.http_port))
+            admin_socket = bound.enter_context(
+                bind("admin_port", options.admin_host, options.admin_port)
+            )
+            self._grpc_server = grpc.aio.server(options=GRPC_OPTIONS)
+            address = f"{_bracketed(options.host)}:{options.grpc_port}"
+            try:
+                self.grpc_port = self._grpc_server.add_insecure_port(address)
+            except RuntimeError as error:
+                fault = f"cannot listen on {address}: {error}"
+                raise ConfigError(fault, param="grpc_port") from error
+            bound.pop_all()
         self.http_port = http_socket.getsockname()[1]
+        self.admin_port = admin_socket.getsockname()[1]
         self._metrics = Metrics()
-        self._grpc_server = grpc.aio.server(options=GRPC_OPTIONS)
-        address = f"{_bracketed(options.host)}:{options.grpc_port}"
-        try:
-            self.grpc_port = self._grpc_server.add_insecure_port(address)
-        except RuntimeError as error:
-            http_socket.close()
-            raise ConfigError(f"cannot listen on {address}: {error}", param="grpc_port") from error
         self.dispatcher = Dispatcher(options, self._metrics)
         self._preparation = Preparation(options, self._tokenizer, self.dispatcher)
-        parts = (options, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
+        parts = (options, ring, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
         add_RouterServicer_to_server(GrpcService(*parts), self._grpc_server)
+        admin = AdminApp(options, ring, self.dispatcher, self._metrics)
         self._http_server = HttpServer(HttpApp(*parts), options)
-        self._http_task = asyncio.create_task(self._http_server.serve([http_socket]))
-        self._http_task.add_done_callback(self._http_ended)
+        self._admin_server = HttpServer(admin, options)
+        self._tasks = [
+            asyncio.create_task(self._http_server.serve([http_socket]), name="http"),
+            asyncio.create_task(self._admin_server.serve([admin_socket]), name="admin"),
+        ]
+        if options.api_keys_file:
+            self._watch = asyncio.create_task(self._keys.watch(), name="keys")
+            self._tasks.append(self._watch)
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
         await self._grpc_server.start()
         await self._http_server.is_up.wait()
+        await self._admin_server.is_up.wait()
         logger.info(
-            "router serves %s on http://%s:%d, workers register at %s:%d",
+            "router serves %s on http://%s:%d, operators on http://%s:%d, workers register at "
+            "%s:%d; %s",
             options.model_name,
             _bracketed(options.host),
             self.http_port,
+            _bracketed(options.admin_host),
+            self.admin_port,
             _bracketed(options.host),
             self.grpc_port,
+            "anybody may call" if ring.is_open else "callers need API keys",
         )
 
-    def _http_ended(self, task: asyncio.Task[None]) -> None:
-        if self._http_server.should_exit or task.cancelled():
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if self._stopping or task.cancelled():
             return
-        # Without HTTP the process would look alive and serve nobody.
-        logger.error("the HTTP server ended", exc_info=task.exception())
-        self._metrics.task_failed("http")
+        # The process would look alive and serve nobody, or still serve whose key was revoked.
+        logger.error("the task %s ended", task.get_name(), exc_info=task.exception())
+        self._metrics.task_failed(task.get_name())
         self.dispatcher.broken.set()
 
     async def stop(self) -> None:
         """Accept nothing more, cancel what lives here and at the workers, close; idempotent."""
-        if self._http_server.should_exit:
+        if self._stopping:
             return
-        self._http_server.should_exit = True
+        self._stopping = True
+        self._http_server.should_exit = self._admin_server.should_exit = True
         await self.dispatcher.stop()
         await self._grpc_server.stop(grace=1)
-        await asyncio.gather(self._http_task, return_exceptions=True)
+        if self._watch is not None:
+            self._watch.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._preparation.close()
         logger.info("router stopped")
 

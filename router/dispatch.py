@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from disagg.errors import RemoteFault, RequestError
-from disagg.kv.hashing import BlockHasher
+from disagg.errors import ConfigError, RemoteFault, RequestError
+from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVEvent, KVEventBatch, KVSnapshot
 from disagg.messages.outputs import FinishReason
@@ -53,6 +53,10 @@ class _Live:
     last_s: float
     """When it was accepted, then of its last delivery."""
     has_tokens: bool = False
+
+    @property
+    def tenant(self) -> str:
+        return self.stream.request.tenant
 
 
 class Dispatcher:
@@ -137,14 +141,27 @@ class Dispatcher:
         """
         if self.stopping:
             return
+        hasher = self._hasher_for(info)
         actions = self.core.register(self.now_ms(), info)
         if any(isinstance(action, Connect) for action in actions):
             self._warn_of_strangers(info)
         self._do(actions)
-        contract = self.core.contract
-        if self._hasher is None and contract is not None:
-            key = self._options.hash_key or contract.model_fingerprint
-            self._hasher = BlockHasher(key.encode(), contract.hash_block_tokens)
+        if self._hasher is None and self.core.contract is not None:
+            self._hasher = hasher
+
+    def _hasher_for(self, info: WorkerInfo) -> BlockHasher:
+        """What names blocks as this worker does; ConfigError where their secrets differ."""
+        contract = info.contract
+        key = block_hash_key(self._options.hash_key, contract.model_fingerprint)
+        hasher = BlockHasher(key, contract.hash_block_tokens)
+        if contract.hash_scheme != hasher.scheme:
+            raise ConfigError(
+                f"{info.incarnation.worker_id} names KV blocks by another secret than this router: "
+                "both need the same cluster.hash_key (what is known of the secrets: "
+                f"{contract.hash_scheme[:64]!r} there, {hasher.scheme!r} here)",
+                param="cluster.hash_key",
+            )
+        return hasher
 
     def _warn_of_strangers(self, info: WorkerInfo) -> None:
         """Name the workers of the fleet that a new one never exchanges KV with: once a contract."""
@@ -169,16 +186,17 @@ class Dispatcher:
         actions = self.core.generate(self.now_ms(), request)
         stream = ClientStream(request, self.cancel)
         self._live[request.request_id] = _Live(stream, time.monotonic())
-        self._metrics.accepted(len(request.token_ids))
+        self._metrics.accepted(len(request.token_ids), request.tenant)
         self._do(actions)
         return stream
 
     def cancel(self, request_id: str, reason: str) -> None:
         """End a request at all workers; unknown ids are ignored."""
-        if self._live.pop(request_id, None) is None:
+        live = self._live.pop(request_id, None)
+        if live is None:
             return
         outcome = FinishReason.STOP.value if reason == STOP_STRING else "cancelled"
-        self._metrics.ended(outcome)
+        self._metrics.ended(outcome, live.tenant)
         self._do(self.core.cancel(self.now_ms(), request_id, reason))
 
     async def reset_prefix_caches(self) -> CacheResetEnded:
@@ -234,7 +252,7 @@ class Dispatcher:
                 case Fail(request_id, error):
                     live = self._live.pop(request_id, None)
                     if live is not None:
-                        self._metrics.ended(error.code)
+                        self._metrics.ended(error.code, live.tenant)
                         logger.warning("request %s failed: %s", request_id, error.message)
                         live.stream.fail(error)
                 case Connect(info):
@@ -250,12 +268,12 @@ class Dispatcher:
             return
         now_s = time.monotonic()
         self._metrics.delivered(
-            len(delta.token_ids), now_s - live.last_s, first=not live.has_tokens
+            len(delta.token_ids), now_s - live.last_s, live.tenant, first=not live.has_tokens
         )
         live.last_s, live.has_tokens = now_s, True
         if delta.finish_reason is not FinishReason.NONE:
             del self._live[delta.request_id]
-            self._metrics.ended(delta.finish_reason.value)
+            self._metrics.ended(delta.finish_reason.value, live.tenant)
         live.stream.put(delta)
 
     def _connect(self, info: WorkerInfo) -> None:

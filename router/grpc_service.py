@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import grpc
 
 from disagg.errors import DisaggError, RemoteFault, RequestError
+from disagg.kv.hashing import tenant_salt
+from disagg.router.callers import SERVE, Caller, presented_key
 from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest, check_cache_salt
+from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
 from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
@@ -47,12 +50,14 @@ class GrpcService(RouterServicer):
     def __init__(
         self,
         options: RouterOptions,
+        keys: KeyRing,
         tokenizer: Tokenizer,
         dispatcher: Dispatcher,
         preparation: Preparation,
         metrics: Metrics,
     ) -> None:
         self._options = options
+        self._keys = keys
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
         self._preparation = preparation
@@ -79,24 +84,27 @@ class GrpcService(RouterServicer):
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         """Stream text and tokens; a cancelled call is cancelled at the workers."""
+        tenant = ""
         try:
             try:
+                caller = self._caller(context)
+                tenant = caller.tenant
                 if request.request_id and not usable_as_request_id(request.request_id):
                     raise RequestError(
                         "must be 1 to 128 letters, digits or any of . _ : / + = @ | ~ , ; -",
                         param="request_id",
                     )
                 new = await self._preparation.prepare(
-                    _generation_request(request), request.request_id
+                    _generation_request(request), request.request_id, caller
                 )
                 stream = self._dispatcher.generate(new)
             except DisaggError as error:
-                self._metrics.refused(error.code)
+                self._metrics.refused(error.code, tenant)
                 raise
             try:
                 async for piece in pieces(stream, self._tokenizer, ()):
                     response = router_pb2.GenerateResponse(
-                        request_id=stream.request_id,
+                        request_id=caller.shown_id(stream.request_id),
                         text=piece.text,
                         token_ids=piece.token_ids,
                         logprobs=[token.logprob for token in piece.logprobs],
@@ -116,8 +124,12 @@ class GrpcService(RouterServicer):
     async def Match(
         self, request: router_pb2.MatchRequest, context: Context
     ) -> router_pb2.MatchResponse:
-        """How much of a prompt each ready worker holds; stale answers cost time, never tokens."""
+        """How much of a prompt each ready worker holds of the caller's tenant.
+
+        Stale answers cost time, never tokens.
+        """
         try:
+            caller = self._caller(context)
             self._preparation.check_model(request.model)
             prompt, field = _prompt(request)
             check_cache_salt(request.cache_salt)
@@ -125,7 +137,7 @@ class GrpcService(RouterServicer):
             if not limit:
                 raise RemoteFault("no worker is ready")
             token_ids, hashes = await self._preparation.tokens(
-                prompt, field, limit, request.cache_salt.encode()
+                prompt, field, limit, tenant_salt(caller.tenant, request.cache_salt)
             )
         except DisaggError as error:
             await _abort(context, error)
@@ -133,6 +145,14 @@ class GrpcService(RouterServicer):
         return router_pb2.MatchResponse(
             num_tokens=len(token_ids), workers=[match_to_wire(match) for match in found]
         )
+
+    def _caller(self, context: Context) -> Caller:
+        """Who calls, by the metadata that are HTTP's headers; AccessError where he may not."""
+        given = dict(context.invocation_metadata() or ())
+        headers = {name.encode(): str(value).encode() for name, value in given.items()}
+        caller = self._keys.caller(presented_key(headers))
+        caller.check(frozenset((SERVE,)))
+        return caller
 
 
 def _prompt(

@@ -10,6 +10,7 @@ from disagg.errors import (
     DisaggError,
     RequestError,
 )
+from disagg.router.callers import NOBODY, AccessError, Caller
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
 
@@ -61,6 +62,7 @@ class Exchange:
     """Reads a bounded body, writes one answer, notices when the client leaves.
 
     Attributes:
+        caller: who it is; nobody until it has been looked at.
         request_id: echoed as ``x-request-id`` once it is set.
         started: the status line is on its way; errors can no longer change it.
     """
@@ -77,6 +79,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.caller: Caller = NOBODY
         self.request_id = ""
         self.started = False
         self._receive = receive
@@ -161,6 +164,8 @@ class Exchange:
             extra.append((b"retry-after", RETRY_AFTER_S))
         elif error.http_status == 408:
             extra.append((b"connection", b"close"))  # the rest of the body is no next request
+        if isinstance(error, AccessError):
+            extra.append((b"www-authenticate", error.challenge))
         data = to_json(error_body(error))
         await self.answer(error.http_status, data, extra=extra)
 

@@ -81,8 +81,13 @@ def _protocol(options: RouterOptions) -> type[H11Protocol]:
     return BoundedProtocol
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(setting: str, host: str, port: int) -> socket.socket:
     """A socket for `HttpServer`, not listening yet.
+
+    Args:
+        setting: that gives the port, for the error.
+        host: address to bind to.
+        port: 0 for any free one.
 
     Raises:
         ConfigError: the port is taken or the host is not ours.
@@ -96,5 +101,5 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}", param="http_port") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}", param=setting) from error
     return bound

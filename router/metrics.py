@@ -19,6 +19,7 @@ from disagg.messages.session import (
     TransferReport,
     WorkerStats,
 )
+from disagg.router.keys import TENANTS_MAX
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -42,6 +43,9 @@ RESIDENCY = {
     "idle": "Of an observed block, from when its content was last found to its eviction.",
     "reuse_gap": "Of an observed block, between two times that its content was found.",
 }
+TENANT_LABELS_MAX = 2 * TENANTS_MAX
+OTHER_TENANTS = "(others)"
+"""No name of a tenant."""
 CORE_LABELS = {
     "cache_resets": "outcome",
     "full_bytes": "kind",
@@ -112,7 +116,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         reg = self.registry
         self._requests = Counter(
-            "disagg_requests", "Ended requests by outcome.", ["outcome"], registry=reg
+            "disagg_requests", "Ended requests by outcome.", ["outcome", "tenant"], registry=reg
         )
         self._live = Gauge("disagg_requests_live", "Requests in progress.", registry=reg)
         self._ttft = Histogram(
@@ -127,8 +131,13 @@ class Metrics:
             buckets=ITL_BUCKETS,
             registry=reg,
         )
-        self._prompt_tokens = Counter("disagg_prompt_tokens", "Prompt tokens.", registry=reg)
-        self._tokens = Counter("disagg_generation_tokens", "Delivered tokens.", registry=reg)
+        self._prompt_tokens = Counter(
+            "disagg_prompt_tokens", "Prompt tokens.", ["tenant"], registry=reg
+        )
+        self._tokens = Counter(
+            "disagg_generation_tokens", "Delivered tokens.", ["tenant"], registry=reg
+        )
+        self._tenants: set[str] = set()
         self._transfer_read = Histogram(
             "disagg_transfer_read_seconds",
             "Of a committed transfer, from its first READ posted to the last one done.",
@@ -145,7 +154,8 @@ class Metrics:
         )
         self._task_failures = Counter(
             "disagg_router_task_failures",
-            "Exceptions in the router's own tasks: tick, kv_events, session, http; each is a bug.",
+            "Exceptions in the router's own tasks: tick, kv_events, session, http, admin, keys; "
+            "each is a bug.",
             ["task"],
             registry=reg,
         )
@@ -161,27 +171,36 @@ class Metrics:
         self._residency = ResidencyCollector()
         reg.register(self._residency)
 
-    def accepted(self, num_prompt_tokens: int) -> None:
+    def accepted(self, num_prompt_tokens: int, tenant: str) -> None:
         """A request went to the core."""
         self._live.inc()
-        self._prompt_tokens.inc(num_prompt_tokens)
+        self._prompt_tokens.labels(self._label(tenant)).inc(num_prompt_tokens)
 
-    def refused(self, outcome: str) -> None:
+    def refused(self, outcome: str, tenant: str) -> None:
         """A request ended before it was accepted."""
-        self._requests.labels(outcome).inc()
+        self._requests.labels(outcome, self._label(tenant)).inc()
 
-    def ended(self, outcome: str) -> None:
+    def ended(self, outcome: str, tenant: str) -> None:
         """An accepted request ended: ``stop``, ``length`` or an error's code."""
         self._live.dec()
-        self._requests.labels(outcome).inc()
+        self._requests.labels(outcome, self._label(tenant)).inc()
 
-    def delivered(self, num_tokens: int, waited_s: float, *, first: bool) -> None:
+    def delivered(self, num_tokens: int, waited_s: float, tenant: str, *, first: bool) -> None:
         """Count tokens delivered to a client."""
-        self._tokens.inc(num_tokens)
+        self._tokens.labels(self._label(tenant)).inc(num_tokens)
         if first:
             self._ttft.observe(waited_s)
         elif num_tokens:
             self._itl.observe(waited_s / num_tokens)
+
+    def _label(self, tenant: str) -> str:
+        """The tenant; OTHER_TENANTS for those that came, with new files of keys, after so many."""
+        if tenant in self._tenants:
+            return tenant
+        if len(self._tenants) >= TENANT_LABELS_MAX:
+            return OTHER_TENANTS
+        self._tenants.add(tenant)
+        return tenant
 
     def transfer(self, report: TransferReport) -> None:
         """A transfer was committed; those that failed are counted by their workers and plans."""

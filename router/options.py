@@ -1,5 +1,6 @@
 """Plain numbers and names the router is built from; settings are read elsewhere."""
 
+import ipaddress
 from dataclasses import dataclass, field
 
 from disagg.routing.policy.registry import DEFAULT_POLICY as DEFAULT_POLICY
@@ -22,8 +23,17 @@ class RouterOptions:
     """0: any free one (printed at start)."""
     grpc_port: int = 50051
     """0: any free one."""
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8001
+    """Metrics, workers, records, the reset of prefix caches; 0: any free one."""
+    api_keys_file: str = ""
+    """Who may call, see `disagg.router.keys`; without keys whoever reaches the ports."""
+    api_keys: str = field(default="", repr=False)
+    """What such a file holds, where there is none."""
+    allow_unauthenticated: bool = False
+    """Without keys listen on other addresses than loopback ones, too."""
     hash_key: str = field(default="", repr=False)
-    """Must equal the workers'; "" derives it from the model's fingerprint."""
+    """The cluster's secret that keys the block hashes; no worker is taken in without."""
     body_bytes_max: int = 32 << 20
     receive_timeout_ms: int = 20_000
     """An HTTP connection that is idle or sends half a head for so long is closed; so is one whose
@@ -52,5 +62,31 @@ class RouterOptions:
     """Tokens that a decode worker may compute of a prompt whose prefix its tiers have."""
     accept_unlike_workers: bool = False
     """Take in workers that exchange no KV with the others; each serves alone."""
-    admin_endpoints: bool = False
-    """Serve what changes the workers' state and is no request: the reset of prefix caches."""
+
+
+def why_exposed(
+    host: str, admin_host: str, *, has_keys: bool, allow_unauthenticated: bool
+) -> tuple[str, str]:
+    """Whether a router would answer anybody in a network without having been told so.
+
+    Returns:
+        The setting at fault and what is wrong with it; two "" where nothing is.
+    """
+    if has_keys or allow_unauthenticated:
+        return "", ""
+    for name, given in (("host", host), ("admin_host", admin_host)):
+        if not is_loopback(given):
+            return name, (
+                f"{given} is no loopback address and there are no API keys: give "
+                "router.api_keys_file (disagg keys create makes one), or set "
+                "router.allow_unauthenticated to answer anybody"
+            )
+    return "", ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name localhost, is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -15,7 +15,9 @@ from disagg.errors import (
     RemoteFault,
     RequestError,
 )
+from disagg.kv.hashing import tenant_salt
 from disagg.messages.sampling import SamplingParams
+from disagg.router.callers import Caller
 from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest, Prompt
 from disagg.router.options import RouterOptions
@@ -74,8 +76,15 @@ class Preparation:
                 param="model",
             )
 
-    async def prepare(self, request: GenerationRequest, request_id: str = "") -> NewRequest:
+    async def prepare(
+        self, request: GenerationRequest, request_id: str, caller: Caller
+    ) -> NewRequest:
         """Check, tokenise and hash.
+
+        Args:
+            request: what is wanted.
+            request_id: as the client gave it, "" for an own one.
+            caller: whose request it is; it meets no other tenant's prefixes and records.
 
         Raises:
             RequestError: a field is wrong, by name.
@@ -87,9 +96,8 @@ class Preparation:
         limit = self._dispatcher.core.max_model_tokens
         if not limit or not self._dispatcher.can_serve:
             raise RemoteFault("no worker is ready")
-        token_ids, hashes = await self.tokens(
-            request.prompt, request.prompt_field, limit, request.cache_salt.encode()
-        )
+        salt = tenant_salt(caller.tenant, request.cache_salt)
+        token_ids, hashes = await self.tokens(request.prompt, request.prompt_field, limit, salt)
         room = limit - len(token_ids)
         if room < 1:
             raise ContextLengthError(
@@ -110,11 +118,12 @@ class Preparation:
             await self._check_grammar(request)
         sampling = self._sampling(request, max_tokens, len(token_ids))
         return NewRequest(
-            request_id or secrets.token_hex(12),
+            caller.own_id(request_id or secrets.token_hex(12)),
             token_ids,
             tuple(hashes),
-            request.cache_salt.encode(),
+            salt,
             sampling,
+            tenant=caller.tenant,
         )
 
     async def tokens(

@@ -99,8 +99,7 @@ def contract_of(engine: Engine, layout: KVCacheLayout, hash_key: bytes) -> Contr
         page_format=engine.page_format,
         block_bytes=layout.block_bytes,
         hash_block_tokens=layout.hash_block_tokens,
-        # The first chain value distinguishes keys and does not reveal them.
-        hash_scheme=f"sha256-chain-v1:{hasher.seed().hex()[:16]}",
+        hash_scheme=hasher.scheme,
         wire_min=WIRE_MIN,
         wire_max=WIRE_MAX,
         num_ranks=1 if isinstance(engine.region, PoolRegion) else engine.region.num_ranks,

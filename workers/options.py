@@ -46,7 +46,7 @@ class WorkerOptions:
     hash_block_tokens: int | Auto = AUTO
     """Tokens per link of the hash chain; auto: of the smallest block."""
     hash_key: str = field(default="", repr=False)
-    """Secret of the block hashes; "" derives it from the model's fingerprint."""
+    """The cluster's secret that keys the block hashes; a worker does not start without."""
     kv_events_endpoint: str = ""
     """ZeroMQ address that vLLM-compatible KV events are published at; "" for none."""
     kv_events_replay_endpoint: str = ""

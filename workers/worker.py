@@ -14,7 +14,7 @@ import grpc
 from disagg.errors import ConfigError
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
-from disagg.kv.hashing import BlockHasher
+from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract
 from disagg.scheduling.core import WorkerCore
@@ -114,6 +114,7 @@ class Worker:
         exporter = exporter_named_in(os.environ)
         self._trace = TransferTrace(tracer_for(exporter, self.incarnation, self.options.role))
         self._engine = self._engine_factory(self.options)
+        self._hash_key = block_hash_key(self.options.hash_key, self._engine.fingerprint)
         self._layout = hashed_layout(self._engine.layout, self.options.hash_block_tokens)
         self.summary = self._engine.summary
         log.info("worker %s takes %s", self.options.worker_id, self.summary)
@@ -156,7 +157,7 @@ class Worker:
         loop = self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         options, engine = self.options, self._engine
-        contract = contract_of(engine, self._layout, self._hash_key())
+        contract = contract_of(engine, self._layout, self._hash_key)
         tiers, start_copies = await asyncio.to_thread(self._open_tiers, contract)
         core = self._build_core(tiers)
         tier_copies = self._tier_copies(start_copies)
@@ -174,7 +175,7 @@ class Worker:
         port = server.add_insecure_port(f"{options.host}:{options.port}")
         self.address = f"{announced_host(options.host)}:{port}"
         announcement = Announcement(
-            self.incarnation, options, engine, self._layout, self._hash_key(), self.address
+            self.incarnation, options, engine, self._layout, self._hash_key, self.address
         )
         hello = announcement.hello(transport.local_pools())
 
@@ -309,7 +310,7 @@ class Worker:
             drain_ms=options.drain_ms,
             blocks_per_tier_copy_max=max(1, TIER_COPY_BYTES // engine.layout.block_bytes),
         )
-        hasher = BlockHasher(self._hash_key(), self._layout.hash_block_tokens)
+        hasher = BlockHasher(self._hash_key, self._layout.hash_block_tokens)
         drawn = random.SystemRandom()
 
         def random_delay_ms(passes: int) -> int:
@@ -319,9 +320,6 @@ class Worker:
         return WorkerCore(
             self.incarnation, self._layout, coordinator, hasher, limits, random_delay_ms, tiers
         )
-
-    def _hash_key(self) -> bytes:
-        return (self.options.hash_key or self._engine.fingerprint).encode()
 
 
 def _call_soon(

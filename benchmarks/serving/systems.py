@@ -113,12 +113,13 @@ class Disagg(System):
         return 2 * BLOCK_TOKENS * heads  # two layers a group, see plan_layout
 
     def _start(self) -> None:
-        port = free_port()
+        port, self._admin_port = free_port(), free_port()
         settings = [f"{key}={value}" for key, value in self._settings.items()]
         command = [
             *(str(self._python), "-m", "disagg.commands", "serve"),
             *("--model", str(self._checkpoint), "--name", MODEL),
             *("--http-port", str(port), "--grpc-port", "0"),
+            *("--set", f"router.admin_port={self._admin_port}"),
             *(part for setting in settings for part in ("--set", setting)),
         ]
         environment = {
@@ -132,7 +133,8 @@ class Disagg(System):
         super()._wait_ready(program)
 
         def all_ready() -> bool:
-            workers = httpx.get(f"{program.url}/v1/disagg/workers", timeout=5).json()["workers"]
+            url = f"http://127.0.0.1:{self._admin_port}/v1/disagg/workers"
+            workers = httpx.get(url, timeout=5).json()["workers"]
             return [worker["ready"] for worker in workers].count(True) == self._num_workers
 
         program.wait_until(all_ready)

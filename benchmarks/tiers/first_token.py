@@ -102,4 +102,5 @@ def _options(tier: str, checkpoint: Path, length: int) -> WorkerOptions:
         block_tokens=BLOCK_TOKENS,
         max_step_tokens=STEP_TOKENS,
         tiers=(tier,),
+        hash_key="the secret of a benchmark's only worker",
     )

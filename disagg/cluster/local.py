@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Self
 import yaml
 
 from disagg.cluster.child import Child
+from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.processes import ProcessId, end_processes, find_children, find_descendants
 from disagg.cluster.ray_cluster import join_ray, start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
-from disagg.config import Settings, local_router_address, router_options
+from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import ConfigError, DisaggError, ExpiredError
 from disagg.workers.actor import WORKER_PATH, WorkerState
 
@@ -61,6 +62,12 @@ class LocalCluster:
         return f"http://{host}:{self.settings.router.http_port}"
 
     @property
+    def admin_url(self) -> str:
+        """Base URL of the pages for operators."""
+        host = reachable_host(self.settings.router.admin_host)
+        return f"http://{host}:{self.settings.router.admin_port}"
+
+    @property
     def grpc_address(self) -> str:
         """host:port of the router's gRPC service."""
         return local_router_address(self.settings)
@@ -90,6 +97,7 @@ class LocalCluster:
         """
         if self._folder is not None:
             raise ConfigError("the cluster is started already")
+        self.settings = with_hash_key(self.settings, os.environ)
         router_options(self.settings)  # a bad checkpoint is reported before anything starts
         self.settings = _decide_ports(self.settings)
         self._before = find_children(os.getpid())
@@ -226,7 +234,10 @@ def _decide_ports(settings: Settings) -> Settings:
     router = settings.router
     http_port = _bindable("router.http_port", router.host, router.http_port)
     grpc_port = _bindable("router.grpc_port", router.host, router.grpc_port)
-    decided = router.model_copy(update={"http_port": http_port, "grpc_port": grpc_port})
+    admin_port = _bindable("router.admin_port", router.admin_host, router.admin_port)
+    decided = router.model_copy(
+        update={"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
+    )
     return settings.model_copy(update={"router": decided})
 
 

@@ -28,8 +28,8 @@ PIPE_COLUMNS = 160
 
 def leases(
     router_url: Annotated[
-        str, typer.Option("--router", help="HTTP address of a router.")
-    ] = "http://127.0.0.1:8000",
+        str, typer.Option("--router", help="HTTP address of a router's admin port.")
+    ] = "http://127.0.0.1:8001",
     watch: Annotated[bool, typer.Option("--watch", help="Every second, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     timeout_s: Annotated[
@@ -38,6 +38,7 @@ def leases(
 ) -> None:
     """Show leases, inbound transfers, reservations and quarantine of every worker.
 
+    Where the router has API keys, DISAGG_API_KEY has one that may observe.
     The exit code is 1 when a worker does not answer, 2 when no router does.
     """
     if watch:
@@ -49,7 +50,7 @@ def show_leases(router_url: str, *, as_text: bool, watch: bool, timeout_s: float
     """Print what all workers lend, pull and hold back.
 
     Args:
-        router_url: HTTP address of a router.
+        router_url: HTTP address of a router's admin port.
         as_text: a table, else JSON (with ``watch`` one line per look).
         watch: look every second until interrupted; a router that is away is shown as such.
         timeout_s: bound on the router's answer, and on the workers' together.

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault
 from disagg.wire.v1 import identity_pb2, worker_pb2, worker_pb2_grpc
 
@@ -36,7 +38,7 @@ class WorkerLeases:
 
 
 def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
-    """Fetch the router's list of workers, in the order of their names.
+    """Fetch the router's list of workers, in the order of their names, with DISAGG_API_KEY.
 
     Raises:
         ConfigError: the URL is no http URL.
@@ -45,11 +47,17 @@ def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
     if not router_url.startswith(("http://", "https://")):
         raise ConfigError(f"{router_url!r} is no http:// URL", param="--router")
     url = router_url.rstrip("/") + WORKERS_PATH
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        asked = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
             views = json.loads(answer.read(ANSWER_BYTES_MAX))["workers"]
         workers = [_address(view["info"]) for view in views]
     except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            why = f"{url} answered {error.code}: {KEY_VARIABLE} needs a key that may observe"
+            raise RemoteFault(why) from error
         raise RemoteFault(f"{url} answered {error.code} {error.reason}: not a router?") from error
     except (OSError, http.client.HTTPException) as error:  # URLError and time-outs among them
         reason = getattr(error, "reason", error)

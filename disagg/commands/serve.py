@@ -64,6 +64,7 @@ def serve(
     try:
         cluster.start()
         served = router_options(cluster.settings).model_name
+        console.print(f"metrics and records are on {cluster.admin_url}", markup=False)
         console.print(f"serving {served} on {cluster.url}/v1 (Ctrl-C stops)", markup=False)
         try:
             while True:

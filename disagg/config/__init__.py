@@ -1,6 +1,11 @@
 """Settings: one typed tree over a YAML file, environment variables and flags."""
 
-from disagg.config.options import local_router_address, router_options, worker_options
+from disagg.config.options import (
+    local_router_address,
+    reachable_host,
+    router_options,
+    worker_options,
+)
 from disagg.config.settings import Settings
 from disagg.config.sources import CONFIG_VARIABLE, Effective, read_settings
 
@@ -9,6 +14,7 @@ __all__ = [
     "Effective",
     "Settings",
     "local_router_address",
+    "reachable_host",
     "read_settings",
     "router_options",
     "worker_options",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from disagg.config.settings import Settings
 from disagg.errors import ConfigError
+from disagg.kv.hashing import check_secret
 from disagg.router.options import RouterOptions
 from disagg.workers.options import WorkerOptions
 
@@ -38,15 +39,44 @@ def local_router_address(settings: Settings) -> str:
             "router.grpc_port: must be given where workers and router start apart",
             param="router.grpc_port",
         )
-    host = _ANY_HOST.get(settings.router.host, settings.router.host)
-    return f"{host}:{settings.router.grpc_port}"
+    return f"{reachable_host(settings.router.host)}:{settings.router.grpc_port}"
+
+
+def reachable_host(host: str) -> str:
+    """The address by which this machine reaches what is bound to ``host``."""
+    return _ANY_HOST.get(host, host)
+
+
+def hash_key(settings: Settings) -> str:
+    """The cluster's secret that keys the names of KV blocks.
+
+    Raises:
+        ConfigError: there is none, or its file cannot be read; it is in no message.
+    """
+    path, secret = settings.cluster.hash_key_file, settings.cluster.hash_key
+    if path:
+        try:
+            secret = Path(path).expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text"
+            raise ConfigError(
+                f"cluster.hash_key_file: {path}: {reason}", param="cluster.hash_key_file"
+            ) from None
+    elif not secret:
+        raise ConfigError(
+            "cluster.hash_key_file: which secret names KV blocks? The same for all routers and "
+            "workers (disagg keys create-hash-key FILE)",
+            param="cluster.hash_key_file",
+        )
+    check_secret(secret)
+    return secret
 
 
 def router_options(settings: Settings) -> RouterOptions:
     """Options of the router.
 
     Raises:
-        ConfigError: no usable checkpoint directory.
+        ConfigError: no usable checkpoint directory, or no secret of the cluster.
     """
     name = model_name(settings)
     cluster = settings.cluster
@@ -54,7 +84,7 @@ def router_options(settings: Settings) -> RouterOptions:
     return RouterOptions(
         model_dir=str(Path(settings.model.dir).resolve()),
         model_name=name,
-        hash_key=settings.model.hash_key,
+        hash_key=hash_key(settings),
         heartbeat_ms=settings.cluster.heartbeat_ms,
         # Workers without a preferred role are there to do both.
         roles_wanted=tuple(role for role, num in counts.items() if num or cluster.num_both),
@@ -68,7 +98,8 @@ def worker_options(settings: Settings, worker_id: str, role: str) -> WorkerOptio
     ``host`` may still be "node": only the process that runs on that node can resolve it.
 
     Raises:
-        ConfigError: no usable checkpoint directory, or no router to register with.
+        ConfigError: no usable checkpoint directory, no router to register with, or no secret of
+            the cluster.
     """
     name = model_name(settings)
     return WorkerOptions(
@@ -76,7 +107,7 @@ def worker_options(settings: Settings, worker_id: str, role: str) -> WorkerOptio
         role=role,
         model_dir=str(Path(settings.model.dir).resolve()),
         model_name=name,
-        hash_key=settings.model.hash_key,
+        hash_key=hash_key(settings),
         router_addresses=settings.cluster.router_addresses or (local_router_address(settings),),
         heartbeat_ms=settings.cluster.heartbeat_ms,
         **settings.worker.model_dump(),

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from disagg.errors import ConfigError
-from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES
+from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES, why_exposed
 from disagg.workers.options import AUTO, Auto, Dtype
 from disagg.workers.tiers.options import parse_tiers
 
@@ -28,8 +28,6 @@ class ModelSettings(_Section):
     """Checkpoint directory, the same path on every node; nothing is downloaded."""
     name: str = ""
     """The name clients use; "" takes the directory's."""
-    hash_key: str = Field(default="", repr=False)
-    """Secret of the block hashes; "" derives it from the model's fingerprint."""
 
 
 class WorkerSettings(_Section):
@@ -195,11 +193,24 @@ class RouterSettings(_Section):
     """The HTTP front, the gRPC service and what they accept."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address both services bind to."""
+    """Address that HTTP and gRPC bind to; others than loopback ones need API keys."""
     http_port: Port = 8000
     """OpenAI-compatible HTTP; 0 takes any free port."""
     grpc_port: Port = 50051
     """Registration of workers, and generation for gRPC clients; 0 takes any free port."""
+    admin_host: str = Field(default="127.0.0.1", min_length=1)
+    """Address that the admin port binds to; others than loopback ones need API keys."""
+    admin_port: Port = 8001
+    """HTTP for operators: metrics, workers, records of requests, the reset of prefix caches; 0
+    takes any free port."""
+    api_keys_file: str = ""
+    """File of API keys, hashed (disagg keys create). Where it is given, every caller needs a key;
+    a change takes effect within seconds."""
+    api_keys: str = Field(default="", repr=False)
+    """What that file holds, as from a secret in DISAGG_ROUTER__API_KEYS; read at the start only."""
+    allow_unauthenticated: bool = False
+    """Without API keys answer whoever reaches the ports, on other addresses than loopback ones
+    too."""
     body_bytes_max: int = Field(default=32 << 20, ge=1024)
     receive_timeout_ms: Milliseconds = 20_000
     """HTTP connections that are idle, or whose request does not go on, are closed after it."""
@@ -226,13 +237,25 @@ class RouterSettings(_Section):
     accept_unlike_workers: bool = False
     """Workers that exchange no KV with the others (another engine, another layout's release) are
     taken in and serve requests alone. Else they are refused when they register, and told why."""
-    admin_endpoints: bool = False
-    """POST /reset_prefix_cache is served. It asks nobody who he is, as nothing here does."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.http_port and self.http_port == self.grpc_port:
-            raise ValueError("grpc_port: must differ from router.http_port")
+        ports = {"http_port": self.http_port}
+        for name, port in (("grpc_port", self.grpc_port), ("admin_port", self.admin_port)):
+            same = [f"router.{other}" for other, taken in ports.items() if port and port == taken]
+            if same:
+                raise ValueError(f"{name}: must differ from {same[0]}")
+            ports[name] = port
+        if self.api_keys_file and self.api_keys:
+            raise ValueError("api_keys: there is router.api_keys_file already")
+        at_fault, why = why_exposed(
+            self.host,
+            self.admin_host,
+            has_keys=bool(self.api_keys_file or self.api_keys),
+            allow_unauthenticated=self.allow_unauthenticated,
+        )
+        if why:
+            raise ValueError(f"{at_fault}: {why}")
         if self.policy not in POLICY_NAMES:
             known = ", ".join(POLICY_NAMES)
             raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")
@@ -242,6 +265,11 @@ class RouterSettings(_Section):
 class ClusterSettings(_Section):
     """Which workers exist, where, and how they are supervised."""
 
+    hash_key_file: str = ""
+    """File with the secret that keys the names of KV blocks, the same for all routers and workers
+    (disagg keys create-hash-key). disagg serve makes one of its own where none is given."""
+    hash_key: str = Field(default="", repr=False)
+    """The secret itself, as in DISAGG_CLUSTER__HASH_KEY."""
     ray_address: str = ""
     """Ray cluster to join, e.g. "auto" or host:6379; "" starts one on this machine."""
     num_prefill: int = Field(default=1, ge=0, le=1024)
@@ -271,6 +299,8 @@ class ClusterSettings(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.hash_key and self.hash_key_file:
+            raise ValueError("hash_key: there is cluster.hash_key_file already")
         if self.num_prefill + self.num_decode + self.num_both == 0:
             raise ValueError("num_prefill: there must be at least one worker")
         return self
@@ -298,4 +328,4 @@ class Settings(_Section):
     @staticmethod
     def secrets() -> frozenset[str]:
         """Dotted keys whose values are never printed."""
-        return frozenset({"model.hash_key"})
+        return frozenset({"cluster.hash_key", "router.api_keys"})

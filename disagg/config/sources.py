@@ -15,6 +15,8 @@ from disagg.errors import ConfigError
 PREFIX = "DISAGG_"
 CONFIG_VARIABLE = "DISAGG_CONFIG"
 """Names the configuration file when no flag does."""
+KEY_VARIABLE = "DISAGG_API_KEY"
+"""What commands that ask a router show it; no setting."""
 TEST_PREFIX = "DISAGG_TEST_"
 """Variables that the tests read; no settings."""
 FILE_BYTES_MAX = 1 << 20
@@ -59,7 +61,8 @@ def read_settings(
 
     Args:
         path: configuration file; None takes ``DISAGG_CONFIG`` if it is set.
-        environ: environment variables; every ``DISAGG_*`` but ``DISAGG_TEST_*`` must be a setting.
+        environ: environment variables; every ``DISAGG_*`` but ``DISAGG_TEST_*`` and
+            ``DISAGG_API_KEY`` must be a setting.
         flags: values given as flags, by dotted key.
 
     Raises:
@@ -98,7 +101,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     """Settings among environment variables: ``DISAGG_ROUTER__HTTP_PORT`` is router.http_port."""
     given: dict[str, Given] = {}
     for name, text in sorted(environ.items()):
-        if name.startswith(TEST_PREFIX) or name == CONFIG_VARIABLE:
+        if name.startswith(TEST_PREFIX) or name in (CONFIG_VARIABLE, KEY_VARIABLE):
             continue
         if name.startswith(PREFIX):
             key = name.removeprefix(PREFIX).lower().replace("__", ".", 1)

@@ -19,6 +19,8 @@ class NewRequest:
     hashes: tuple[bytes, ...] = field(repr=False)
     cache_salt: bytes = field(repr=False)
     sampling: SamplingParams
+    tenant: str = ""
+    """Whose request it is; "" where nobody is told from anybody else."""
 
     def check(self, hash_block_tokens: int | None) -> None:
         """Refuse what no worker can compute.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
@@ -10,8 +11,12 @@ from disagg.messages.sampling import TokenLogprobs
 from disagg.messages.session import PrefillReport, Role, Submit, ToRouterMessage, WorkerStats
 
 BLOCK_TOKENS = 4
+HASH_KEY = "the secret of a cluster without secrets"
+"""What a router needs as ``hash_key`` to take scripted workers in."""
+HASHER = BlockHasher(block_hash_key(HASH_KEY, "fingerprint"), BLOCK_TOKENS)
+"""Names blocks as that router does."""
 CONTRACT = Contract(
-    "fingerprint", "float32", ("full",), "pages", 1024, BLOCK_TOKENS, "sha256", 1, 1
+    "fingerprint", "float32", ("full",), "pages", 1024, BLOCK_TOKENS, HASHER.scheme, 1, 1
 )
 READY = WorkerStats(0, 0, 0, 100, 100, 0, 0, 0, 0, ready=True, counters=(("steps", 3),))
 

@@ -32,11 +32,20 @@ WAIT_S = 60.0
 """Bounds that only a failure reaches: also a slow machine that does other things keeps them."""
 MODEL = "tiny"
 HERE = Place()
+HASH_KEY = "the secret of the clusters that tests make"
+ROUTER: dict[str, Any] = {
+    "http_port": 0,
+    "admin_port": 0,
+    "grpc_port": 0,
+    "hash_key": HASH_KEY,
+    "allow_unauthenticated": True,  # some listen in a network of the test's own
+}
 SMALL: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
     "num_threads": 1,
     "num_blocks": 1024,
+    "hash_key": HASH_KEY,
 }
 """Many workers share a small machine, and what they compute is compared with float32."""
 
@@ -169,6 +178,8 @@ class Cluster:
     router_options: dict[str, Any] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
     """Of workers that do not run here."""
+    key: str = "none"
+    """API key of its clients."""
     worker_module: str = "tests.process.worker_main"
     """What a worker's process runs."""
     workers: dict[str, Process] = field(default_factory=dict)
@@ -177,15 +188,18 @@ class Cluster:
 
     def start(self, **roles: str) -> None:
         """Start the router and one worker per ``name=role``; returns when all are ready."""
-        options = RouterOptions(
-            str(self.model_dir), MODEL, **({"http_port": 0, "grpc_port": 0} | self.router_options)
-        )
+        options = RouterOptions(str(self.model_dir), MODEL, **(ROUTER | self.router_options))
         self.router = Process("tests.process.router_main", asdict(options), self.logs / "router")
         ports = json.loads(self.router.wait_line("serving ", START_S)[8:])
         self.url = f"http://{options.host}:{ports['http_port']}"
+        self.admin_url = f"http://{options.admin_host}:{ports['admin_port']}"
         self.grpc_address = f"{options.host}:{ports['grpc_port']}"
-        self.http = httpx.Client(base_url=self.url, timeout=120)
-        self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
+        headers = {"Authorization": f"Bearer {self.key}"}
+        self.http = httpx.Client(base_url=self.url, timeout=120, headers=headers)
+        self.admin = httpx.Client(base_url=self.admin_url, timeout=120, headers=headers)
+        self.client = OpenAI(
+            base_url=self.url + "/v1", api_key=self.key, max_retries=0, timeout=120
+        )
         for name, role in roles.items():
             self.spawn(name, role)
         self.wait_ready(*roles)
@@ -227,7 +241,7 @@ class Cluster:
 
     def known(self) -> dict[str, dict[str, Any]]:
         """The workers as the router sees them, by name."""
-        views = self.http.get("/v1/disagg/workers").json()["workers"]
+        views = self.admin.get("/v1/disagg/workers").json()["workers"]
         return {view["info"]["incarnation"]["worker_id"]: view for view in views}
 
     def status(self, name: str) -> worker_pb2.StatusResponse:
@@ -240,7 +254,7 @@ class Cluster:
         """What the router says happened to a request, once it has it."""
 
         def record() -> dict[str, Any] | None:
-            answer = self.http.get(f"/v1/disagg/requests/{request_id}")
+            answer = self.admin.get(f"/v1/disagg/requests/{request_id}")
             return answer.json() if answer.status_code == 200 else None
 
         found: dict[str, Any] = wait_until(record, f"the router to have {request_id}")
@@ -286,7 +300,7 @@ class Cluster:
 
     def metric(self, series: str) -> float:
         """One series of the router's metrics page, labels included; 0 when it is not there."""
-        for line in self.http.get("/metrics").text.splitlines():
+        for line in self.admin.get("/metrics").text.splitlines():
             if line.startswith(series + " "):
                 return float(line.split()[-1])
         return 0.0
@@ -309,6 +323,7 @@ class Cluster:
             self.router.end()
         if hasattr(self, "http"):
             self.http.close()
+            self.admin.close()
             self.client.close()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import sys
 
@@ -12,7 +13,7 @@ from disagg.router.options import RouterOptions
 async def serve(options: RouterOptions) -> None:
     app = RouterApp(options)
     await app.start()
-    ports = {"http_port": app.http_port, "grpc_port": app.grpc_port}
+    ports = {name: getattr(app, name) for name in ("http_port", "admin_port", "grpc_port")}
     sys.stdout.write("serving " + json.dumps(ports) + "\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
@@ -20,5 +21,6 @@ async def serve(options: RouterOptions) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
     asyncio.run(serve(RouterOptions(**json.loads(sys.argv[1]))))
     os._exit(0)  # the interpreter's own end takes seconds

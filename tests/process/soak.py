@@ -221,7 +221,7 @@ class Soak:
             raise WrongAnswerError(f"{text!r} instead of {expected}")
 
     def note_replans(self, request_id: str) -> None:
-        answer = self.cluster.http.get(f"/v1/disagg/requests/{request_id}")
+        answer = self.cluster.admin.get(f"/v1/disagg/requests/{request_id}")
         if answer.status_code == 200:  # else it was refused
             causes = [generation["cause"] for generation in answer.json()["generations"]]
             self.round.causes.update(cause.split(":")[0] for cause in causes if cause)

@@ -26,9 +26,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[ServedModel]:
     logs = tmp_path_factory.mktemp("pair")
     options = {"max_step_tokens": 96, "residency_sample": 1.0}
-    with running(
-        Cluster(model_dir, logs, options, {"admin_endpoints": True}), p0="prefill", d0="decode"
-    ) as cluster:
+    with running(Cluster(model_dir, logs, options), p0="prefill", d0="decode") as cluster:
         yield ServedModel(cluster)
 
 
@@ -47,7 +45,7 @@ def test_after_a_reset_a_known_prompt_is_computed_anew(pair: ServedModel) -> Non
     pair.settle()
     gaps = 'disagg_cache_block_reuse_gap_seconds_count{worker="p0"}'
     wait_until(lambda: pair.cluster.metric(gaps) > 0, "the times of what was found")
-    answer = pair.cluster.http.post(PATH)
+    answer = pair.cluster.admin.post(PATH)
     assert answer.status_code == 200, answer.text
     told = {one["worker"]["worker_id"]: one for one in answer.json()["workers"]}
     assert sorted(told) == ["d0", "p0"]
@@ -65,7 +63,7 @@ def test_what_runs_during_a_reset_goes_on_and_leaves_nothing(pair: ServedModel) 
     told = cluster.tell("d0", "hold steps")
     answer = pair.ask_later(running_one, "running")
     cluster.wait_told("d0", "held steps", told)
-    reset = cluster.http.post(PATH).json()
+    reset = cluster.admin.post(PATH).json()
     in_use = {one["worker"]["worker_id"]: one["in_use"] for one in reset["workers"]}
     assert reset["success"]
     assert in_use["d0"]["sequence"] > 0
@@ -82,15 +80,13 @@ def test_without_a_prefix_cache_answers_are_the_same_and_nothing_is_found(
     tmp_path: Path, model_dir: Path
 ) -> None:
     options = {"max_step_tokens": 96, "prefix_caching": False}
-    with running(
-        Cluster(model_dir, tmp_path, options, {"admin_endpoints": True}), o0="both"
-    ) as cluster:
+    with running(Cluster(model_dir, tmp_path, options), o0="both") as cluster:
         served = ServedModel(cluster)
         prompt = served.prompt(LENGTH, 6)
         for name in ("first", "second"):
             assert_exact(served.ask(prompt, name), prompt)
             assert hit_tokens(cluster, name) == 0
-        answer = cluster.http.post(PATH)
+        answer = cluster.admin.post(PATH)
         assert answer.status_code == 503
         assert "cache.prefix_caching" in answer.json()["error"]["message"]
         served.settle()
@@ -101,9 +97,7 @@ def test_tiers_bring_nothing_back_after_a_reset_nor_after_a_restart(
 ) -> None:
     store = tmp_path / "store"
     options = {"max_step_tokens": 96, "tiers": ("host?size=16MiB", f"disk:{store}?size=16MiB")}
-    with running(
-        Cluster(model_dir, tmp_path, options, {"admin_endpoints": True}), o0="both"
-    ) as cluster:
+    with running(Cluster(model_dir, tmp_path, options), o0="both") as cluster:
         served = ServedModel(cluster)
         prompt = served.prompt(LENGTH, 6)
 
@@ -125,13 +119,13 @@ def test_tiers_bring_nothing_back_after_a_reset_nor_after_a_restart(
         written()
         assert ask("control") == COMMON
         assert stored()
-        answer = cluster.http.post(PATH)
+        answer = cluster.admin.post(PATH)
         assert answer.status_code == 200, answer.text
         assert not stored(), "nor has the store"
         assert ask("reset") == 0
         written()
         assert ask("again") == COMMON
-        assert cluster.http.post(PATH).status_code == 200
+        assert cluster.admin.post(PATH).status_code == 200
         cluster.workers["o0"].kill()
         cluster.spawn("o0", "both")
         cluster.wait_ready("o0")

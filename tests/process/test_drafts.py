@@ -97,7 +97,7 @@ def test_an_answer_goes_on_where_its_worker_was_killed(served: ServedModel) -> N
 
 
 def num_tokens(cluster: Cluster, request_id: str) -> int:
-    answer = cluster.http.get(f"/v1/disagg/requests/{request_id}")
+    answer = cluster.admin.get(f"/v1/disagg/requests/{request_id}")
     return int(answer.json()["num_tokens"]) if answer.status_code == 200 else 0
 
 

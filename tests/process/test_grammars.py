@@ -138,7 +138,7 @@ def test_an_answer_goes_on_where_its_worker_was_killed(
 
 
 def is_at(cluster: Cluster, request_id: str, num_tokens: int) -> bool:
-    answer = cluster.http.get(f"/v1/disagg/requests/{request_id}")
+    answer = cluster.admin.get(f"/v1/disagg/requests/{request_id}")
     return answer.status_code == 200 and answer.json()["num_tokens"] == num_tokens
 
 

@@ -26,7 +26,7 @@ def leases(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str
         "disagg.commands",
         "leases",
         "--router",
-        cluster.url,
+        cluster.admin_url,
         *arguments,
     ]
     return subprocess.run(
@@ -92,7 +92,14 @@ def test_a_worker_that_does_not_answer_is_shown_as_such(gemma3: ServedModel) -> 
 
 
 def test_watching_goes_on_until_interrupted(gemma3: ServedModel) -> None:
-    command = [sys.executable, "-m", "disagg.commands", "leases", "--router", gemma3.cluster.url]
+    command = [
+        sys.executable,
+        "-m",
+        "disagg.commands",
+        "leases",
+        "--router",
+        gemma3.cluster.admin_url,
+    ]
     with subprocess.Popen(
         [*command, "--json", "--watch"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as watching:

@@ -17,7 +17,8 @@ MAIN = """
 import sys
 from disagg.router.app import run
 from disagg.router.options import RouterOptions
-sys.exit(run(RouterOptions(sys.argv[1], "tiny", http_port=int(sys.argv[2]), grpc_port=0)))
+ports = {"http_port": int(sys.argv[2]), "admin_port": 0, "grpc_port": 0}
+sys.exit(run(RouterOptions(sys.argv[1], "tiny", hash_key="k" * 32, **ports)))
 """
 
 

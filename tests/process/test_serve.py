@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Program]:
     make_checkpoint(tmp_path / "tiny", "gemma3")
-    ports = ["--http-port", "0", "--grpc-port", "0"]
+    ports = ["--http-port", "0", "--grpc-port", "0", "--set", "router.admin_port=0"]
     small = ["--set", "worker.device=cpu", "--set", "scheduling.max_sequences=8"]
     small += ["--set", "transfer.reserve_timeout_ms=30000"]  # a slow machine is no refusal
     started = Program("disagg.commands", "serve", "--model", "tiny", *ports, *small, cwd=tmp_path)
@@ -62,7 +62,10 @@ NUM_TOKENS_LONG = 3_000
 SERVES = r"worker prefill-0 serves{} on \S+ \(pid (\d+), epoch (\w+)\)"
 
 
-def ask(url: str, request_id: str) -> tuple[list[float], dict[str, Any]]:
+ADMIN = r"^metrics and records are on (http://[\d.]+:\d+)$"
+
+
+def ask(url: str, admin_url: str, request_id: str) -> tuple[list[float], dict[str, Any]]:
     """One greedy completion: its logprobs, and the router's record of it."""
     client = OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=BOUND_S)
     with client:
@@ -77,7 +80,7 @@ def ask(url: str, request_id: str) -> tuple[list[float], dict[str, Any]]:
     assert answer.choices[0].logprobs is not None
     logprobs = answer.choices[0].logprobs.token_logprobs
     assert logprobs is not None
-    _, record = get(url, f"/v1/disagg/requests/{request_id}")
+    _, record = get(admin_url, f"/v1/disagg/requests/{request_id}")
     assert isinstance(record, dict)
     return [x for x in logprobs if x is not None], record
 
@@ -88,6 +91,7 @@ def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> 
     served.wait_for(
         r"^worker prefill-0 takes native \(.*\): cpu, float32, .* \(auto: 8 sequences of "
     )
+    admin_url = served.wait_for(ADMIN)[1]
     url = served.wait_for(r"^serving tiny on (http://[\d.]+:\d+)/v1 \(Ctrl-C stops\)$")[1]
     # Ray's own default is 15 more: behind everything else on the machine.
     niceness = os.getpriority(os.PRIO_PROCESS, served.process.pid)
@@ -95,7 +99,7 @@ def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> 
     _, expected, min_gap = reference_generate(tmp_path / "tiny", PROMPT, NUM_TOKENS)
     assert min_gap > 1e-3
 
-    logprobs, record = ask(url, "before")
+    logprobs, record = ask(url, admin_url, "before")
     assert logprobs == pytest.approx(expected, abs=1e-4)
     (only,) = record["generations"]
     assert only["transfer"]["owner"] == {"worker_id": "prefill-0", "epoch": first_life[2]}
@@ -103,8 +107,8 @@ def test_a_cluster_from_its_start_to_ctrl_c(served: Program, tmp_path: Path) -> 
     os.kill(int(first_life[1]), signal.SIGKILL)
     second_life = served.wait_for(SERVES.format(" again"))
     assert second_life[2] != first_life[2]
-    wait_until_ready(url, "prefill-0", second_life[2])
-    logprobs, record = ask(url, "after")
+    wait_until_ready(admin_url, "prefill-0", second_life[2])
+    logprobs, record = ask(url, admin_url, "after")
     assert logprobs == pytest.approx(expected, abs=1e-4)
     (only,) = record["generations"]
     assert only["transfer"]["owner"] == {"worker_id": "prefill-0", "epoch": second_life[2]}

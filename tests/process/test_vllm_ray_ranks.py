@@ -37,7 +37,14 @@ RESOURCES = [{"CPU": 2, "disagg_prefill": 1}, {"CPU": 4, "disagg_decode": 1}]
 def settings(hosts: RayHosts, model_dir: Path, host: str) -> dict[str, Any]:
     return {
         "model": {"dir": str(model_dir), "name": "tiny"},
-        "router": {"host": host, "http_port": 0, "grpc_port": 0, "pull_tokens_min": 64},
+        "router": {
+            "host": host,
+            "http_port": 0,
+            "admin_port": 0,
+            "grpc_port": 0,
+            "allow_unauthenticated": True,  # in a network of the test's own
+            "pull_tokens_min": 64,
+        },
         "worker": {
             "host": "node",
             "engine": "vllm",
@@ -62,8 +69,11 @@ def settings(hosts: RayHosts, model_dir: Path, host: str) -> dict[str, Any]:
 class Served:
     """``disagg serve`` on the first of two hosts."""
 
-    def __init__(self, hosts: RayHosts, program: Program, url: str, model_dir: Path) -> None:
-        self.hosts, self.program, self.url, self._model_dir = hosts, program, url, model_dir
+    def __init__(
+        self, hosts: RayHosts, program: Program, urls: tuple[str, str], model_dir: Path
+    ) -> None:
+        self.hosts, self.program, self._model_dir = hosts, program, model_dir
+        self.url, self._admin_url = urls
 
     def ask(self, length: int, request_id: str) -> dict[str, Any]:
         """Check an answer against plain transformers; returns the router's record of it."""
@@ -82,7 +92,7 @@ class Served:
         assert answer.status_code == 200, answer.text
         found = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
         assert found == pytest.approx(logprobs, abs=1e-4)
-        record: dict[str, Any] = httpx.get(f"{self.url}/disagg/requests/{request_id}").json()
+        record: dict[str, Any] = httpx.get(f"{self._admin_url}/disagg/requests/{request_id}").json()
         return record
 
     def worker_pid(self, name: str) -> int:
@@ -94,7 +104,9 @@ class Served:
         wanted = {(name, self._last_life(name)[3]) for name in WORKERS}
         deadline = time.monotonic() + BOUND_S
         while True:
-            workers = httpx.get(f"{self.url}/disagg/workers", timeout=BOUND_S).json()["workers"]
+            workers = httpx.get(f"{self._admin_url}/disagg/workers", timeout=BOUND_S).json()[
+                "workers"
+            ]
             found = [(w["info"]["incarnation"], w["ready"]) for w in workers]
             ready = {(life["worker_id"], life["epoch"]) for life, is_ready in found if is_ready}
             if wanted <= ready:
@@ -145,8 +157,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             )
             try:
                 program.wait_for_all([SERVES.format(name, "") for name in WORKERS], START_S)
+                admin_url = program.wait_for(r"metrics and records are on (\S+)")[1] + "/v1"
                 url = program.wait_for(r"serving tiny on (\S+)")[1]
-                yield Served(hosts, program, url, model_dir)
+                yield Served(hosts, program, (url, admin_url), model_dir)
             finally:
                 program.end()
     except UnavailableError as error:

@@ -61,7 +61,7 @@ def test_a_users_error_is_one_text_and_exit_code_2(
 
 
 def test_config_tells_where_values_come_from(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("worker:\n  num_blocks: 7\nmodel:\n  hash_key: secret\n")
+    (tmp_path / "a.yaml").write_text("worker:\n  num_blocks: 7\ncluster:\n  hash_key: secret\n")
     arguments = ["config", "-c", "a.yaml", "--set", "router.http_port=9"]
     run = disagg(*arguments, "--json", cwd=tmp_path, DISAGG_CLUSTER__NUM_DECODE="3")
     values = json.loads(run.stdout)
@@ -69,7 +69,7 @@ def test_config_tells_where_values_come_from(tmp_path: Path) -> None:
     assert values["router.http_port"] == {"value": 9, "source": "flag:--set router.http_port"}
     assert values["cluster.num_decode"] == {"value": 3, "source": "env:DISAGG_CLUSTER__NUM_DECODE"}
     assert values["router.host"] == {"value": "127.0.0.1", "source": "default"}
-    assert values["model.hash_key"]["value"] == "***"
+    assert values["cluster.hash_key"]["value"] == "***"
     table = disagg(*arguments, cwd=tmp_path).stdout
     assert "file:a.yaml:2" in table
     assert "secret" not in run.stdout + table

@@ -14,6 +14,8 @@ from disagg.kv.blocks.cache_policy import EVICTIONS
 from disagg.router.options import RouterOptions
 from disagg.workers.options import WorkerOptions
 
+SECRET = "the secret of a cluster in a test"
+
 
 def _file(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "disagg.yaml"
@@ -26,6 +28,14 @@ def _checkpoint(tmp_path: Path) -> str:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     return str(folder)
+
+
+def _flags(tmp_path: Path) -> dict[str, Given]:
+    """A checkpoint and a secret, without which nothing starts."""
+    return {
+        "model.dir": Given(_checkpoint(tmp_path), "flag:--model"),
+        "cluster.hash_key": Given(SECRET, "flag:--set"),
+    }
 
 
 def test_nothing_given_is_all_defaults() -> None:
@@ -186,13 +196,13 @@ def test_a_bad_variable_is_refused_by_name(environ: dict[str, str], said: str) -
 
 
 def test_defaults_are_those_of_the_options(tmp_path: Path) -> None:
-    effective = read_settings(flags={"model.dir": Given(_checkpoint(tmp_path), "flag:--model")})
+    effective = read_settings(flags=_flags(tmp_path))
     for options in (
         worker_options(effective.settings, "w", "both"),
         router_options(effective.settings),
     ):
         for field in fields(options):
-            if field.default is not MISSING:
+            if field.default is not MISSING and field.name != "hash_key":
                 assert getattr(options, field.name) == field.default, field.name
 
 
@@ -210,10 +220,9 @@ def test_every_order_of_eviction_can_be_set() -> None:
 
 
 def test_workers_find_the_router(tmp_path: Path) -> None:
-    flags = {
-        "model.dir": Given(_checkpoint(tmp_path), "flag:--model"),
-        "router.host": Given("0.0.0.0", "flag:--set"),
-    }
+    flags = _flags(tmp_path)
+    flags["router.host"] = Given("0.0.0.0", "flag:--set")
+    flags["router.allow_unauthenticated"] = Given(True, "flag:--set")
     options = worker_options(read_settings(flags=flags).settings, "prefill-0", "prefill")
     assert options.router_addresses == ("127.0.0.1:50051",)
     assert (options.model_name, options.worker_id) == ("tiny-model", "prefill-0")
@@ -228,9 +237,65 @@ def test_a_missing_checkpoint_or_router_is_named(tmp_path: Path) -> None:
     empty = {"model.dir": Given(str(tmp_path), "flag:--model")}
     with pytest.raises(ConfigError, match=r"no config\.json"):
         router_options(read_settings(flags=empty).settings)
-    open_port = {
-        "model.dir": Given(_checkpoint(tmp_path), "flag:--model"),
-        "router.grpc_port": Given(0, "flag:--set"),
-    }
+    open_port = _flags(tmp_path) | {"router.grpc_port": Given(0, "flag:--set")}
     with pytest.raises(ConfigError, match=r"router\.grpc_port"):
         worker_options(read_settings(flags=open_port).settings, "w", "both")
+
+
+def test_the_clusters_secret_comes_from_one_place_and_is_in_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "hash-key"
+    path.write_text(f"{SECRET}\n")
+    flags = _flags(tmp_path)
+    del flags["cluster.hash_key"]
+
+    def given(**cluster: str) -> dict[str, Given]:
+        return flags | {f"cluster.{key}": Given(value, "flag") for key, value in cluster.items()}
+
+    for values in ({"hash_key": SECRET}, {"hash_key_file": str(path)}):
+        settings = read_settings(flags=given(**values)).settings
+        assert router_options(settings).hash_key == SECRET
+        assert worker_options(settings, "w", "both").hash_key == SECRET
+        assert SECRET not in repr((settings, router_options(settings)))
+    (tmp_path / "short").write_text("SECRET")
+    (tmp_path / "bytes").write_bytes(b"SECRET\xff" * 10)
+    for values, said in (
+        ({}, "disagg keys create-hash-key"),
+        ({"hash_key": "SECRET"}, "needs 32 characters, has 6"),
+        ({"hash_key_file": str(tmp_path / "short")}, "needs 32 characters, has 6"),
+        ({"hash_key_file": str(tmp_path / "none")}, "none: No such file"),
+        ({"hash_key_file": str(tmp_path / "bytes")}, "bytes: not text"),
+        ({"hash_key_file": str(path), "hash_key": SECRET}, "there is cluster.hash_key_file"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            router_options(read_settings(flags=given(**values)).settings)
+        assert said in caught.value.message
+        assert "SECRET" not in caught.value.message
+        assert SECRET not in caught.value.message
+
+
+@pytest.mark.parametrize("key", ["host", "admin_host"])
+def test_without_keys_only_loopback_addresses_are_taken(key: str) -> None:
+    def read(host: str, **more: object) -> str:
+        given = {key: host} | more
+        flags = {f"router.{name}": Given(value, "flag") for name, value in given.items()}
+        host_taken: str = getattr(read_settings(flags=flags).settings.router, key)
+        return host_taken
+
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert read(host) == host
+    for host in ("0.0.0.0", "::", "192.0.2.10", "router.example.com", "localhost.example.com"):
+        with pytest.raises(ConfigError, match=rf"^router\.{key}: .*router\.api_keys_file"):
+            read(host)
+        for more in ({"api_keys_file": "k"}, {"api_keys": "k"}, {"allow_unauthenticated": True}):
+            assert read(host, **more) == host
+
+
+def test_keys_come_from_one_place() -> None:
+    flags = {f"router.{name}": Given("SECRET", "flag") for name in ("api_keys", "api_keys_file")}
+    with pytest.raises(ConfigError, match=r"router\.api_keys: there is") as caught:
+        read_settings(flags=flags)
+    assert "SECRET" not in caught.value.message
+
+
+def test_a_client_key_in_the_environment_is_no_setting() -> None:
+    assert read_settings(environ={"DISAGG_API_KEY": "k"}) == read_settings()

@@ -6,7 +6,7 @@ import pytest
 
 from disagg.errors import ConfigError, RequestError
 from disagg.kv.blocks.free_blocks import UncachedBlocks
-from disagg.kv.hashing import BlockHasher
+from disagg.kv.hashing import BlockHasher, block_hash_key, tenant_salt
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.mla import MLASpec
@@ -65,6 +65,48 @@ def test_a_bad_token_is_refused_and_changes_nothing(bad: object) -> None:
 def test_an_empty_key_is_refused() -> None:
     with pytest.raises(ConfigError, match="hash_key"):
         BlockHasher(b"", 16)
+
+
+SECRET = "a secret that is long enough to be one"
+
+
+def test_the_key_needs_the_clusters_secret_and_differs_by_model() -> None:
+    made = {
+        block_hash_key(SECRET, "m"),
+        block_hash_key(SECRET, "n"),
+        block_hash_key(SECRET * 2, "m"),
+    }
+    assert len(made) == 3
+    for secret in ("", "m", SECRET[:31]):
+        with pytest.raises(ConfigError) as caught:
+            block_hash_key(secret, "m")
+        assert SECRET[:31] not in caught.value.message
+
+
+def test_a_scheme_tells_keys_apart_and_is_no_part_of_any_chain() -> None:
+    hasher, same, other = (
+        BlockHasher(block_hash_key(s, "m"), 4) for s in (SECRET, SECRET, SECRET * 2)
+    )
+    assert hasher.scheme == same.scheme != other.scheme
+    assert BlockHasher(block_hash_key(SECRET, "m"), 8).scheme != hasher.scheme
+    mark = hasher.scheme.rpartition(":")[2]
+    assert mark not in hasher.seed().hex() + block_hash_key(SECRET, "m").hex()
+
+
+def test_salts_of_tenants_are_told_apart_whatever_clients_send() -> None:
+    pairs = [
+        ("", ""),
+        ("a", ""),
+        ("", "a"),
+        ("a", "b"),
+        ("ab", ""),
+        ("", "ab"),
+        ("a", "bc"),
+        ("ab", "c"),
+    ]
+    assert len({tenant_salt(*pair) for pair in pairs}) == len(pairs)
+    assert tenant_salt("", "") == b""
+    assert tenant_salt("a", "b") == tenant_salt("a", "b")
 
 
 def test_pages_of_a_group_are_contiguous() -> None:

@@ -87,7 +87,10 @@ def test_the_hosts_of_both_files_agree() -> None:
     head = CLUSTER["provider"]["head_ip"]
     assert settings.cluster.router_addresses == (f"{head}:{settings.router.grpc_port}",)
     assert settings.worker.host == "node"
-    assert CLUSTER["file_mounts"]["~/disagg.yaml"] == "./disagg.yaml"
+    mounts = CLUSTER["file_mounts"]
+    assert mounts["~/disagg.yaml"] == "./disagg.yaml"
+    secrets = (settings.router.api_keys_file, settings.cluster.hash_key_file)
+    assert {Path(mounts[path]).name for path in secrets} == {"disagg-keys.json", "disagg-hash-key"}
 
 
 def test_authentication_and_niceness_are_said_wherever_ray_starts() -> None:

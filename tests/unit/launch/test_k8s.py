@@ -198,13 +198,49 @@ def test_pods_agree_with_the_settings() -> None:
         resources = json.loads(json.loads(group["rayStartParams"]["resources"].strip("'")))
         assert resources == {f"disagg_{group['groupName']}": 1}
     ports = {p["name"]: p["containerPort"] for p in containers()[0]["ports"]}
-    assert ports == {"http": SETTINGS.router.http_port, "grpc": SETTINGS.router.grpc_port}
+    router = SETTINGS.router
+    assert ports == {
+        "http": router.http_port,
+        "admin": router.admin_port,
+        "grpc": router.grpc_port,
+    }
     name = REGISTRATION["metadata"]["name"]
     assert cluster.router_addresses == (f"{name}:{REGISTRATION['spec']['ports'][0]['port']}",)
     for pod in pods():
         if SETTINGS.model.dir.startswith("/models/") and "shareProcessNamespace" not in pod:
             mounts = [m["mountPath"] for m in pod["containers"][0]["volumeMounts"]]
             assert "/models" in mounts
+
+
+def secret_at(pod: Manifest, container: Manifest, path: str) -> str:
+    """Name of the Secret that a container finds a file in; "" where it finds none."""
+    mounts = {m["name"] for m in container["volumeMounts"] if path.startswith(m["mountPath"] + "/")}
+    (name, *_) = [v["secret"]["secretName"] for v in pod["volumes"] if v["name"] in mounts] or [""]
+    return str(name)
+
+
+def test_secrets_are_mounted_where_the_settings_look_and_nowhere_else() -> None:
+    keys, hash_key = SETTINGS.router.api_keys_file, SETTINGS.cluster.hash_key_file
+    found = {
+        container["name"]: [secret_at(pod, container, path) for path in (keys, hash_key)]
+        for pod in pods()
+        for container in pod["containers"]
+    }
+    assert found == {
+        "router": ["disagg-api-keys", "disagg-hash-key"],
+        "ray-head": ["", ""],
+        "disagg-workers": ["", "disagg-hash-key"],
+        "ray-worker": ["", ""],
+    }
+    assert not SETTINGS.router.allow_unauthenticated
+    told = (K8S / "README.md").read_text()
+    for name, path in (("disagg-api-keys", keys), ("disagg-hash-key", hash_key)):
+        assert f"kubectl create secret generic {name} --from-file={Path(path).name}" in told
+
+
+def test_clients_do_not_reach_the_admin_port() -> None:
+    for service in (CLIENTS, REGISTRATION):
+        assert "admin" not in [port["targetPort"] for port in service["spec"]["ports"]]
 
 
 def test_services_choose_the_router_and_probes_ask_it() -> None:

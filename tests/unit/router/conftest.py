@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import httpx
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
 from disagg.router.tokenizer import Tokenizer
+from disagg.testing.scripted_worker import HASH_KEY
 from tests.checkpoints import make_checkpoint
 from tests.unit.router.scripted_worker import BOUND_S, ScriptedWorker
 
+ROUTER: dict[str, Any] = {"http_port": 0, "admin_port": 0, "grpc_port": 0, "hash_key": HASH_KEY}
+"""Options of a router on free ports that takes scripted workers in."""
 TEXT = "the cat sat on the mat and the rat ran. "
 
 
@@ -37,6 +41,8 @@ class House:
         self.workers: list[ScriptedWorker] = []
         self.url = f"http://127.0.0.1:{app.http_port}"
         self.http = httpx.AsyncClient(base_url=self.url, timeout=BOUND_S)
+        admin_url = f"http://127.0.0.1:{app.admin_port}"
+        self.admin = httpx.AsyncClient(base_url=admin_url, timeout=BOUND_S)
 
     def token(self, prompt_tokens: int):
         """Tokens of the script, from position ``prompt_tokens`` on, again and again."""
@@ -71,6 +77,7 @@ class House:
 
     async def close(self) -> None:
         await self.http.aclose()
+        await self.admin.aclose()
         await self.app.stop()
         for worker in self.workers:
             await worker.stop()
@@ -86,8 +93,8 @@ async def open_house(model_dir, tokenizer):
 
         async def build(text: str = TEXT, checkpoint=model_dir, **settings) -> House:
             # Scripted workers send no heartbeats, and a busy machine takes its time for a test.
-            settings = {"worker_silent_ms": 1000 * BOUND_S} | settings
-            options = RouterOptions(str(checkpoint), "tiny", http_port=0, grpc_port=0, **settings)
+            settings = {"worker_silent_ms": 1000 * BOUND_S} | ROUTER | settings
+            options = RouterOptions(str(checkpoint), "tiny", **settings)
             app = RouterApp(options)
             await app.start()
             house = House(app, tokenizer, text)

@@ -1,4 +1,4 @@
-"""What operators may change: closed by default, answered truthfully."""
+"""The admin port: what operators change there is answered truthfully."""
 
 import asyncio
 
@@ -9,19 +9,17 @@ from disagg.testing.scripted_worker import READY
 PATH = "/reset_prefix_cache"
 
 
-async def test_it_is_closed_unless_the_setting_opens_it(house):
-    response = await house.http.post(PATH)
-    assert response.status_code == 403
-    assert "router.admin_endpoints" in response.json()["error"]["message"]
+async def test_clients_do_not_find_it(house):
+    assert (await house.http.post(PATH)).status_code == 404
     assert house.workers[0].resets == []
-    assert (await house.http.get(PATH)).status_code == 405
+    assert (await house.admin.get(PATH)).status_code == 405
 
 
 async def test_every_worker_forgets_and_the_answer_says_what(open_house):
-    house = await open_house(admin_endpoints=True)
+    house = await open_house()
     workers = [await house.add(f"w{i}") for i in (1, 2)]
     workers[1].reset_answer = PrefixCacheReset(0, 5, (("lease", 2), ("sequence", 9)))
-    response = await house.http.post(PATH)
+    response = await house.admin.post(PATH)
     assert response.status_code == 200
     body = response.json()
     assert (body["success"], body["num_forgotten"]) == (True, 8)
@@ -30,18 +28,18 @@ async def test_every_worker_forgets_and_the_answer_says_what(open_house):
     assert told["w2"]["in_use"] == {"lease": 2, "sequence": 9}
     assert [worker.resets for worker in workers] == [[1], [1]]
     assert "error" not in body
-    metrics = (await house.http.get("/metrics")).text
+    metrics = (await house.admin.get("/metrics")).text
     assert 'disagg_routing_cache_resets_total{outcome="complete"} 1.0' in metrics
 
 
 async def test_a_worker_that_refuses_or_is_lost_makes_it_a_503_that_names_it(open_house):
-    house = await open_house(admin_endpoints=True)
+    house = await open_house()
     refuses, silent = [await house.add(f"w{i}") for i in (1, 2)]
     refuses.reset_answer = PrefixCacheReset(0, 0, refused="there is none")
     silent.reset_answer = None
-    asked = asyncio.create_task(house.http.post(PATH))
+    asked = asyncio.create_task(house.admin.post(PATH))
     await silent.until(lambda: silent.resets, "the reset")
-    assert (await house.http.post(PATH)).status_code == 429  # one at a time
+    assert (await house.admin.post(PATH)).status_code == 429  # one at a time
     await silent.stop()
     response = await asked
     assert response.status_code == 503
@@ -52,21 +50,21 @@ async def test_a_worker_that_refuses_or_is_lost_makes_it_a_503_that_names_it(ope
 
 
 async def test_parameters_and_an_empty_fleet_are_refused(open_house):
-    house = await open_house(admin_endpoints=True)
-    response = await house.http.post(PATH)
+    house = await open_house()
+    response = await house.admin.post(PATH)
     assert response.status_code == 503
     assert "nothing was reset" in response.json()["error"]["message"]
     await house.add()
-    response = await house.http.post(f"{PATH}?reset_external=true")
+    response = await house.admin.post(f"{PATH}?reset_external=true")
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "query"
 
 
 async def test_a_router_that_stops_answers_who_waits(open_house):
-    house = await open_house(admin_endpoints=True)
+    house = await open_house()
     worker = await house.add()
     worker.reset_answer = None
-    asked = asyncio.create_task(house.http.post(PATH))
+    asked = asyncio.create_task(house.admin.post(PATH))
     await worker.until(lambda: worker.resets, "the reset")
     await house.app.stop()
     assert (await asked).status_code == 503
@@ -79,16 +77,16 @@ async def test_times_in_the_cache_are_histograms_until_the_worker_leaves(open_ho
     seen = ResidencyHistogram("idle", tuple(counts), 7_000)
     stats = type(READY)(*(0,) * 9, ready=True, residency=(seen,))
     worker = await house.add("w1", stats=stats)
-    metrics = (await house.http.get("/metrics")).text
+    metrics = (await house.admin.get("/metrics")).text
     line = "disagg_cache_block_idle_seconds"
     assert f'{line}_bucket{{le="0.01",worker="w1"}} 2.0' in metrics
     assert f'{line}_bucket{{le="+Inf",worker="w1"}} 3.0' in metrics
     assert f'{line}_sum{{worker="w1"}} 7.0' in metrics
-    shown = (await house.http.get("/v1/disagg/workers")).json()["workers"][0]
+    shown = (await house.admin.get("/v1/disagg/workers")).json()["workers"][0]
     assert "residency" not in shown["stats"]
     await worker.stop()
     await house.until(lambda: not house.app.dispatcher.core.fleet, "the loss")
-    assert line not in (await house.http.get("/metrics")).text
+    assert line not in (await house.admin.get("/metrics")).text
 
 
 def test_a_histogram_of_an_unknown_name_is_left_out():

@@ -125,7 +125,7 @@ async def test_an_odd_request_id_is_replaced_by_an_own_one(house, given):
     assert own
     assert own != given
     assert response.json()["id"] == f"cmpl-{own}"
-    assert (await house.http.get(f"/v1/disagg/requests/{own}")).status_code == 200
+    assert (await house.admin.get(f"/v1/disagg/requests/{own}")).status_code == 200
 
 
 @pytest.mark.parametrize("given", ["Root=1-67891233-abc", "a/b+c==", "0af7:1@x|y~z", "x" * 128])
@@ -133,7 +133,7 @@ async def test_ids_of_proxies_are_kept(house, given):
     headers = {"x-request-id": given}
     response = await house.http.post("/v1/completions", json=COMPLETION, headers=headers)
     assert response.headers["x-request-id"] == given
-    assert (await house.http.get(f"/v1/disagg/requests/{given}")).status_code == 200
+    assert (await house.admin.get(f"/v1/disagg/requests/{given}")).status_code == 200
 
 
 async def test_long_names_are_not_echoed(house):
@@ -142,9 +142,10 @@ async def test_long_names_are_not_echoed(house):
     check_error(response, 404, "model", "model_not_found")
     assert len(response.content) < 1000
     for path in ("/v1/models/", "/v1/disagg/requests/", "/nothing/"):
-        response = await house.http.get(path + "x" * 10_000)
-        assert response.status_code == 404
-        assert len(response.content) < 1000
+        for port in (house.http, house.admin):
+            response = await port.get(path + "x" * 10_000)
+            assert response.status_code == 404
+            assert len(response.content) < 1000
 
 
 async def test_a_cache_salt_is_bounded_in_grpc_as_in_http(house):

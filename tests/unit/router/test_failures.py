@@ -9,13 +9,14 @@ import grpc
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
-from disagg.messages.registration import Contract
 from disagg.messages.session import EndReason, PartEnded
 from disagg.router.app import RouterApp
 from disagg.router.grpc_service import DETAILS_MAX
 from disagg.router.options import RouterOptions
-from disagg.testing.scripted_worker import BLOCK_TOKENS
+from disagg.testing.scripted_worker import BLOCK_TOKENS, CONTRACT, HASH_KEY
+from tests.unit.router.conftest import ROUTER
 
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": 12}
 
@@ -41,7 +42,7 @@ async def test_a_lost_workers_request_goes_on_elsewhere_without_gap_or_repetitio
     assert answer["usage"]["completion_tokens"] == 12
     other = next(w for w in workers if w is not lost)
     assert other.submits[-1].key.generation > users[0].submits[0].key.generation
-    metrics = (await house.http.get("/metrics")).text
+    metrics = (await house.admin.get("/metrics")).text
     assert 'disagg_routing_replans_total{cause="worker_lost"} 1.0' in metrics
     assert f'worker="{lost.incarnation.worker_id}"' not in metrics
 
@@ -124,7 +125,8 @@ async def test_an_ended_session_is_opened_anew_by_the_next_heartbeat(house):
 
 
 async def test_a_worker_of_another_model_is_refused_by_name(house):
-    other = Contract("other", "float32", ("full",), "pages", 1024, BLOCK_TOKENS, "sha256", 1, 1)
+    scheme = BlockHasher(block_hash_key(HASH_KEY, "other"), BLOCK_TOKENS).scheme
+    other = replace(CONTRACT, model_fingerprint="other", hash_scheme=scheme)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await house.add("w2", contract=other)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -180,9 +182,9 @@ async def test_stop_cancels_what_lives_and_answers_it(open_house):
 
 
 async def test_a_taken_port_is_a_config_error(house, model_dir):
-    for taken in ("http_port", "grpc_port"):
-        ports = {"http_port": 0, "grpc_port": 0} | {taken: getattr(house.app, taken)}
-        app = RouterApp(RouterOptions(str(model_dir), "tiny", **ports))
+    for taken in ("http_port", "admin_port", "grpc_port"):
+        options = ROUTER | {taken: getattr(house.app, taken)}
+        app = RouterApp(RouterOptions(str(model_dir), "tiny", **options))
         with pytest.raises(ConfigError) as caught:
             await app.start()
         assert caught.value.param == taken

@@ -10,11 +10,11 @@ import httpx
 import openai
 import pytest
 
-from disagg.kv.hashing import BlockHasher
+from disagg.kv.hashing import tenant_salt
 from disagg.messages.sampling import TokenLogprobs
 from disagg.router.text_stream import StopMatcher
 from disagg.testing import scripted_worker
-from disagg.testing.scripted_worker import BLOCK_TOKENS
+from disagg.testing.scripted_worker import HASHER
 from tests.unit.router.conftest import TEXT
 from tests.unit.router.scripted_worker import BOUND_S
 
@@ -255,11 +255,11 @@ async def test_hashes_are_computed_with_the_fleets_key_and_the_salt(house):
     await house.http.post("/v1/completions", json=BODY | {"prompt": prompt, "cache_salt": "t1"})
     submit = house.workers[0].submits[0]
     expected: list[bytes] = []
-    BlockHasher(b"fingerprint", BLOCK_TOKENS).extend(expected, prompt, b"t1")
+    HASHER.extend(expected, prompt, tenant_salt("", "t1"))
     assert list(submit.hashes) == expected
     assert len(expected) == 2
     unsalted: list[bytes] = []
-    BlockHasher(b"fingerprint", BLOCK_TOKENS).extend(unsalted, prompt)
+    HASHER.extend(unsalted, prompt)
     assert unsalted != expected
 
 
@@ -337,13 +337,13 @@ async def test_records_models_workers_and_metrics(house):
     answer = await house.http.post("/v1/completions", json=BODY, headers={"x-request-id": "rec-1"})
     assert answer.status_code == 200
     for shown in ("rec-1", "cmpl-rec-1"):
-        record = (await house.http.get(f"/v1/disagg/requests/{shown}")).json()
+        record = (await house.admin.get(f"/v1/disagg/requests/{shown}")).json()
         assert record["request_id"] == "rec-1"
         assert record["outcome"] == "length"
         assert record["num_tokens"] == 12
         assert record["generations"][0]["local"] is True
         assert record["generations"][0]["prefill"] == {"worker_id": "w1", "epoch": "e1"}
-    workers = (await house.http.get("/v1/disagg/workers")).json()["workers"]
+    workers = (await house.admin.get("/v1/disagg/workers")).json()["workers"]
     assert [(w["info"]["incarnation"]["worker_id"], w["ready"]) for w in workers] == [("w1", True)]
     async with client(house) as api:
         assert [model.id async for model in api.models.list()] == ["tiny"]
@@ -353,11 +353,11 @@ async def test_records_models_workers_and_metrics(house):
         with pytest.raises(openai.BadRequestError) as caught:
             await api.completions.create(model="tiny", prompt=PROMPT, n=2)
         assert caught.value.param == "n"
-    metrics = (await house.http.get("/metrics")).text
+    metrics = (await house.admin.get("/metrics")).text
     for line in (
-        'disagg_requests_total{outcome="length"} 1.0',
-        'disagg_requests_total{outcome="invalid_value"} 1.0',
-        "disagg_generation_tokens_total 12.0",
+        'disagg_requests_total{outcome="length",tenant=""} 1.0',
+        'disagg_requests_total{outcome="invalid_value",tenant=""} 1.0',
+        'disagg_generation_tokens_total{tenant=""} 12.0',
         "disagg_time_to_first_token_seconds_count 1.0",
         "disagg_inter_token_latency_seconds_count",
         'disagg_worker{name="num_blocks_free",worker="w1"} 100.0',
@@ -377,7 +377,7 @@ async def test_finished_records_are_bounded(open_house):
         headers = {"x-request-id": f"r{index}"}
         await house.http.post("/v1/completions", json=BODY, headers=headers)
     found = [
-        (await house.http.get(f"/v1/disagg/requests/r{index}")).status_code for index in range(4)
+        (await house.admin.get(f"/v1/disagg/requests/r{index}")).status_code for index in range(4)
     ]
     assert found == [404, 404, 200, 200]
 

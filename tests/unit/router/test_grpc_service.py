@@ -6,9 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from disagg.kv.hashing import BlockHasher
 from disagg.messages.kv_events import KVSnapshot
-from disagg.testing.scripted_worker import BLOCK_TOKENS
+from disagg.testing.scripted_worker import HASHER
 from disagg.wire.v1 import router_pb2, sampling_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from tests.unit.router.scripted_worker import BOUND_S, stored
@@ -24,7 +23,7 @@ async def stub(house):
 
 def chain(tokens, salt=b""):
     hashes: list[bytes] = []
-    BlockHasher(b"fingerprint", BLOCK_TOKENS).extend(hashes, tokens, salt)
+    HASHER.extend(hashes, tokens, salt)
     return hashes
 
 

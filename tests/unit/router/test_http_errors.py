@@ -183,6 +183,8 @@ async def test_harmless_and_neutral_fields_are_accepted(house):
         ("DELETE", "/v1/models/tiny", 405, "method_not_allowed"),
         ("GET", "/v1/nothing", 404, "not_found"),
         ("POST", "/", 404, "not_found"),
+        ("GET", "/metrics", 404, "not_found"),  # on the admin port
+        ("POST", "/reset_prefix_cache", 404, "not_found"),
         ("GET", "/v1/disagg/requests/unknown", 404, "not_found"),
     ],
 )

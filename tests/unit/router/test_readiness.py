@@ -9,7 +9,7 @@ from disagg.config import read_settings
 from disagg.config.options import router_options
 from disagg.config.sources import Given
 from disagg.routing.core import RouterCore
-from disagg.testing.scripted_worker import READY
+from disagg.testing.scripted_worker import HASH_KEY, READY
 from tests.unit.router.test_http_errors import COMPLETION
 
 NOT_READY = dataclasses.replace(READY, ready=False)
@@ -82,6 +82,7 @@ def test_what_is_wanted_is_what_the_cluster_has(
     numbers = {"num_prefill": prefill, "num_decode": decode, "num_both": both}
     flags = {f"cluster.{name}": Given(number, "flag:--set") for name, number in numbers.items()}
     flags["model.dir"] = Given(str(model_dir), "flag:--model")
+    flags["cluster.hash_key"] = Given(HASH_KEY, "flag:--set")
     assert router_options(read_settings(flags=flags).settings).roles_wanted == wanted
 
 

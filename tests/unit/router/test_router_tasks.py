@@ -9,6 +9,7 @@ from disagg.router import dispatch
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
 from disagg.routing.core import RouterCore
+from tests.unit.router.conftest import ROUTER
 from tests.unit.router.scripted_worker import BOUND_S, stored
 from tests.unit.router.test_generation import BODY
 from tests.unit.router.test_grpc_service import PROMPT, chain
@@ -28,7 +29,7 @@ class Failing:
 
 
 async def failures(house, task):
-    lines = (await house.http.get("/metrics")).text.splitlines()
+    lines = (await house.admin.get("/metrics")).text.splitlines()
     name = f'disagg_router_task_failures_total{{task="{task}"}} '
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
@@ -51,7 +52,7 @@ async def test_a_router_whose_ticks_never_succeed_ends(model_dir, monkeypatch):
     monkeypatch.setattr(dispatch, "TICK_S", 0.001)
     tick = Failing(None, 10**9)
     monkeypatch.setattr(RouterCore, "tick", tick)
-    app = RouterApp(RouterOptions(str(model_dir), "tiny", http_port=0, grpc_port=0))
+    app = RouterApp(RouterOptions(str(model_dir), "tiny", **ROUTER))
     serving = asyncio.create_task(router_app._serve(app))
     async with asyncio.timeout(BOUND_S):
         assert await serving == 1
@@ -105,7 +106,8 @@ async def test_a_loss_that_cannot_be_handled_ends_the_router(house, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [None, OSError("no more sockets")])
-async def test_an_http_server_that_ends_ends_the_router(open_house, monkeypatch, error):
+@pytest.mark.parametrize("server", ["_http_server", "_admin_server"])
+async def test_an_http_server_that_ends_ends_the_router(open_house, monkeypatch, server, error):
     house = await open_house()
 
     async def end():
@@ -114,6 +116,6 @@ async def test_an_http_server_that_ends_ends_the_router(open_house, monkeypatch,
         return True
 
     # uvicorn's main loop looks at this ten times a second.
-    monkeypatch.setattr(house.app._http_server, "on_tick", lambda counter: end())
+    monkeypatch.setattr(getattr(house.app, server), "on_tick", lambda counter: end())
     async with asyncio.timeout(BOUND_S):
         await house.app.dispatcher.broken.wait()

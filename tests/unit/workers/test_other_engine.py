@@ -4,9 +4,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-from disagg.kv.hashing import BlockHasher
+from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.kv.sequence import KVSequence
 from disagg.scheduling.step import Step, StepResult
+from disagg.testing.scripted_worker import HASH_KEY
 from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.workers.engines.protocol import Drafts, EngineFailedError
 from disagg.workers.options import WorkerOptions
@@ -38,7 +39,12 @@ class FailedEngine(DigestEngine):
 
 def worker_over(engine: DigestEngine) -> Worker:
     options = WorkerOptions(
-        worker_id="w", role="both", model_dir="", model_name="digest", router_addresses=()
+        worker_id="w",
+        role="both",
+        model_dir="",
+        model_name="digest",
+        router_addresses=(),
+        hash_key=HASH_KEY,
     )
     return Worker(
         options,
@@ -65,7 +71,9 @@ def test_an_engine_that_drafts_has_slots_for_it_and_shorter_hits() -> None:
             assert worker.control is not None
             kv = worker.control.core.kv
             asked = KVSequence("asked", [*PROMPT, *range(100, 105)])
-            BlockHasher(engine.fingerprint.encode(), 4).extend(asked.hashes, asked.token_ids)
+            BlockHasher(block_hash_key(HASH_KEY, engine.fingerprint), 4).extend(
+                asked.hashes, asked.token_ids
+            )
             hits.append(kv.find_longest_cache_hit(asked, asked.num_tokens - 1).num_tokens)
             slots.append(kv.num_slots(10))
         finally:

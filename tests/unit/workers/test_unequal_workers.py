@@ -20,6 +20,7 @@ from disagg.messages.session import (
     ToRouterMessage,
     TransferReport,
 )
+from disagg.testing.scripted_worker import HASH_KEY
 from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
 from disagg.wire.stream_hello import SessionOpen
@@ -47,6 +48,7 @@ def worker_of(name: str, block_tokens: int, num_ranks: int) -> tuple[Worker, Dig
         router_addresses=(),
         hash_block_tokens=HASH_TOKENS,
         max_step_tokens=16,
+        hash_key=HASH_KEY,
     )
     return Worker(options, engine_factory=lambda _: engine), engine
 

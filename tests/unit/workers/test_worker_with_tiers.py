@@ -11,6 +11,7 @@ import pytest
 
 from disagg.errors import ConfigError
 from disagg.scheduling.step import Step, StepResult
+from disagg.testing.scripted_worker import HASH_KEY
 from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.workers.options import WorkerOptions
 from disagg.workers.worker import Worker
@@ -60,6 +61,7 @@ def worker_with(
         model_name="digest",
         router_addresses=(),
         max_step_tokens=16,
+        hash_key=HASH_KEY,
     )
     return Worker(
         replace(options, tiers=tiers),

@@ -1,0 +1,81 @@
+"""Who calls: a tenant by one of its keys, and what the key is for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from disagg.errors import RequestError
+
+SERVE, OBSERVE, ADMIN = "serve", "observe", "admin"
+SCOPES = frozenset((SERVE, OBSERVE, ADMIN))
+"""Generate; look at metrics and workers; change the workers' state and see every record."""
+REALM = b'Bearer realm="disagg"'
+
+
+class AccessError(RequestError):
+    """A caller is refused before anything else is looked at.
+
+    Attributes:
+        challenge: value of the header ``WWW-Authenticate``.
+    """
+
+    challenge: ClassVar[bytes]
+
+
+class UnauthenticatedError(AccessError):
+    """There is no key in the request, or none that is known here."""
+
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+    code = "invalid_api_key"
+    challenge = REALM
+
+
+class ForbiddenError(AccessError):
+    """The key is known and not for this."""
+
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+    code = "insufficient_permissions"
+    challenge = REALM + b', error="insufficient_scope"'
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a request comes from."""
+
+    tenant: str
+    """Shares prefixes and records with nobody else; "" where the router has no keys."""
+    key_name: str
+    scopes: frozenset[str]
+
+    def check(self, scopes: frozenset[str]) -> None:
+        """Raise ForbiddenError unless the key is for one of ``scopes``."""
+        if not self.scopes & scopes:
+            wanted = " or ".join(sorted(scopes))
+            raise ForbiddenError(f"this API key is not for {wanted}")
+
+    def own_id(self, request_id: str) -> str:
+        """The request's id within the router; equal ids of two tenants are two requests."""
+        return f"{self.tenant}/{request_id}" if self.tenant else request_id
+
+    def shown_id(self, own_id: str) -> str:
+        """The id as the caller knows it: the reverse of `own_id`."""
+        return own_id.removeprefix(f"{self.tenant}/") if self.tenant else own_id
+
+
+ANYBODY = Caller("", "", SCOPES)
+"""Everybody, where the router has no keys."""
+NOBODY = Caller("", "", frozenset())
+"""Who shows no key that is known, on a page that asks for none."""
+
+
+def presented_key(headers: Mapping[bytes, bytes]) -> str:
+    """The key in a request's headers, by lower-case name: a Bearer token or ``x-api-key``.
+
+    Returns:
+        "" where there is none.
+    """
+    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+    found = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+    return found.strip().decode("latin-1")

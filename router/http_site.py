@@ -1,0 +1,115 @@
+"""The pages of one HTTP port: which one is asked for, by whom, and errors as answers."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from disagg.errors import CancelledError, DisaggError, RequestError
+from disagg.router.callers import NOBODY, SCOPES, AccessError, presented_key
+from disagg.router.http_exchange import Exchange, Receive, Scope, Send
+from disagg.router.keys import KeyRing
+from disagg.router.metrics import Metrics
+from disagg.router.options import RouterOptions
+from disagg.router.request_preparation import clip
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class RouteError(RequestError):
+    """No such path, or not with this method."""
+
+    http_status: ClassVar[int] = 404
+    code: ClassVar[str] = "not_found"
+
+
+class MethodError(RequestError):
+    """The path exists, the method does not."""
+
+    http_status: ClassVar[int] = 405
+    code: ClassVar[str] = "method_not_allowed"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What answers a path, and who may ask."""
+
+    serve: Handler
+    scopes: frozenset[str] = SCOPES
+    """The caller's key needs one of them; none: no key is asked for."""
+
+
+class Site:
+    """An ASGI application.
+
+    Args:
+        pages: by method and path.
+        prefixes: of GET, by the beginning of their path.
+    """
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        keys: KeyRing,
+        metrics: Metrics,
+        pages: Mapping[tuple[str, str], Page],
+        prefixes: Mapping[str, Page],
+    ) -> None:
+        self._bounds_s = (options.request_timeout_ms / 1000, options.receive_timeout_ms / 1000)
+        self._keys = keys
+        self._metrics = metrics
+        self._pages = pages
+        self._prefixes = prefixes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request (ASGI)."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"ASGI scope {scope['type']} is not served")
+        exchange = Exchange(scope, receive, send, *self._bounds_s)
+        try:
+            await self._admitted(exchange).serve(exchange)
+        except CancelledError:
+            pass  # nobody is there to read an answer
+        except DisaggError as error:
+            if isinstance(error, AccessError):
+                self._metrics.refused(error.code, "")
+            if not exchange.started:
+                await exchange.fail(error)
+            else:
+                logger.warning("request %s: %s", exchange.request_id, error.message)
+        except Exception:
+            logger.exception("request %s: a bug of ours", exchange.request_id)
+            if exchange.started:
+                raise  # the server cuts the connection: an answer must not look complete
+            await exchange.fail(DisaggError("internal error"))
+
+    def _admitted(self, exchange: Exchange) -> Page:
+        """The page, once its caller is known and may see it. Strangers learn of no page."""
+        page, key = self._page(exchange), presented_key(exchange.headers)
+        if page is not None and not page.scopes:
+            exchange.caller = self._keys.find(key) or NOBODY
+            return page
+        exchange.caller = self._keys.caller(key)
+        if page is None:
+            raise self._missing(exchange)
+        exchange.caller.check(page.scopes)
+        return page
+
+    def _page(self, exchange: Exchange) -> Page | None:
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        page = self._pages.get((method, exchange.path))
+        for prefix, found in self._prefixes.items():
+            if page is None and method == "GET" and exchange.path.startswith(prefix):
+                page = found
+        return page
+
+    def _missing(self, exchange: Exchange) -> RequestError:
+        path = exchange.path
+        allowed = [verb for verb, known in self._pages if known == path]
+        if any(path.startswith(prefix) for prefix in self._prefixes):
+            allowed = ["GET"]
+        if allowed:
+            return MethodError(f"{clip(path)} takes {', '.join(allowed)}")
+        return RouteError(f"there is no {clip(path)}")
