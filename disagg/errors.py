@@ -26,6 +26,7 @@ class DisaggError(Exception):
         message: what happened and what to do, one sentence.
         request_id: the request it belongs to, "" when none.
         param: the request field or setting at fault, "" when none.
+        retry_after_s: when the same request may succeed, as far as that is known; 0: unknown.
     """
 
     http_status: ClassVar[int] = 500
@@ -33,11 +34,14 @@ class DisaggError(Exception):
     code: ClassVar[str] = "internal_error"
     type: ClassVar[str] = "server_error"
 
-    def __init__(self, message: str, *, param: str = "", request_id: str = "") -> None:
+    def __init__(
+        self, message: str, *, param: str = "", request_id: str = "", retry_after_s: int = 0
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.request_id = request_id
+        self.retry_after_s = retry_after_s
 
 
 class RequestError(DisaggError):

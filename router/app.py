@@ -17,6 +17,7 @@ from disagg.router.http import HttpApp
 from disagg.router.http_server import HttpServer, bind
 from disagg.router.keys_file import KeysFile
 from disagg.router.metrics import Metrics
+from disagg.router.open_streams import OpenStreams
 from disagg.router.options import RouterOptions, why_exposed
 from disagg.router.request_preparation import Preparation
 from disagg.router.tokenizer import Tokenizer
@@ -77,9 +78,13 @@ class RouterApp:
         """
         options, ring = self._options, self._keys.ring
         with contextlib.ExitStack() as bound:
-            http_socket = bound.enter_context(bind("http_port", options.host, options.http_port))
+            http_socket = bound.enter_context(
+                bind("http_port", options.host, options.http_port, options.send_buffer_bytes)
+            )
             admin_socket = bound.enter_context(
-                bind("admin_port", options.admin_host, options.admin_port)
+                bind(
+                    "admin_port", options.admin_host, options.admin_port, options.send_buffer_bytes
+                )
             )
             self._grpc_server = grpc.aio.server(options=GRPC_OPTIONS)
             address = f"{_bracketed(options.host)}:{options.grpc_port}"
@@ -95,9 +100,10 @@ class RouterApp:
         self.dispatcher = Dispatcher(options, self._metrics)
         self._preparation = Preparation(options, self._tokenizer, self.dispatcher)
         parts = (options, ring, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
-        add_RouterServicer_to_server(GrpcService(*parts), self._grpc_server)
+        streams = OpenStreams(options.streams_per_key_max)
+        add_RouterServicer_to_server(GrpcService(*parts, streams), self._grpc_server)
         admin = AdminApp(options, ring, self.dispatcher, self._metrics)
-        self._http_server = HttpServer(HttpApp(*parts), options)
+        self._http_server = HttpServer(HttpApp(*parts, streams), options)
         self._admin_server = HttpServer(admin, options)
         self._tasks = [
             asyncio.create_task(self._http_server.serve([http_socket]), name="http"),

@@ -31,6 +31,7 @@ from disagg.routing.actions import (
     ToWorker,
 )
 from disagg.routing.core import RouterCore
+from disagg.routing.fair_queue import parse_weights
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +81,11 @@ class Dispatcher:
             pull_tokens_min=options.pull_tokens_min,
             decode_prefill_tokens_max=options.decode_prefill_tokens_max,
             accept_unlike_workers=options.accept_unlike_workers,
+            worker_prefill_tokens_max=options.worker_prefill_tokens_max,
+            worker_waiting_max=options.worker_waiting_max,
+            tenant_weights=parse_weights(options.tenant_weights),
         )
-        metrics.show_core(self.core.counters)
+        metrics.show_core(self.core.counters, lambda: self.core.num_waiting)
         self.stopping = False
         self.broken = asyncio.Event()
         self._was_complete = False
@@ -184,7 +188,7 @@ class Dispatcher:
                 "a live request has this id", param="request_id", request_id=request.request_id
             )
         actions = self.core.generate(self.now_ms(), request)
-        stream = ClientStream(request, self.cancel)
+        stream = ClientStream(request, self.cancel, self._options.unread_tokens_max)
         self._live[request.request_id] = _Live(stream, time.monotonic())
         self._metrics.accepted(len(request.token_ids), request.tenant)
         self._do(actions)

@@ -1,8 +1,9 @@
 """The router's gRPC service: registration of workers, generation, prefix look-ups."""
 
+import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
@@ -10,10 +11,12 @@ import grpc
 from disagg.errors import DisaggError, RemoteFault, RequestError
 from disagg.kv.hashing import tenant_salt
 from disagg.router.callers import SERVE, Caller, presented_key
+from disagg.router.client_stream import SlowReaderError
 from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest, check_cache_salt
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
+from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, usable_as_request_id
@@ -33,6 +36,8 @@ else:
     Context = grpc.aio.ServicerContext  # not subscriptable at run time
 FIELD_KEY = "disagg-field"
 CODE_KEY = "disagg-code"
+RETRY_AFTER_KEY = "retry-after"
+"""Seconds, as HTTP's header."""
 DETAILS_MAX = 4000
 """Characters of an error's text, as gRPC carries 8 KiB of it and its metadata; the log has all."""
 
@@ -40,8 +45,10 @@ DETAILS_MAX = 4000
 async def _abort(context: Context, error: DisaggError) -> NoReturn:
     """End the call with the error's status; the field and code travel as trailing metadata."""
     details = f"{error.param}: {error.message}" if error.param else error.message
-    trailing = ((FIELD_KEY, error.param), (CODE_KEY, error.code))
-    await context.abort(grpc.StatusCode[error.grpc_status], details[:DETAILS_MAX], trailing)
+    trailing = [(FIELD_KEY, error.param), (CODE_KEY, error.code)]
+    if error.retry_after_s:
+        trailing.append((RETRY_AFTER_KEY, str(error.retry_after_s)))
+    await context.abort(grpc.StatusCode[error.grpc_status], details[:DETAILS_MAX], tuple(trailing))
 
 
 class GrpcService(RouterServicer):
@@ -55,6 +62,7 @@ class GrpcService(RouterServicer):
         dispatcher: Dispatcher,
         preparation: Preparation,
         metrics: Metrics,
+        streams: OpenStreams,
     ) -> None:
         self._options = options
         self._keys = keys
@@ -62,6 +70,7 @@ class GrpcService(RouterServicer):
         self._dispatcher = dispatcher
         self._preparation = preparation
         self._metrics = metrics
+        self._streams = streams
         self._last_refusal = ""
 
     async def Register(
@@ -80,15 +89,17 @@ class GrpcService(RouterServicer):
             await _abort(context, error)
         return registration_pb2.RegisterResponse(heartbeat_ms=self._options.heartbeat_ms)
 
-    async def Generate(
+    async def Generate(  # type: ignore[override]  # the writing style: a write can be bounded
         self, request: router_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[router_pb2.GenerateResponse]:
+    ) -> None:
         """Stream text and tokens; a cancelled call is cancelled at the workers."""
         tenant = ""
+        in_progress = ExitStack()
         try:
             try:
                 caller = self._caller(context)
                 tenant = caller.tenant
+                in_progress.enter_context(self._streams.open(caller))
                 if request.request_id and not usable_as_request_id(request.request_id):
                     raise RequestError(
                         "must be 1 to 128 letters, digits or any of . _ : / + = @ | ~ , ; -",
@@ -115,11 +126,28 @@ class GrpcService(RouterServicer):
                     if piece.finish_reason:
                         record = self._dispatcher.core.record(stream.request_id)
                         response.num_cached_tokens = record.cached_tokens if record else 0
-                    yield response
+                    await self._write(context, response)
             finally:
                 stream.cancel("client left")
         except DisaggError as error:
             await _abort(context, error)
+        finally:
+            in_progress.close()
+
+    async def _write(self, context: Context, response: router_pb2.GenerateResponse) -> None:
+        """Send one message; flow control lets it wait for a client that does not read.
+
+        Raises:
+            SlowReaderError: for too long.
+        """
+        timeout_ms = self._options.send_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await context.write(response)
+        except TimeoutError:
+            raise SlowReaderError(
+                f"nothing was read for {timeout_ms} ms (limits.send_timeout_ms)"
+            ) from None
 
     async def Match(
         self, request: router_pb2.MatchRequest, context: Context
@@ -137,7 +165,11 @@ class GrpcService(RouterServicer):
             if not limit:
                 raise RemoteFault("no worker is ready")
             token_ids, hashes = await self._preparation.tokens(
-                prompt, field, limit, tenant_salt(caller.tenant, request.cache_salt)
+                prompt,
+                field,
+                limit,
+                tenant_salt(caller.tenant, request.cache_salt),
+                caller.tenant,
             )
         except DisaggError as error:
             await _abort(context, error)

@@ -15,6 +15,7 @@ from disagg.router.http_exchange import BodyBudget, Exchange, Receive, Scope, Se
 from disagg.router.http_site import Page, Site
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
+from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.answer import Answer, Format
 from disagg.router.openai.chat_format import ChatFormat
 from disagg.router.openai.chat_request import ChatRequest, parse_chat
@@ -48,6 +49,7 @@ class HttpApp:
         dispatcher: Dispatcher,
         preparation: Preparation,
         metrics: Metrics,
+        streams: OpenStreams,
     ) -> None:
         self._options = options
         self._tokenizer = tokenizer
@@ -55,6 +57,7 @@ class HttpApp:
         self._preparation = preparation
         self._metrics = metrics
         self._created = int(time.time())
+        self._streams = streams
         self._bodies = BodyBudget(LARGEST_BODIES_MAX * options.body_bytes_max)
         status = StatusPages(options, dispatcher)
         serve = frozenset((SERVE,))
@@ -84,6 +87,18 @@ class HttpApp:
         await self._generate(exchange, parse_chat, "chatcmpl-")
 
     async def _generate(
+        self, exchange: Exchange, parse: Callable[[bytes], RequestBody], id_prefix: str
+    ) -> None:
+        caller = exchange.caller
+        try:
+            counted = self._streams.open(caller)
+        except DisaggError as error:
+            self._metrics.refused(error.code, caller.tenant)
+            raise
+        with counted:
+            await self._serve(exchange, parse, id_prefix)
+
+    async def _serve(
         self, exchange: Exchange, parse: Callable[[bytes], RequestBody], id_prefix: str
     ) -> None:
         caller = exchange.caller
@@ -122,7 +137,7 @@ class HttpApp:
         content_type = exchange.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise RequestError("must be application/json", param="content-type")
-        data = await exchange.body(self._options.body_bytes_max, self._bodies)
+        data = await exchange.body(self._bodies)
         if len(data) <= INLINE_BODY_BYTES_MAX:
             return parse(data)
         return await asyncio.to_thread(parse, data)

@@ -1,6 +1,7 @@
 """One HTTP request and its answer over raw ASGI."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -13,13 +14,23 @@ from disagg.errors import (
 from disagg.router.callers import NOBODY, AccessError, Caller
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
+from disagg.router.options import RouterOptions
+from disagg.router.patience import Patience
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-RETRY_AFTER_S = b"1"
+RETRY_AFTER_S = {429: 1, 503: 5}
+"""Where nothing better is known: a place is free soon, a worker is back within its heartbeats."""
+
+
+class HeadTooLargeError(RequestError):
+    """The request line and headers exceed the router's limits."""
+
+    http_status = 431
+    code = "request_header_fields_too_large"
 
 
 class BodyTooLargeError(RequestError):
@@ -67,14 +78,7 @@ class Exchange:
         started: the status line is on its way; errors can no longer change it.
     """
 
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        timeout_s: float,
-        receive_timeout_s: float,
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, options: RouterOptions) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
@@ -84,39 +88,67 @@ class Exchange:
         self.started = False
         self._receive = receive
         self._send = send
-        self._timeout_s = timeout_s
-        self._receive_timeout_s = receive_timeout_s
+        self._options = options
+        self._num_headers = len(scope["headers"])
+        fields = sum(len(name) + len(value) for name, value in scope["headers"])
+        self._head_bytes = fields + len(scope["raw_path"]) + len(self.query)
 
-    async def body(self, bytes_max: int, budget: BodyBudget) -> bytes:
+    def check_head(self) -> None:
+        """Refuse a head that is too large.
+
+        Raises:
+            HeadTooLargeError: naming the setting.
+        """
+        options = self._options
+        if self._head_bytes > options.header_bytes_max:
+            raise HeadTooLargeError(
+                f"the request line and headers have {self._head_bytes} bytes, at most "
+                f"{options.header_bytes_max} are taken (limits.header_bytes_max)"
+            )
+        if self._num_headers > options.headers_max:
+            raise HeadTooLargeError(
+                f"there are {self._num_headers} headers, at most {options.headers_max} are taken "
+                "(limits.headers_max)"
+            )
+
+    async def body(self, budget: BodyBudget) -> bytes:
         """Read the whole body.
 
         Raises:
-            BodyTooLargeError: it is larger than ``bytes_max``; at most that much was kept.
+            BodyTooLargeError: it is larger than the limit; at most that much was kept.
             CapacityError: all bodies together leave no room for it.
-            LateBodyError: it did not go on, or took too long altogether.
+            LateBodyError: it did not go on, or came too slowly.
             CancelledError: the client left before it was complete.
         """
-        refusal = BodyTooLargeError(f"the body is larger than {bytes_max} bytes")
+        options, bytes_max = self._options, self._options.body_bytes_max
+        refusal = BodyTooLargeError(
+            f"the body is larger than {bytes_max} bytes (limits.body_bytes_max)"
+        )
         declared = self.headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > bytes_max:
             raise refusal
         body = bytearray()
+        timeout_s, rate = options.receive_timeout_ms / 1000, options.receive_bytes_per_s_min
+        patience = Patience(time.monotonic(), timeout_s, rate)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    async with asyncio.timeout(self._receive_timeout_s):
-                        message = await self._receive()
-                    if message["type"] != "http.request":
-                        raise CancelledError("the client left while it sent the request")
-                    chunk: bytes = message.get("body", b"")
-                    if len(body) + len(chunk) > bytes_max:
-                        raise refusal
-                    budget.take(len(chunk))
-                    body += chunk
-                    if not message.get("more_body", False):
-                        return bytes(body)
+            while True:
+                async with asyncio.timeout(patience.left_s(time.monotonic())):
+                    message = await self._receive()
+                if message["type"] != "http.request":
+                    raise CancelledError("the client left while it sent the request")
+                chunk: bytes = message.get("body", b"")
+                patience.moved(time.monotonic(), len(chunk))
+                if len(body) + len(chunk) > bytes_max:
+                    raise refusal
+                budget.take(len(chunk))
+                body += chunk
+                if not message.get("more_body", False):
+                    return bytes(body)
         except TimeoutError:
-            raise LateBodyError("the request's body did not arrive in time") from None
+            raise LateBodyError(
+                f"the request's body stood still for {timeout_s:g} s or came at less than {rate} "
+                "bytes/s (limits.receive_timeout_ms, limits.receive_bytes_per_s_min)"
+            ) from None
         finally:
             budget.give_back(len(body))
 
@@ -126,20 +158,21 @@ class Exchange:
             pass
 
     async def start(self, status: int, content_type: bytes, extra: Iterable[Any] = ()) -> None:
-        """Send the status line and headers."""
+        """Send the status line and headers; who is to come again later is told when."""
         headers: Headers = [(b"content-type", content_type), *extra]
+        if status in RETRY_AFTER_S and all(name != b"retry-after" for name, _ in headers):
+            headers.append((b"retry-after", str(RETRY_AFTER_S[status]).encode()))
         if self.request_id:
             headers.append((b"x-request-id", self.request_id.encode()))
         self.started = True
-        await self._bounded({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send a part of the body; waits while the client does not read.
+        """Send a part of the body; waits while the client does not read, which the server bounds.
 
-        Raises:
-            CancelledError: the client did not read for too long.
+        Once the client has left, or was cut off, nothing is sent any more.
         """
-        await self._bounded({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def answer(
         self,
@@ -160,18 +193,11 @@ class Exchange:
     async def fail(self, error: DisaggError) -> None:
         """Send an error in the OpenAI schema; only before anything else was sent."""
         extra: Headers = []
-        if error.http_status == 429:
-            extra.append((b"retry-after", RETRY_AFTER_S))
-        elif error.http_status == 408:
+        if error.retry_after_s:
+            extra.append((b"retry-after", str(error.retry_after_s).encode()))
+        if error.http_status == 408:
             extra.append((b"connection", b"close"))  # the rest of the body is no next request
         if isinstance(error, AccessError):
             extra.append((b"www-authenticate", error.challenge))
         data = to_json(error_body(error))
         await self.answer(error.http_status, data, extra=extra)
-
-    async def _bounded(self, message: MutableMapping[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
-        except TimeoutError:
-            raise CancelledError("the client does not read its answer") from None

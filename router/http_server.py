@@ -1,22 +1,34 @@
-"""uvicorn as the router needs it: no signals; bounds on connections and on waiting for a head."""
+"""uvicorn as the router needs it: no signals; bounds on connections, heads and slow readers."""
 
 import asyncio
 import contextlib
+import logging
 import socket
+import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from disagg.errors import ConfigError
+from disagg.errors import CapacityError, ConfigError, DisaggError, RequestError
+from disagg.router.http_exchange import HeadTooLargeError
+from disagg.router.openai.errors import error_body
+from disagg.router.openai.sse import to_json
 from disagg.router.options import RouterOptions
+from disagg.router.patience import Patience
+
+logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5
-REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\n"
-    b"connection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
-)
+
+
+class TooManyConnectionsError(CapacityError):
+    """The router has as many connections as it takes."""
+
+    http_status = 503
+    code = "too_many_connections"
 
 
 class HttpServer(uvicorn.Server):
@@ -30,6 +42,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             lifespan="off",
             ws="none",
+            h11_max_incomplete_event_size=options.header_bytes_max,
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
@@ -50,20 +63,28 @@ class HttpServer(uvicorn.Server):
 
 def _protocol(options: RouterOptions) -> type[H11Protocol]:
     class BoundedProtocol(H11Protocol):
-        """Closes a connection without a whole request head for ``receive_timeout_ms``.
+        """Closes connections whose client sends no whole head, or does not take its answer.
 
         uvicorn's timer of idle connections begins after an answer and stops at any byte. Here it
-        also begins with the connection, and only a whole head stops it.
+        also begins with the connection, and only a whole head stops it. Writing pauses as soon as
+        the kernel takes no more, so while it is paused what is left only shrinks as the client
+        reads: if it does not, the connection is cut, whoever waits for it and whatever was sent.
         """
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.timeout_keep_alive = options.receive_timeout_ms / 1000  # type: ignore[assignment]
+            self._unsent_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            transport.set_write_buffer_limits(high=0)
             if len(self.connections) > options.connections_max:
-                transport.write(REFUSAL)
+                refusal = TooManyConnectionsError(
+                    f"there are {options.connections_max} connections (limits.connections_max)",
+                    retry_after_s=1,
+                )
+                transport.write(_raw_answer(refusal))
                 transport.close()
                 return
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -74,20 +95,84 @@ def _protocol(options: RouterOptions) -> type[H11Protocol]:
             self.conn.receive_data(data)
             self.handle_events()  # stops the timer at a whole head
 
+        def send_400_response(self, msg: str) -> None:
+            fault = sys.exc_info()[1]  # called where it was caught
+            if self.conn.our_state.__name__ in ("IDLE", "SEND_RESPONSE"):  # else one has begun
+                self.transport.write(_raw_answer(_head_error(fault, options)))
+            self.transport.close()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            patience = Patience(
+                self.loop.time(), options.send_timeout_ms / 1000, options.send_bytes_per_s_min
+            )
+            self._unsent_timer = self.loop.call_later(
+                patience.left_s(self.loop.time()),
+                self._check_unsent,
+                patience,
+                self.transport.get_write_buffer_size(),
+            )
+
+        def resume_writing(self) -> None:
+            self._stop_unsent_timer()
+            super().resume_writing()
+
+        def _check_unsent(self, patience: Patience, num_unsent: int) -> None:
+            left = self.transport.get_write_buffer_size()
+            # More than before: the end of the same answer was written behind it.
+            patience.moved(self.loop.time(), max(0, num_unsent - left))
+            wait_s = patience.left_s(self.loop.time())
+            if wait_s > 0:
+                self._unsent_timer = self.loop.call_later(
+                    wait_s, self._check_unsent, patience, left
+                )
+                return
+            logger.warning("%s does not read its answer: it is cut off", self.client)
+            self.transport.abort()
+
+        def _stop_unsent_timer(self) -> None:
+            if self._unsent_timer is not None:
+                self._unsent_timer.cancel()
+                self._unsent_timer = None
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._unset_keepalive_if_required()
+            self._stop_unsent_timer()
             super().connection_lost(exc)
 
     return BoundedProtocol
 
 
-def bind(setting: str, host: str, port: int) -> socket.socket:
+def _head_error(fault: BaseException | None, options: RouterOptions) -> DisaggError:
+    if getattr(fault, "error_status_hint", 400) == HeadTooLargeError.http_status:
+        return HeadTooLargeError(
+            f"the request line and headers have more than {options.header_bytes_max} bytes "
+            "(limits.header_bytes_max)"
+        )
+    return RequestError("this is not HTTP/1.1 as it should be")
+
+
+def _raw_answer(error: DisaggError) -> bytes:
+    """A whole answer for a connection that has no request, and is closed after it."""
+    data = to_json(error_body(error))
+    phrase = HTTPStatus(error.http_status).phrase
+    retry = f"retry-after: {error.retry_after_s}\r\n" if error.retry_after_s else ""
+    head = (
+        f"HTTP/1.1 {error.http_status} {phrase}\r\n{retry}"
+        "content-type: application/json\r\n"
+        f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+def bind(setting: str, host: str, port: int, send_buffer_bytes: int) -> socket.socket:
     """A socket for `HttpServer`, not listening yet.
 
     Args:
         setting: that gives the port, for the error.
         host: address to bind to.
         port: 0 for any free one.
+        send_buffer_bytes: that the kernel keeps of what a client does not take.
 
     Raises:
         ConfigError: the port is taken or the host is not ours.
@@ -97,6 +182,8 @@ def bind(setting: str, host: str, port: int) -> socket.socket:
     # two writes (headers, body) waits 40 ms for the client's delayed ACK.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections take it over. Else the kernel would keep megabytes for who reads nothing.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, send_buffer_bytes)
     try:
         bound.bind((host, port))
     except OSError as error:

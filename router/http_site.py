@@ -57,7 +57,7 @@ class Site:
         pages: Mapping[tuple[str, str], Page],
         prefixes: Mapping[str, Page],
     ) -> None:
-        self._bounds_s = (options.request_timeout_ms / 1000, options.receive_timeout_ms / 1000)
+        self._options = options
         self._keys = keys
         self._metrics = metrics
         self._pages = pages
@@ -67,8 +67,9 @@ class Site:
         """Serve one request (ASGI)."""
         if scope["type"] != "http":
             raise RuntimeError(f"ASGI scope {scope['type']} is not served")
-        exchange = Exchange(scope, receive, send, *self._bounds_s)
+        exchange = Exchange(scope, receive, send, self._options)
         try:
+            exchange.check_head()
             await self._admitted(exchange).serve(exchange)
         except CancelledError:
             pass  # nobody is there to read an answer

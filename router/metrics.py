@@ -1,6 +1,6 @@
 """Prometheus metrics of one router; every series is named here."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import (
@@ -227,9 +227,17 @@ class Metrics:
         self._worker_counters.remove_by_labels({"worker": worker.worker_id})
         self._residency.workers.pop(worker.worker_id, None)
 
-    def show_core(self, counters: Mapping[tuple[str, str], int]) -> None:
-        """Include the core's counters, read at every scrape."""
+    def show_core(
+        self, counters: Mapping[tuple[str, str], int], num_waiting: Callable[[], int]
+    ) -> None:
+        """Include the core's counters and its queue, read at every scrape."""
         self.registry.register(CoreCollector(counters))
+        waiting = Gauge(
+            "disagg_requests_waiting",
+            "Requests that wait at the router for room at a worker.",
+            registry=self.registry,
+        )
+        waiting.set_function(num_waiting)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' exposition format."""

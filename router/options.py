@@ -34,14 +34,40 @@ class RouterOptions:
     """Without keys listen on other addresses than loopback ones, too."""
     hash_key: str = field(default="", repr=False)
     """The cluster's secret that keys the block hashes; no worker is taken in without."""
+    connections_max: int = 4096
+    """HTTP connections; one more is answered 503 and closed."""
+    header_bytes_max: int = 16 << 10
+    """Request line and headers."""
+    headers_max: int = 100
     body_bytes_max: int = 32 << 20
     receive_timeout_ms: int = 20_000
     """An HTTP connection that is idle or sends half a head for so long is closed; so is one whose
     request body does not go on."""
-    connections_max: int = 4096
-    """HTTP connections; one more is answered 503 and closed."""
+    receive_bytes_per_s_min: int = 4096
+    """Of a body, on average after ``receive_timeout_ms``."""
+    send_timeout_ms: int = 30_000
+    """A client that takes nothing of what it was sent for so long is cut off."""
+    send_bytes_per_s_min: int = 1024
+    """Of what waits to be sent, on average after ``send_timeout_ms``."""
+    send_buffer_bytes: int = 128 << 10
+    """Of a connection's answers, in this machine's memory."""
+    unread_tokens_max: int = 2048
+    """Tokens that wait for a client; one more, and its generation is cancelled."""
+    prompt_bytes_max: int = 8 << 20
+    prompt_tokens_max: int = 0
+    """0: as many as some worker can serve."""
+    generation_tokens_max: int = 1 << 20
+    """Sum of ``max_tokens`` over a request's choices."""
     requests_max: int = 1024
-    """Live requests; more are refused with 429."""
+    """Live requests, those that wait for room at a worker included."""
+    streams_per_key_max: int = 1024
+    """Requests in progress of one caller's key."""
+    worker_prefill_tokens_max: int = 16_384
+    """So many tokens to prefill close a worker to more requests; those wait at the router."""
+    worker_waiting_max: int = 16
+    """Requests at a worker beyond those that it runs at once."""
+    tenant_weights: tuple[str, ...] = ()
+    """``NAME=WEIGHT`` each."""
     replans_max: int = 3
     """Tries after the first before a request fails."""
     request_timeout_ms: int = 600_000

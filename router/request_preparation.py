@@ -1,14 +1,12 @@
 """From a front end's request to one the core can plan: checked, tokenised and hashed once."""
 
-import asyncio
+import functools
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from disagg.errors import (
-    CapacityError,
     ConfigError,
     ContextLengthError,
     ModelNotFoundError,
@@ -19,10 +17,12 @@ from disagg.kv.hashing import tenant_salt
 from disagg.messages.sampling import SamplingParams
 from disagg.router.callers import Caller
 from disagg.router.dispatch import Dispatcher
+from disagg.router.fair_threads import FairThreads
 from disagg.router.generation_request import GenerationRequest, Prompt
 from disagg.router.options import RouterOptions
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import NewRequest
+from disagg.routing.fair_queue import parse_weights
 
 INLINE_CHARS_MAX = 2_000
 """Shorter prompts are tokenised on the event loop; a thread costs more."""
@@ -31,7 +31,6 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@|~,;\-]{1,128}")
 """What may be logged, echoed in a header and written into a path. UUIDs, hex, base64, trace ids of
 proxies such as ``Root=1-67891233-abcdef`` and ``a/b`` fit."""
 SHOWN_CHARS_MAX = 128
-_T = TypeVar("_T")
 
 
 def usable_as_request_id(given: str) -> bool:
@@ -53,8 +52,8 @@ class Preparation:
         self._tokenizer = tokenizer
         self._grammars = tokenizer.grammars
         self._dispatcher = dispatcher
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
-        self._preparing = 0
+        weights = parse_weights(options.tenant_weights)
+        self._threads = FairThreads(THREADS, options.requests_max, weights)
         defaults: Any = tokenizer.sampling_defaults
         try:
             GenerationRequest("", "-", "prompt", max_tokens=None, **defaults).check()
@@ -65,7 +64,7 @@ class Preparation:
 
     def close(self) -> None:
         """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def check_model(self, model: str) -> None:
         """Raise ModelNotFoundError unless ``model`` is served here."""
@@ -97,7 +96,9 @@ class Preparation:
         if not limit or not self._dispatcher.can_serve:
             raise RemoteFault("no worker is ready")
         salt = tenant_salt(caller.tenant, request.cache_salt)
-        token_ids, hashes = await self.tokens(request.prompt, request.prompt_field, limit, salt)
+        token_ids, hashes = await self.tokens(
+            request.prompt, request.prompt_field, limit, salt, caller.tenant
+        )
         room = limit - len(token_ids)
         if room < 1:
             raise ContextLengthError(
@@ -107,7 +108,14 @@ class Preparation:
         max_tokens = request.max_tokens
         if max_tokens is None:
             usual = self._dispatcher.core.default_model_tokens - len(token_ids)
-            max_tokens = min(request.default_max_tokens or (usual if usual > 0 else room), room)
+            most = min(room, self._options.generation_tokens_max)
+            max_tokens = min(request.default_max_tokens or (usual if usual > 0 else room), most)
+        elif max_tokens > self._options.generation_tokens_max:
+            raise RequestError(
+                f"{max_tokens} tokens are more than limits.generation_tokens_max, "
+                f"{self._options.generation_tokens_max}, lets a request generate",
+                param=request.max_tokens_field,
+            )
         elif max_tokens > room:
             raise ContextLengthError(
                 f"{len(token_ids)} prompt tokens and {max_tokens} to generate exceed {limit}",
@@ -115,7 +123,7 @@ class Preparation:
             )
         self._check_ids([token for token, _ in request.logit_bias], "logit_bias")
         if request.grammar:
-            await self._check_grammar(request)
+            await self._check_grammar(request, caller.tenant)
         sampling = self._sampling(request, max_tokens, len(token_ids))
         return NewRequest(
             caller.own_id(request_id or secrets.token_hex(12)),
@@ -123,7 +131,7 @@ class Preparation:
             tuple(hashes),
             salt,
             sampling,
-            tenant=caller.tenant,
+            caller.tenant,
         )
 
     async def tokens(
@@ -132,6 +140,7 @@ class Preparation:
         field: str,
         limit: int,
         salt: bytes,
+        tenant: str,
     ) -> tuple[tuple[int, ...], list[bytes]]:
         """Tokens and block hashes of a prompt, computed in a thread when it is long.
 
@@ -140,31 +149,45 @@ class Preparation:
             CapacityError: too many requests are being prepared.
         """
         size = _size(prompt)
+        self._check_bytes(prompt, field)
+        own = self._options.prompt_tokens_max
+        most, why = (own, " (limits.prompt_tokens_max)") if 0 < own < limit else (limit, "")
         per_unit = 1 if prompt and isinstance(prompt[0], int) else self._tokenizer.token_chars_max
-        if size > limit * per_unit:
+        if size > most * per_unit:
             # It cannot fit, so it is not worth tokenising.
-            raise ContextLengthError(f"is too long; {limit} tokens are possible", param=field)
+            raise ContextLengthError(f"is too long; {most} tokens are possible{why}", param=field)
         if size <= INLINE_CHARS_MAX:
-            return self._tokens(prompt, field, salt)
-        return await self._in_thread(lambda: self._tokens(prompt, field, salt))
+            found = self._tokens(prompt, field, salt)
+        else:
+            found = await self._threads.run(tenant, size, lambda: self._tokens(prompt, field, salt))
+        if why and len(found[0]) > most:
+            raise ContextLengthError(
+                f"has {len(found[0])} tokens; {most} are possible{why}", param=field
+            )
+        return found
 
-    async def _check_grammar(self, request: GenerationRequest) -> None:
+    def _check_bytes(
+        self, prompt: str | tuple[int, ...] | tuple[dict[str, str], ...], field: str
+    ) -> None:
+        """Raise RequestError for more text than is worth looking at; token ids have their own."""
+        texts = [prompt] if isinstance(prompt, str) else []
+        texts += [text for part in prompt if isinstance(part, dict) for text in part.values()]
+        num_bytes = sum(len(text.encode()) for text in texts)
+        if num_bytes > self._options.prompt_bytes_max:
+            raise RequestError(
+                f"has {num_bytes} bytes, at most {self._options.prompt_bytes_max} are taken "
+                "(limits.prompt_bytes_max)",
+                param=field,
+            )
+
+    async def _check_grammar(self, request: GenerationRequest, tenant: str) -> None:
         """Raise RequestError unless some answer can match the grammar and then end."""
         field, grammar = request.grammar_field, request.grammar
         if not self._tokenizer.eos_token_ids:
             raise RequestError("the checkpoint names no token that ends an answer", param=field)
         if not self._grammars.knows(grammar):
-            await self._in_thread(lambda: self._grammars.check(grammar, field))
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Do what takes longer than a thread costs; CapacityError where too much waits."""
-        if self._preparing >= self._options.requests_max:
-            raise CapacityError(f"{self._preparing} requests are being prepared")
-        self._preparing += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._preparing -= 1
+            check = functools.partial(self._grammars.check, grammar, field)
+            await self._threads.run(tenant, len(grammar), check)
 
     def _tokens(
         self, prompt: Prompt, field: str, salt: bytes

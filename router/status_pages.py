@@ -48,5 +48,6 @@ class StatusPages:
                 "num_workers": len(fleet),
                 "num_workers_ready": sum(view.ready for view in fleet),
                 "num_requests": self._dispatcher.core.num_live,
+                "num_waiting": self._dispatcher.core.num_waiting,
             }
         return summary

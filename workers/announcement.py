@@ -70,6 +70,7 @@ class Announcement:
             handover_tokens_max=handover_tokens_max(core.limits, core.kv),
             num_blocks=core.kv.num_usable_blocks,
             tiers=core.tiers.infos,
+            max_sequences=core.limits.max_sequences,
         )
 
     def _served_tokens_max(self, core: WorkerCore) -> int:

@@ -89,6 +89,7 @@ def router_options(settings: Settings) -> RouterOptions:
         # Workers without a preferred role are there to do both.
         roles_wanted=tuple(role for role, num in counts.items() if num or cluster.num_both),
         **settings.router.model_dump(),
+        **settings.limits.model_dump(),
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from disagg.errors import ConfigError
 from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES, why_exposed
+from disagg.routing.fair_queue import parse_weights
 from disagg.workers.options import AUTO, Auto, Dtype
 from disagg.workers.tiers.options import parse_tiers
 
@@ -211,13 +212,6 @@ class RouterSettings(_Section):
     allow_unauthenticated: bool = False
     """Without API keys answer whoever reaches the ports, on other addresses than loopback ones
     too."""
-    body_bytes_max: int = Field(default=32 << 20, ge=1024)
-    receive_timeout_ms: Milliseconds = 20_000
-    """HTTP connections that are idle, or whose request does not go on, are closed after it."""
-    connections_max: Positive = 4096
-    """HTTP connections; one more is answered 503 and closed."""
-    requests_max: Positive = 1024
-    """Live requests; more are refused with 429."""
     replans_max: int = Field(default=3, ge=0, le=100)
     """Tries after the first before a request fails."""
     request_timeout_ms: Milliseconds = 600_000
@@ -259,6 +253,59 @@ class RouterSettings(_Section):
         if self.policy not in POLICY_NAMES:
             known = ", ".join(POLICY_NAMES)
             raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")
+        return self
+
+
+class LimitSettings(_Section):
+    """What one connection, request, key or tenant may take of the router (docs/limits.md)."""
+
+    connections_max: Positive = 4096
+    """HTTP connections; one more is answered 503 and closed."""
+    header_bytes_max: int = Field(default=16 << 10, ge=1024, le=1 << 20)
+    """Request line and headers; more are answered 431."""
+    headers_max: int = Field(default=100, ge=8, le=10_000)
+    """Headers of a request; more are answered 431."""
+    body_bytes_max: int = Field(default=32 << 20, ge=1024)
+    """A request's body; a larger one is answered 413."""
+    receive_timeout_ms: Milliseconds = 20_000
+    """A connection that is idle or has not sent a whole head for so long is closed; a body that
+    stands still for so long is answered 408."""
+    receive_bytes_per_s_min: int = Field(default=4096, ge=0)
+    """A body that comes slower on average, after receive_timeout_ms, is answered 408. 0: any."""
+    send_timeout_ms: Milliseconds = 30_000
+    """A client that takes nothing of what it was sent for so long is cut off."""
+    send_bytes_per_s_min: int = Field(default=1024, ge=0)
+    """So is one that takes it slower on average, after send_timeout_ms. 0: any."""
+    send_buffer_bytes: int = Field(default=128 << 10, ge=4096, le=1 << 30)
+    """Bytes of an answer that wait in the router's memory for a client that reads slowly."""
+    unread_tokens_max: Positive = 2048
+    """Tokens that may wait behind them; one more, and the generation is cancelled, its KV freed."""
+    prompt_bytes_max: Positive = 8 << 20
+    """A prompt's text, checked before it is tokenised."""
+    prompt_tokens_max: int = Field(default=0, ge=0)
+    """A prompt's tokens; 0: as many as the largest worker that is ready can serve."""
+    generation_tokens_max: Positive = 1 << 20
+    """Sum of max_tokens over the choices of a request."""
+    requests_max: Positive = 1024
+    """Live requests, waiting ones included. Of more the tenant with the longest queue loses its
+    newest; a new request of that tenant is answered 429."""
+    streams_per_key_max: Positive = 1024
+    """Requests in progress of one API key; more are answered 429."""
+    worker_prefill_tokens_max: Positive = 16_384
+    """While so many tokens of prompts are still to be computed at a worker, it is given no more
+    requests. What has no room anywhere waits at the router, where tenants take turns in tokens."""
+    worker_waiting_max: int = Field(default=16, ge=0)
+    """Requests at a worker beyond the scheduling.max_sequences that it runs at once; then
+    likewise."""
+    tenant_weights: tuple[str, ...] = Field(default=(), strict=False)
+    """NAME=WEIGHT: a tenant's part of the tokens where requests wait; 1 where none is given."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            parse_weights(self.tenant_weights)
+        except ConfigError as error:
+            raise ValueError(f"tenant_weights: {error.message}") from None
         return self
 
 
@@ -315,6 +362,7 @@ class Settings(_Section):
     scheduling: SchedulingSettings = SchedulingSettings()
     transfer: TransferSettings = TransferSettings()
     router: RouterSettings = RouterSettings()
+    limits: LimitSettings = LimitSettings()
     cluster: ClusterSettings = ClusterSettings()
 
     @model_validator(mode="after")

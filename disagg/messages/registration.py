@@ -120,3 +120,5 @@ class WorkerInfo:
     """Longest prompt whose hand-over fits this worker's share of the pool."""
     num_blocks: int
     tiers: tuple[TierInfo, ...] = ()
+    max_sequences: int = 0
+    """Requests that it runs at once; 0: from a release that did not say."""

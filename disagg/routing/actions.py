@@ -20,7 +20,8 @@ class NewRequest:
     cache_salt: bytes = field(repr=False)
     sampling: SamplingParams
     tenant: str = ""
-    """Whose request it is; "" where nobody is told from anybody else."""
+    """Whose it is; "" where nobody is told from anybody else. Where requests wait, tenants take
+    turns."""
 
     def check(self, hash_block_tokens: int | None) -> None:
         """Refuse what no worker can compute.

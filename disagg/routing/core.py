@@ -1,7 +1,7 @@
 """The router without I/O: registrations, events, tokens and time in; actions out."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
@@ -18,12 +18,16 @@ from disagg.messages.session import (
     WorkerStats,
 )
 from disagg.routing.actions import Connect, Disconnect, NewRequest, RouterAction
+from disagg.routing.admission import Admission
 from disagg.routing.cache_reset import CacheResets
+from disagg.routing.end_pace import EndPace
+from disagg.routing.fair_queue import FairQueue
 from disagg.routing.fleet import Fleet, WorkerView
 from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY, make_policy
 from disagg.routing.record import RequestRecord
+from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import HashExtend, RequestTable
 
 PULL_TOKENS_MIN = 256
@@ -32,6 +36,11 @@ load. So much prefix costs more to compute on any worker worth pulling to."""
 
 DECODE_PREFILL_TOKENS_MAX = 512
 """As many as a chunk of a prompt beside which decodes go on."""
+
+
+WORKER_PREFILL_TOKENS_MAX = 16_384
+"""Some tenths of a second of work: a worker is never idle for lack of it."""
+WORKER_WAITING_MAX = 16
 
 
 class RouterCore:
@@ -43,7 +52,7 @@ class RouterCore:
     Args:
         hash_extend: ``BlockHasher.extend``: appends the hashes of newly full blocks.
         replans_max: plans after the first, per request.
-        requests_max: live requests; more are refused.
+        requests_max: live requests, waiting ones included; more are refused.
         request_timeout_ms: without any progress for so long a request expires.
         records_max: finished requests whose record is kept.
         worker_silent_ms: a worker that sends nothing for so long is lost.
@@ -53,6 +62,11 @@ class RouterCore:
             its tiers have.
         accept_unlike_workers: workers that exchange no KV with others may register; they serve
             alone.
+
+        worker_prefill_tokens_max: while so many tokens of prompts are to be computed at a worker,
+            it is not given more; what has no room anywhere waits here, where tenants take turns.
+        worker_waiting_max: requests at a worker beyond those that it runs at once; then likewise.
+        tenant_weights: a tenant's part of the tokens where requests wait; 1 where there is none.
 
     Raises:
         ConfigError: no policy has that name.
@@ -74,20 +88,39 @@ class RouterCore:
         pull_tokens_min: int = PULL_TOKENS_MIN,
         decode_prefill_tokens_max: int = DECODE_PREFILL_TOKENS_MAX,
         accept_unlike_workers: bool = False,
+        worker_prefill_tokens_max: int = WORKER_PREFILL_TOKENS_MAX,
+        worker_waiting_max: int = WORKER_WAITING_MAX,
+        tenant_weights: Mapping[str, float] | None = None,
     ) -> None:
         self.counters: Counter[tuple[str, str]] = Counter()
         self._fleet = Fleet(worker_silent_ms, accept_unlike=accept_unlike_workers)
         self._resets = CacheResets(self.counters)
         rule = make_policy(policy, PolicyOptions(pull_tokens_min, decode_prefill_tokens_max))
+        planner = Planner(self._fleet, rule, self._resets)
+        turns: FairQueue[RoutedRequest] = FairQueue(tenant_weights)
+        pace = EndPace()
         self._requests = RequestTable(
             self._fleet,
-            Planner(self._fleet, rule, self._resets),
+            planner,
+            turns,
+            pace,
             self.counters,
             hash_extend=hash_extend,
             replans_max=replans_max,
-            requests_max=requests_max,
             request_timeout_ms=request_timeout_ms,
             records_max=records_max,
+        )
+        self._admission = Admission(
+            self._fleet,
+            planner,
+            self._requests,
+            turns,
+            pace,
+            self.counters,
+            requests_max=requests_max,
+            request_timeout_ms=request_timeout_ms,
+            worker_prefill_tokens_max=worker_prefill_tokens_max,
+            worker_waiting_max=worker_waiting_max,
         )
 
     @property
@@ -127,8 +160,17 @@ class RouterCore:
 
     @property
     def num_live(self) -> int:
-        """Requests that are neither finished nor failed."""
-        return len(self._requests)
+        """Requests that are neither finished nor failed, waiting ones included."""
+        return len(self._requests) + len(self._admission)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait here for room at the workers."""
+        return len(self._admission)
+
+    def retry_after_s(self, now_ms: int) -> int:
+        """Seconds until a request that finds no room now may find some, at the recent pace."""
+        return self._admission.retry_after_s(now_ms)
 
     def register(self, now_ms: int, info: WorkerInfo) -> list[RouterAction]:
         """A registration, repeated by the worker as its heartbeat.
@@ -188,14 +230,15 @@ class RouterCore:
         match message:
             case WorkerStats():
                 self._fleet.update(incarnation, message)
-                return []
+                return self._admission.admit(now_ms)  # it may be ready only now
             case StepOutputs():
                 actions: list[RouterAction] = []
                 for output in message.outputs:
                     actions += self._requests.output(now_ms, incarnation, output)
-                return actions
+                return actions + self._admit_freed(now_ms)
             case PartEnded():
-                return self._requests.part_ended(now_ms, incarnation, message)
+                actions = self._requests.part_ended(now_ms, incarnation, message)
+                return actions + self._admit_freed(now_ms)
             case PrefillProgress():
                 self._requests.progress(now_ms, incarnation, message)
                 return []
@@ -206,19 +249,22 @@ class RouterCore:
                 return self._resets.answered(incarnation, message)
 
     def generate(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
-        """Plan and submit a request.
+        """Plan and submit a request, at once or when it has its turn.
 
         Raises:
-            CapacityError: ``requests_max`` are live.
+            CapacityError: ``requests_max`` are live, and no other tenant has more that wait.
             ContextLengthError: longer at its end than any ready worker holds.
             RequestError: the request id is live already, or there is nothing to compute.
             RemoteFault: no worker is ready.
         """
-        return self._requests.generate(now_ms, request)
+        actions = self._admission.enter(now_ms, request)
+        return actions + self._admission.admit(now_ms)
 
     def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
         """The client went away: nothing more is delivered; unknown ids are ignored."""
-        return self._requests.cancel(now_ms, request_id, reason)
+        actions = self._admission.cancel(now_ms, request_id, reason)
+        actions += self._requests.cancel(now_ms, request_id, reason)
+        return actions + self._admit_freed(now_ms)
 
     def reset_prefix_caches(self, now_ms: int) -> list[RouterAction]:
         """Let every worker forget its prefix cache; ``CacheResetEnded`` follows, in 10 s at most.
@@ -254,11 +300,13 @@ class RouterCore:
         actions: list[RouterAction] = []
         for incarnation in self._fleet.silent(now_ms):
             actions += self._drop(now_ms, incarnation, "silent")
-        return actions + self._resets.expire(now_ms) + self._requests.expire(now_ms)
+        actions += self._resets.expire(now_ms) + self._requests.expire(now_ms)
+        return actions + self._admission.expire(now_ms) + self._admission.admit(now_ms)
 
     def record(self, request_id: str) -> RequestRecord | None:
         """Record of a live or recently finished request; None if it is unknown."""
-        return self._requests.record(request_id)
+        waiting = self._admission.find(request_id)
+        return waiting.record() if waiting is not None else self._requests.record(request_id)
 
     def _drop(self, now_ms: int, incarnation: Incarnation, cause: str) -> list[RouterAction]:
         if incarnation not in self._fleet:
@@ -266,4 +314,10 @@ class RouterCore:
         lost = self._fleet.remove(incarnation)
         actions: list[RouterAction] = [Disconnect(incarnation)]
         actions += self._resets.lost(incarnation, cause)
-        return actions + self._requests.lost(now_ms, lost, cause)
+        actions += self._requests.lost(now_ms, lost, cause)
+        return actions + self._admit_freed(now_ms)
+
+    def _admit_freed(self, now_ms: int) -> list[RouterAction]:
+        """Start what waits, if a request has ended or a prompt was computed since the last look."""
+        freed, self._requests.has_freed = self._requests.has_freed, False
+        return self._admission.admit(now_ms) if freed else []

@@ -63,6 +63,13 @@ class Generation:
             self.transferred = True
 
     @property
+    def num_tokens_to_prefill(self) -> int:
+        """Tokens that are still to be computed before its first one, as far as the router knows."""
+        if self.num_tokens or self.taken_over is not None:
+            return 0
+        return max(1, self.base - self.expected_hit_tokens)
+
+    @property
     def lease_tokens(self) -> int | None:
         """Prompt tokens under a sealed lease; None while the prefill goes on, or is handed over."""
         if self.local or self.transferred or self.prefill_gone:

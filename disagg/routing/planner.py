@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault
+from disagg.messages.registration import WorkerInfo
 from disagg.routing.cache_reset import CacheResets
 from disagg.routing.fleet import Fleet
 from disagg.routing.policy.protocol import Candidate, Demand, Plan, Policy
 from disagg.routing.request import RoutedRequest
+from disagg.routing.rooms import Rooms
 
 
 class Planner:
@@ -33,10 +35,49 @@ class Planner:
             ContextLengthError: no ready worker holds the request up to its end.
             DisaggError: the policy refuses it.
         """
+        return self._plan(self._demand(now_ms, request), self._able(request))
+
+    def plan_in_turn(self, now_ms: int, request: RoutedRequest, rooms: Rooms) -> Plan | None:
+        """The same for a request that can wait; None while it should.
+
+        Who has no room can still be pulled from. A request that would be handed over is not served
+        by one worker whose role is only a part of it because the others are busy: the decodes of a
+        decode worker would wait for its prefill.
+
+        Raises:
+            DisaggError: as `plan` does.
+        """
+        demand, candidates = self._demand(now_ms, request), self._able(request)
+        plan = self._plan(demand, candidates)
+        if rooms.has_room(plan.prefill.view.info) and rooms.has_room(plan.decode.view.info):
+            return plan
+        roomy = [
+            c if rooms.has_room(c.view.info) else replace(c, can_prefill=False, can_decode=False)
+            for c in candidates
+        ]
+        if not any(c.can_decode for c in roomy):
+            return None
+        other = self._plan(demand, roomy)
+        misplaced = other.local and other.decode.view.info.role != "both"
+        return None if misplaced and not plan.local else other
+
+    def check(self, request: RoutedRequest) -> None:
+        """Raise what `plan` raises where nobody could serve the request, now or in its turn."""
+        ready = [view.info for view in self._fleet.views() if view.ready]
+        if not any(info.max_model_tokens >= request.stream.end for info in ready):
+            error = _nobody_can(request, ready)
+            error.request_id = request.request_id
+            raise error
+
+    def _able(self, request: RoutedRequest) -> list[Candidate]:
+        """The candidates, of which at least one can end the request."""
         candidates = self._candidates(request)
         if not any(candidate.can_decode for candidate in candidates):
-            raise _nobody_can(request, candidates)
-        plan = self._policy.plan(self._demand(now_ms, request), candidates)
+            raise _nobody_can(request, [candidate.view.info for candidate in candidates])
+        return candidates
+
+    def _plan(self, demand: Demand, candidates: list[Candidate]) -> Plan:
+        plan = self._policy.plan(demand, candidates)
         if not (plan.prefill.can_prefill and plan.decode.can_decode):
             raise InvariantViolation(f"a plan that has no room where it goes: {plan.reason}")
         if plan.pull is not None and not self._resets.has_reset(plan.pull.incarnation):
@@ -106,13 +147,13 @@ class Planner:
 
 
 def _nobody_can(
-    request: RoutedRequest, candidates: Sequence[Candidate]
+    request: RoutedRequest, ready: Sequence[WorkerInfo]
 ) -> RemoteFault | ContextLengthError:
-    if not candidates:
+    if not ready:
         return RemoteFault("no worker is ready")
     if request.outgrown_tokens:
         return ContextLengthError(f"no larger worker is ready: {request.current.cause}")
-    largest = max(c.view.info.max_model_tokens for c in candidates)
+    largest = max(info.max_model_tokens for info in ready)
     return ContextLengthError(
         f"prompt and max_tokens need {request.stream.end} tokens, the largest worker that is "
         f"ready serves {largest}",

@@ -36,6 +36,7 @@ class RoutedRequest:
     def __init__(self, now_ms: int, request: NewRequest) -> None:
         sampling = request.sampling
         self.request_id = request.request_id
+        self.tenant = request.tenant
         self.cache_salt = request.cache_salt
         self.sampling = sampling
         self.hashes = list(request.hashes)

@@ -1,7 +1,7 @@
 """All requests: planned, followed token by token, planned anew, ended."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from disagg.errors import (
     CapacityError,
@@ -21,10 +21,13 @@ from disagg.messages.session import (
     PrefillReport,
     TransferReport,
 )
-from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction
+from disagg.routing.actions import Deliver, Fail, RouterAction
+from disagg.routing.end_pace import EndPace
 from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.exclusions import TRANSFER_FAULTS, first_cause
+from disagg.routing.fair_queue import FairQueue
 from disagg.routing.fleet import Fleet, LostWorker
+from disagg.routing.generation import Generation
 from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
@@ -43,17 +46,26 @@ _ERROR_BEFORE_TOKENS: dict[str, type[DisaggError]] = {
 
 
 class RequestTable:
-    """Live requests and the records of ended ones; see `RouterCore` for the arguments."""
+    """Requests that were begun, and the records of ended ones; see `RouterCore` for the arguments.
+
+    Args:
+        turns: charged with what tenants are served.
+        pace: told of every end.
+
+    Attributes:
+        has_freed: a request has ended or a prompt was computed, until the reader sets it back.
+    """
 
     def __init__(
         self,
         fleet: Fleet,
         planner: Planner,
+        turns: FairQueue[RoutedRequest],
+        pace: EndPace,
         counters: Counter[tuple[str, str]],
         *,
         hash_extend: HashExtend,
         replans_max: int,
-        requests_max: int,
         request_timeout_ms: int,
         records_max: int,
     ) -> None:
@@ -61,11 +73,13 @@ class RequestTable:
         self._fleet = fleet
         self._hash_extend = hash_extend
         self._replans_max = replans_max
-        self._requests_max = requests_max
         self._request_timeout_ms = request_timeout_ms
         self._planner = planner
+        self._turns = turns
+        self._pace = pace
         self._live: dict[str, RoutedRequest] = {}
         self._ended = EndedRequests(records_max)
+        self.has_freed = False
         # Counted over all requests, so that a request id used twice never repeats a key.
         self._last_generation = 0
 
@@ -78,26 +92,22 @@ class RequestTable:
             worker for request in self._live.values() for worker in request.current.workers
         )
 
-    def generate(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
-        """See `RouterCore.generate`."""
-        if request.request_id in self._live:
-            raise RequestError(
-                "a request with this id is being served",
-                param="request_id",
-                request_id=request.request_id,
-            )
-        contract = self._fleet.contract
-        request.check(contract.hash_block_tokens if contract else None)
-        if len(self._live) >= self._requests_max:
-            self.counters["requests_refused", "capacity"] += 1
-            raise CapacityError(
-                f"{self._requests_max} requests are being served", request_id=request.request_id
-            )
-        routed = RoutedRequest(now_ms, request)
-        actions = self._plan(now_ms, routed)
-        self._live[request.request_id] = routed
-        self.counters["requests", ""] += 1
-        return actions
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request of that id was begun and has not ended."""
+        return request_id in self._live
+
+    def generations(self) -> Iterator[Generation]:
+        """The current generation of every request."""
+        return (request.current for request in self._live.values())
+
+    def begin(self, now_ms: int, request: RoutedRequest, plan: Plan) -> list[RouterAction]:
+        """Submit a request that has not begun yet."""
+        self._live[request.request_id] = request
+        return self._begin(now_ms, request, plan)
+
+    def end_unplanned(self, now_ms: int, request: RoutedRequest, outcome: str, error: str) -> None:
+        """Keep the record of a request that ended before it had its turn."""
+        self._keep(now_ms, request, outcome, error)
 
     def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
         """See `RouterCore.cancel`."""
@@ -125,7 +135,9 @@ class RequestTable:
         generation.saw_output(incarnation, output)
         if extension is None:
             return self._check_gap(now_ms, request)
+        self.has_freed |= not generation.num_tokens  # its prompt is computed
         request.delivered(now_ms, len(extension.token_ids))
+        self._turns.charge(request.tenant, len(extension.token_ids))
         self.counters["tokens", ""] += len(extension.token_ids)
         actions: list[RouterAction] = [
             Deliver(
@@ -335,11 +347,18 @@ class RequestTable:
         self, now_ms: int, request: RoutedRequest, error: DisaggError
     ) -> list[RouterAction]:
         error.request_id = request.request_id
+        if isinstance(error, CapacityError):
+            error.retry_after_s = self._pace.retry_after_s(now_ms, 1)
         self._end(now_ms, request, "failed", f"{type(error).__name__}: {error.message}")
         return [Fail(request.request_id, error)]
 
     def _end(self, now_ms: int, request: RoutedRequest, outcome: str, error: str = "") -> None:
         del self._live[request.request_id]
+        self.has_freed = True
+        self._pace.note(now_ms)
+        self._keep(now_ms, request, outcome, error)
+
+    def _keep(self, now_ms: int, request: RoutedRequest, outcome: str, error: str) -> None:
         request.end(now_ms, outcome, error)
         self.counters["requests_ended", outcome] += 1
         self._ended.add(request)

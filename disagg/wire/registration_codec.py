@@ -140,6 +140,7 @@ def worker_info_to_wire(info: WorkerInfo) -> registration_pb2.RegisterRequest:
             registration_pb2.TierInfo(name=tier.name, num_blocks=tier.num_blocks)
             for tier in info.tiers
         ],
+        max_sequences=info.max_sequences,
     )
 
 
@@ -161,4 +162,5 @@ def worker_info_from_wire(wire: registration_pb2.RegisterRequest) -> WorkerInfo:
         handover_tokens_max=wire.handover_tokens_max,
         num_blocks=wire.num_blocks,
         tiers=tuple(TierInfo(tier.name, tier.num_blocks) for tier in wire.tiers),
+        max_sequences=wire.max_sequences,
     )

@@ -109,6 +109,11 @@ def _make_canonical(core: RouterCore) -> None:
     """Forget what no decision depends on: counters and records."""
     core.counters.clear()
     requests, fleet = core._requests, core._fleet
+    requests._pace._ends_ms.clear()
+    if not len(core._admission):  # whose turn it was
+        requests.has_freed = False
+        requests._turns._tenants.clear()
+        requests._turns._virtual = requests._turns._num_arrived = 0
     for request in requests._live.values():
         current = request.current
         # Of those given up only the number counts; the rest is for the record.

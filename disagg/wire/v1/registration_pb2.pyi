@@ -218,6 +218,7 @@ class RegisterRequest(google.protobuf.message.Message):
     HANDOVER_TOKENS_MAX_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     TIERS_FIELD_NUMBER: builtins.int
+    MAX_SEQUENCES_FIELD_NUMBER: builtins.int
     address: builtins.str
     """host:port of the worker's service"""
     role: builtins.str
@@ -228,6 +229,8 @@ class RegisterRequest(google.protobuf.message.Message):
     handover_tokens_max: builtins.int
     """longest prompt whose hand-over fits this worker's share"""
     num_blocks: builtins.int
+    max_sequences: builtins.int
+    """that it runs at once; 0: not said"""
     @property
     def worker(self) -> disagg.wire.v1.identity_pb2.Incarnation: ...
     @property
@@ -251,9 +254,10 @@ class RegisterRequest(google.protobuf.message.Message):
         handover_tokens_max: builtins.int = ...,
         num_blocks: builtins.int = ...,
         tiers: collections.abc.Iterable[global___TierInfo] | None = ...,
+        max_sequences: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["contract", b"contract", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "model", b"model", "num_blocks", b"num_blocks", "role", b"role", "tiers", b"tiers", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "max_sequences", b"max_sequences", "model", b"model", "num_blocks", b"num_blocks", "role", b"role", "tiers", b"tiers", "worker", b"worker"]) -> None: ...
 
 global___RegisterRequest = RegisterRequest
 

@@ -53,11 +53,11 @@ def test_flags_beat_environment_beats_file_beats_default(tmp_path: Path) -> None
     )
     router = effective.settings.router
     assert (router.http_port, router.grpc_port, router.replans_max) == (21, 12, 3)
-    assert router.requests_max == 1024
+    assert effective.settings.limits.requests_max == 1024
     assert effective.sources["router.http_port"] == "flag:--http-port"
     assert effective.sources["router.grpc_port"] == "env:DISAGG_ROUTER__GRPC_PORT"
     assert effective.sources["router.replans_max"] == f"file:{path}:4"
-    assert effective.sources["router.requests_max"] == "default"
+    assert effective.sources["limits.requests_max"] == "default"
 
 
 def test_the_environment_names_the_file(tmp_path: Path) -> None:

@@ -58,10 +58,11 @@ def request(
     num_tokens: int = 10,
     max_tokens: int = 5,
     num_logprobs: int | None = None,
+    tenant: str = "",
 ) -> NewRequest:
     tokens = tuple(range(100, 100 + num_tokens))
     sampling = SamplingParams(max_tokens, num_logprobs=num_logprobs, seed=7)
-    return NewRequest(request_id, tokens, hashes_of(tokens), b"", sampling)
+    return NewRequest(request_id, tokens, hashes_of(tokens), b"", sampling, tenant)
 
 
 class Router:
@@ -72,6 +73,7 @@ class Router:
         *workers: WorkerInfo,
         policy: str = DEFAULT_POLICY,
         accept_unlike_workers: bool = False,
+        tenant_weights: dict[str, float] | None = None,
         **limits: int,
     ) -> None:
         arguments = {
@@ -85,6 +87,7 @@ class Router:
             hash_extend=HASHER.extend,
             policy=policy,
             accept_unlike_workers=accept_unlike_workers,
+            tenant_weights=tenant_weights,
             **(arguments | limits),
         )
         self.now_ms = 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from disagg.messages.identity import RequestKey
+from disagg.routing.admission import Admission
 from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import AHEAD_MAX, RequestTable
@@ -62,12 +63,12 @@ def queue_everybody(patch: Patch) -> None:
 
 def take_any_request(patch: Patch) -> None:
     """The router's door is open."""
-    create = RequestTable.__init__
+    create = Admission.__init__
 
-    def careless(self: RequestTable, *args: Any, **options: Any) -> None:
+    def careless(self: Admission, *args: Any, **options: Any) -> None:
         create(self, *args, **options | {"requests_max": 1 << 30})
 
-    patch.setattr(RequestTable, "__init__", careless)
+    patch.setattr(Admission, "__init__", careless)
 
 
 def keep_all_records(patch: Patch) -> None:

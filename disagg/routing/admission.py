@@ -1,0 +1,173 @@
+"""Requests that wait for room at the workers: who may come in, and who goes next."""
+
+from collections import Counter
+
+from disagg.errors import CapacityError, DisaggError, ExpiredError, RequestError
+from disagg.routing.actions import Fail, NewRequest, RouterAction
+from disagg.routing.end_pace import EndPace
+from disagg.routing.fair_queue import FairQueue
+from disagg.routing.fleet import Fleet
+from disagg.routing.planner import Planner
+from disagg.routing.request import RoutedRequest
+from disagg.routing.request_table import RequestTable
+from disagg.routing.rooms import Rooms
+
+HEADS_MAX = 16
+"""Tenants whose first request is tried at one look; a plan costs up to a millisecond."""
+
+
+class Admission:
+    """The one way from a client's request to a worker; see `RouterCore` for the arguments.
+
+    A request goes to the workers at once while those that its plan names have room, else it waits
+    here. Where requests wait, tenants are served by turns in tokens, and within a tenant who came
+    first goes first. Only first plans wait: what has begun goes on elsewhere at once.
+
+    Args:
+        turns: the queue; whoever delivers tokens charges it.
+        pace: of the ends of requests.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        planner: Planner,
+        requests: RequestTable,
+        turns: FairQueue[RoutedRequest],
+        pace: EndPace,
+        counters: Counter[tuple[str, str]],
+        *,
+        requests_max: int,
+        request_timeout_ms: int,
+        worker_prefill_tokens_max: int,
+        worker_waiting_max: int,
+    ) -> None:
+        self.counters = counters
+        self._fleet = fleet
+        self._planner = planner
+        self._requests = requests
+        self._requests_max = requests_max
+        self._request_timeout_ms = request_timeout_ms
+        self._prefill_tokens_max = worker_prefill_tokens_max
+        self._waiting_max = worker_waiting_max
+        self._queue = turns
+        self._pace = pace
+        self._waiting: dict[str, RoutedRequest] = {}
+        self._moved_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
+        """Let a request in, to wait; `admit` starts what has its turn.
+
+        Where ``requests_max`` live, the tenant with the longest queue gives a place up for one with
+        a shorter: a flood fills its own queue only.
+
+        Raises:
+            CapacityError: ``requests_max`` live, and no queue is longer than this tenant's.
+            ContextLengthError: longer at its end than any ready worker holds.
+            RequestError: the request id is live already, or there is nothing to compute.
+            RemoteFault: no worker is ready.
+        """
+        if self.find(request.request_id) or self._requests.is_live(request.request_id):
+            raise RequestError(
+                "a request with this id is being served",
+                param="request_id",
+                request_id=request.request_id,
+            )
+        contract = self._fleet.contract
+        request.check(contract.hash_block_tokens if contract else None)
+        routed = RoutedRequest(now_ms, request)
+        self._planner.check(routed)
+        actions: list[RouterAction] = []
+        if len(self._requests) + len(self._waiting) >= self._requests_max:
+            actions += self._make_place(now_ms, request)
+        self._waiting[request.request_id] = routed
+        self._queue.push(request.tenant, request.request_id, routed)
+        self.counters["requests", ""] += 1
+        return actions
+
+    def admit(self, now_ms: int) -> list[RouterAction]:
+        """Start every waiting request whose turn it is and whose workers have room."""
+        if not self._waiting:
+            return []
+        rooms = Rooms(self._requests.generations(), self._prefill_tokens_max, self._waiting_max)
+        actions: list[RouterAction] = []
+        while (started := self._admit_one(now_ms, rooms)) is not None:
+            self._moved_ms = now_ms
+            actions += started
+        return actions
+
+    def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
+        """The client of a waiting request went away: no worker has heard of it."""
+        request = self.find(request_id)
+        if request is not None:
+            self._leave(request)
+            self._requests.end_unplanned(now_ms, request, "cancelled", reason)
+        return []
+
+    def expire(self, now_ms: int) -> list[RouterAction]:
+        """Fail what waits although nothing has been started for too long."""
+        actions: list[RouterAction] = []
+        for request in list(self._waiting.values()):
+            waited_ms = now_ms - max(request.submitted_ms, self._moved_ms)
+            if waited_ms > self._request_timeout_ms:
+                error = ExpiredError(
+                    f"no request was started for {waited_ms} ms; no worker has had room for it"
+                )
+                actions.append(self._fail(now_ms, request, error))
+        return actions
+
+    def find(self, request_id: str) -> RoutedRequest | None:
+        """The waiting request of that id."""
+        return self._waiting.get(request_id)
+
+    def retry_after_s(self, now_ms: int) -> int:
+        """Seconds until what waits now should have been started, at the pace of the last ends."""
+        return self._pace.retry_after_s(now_ms, len(self._waiting) + 1)
+
+    # --- inside
+
+    def _admit_one(self, now_ms: int, rooms: Rooms) -> list[RouterAction] | None:
+        """Start or fail one waiting request; None where none can be."""
+        ready = [view.info for view in self._fleet.views() if view.ready]
+        if ready and not any(rooms.has_room(info) for info in ready):
+            return None  # no plan is worth making
+        for tenant, request in self._queue.heads()[:HEADS_MAX]:
+            try:
+                plan = self._planner.plan_in_turn(now_ms, request, rooms)
+            except DisaggError as error:
+                return [self._fail(now_ms, request, error)]
+            if plan is None:
+                continue
+            self._queue.take(tenant, max(1, request.stream.num_prompt_tokens - plan.found_tokens))
+            del self._waiting[request.request_id]
+            actions = self._requests.begin(now_ms, request, plan)
+            rooms.add(request.current)
+            return actions
+        return None
+
+    def _make_place(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
+        """Refuse the newest of the longest queue, or the new request itself."""
+        refusal = CapacityError(
+            f"{self._requests_max} requests are being served or wait (limits.requests_max)",
+            request_id=request.request_id,
+            retry_after_s=self.retry_after_s(now_ms),
+        )
+        self.counters["requests_refused", "capacity"] += 1
+        longest = self._queue.longest()
+        if longest is None or not self._queue.is_longer(longest, request.tenant):
+            raise refusal
+        return [self._fail(now_ms, self._queue.newest(longest), refusal)]
+
+    def _leave(self, request: RoutedRequest) -> None:
+        self._queue.remove(request.tenant, request.request_id)
+        del self._waiting[request.request_id]
+
+    def _fail(self, now_ms: int, request: RoutedRequest, error: DisaggError) -> Fail:
+        self._leave(request)
+        error.request_id = request.request_id
+        said = f"{type(error).__name__}: {error.message}"
+        self._requests.end_unplanned(now_ms, request, "failed", said)
+        return Fail(request.request_id, error)

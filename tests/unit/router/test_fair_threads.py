@@ -1,0 +1,83 @@
+"""Preparation of requests: who waits for a thread, and who is refused."""
+
+import asyncio
+import threading
+
+import pytest
+
+from disagg.errors import CapacityError
+from disagg.router.fair_threads import FairThreads
+
+
+class Work:
+    """Jobs that note their order; the first one holds the thread until it is let go."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.order: list[str] = []
+
+    def job(self, name: str):
+        def work() -> str:
+            self.gate.wait(60)
+            self.order.append(name)
+            return name
+
+        return work
+
+
+@pytest.fixture
+def work():
+    made = Work()
+    yield made
+    made.gate.set()
+
+
+async def start(
+    threads: FairThreads, work: Work, tenant: str, *names: str
+) -> list["asyncio.Task[str]"]:
+    tasks = [asyncio.create_task(threads.run(tenant, 100, work.job(name))) for name in names]
+    await asyncio.sleep(0)  # each has come as far as its future
+    return tasks
+
+
+async def test_a_flood_does_not_keep_another_tenant_waiting(work) -> None:
+    threads = FairThreads(1, 100, {})
+    tasks = await start(threads, work, "a", *(f"a{n}" for n in range(20)))
+    tasks += await start(threads, work, "b", "b0", "b1")
+    work.gate.set()
+    assert await asyncio.gather(*tasks) == [*(f"a{n}" for n in range(20)), "b0", "b1"]
+    assert work.order[:5] == ["a0", "b0", "a1", "b1", "a2"]
+    threads.close()
+
+
+async def test_the_longest_queue_gives_its_newest_up(work) -> None:
+    threads = FairThreads(1, 5, {})
+    flood = await start(threads, work, "a", *(f"a{n}" for n in range(6)))
+    with pytest.raises(CapacityError):
+        await threads.run("a", 1, work.job("more"))
+    (other,) = await start(threads, work, "b", "b0")
+    work.gate.set()
+    assert await other == "b0"
+    ended = await asyncio.gather(*flood, return_exceptions=True)
+    assert ended[:5] == [f"a{n}" for n in range(5)]
+    assert isinstance(ended[5], CapacityError)
+    threads.close()
+
+
+async def test_errors_and_cancels_free_the_thread(work) -> None:
+    threads = FairThreads(1, 5, {})
+    first, second = await start(threads, work, "a", "a0", "a1")
+    second.cancel()
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    failing = asyncio.create_task(threads.run("a", 1, fail))
+    await asyncio.sleep(0)
+    first.cancel()  # the thread is still at it
+    work.gate.set()
+    with pytest.raises(ValueError, match="no"):
+        await failing
+    assert await threads.run("a", 1, work.job("last")) == "last"
+    assert work.order == ["a0", "last"]
+    threads.close()
