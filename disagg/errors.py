@@ -12,6 +12,7 @@
     ├── ExpiredError          a bound on waiting was reached (504)
     ├── CancelledError        the client went away (499)
     └── ConfigError           settings, checkpoint or contract unusable (start-up)
+        └── WorkerIdTakenError    another process lives under this worker id
 
 ``InvariantViolation`` stands outside the tree: it is a bug of ours and never caught.
 """
@@ -112,6 +113,13 @@ class ConfigError(DisaggError):
 
     grpc_status = "FAILED_PRECONDITION"
     code = "config_error"
+
+
+class WorkerIdTakenError(ConfigError):
+    """A worker registers under an id that another process has; that one goes on."""
+
+    grpc_status = "ALREADY_EXISTS"
+    code = "worker_id_taken"
 
 
 class InvariantViolation(AssertionError):

@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 
-import grpc
-
 from disagg.errors import ConfigError
 from disagg.kv.hashing import check_secret
 from disagg.router.admin import AdminApp
@@ -22,6 +20,8 @@ from disagg.router.options import RouterOptions, why_exposed
 from disagg.router.request_preparation import Preparation
 from disagg.router.tokenizer import Tokenizer
 from disagg.router.worker_session import MESSAGE_BYTES_MAX
+from disagg.tls.addresses import check_exposure
+from disagg.tls.connections import Connections
 from disagg.wire.v1.router_pb2_grpc import add_RouterServicer_to_server
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,9 @@ class RouterApp:
         """Load the tokenizer; needs no event loop.
 
         Raises:
-            ConfigError: the checkpoint directory has none; the API keys cannot be used; or there
-                are none, and the router would answer a network without having been told to.
+            ConfigError: the checkpoint directory has none; the API keys or the certificate cannot
+                be used; or there are none, and the router would answer a network without having
+                been told to.
         """
         at_fault, why = why_exposed(
             options.host,
@@ -60,6 +61,12 @@ class RouterApp:
         )
         if why:
             raise ConfigError(why, param=f"router.{at_fault}")
+        check_exposure(
+            "router.host",
+            options.host,
+            options.tls_directory,
+            allow_insecure=options.allow_insecure,
+        )
         check_secret(options.hash_key)
         self._keys = KeysFile(options)
         self.http_port = options.http_port
@@ -67,7 +74,8 @@ class RouterApp:
         self.grpc_port = options.grpc_port
         self._options = options
         self._stopping = False
-        self._watch: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
+        self._connections = Connections(options.tls_directory)
         self._tokenizer = Tokenizer(options.model_dir)
 
     async def start(self) -> None:
@@ -86,10 +94,10 @@ class RouterApp:
                     "admin_port", options.admin_host, options.admin_port, options.send_buffer_bytes
                 )
             )
-            self._grpc_server = grpc.aio.server(options=GRPC_OPTIONS)
+            self._grpc_server = self._connections.server(GRPC_OPTIONS)
             address = f"{_bracketed(options.host)}:{options.grpc_port}"
             try:
-                self.grpc_port = self._grpc_server.add_insecure_port(address)
+                self.grpc_port = self._connections.listen(self._grpc_server, address)
             except RuntimeError as error:
                 fault = f"cannot listen on {address}: {error}"
                 raise ConfigError(fault, param="grpc_port") from error
@@ -97,7 +105,7 @@ class RouterApp:
         self.http_port = http_socket.getsockname()[1]
         self.admin_port = admin_socket.getsockname()[1]
         self._metrics = Metrics()
-        self.dispatcher = Dispatcher(options, self._metrics)
+        self.dispatcher = Dispatcher(options, self._metrics, self._connections)
         self._preparation = Preparation(options, self._tokenizer, self.dispatcher)
         parts = (options, ring, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
         streams = OpenStreams(options.streams_per_key_max)
@@ -109,9 +117,10 @@ class RouterApp:
             asyncio.create_task(self._http_server.serve([http_socket]), name="http"),
             asyncio.create_task(self._admin_server.serve([admin_socket]), name="admin"),
         ]
+        self._watching = [asyncio.create_task(self._connections.watch_expiry(), name="certificate")]
         if options.api_keys_file:
-            self._watch = asyncio.create_task(self._keys.watch(), name="keys")
-            self._tasks.append(self._watch)
+            self._watching.append(asyncio.create_task(self._keys.watch(), name="keys"))
+        self._tasks += self._watching
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         await self._grpc_server.start()
@@ -146,8 +155,8 @@ class RouterApp:
         self._http_server.should_exit = self._admin_server.should_exit = True
         await self.dispatcher.stop()
         await self._grpc_server.stop(grace=1)
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watching:
+            watch.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._preparation.close()
         logger.info("router stopped")

@@ -27,11 +27,13 @@ from disagg.routing.actions import (
     Disconnect,
     Fail,
     NewRequest,
+    RefuseRegistration,
     RouterAction,
     ToWorker,
 )
 from disagg.routing.core import RouterCore
 from disagg.routing.fair_queue import parse_weights
+from disagg.tls.connections import Connections
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class Dispatcher:
         broken: set when nothing here can be relied on any more; the process should end.
     """
 
-    def __init__(self, options: RouterOptions, metrics: Metrics) -> None:
+    def __init__(self, options: RouterOptions, metrics: Metrics, connections: Connections) -> None:
         self.core = RouterCore(
             hash_extend=self._hash_extend,
             replans_max=options.replans_max,
@@ -90,6 +92,7 @@ class Dispatcher:
         self.broken = asyncio.Event()
         self._was_complete = False
         self._options = options
+        self._connections = connections
         self._metrics = metrics
         self._router_id = secrets.token_hex(8)
         self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
@@ -141,6 +144,7 @@ class Dispatcher:
         """Take in a worker's registration or heartbeat.
 
         Raises:
+            WorkerIdTakenError: another process lives under its id.
             ConfigError: it does not fit this fleet.
         """
         if self.stopping:
@@ -150,6 +154,9 @@ class Dispatcher:
         if any(isinstance(action, Connect) for action in actions):
             self._warn_of_strangers(info)
         self._do(actions)
+        for action in actions:
+            if isinstance(action, RefuseRegistration):
+                raise action.error
         if self._hasher is None and self.core.contract is not None:
             self._hasher = hasher
 
@@ -265,6 +272,8 @@ class Dispatcher:
                     self._disconnect(worker)
                 case CacheResetEnded():
                     self._reset_ended(action)
+                case RefuseRegistration():
+                    pass  # told to whoever registers
 
     def _deliver(self, delta: Deliver) -> None:
         live = self._live.get(delta.request_id)
@@ -293,7 +302,9 @@ class Dispatcher:
         )
         # Room for a submit and a cancel of every request at every re-plan.
         outgoing_max = 2 * self._options.requests_max * (1 + self._options.replans_max)
-        self._sessions[worker] = WorkerSession(self._router_id, info, events, outgoing_max)
+        self._sessions[worker] = WorkerSession(
+            self._router_id, info, events, outgoing_max, self._connections
+        )
 
     def _disconnect(self, worker: Incarnation) -> None:
         session = self._sessions.pop(worker, None)

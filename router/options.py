@@ -1,10 +1,10 @@
 """Plain numbers and names the router is built from; settings are read elsewhere."""
 
-import ipaddress
 from dataclasses import dataclass, field
 
 from disagg.routing.policy.registry import DEFAULT_POLICY as DEFAULT_POLICY
 from disagg.routing.policy.registry import POLICIES
+from disagg.tls.addresses import is_loopback
 
 POLICY_NAMES: tuple[str, ...] = tuple(sorted(POLICIES))
 """What `router.policy` may be set to."""
@@ -88,6 +88,10 @@ class RouterOptions:
     """Tokens that a decode worker may compute of a prompt whose prefix its tiers have."""
     accept_unlike_workers: bool = False
     """Take in workers that exchange no KV with the others; each serves alone."""
+    tls_directory: str = ""
+    """Certificate of this node, see ``disagg/tls``; "": gRPC is plain."""
+    allow_insecure: bool = False
+    """Serve gRPC to other machines without certificates."""
 
 
 def why_exposed(
@@ -108,11 +112,3 @@ def why_exposed(
                 "router.allow_unauthenticated to answer anybody"
             )
     return "", ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -13,6 +13,7 @@ from disagg.errors import ProtocolError
 from disagg.messages.kv_events import KVEventBatch, KVSnapshot
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, ToWorkerMessage
+from disagg.tls.connections import Connections
 from disagg.wire.kv_events_codec import kv_batch_from_wire
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
 from disagg.wire.stream_hello import SessionOpen
@@ -65,14 +66,21 @@ class WorkerSession:
 
     Args:
         outgoing_max: messages that may wait for the worker; one more and it is lost.
+        connections: what dials.
     """
 
     def __init__(
-        self, router_id: str, info: WorkerInfo, events: SessionEvents, outgoing_max: int
+        self,
+        router_id: str,
+        info: WorkerInfo,
+        events: SessionEvents,
+        outgoing_max: int,
+        connections: Connections,
     ) -> None:
         self.info = info
         self._router_id = router_id
         self._events = events
+        self._connections = connections
         self._outgoing: asyncio.Queue[ToWorkerMessage] = asyncio.Queue(outgoing_max)
         self._closed = False
         self._overflow = asyncio.Event()
@@ -104,9 +112,7 @@ class WorkerSession:
 
     async def _run(self) -> None:
         try:
-            async with grpc.aio.insecure_channel(
-                self.info.address, options=CHANNEL_OPTIONS
-            ) as channel:
+            async with self._connections.channel(self.info.address, CHANNEL_OPTIONS) as channel:
                 reason = await self._session(channel)
         except Exception as error:
             # Ended, not restarted: the worker's next registration opens a session in a known state.

@@ -11,6 +11,7 @@ from typing import Protocol
 from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
 from disagg.workers.options import WorkerOptions
+from disagg.workers.transfer_network import set_transfer_environment
 
 WORKER_PATH = "disagg.workers.worker:Worker"
 NODE_HOST = "node"
@@ -71,6 +72,7 @@ class WorkerActor:
 
             host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
             options = replace(options, host=host)
+        set_transfer_environment(options)
         module, _, name = worker_path.partition(":")
         self._options = options
         self._worker: HostedWorker = getattr(importlib.import_module(module), name)(options)

@@ -19,6 +19,7 @@ from disagg.messages.session import (
     Submit,
     ToRouterMessage,
     ToWorkerMessage,
+    WorkerIdClaimed,
     receipt_of,
 )
 from disagg.scheduling.actions import (
@@ -168,6 +169,12 @@ class Control:
         if isinstance(message, Submit) and self._session is not None:
             self._session(receipt_of(message))
         self._guard(lambda: self.core.on_router_message(self._now_ms(), message))
+        if isinstance(message, WorkerIdClaimed):
+            log.warning(
+                "another process claims this worker's id: epoch %s at %s; the router refuses it",
+                message.claimant.incarnation.epoch,
+                message.claimant.address,
+            )
         if isinstance(message, Cancel):
             self._trace.ended(message.key, "cancelled", message.reason)
 

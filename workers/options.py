@@ -23,8 +23,14 @@ class WorkerOptions:
     """host:port of each router's gRPC service."""
     host: str = "127.0.0.1"
     """Address the gRPC service binds to and announces."""
-    port: int = 0
-    """0: any free one."""
+    port: str = "0"
+    """Of the gRPC service: ``7100``, the first free one of ``7100-7119``, or ``0``: any."""
+    transfer_port: str = "0"
+    """Ports UCX may listen on over TCP, written alike."""
+    tls_directory: str = ""
+    """Certificate of this node, see ``disagg/tls``; "": everything is plain."""
+    allow_insecure: bool = False
+    """Serve other machines without certificates."""
     # engine
     engine: Literal["auto", "native", "vllm"] = AUTO
     """What computes the steps, see ``engines/choice.py``."""

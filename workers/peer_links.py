@@ -14,6 +14,7 @@ import grpc
 from disagg.errors import ProtocolError
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import PeerMessage, WrongEpoch
+from disagg.tls.connections import Connections
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import peer_pb2
@@ -50,6 +51,8 @@ class GrpcPeerLinks:
         on_hello: called with a peer's hello, before any of its messages.
         on_message: a message arrived.
         on_lost: a stream to or from the peer ended; called once per loss.
+        connections: what dials; a hello is sent to nobody who has not shown the cluster's
+            certificate, where there are certificates.
     """
 
     def __init__(
@@ -59,12 +62,14 @@ class GrpcPeerLinks:
         on_hello: Callable[[Incarnation, PeerHello], None],
         on_message: Callable[[Incarnation, PeerMessage], None],
         on_lost: Callable[[Incarnation], None],
+        connections: Connections,
     ) -> None:
         self._me = me
         self._hello = hello
         self._on_hello = on_hello
         self._on_message = on_message
         self._on_lost = on_lost
+        self._connections = connections
         self._links: dict[Incarnation, _Link] = {}
         self._incoming: dict[Incarnation, object] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -133,7 +138,7 @@ class GrpcPeerLinks:
     async def _run(self, peer: Incarnation, link: _Link) -> None:
         reason = "the stream ended"
         try:
-            async with grpc.aio.insecure_channel(link.address, options=CHANNEL_OPTIONS) as channel:
+            async with self._connections.channel(link.address, CHANNEL_OPTIONS) as channel:
                 call = cast("WorkerAsyncStub", WorkerStub(channel)).Peer(None)
                 # A generator given to gRPC would stay behind, pending, when the peer ends.
                 writing = asyncio.create_task(self._write(call, peer, link))

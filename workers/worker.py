@@ -20,6 +20,8 @@ from disagg.messages.registration import Contract
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import STEPS_MAX, WorkerLimits
 from disagg.scheduling.tiers.index import TierSetting
+from disagg.tls.addresses import check_exposure, parse_ports
+from disagg.tls.connections import Connections
 from disagg.transfer.read_plan import plan_reads
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
@@ -112,6 +114,13 @@ class Worker:
             ConfigError: the options, checkpoint or address cannot be used.
         """
         exporter = exporter_named_in(os.environ)
+        check_exposure(
+            "worker.host",
+            self.options.host,
+            self.options.tls_directory,
+            allow_insecure=self.options.allow_insecure,
+        )
+        self._connections = Connections(self.options.tls_directory)
         self._trace = TransferTrace(tracer_for(exporter, self.incarnation, self.options.role))
         self._engine = self._engine_factory(self.options)
         self._hash_key = block_hash_key(self.options.hash_key, self._engine.fingerprint)
@@ -171,8 +180,8 @@ class Worker:
         control = self.control = Control(
             core, engine, transport, self._fail, self._trace, tier_copies
         )
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
-        port = server.add_insecure_port(f"{options.host}:{options.port}")
+        server = self._connections.server(CHANNEL_OPTIONS)
+        port = self._listen(server)
         self.address = f"{announced_host(options.host)}:{port}"
         announcement = Announcement(
             self.incarnation, options, engine, self._layout, self._hash_key, self.address
@@ -190,6 +199,7 @@ class Worker:
             on_hello=know_peer,
             on_message=control.peer_message,
             on_lost=control.peer_lost,
+            connections=self._connections,
         )
         service = WorkerService(self.incarnation, options.role, control, links)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
@@ -198,10 +208,12 @@ class Worker:
         info = announcement.worker_info(core)
         tasks = [
             asyncio.create_task(
-                keep_registered(address, info, options.heartbeat_ms), name=f"router {address}"
+                keep_registered(address, info, options.heartbeat_ms, self._connections),
+                name=f"router {address}",
             )
             for address in options.router_addresses
         ]
+        tasks.append(asyncio.create_task(self._connections.watch_expiry(), name="certificate"))
         log.info(
             "worker %s (%s) serves on %s, epoch %s",
             options.worker_id,
@@ -228,6 +240,19 @@ class Worker:
             self._fail("a tier still copies; only the end of the process ends that")
         if not await asyncio.to_thread(transport.close, TRANSPORT_CLOSE_S):
             self._fail("READs are still in progress; only the end of the process ends them")
+
+    def _listen(self, server: grpc.aio.Server) -> int:
+        """Bind the first free port of those that are allowed."""
+        host, refused = self.options.host, ""
+        for port in parse_ports(self.options.port):
+            try:
+                return self._connections.listen(server, f"{host}:{port}")
+            except RuntimeError as error:
+                refused = str(error)
+        raise ConfigError(
+            f"worker.port: no port of {self.options.port} is free on {host}: {refused}",
+            param="worker.port",
+        )
 
     def _kv_event_publisher(self, core: WorkerCore) -> KVEventPublisher | None:
         if not self.options.kv_events_endpoint:

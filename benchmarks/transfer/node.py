@@ -36,6 +36,7 @@ from disagg.messages.session import (
     TransferReport,
 )
 from disagg.scheduling.core import WorkerCore
+from disagg.tls.connections import Connections
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
@@ -135,6 +136,7 @@ class Node:
             on_hello=self._on_hello,
             on_message=self.control.peer_message,
             on_lost=self.control.peer_lost,
+            connections=Connections(""),
         )
         links.node = self
         self._links = links

@@ -20,6 +20,7 @@ from disagg.cluster.ray_cluster import join_ray, start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import ConfigError, DisaggError, ExpiredError
+from disagg.tls.authority import create_for_one_run, remove_keys
 from disagg.workers.actor import WORKER_PATH, WorkerState
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CERTIFICATES = "certificates"
+"""In the folder of a run."""
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 2.0
 
@@ -103,6 +106,7 @@ class LocalCluster:
         self._before = find_children(os.getpid())
         self._folder = RunFolder()
         try:
+            self.settings = self._with_certificates(self._folder.path)
             self._start(self._folder)
         except KeyboardInterrupt:
             self._report("interrupted, stopping")
@@ -152,6 +156,7 @@ class LocalCluster:
             pids = ", ".join(str(process.pid) for process in killed)
             self.faults.append(f"processes {pids} had to be killed")
         self._folder, self._router, self._supervisor = None, None, None
+        remove_keys(folder.path / CERTIFICATES)  # also where the logs stay
         if self.faults:
             self._report(f"{'; '.join(self.faults)} (logs in {folder.path})")
         else:
@@ -191,6 +196,16 @@ class LocalCluster:
         self._supervisor = Supervisor(self.settings, self._report, self._worker_path)
         self._supervisor.start()
         self._wait_for_router("/ready", deadline)
+
+    def _with_certificates(self, folder: Path) -> Settings:
+        """Settings with certificates of this run, unless others are set or none are wanted."""
+        cluster = self.settings.cluster
+        if cluster.tls_directory or cluster.allow_insecure:
+            return self.settings
+        nodes = create_for_one_run(folder / CERTIFICATES)
+        self._report(f"certificates of this run are in {nodes.parent} (node, client)")
+        with_them = cluster.model_copy(update={"tls_directory": str(nodes)})
+        return self.settings.model_copy(update={"cluster": with_them})
 
     def _start_router(self, folder: Path) -> Child:
         path = folder / "settings.yaml"

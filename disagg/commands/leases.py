@@ -3,6 +3,8 @@
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -35,6 +37,14 @@ def leases(
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, max=60, help="Seconds to wait for answers.")
     ] = 3.0,
+    tls_directory: Annotated[
+        str,
+        typer.Option(
+            "--tls-directory",
+            envvar="DISAGG_CLUSTER__TLS_DIRECTORY",
+            help="Certificate of a node: the workers answer nobody else.",
+        ),
+    ] = "",
 ) -> None:
     """Show leases, inbound transfers, reservations and quarantine of every worker.
 
@@ -43,17 +53,20 @@ def leases(
     """
     if watch:
         interrupt_on_signals()
-    raise typer.Exit(show_leases(router_url, as_text=not as_json, watch=watch, timeout_s=timeout_s))
+    look = partial(_look, router_url, timeout_s, tls_directory)
+    raise typer.Exit(show_leases(look, as_text=not as_json, watch=watch))
 
 
-def show_leases(router_url: str, *, as_text: bool, watch: bool, timeout_s: float) -> int:
+Look = Callable[[], list[WorkerLeases]]
+
+
+def show_leases(look: Look, *, as_text: bool, watch: bool) -> int:
     """Print what all workers lend, pull and hold back.
 
     Args:
-        router_url: HTTP address of a router's admin port.
+        look: asks the router for its workers, and them for theirs.
         as_text: a table, else JSON (with ``watch`` one line per look).
         watch: look every second until interrupted; a router that is away is shown as such.
-        timeout_s: bound on the router's answer, and on the workers' together.
 
     Returns:
         The exit code: 0, or 1 when a worker did not answer.
@@ -63,7 +76,7 @@ def show_leases(router_url: str, *, as_text: bool, watch: bool, timeout_s: float
     """
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
     console = Console(width=width, highlight=False)
-    answers = _look(router_url, timeout_s)
+    answers = look()
     if not watch:
         if as_text:
             console.print(draw(answers))
@@ -72,9 +85,9 @@ def show_leases(router_url: str, *, as_text: bool, watch: bool, timeout_s: float
         return int(any(answer.status is None for answer in answers))
     try:
         if as_text:
-            _watch(console, answers, router_url, timeout_s)
+            _watch(console, answers, look)
         else:
-            _watch_json(answers, router_url, timeout_s)
+            _watch_json(answers, look)
     except (KeyboardInterrupt, BrokenPipeError):
         pass
     return 0
@@ -129,31 +142,29 @@ def draw(answers: list[WorkerLeases]) -> Group:
     return Group(workers, "", shown[0], "", shown[1])
 
 
-def _look(router_url: str, timeout_s: float) -> list[WorkerLeases]:
-    return ask_workers(find_workers(router_url, timeout_s), timeout_s)
+def _look(router_url: str, timeout_s: float, tls_directory: str) -> list[WorkerLeases]:
+    return ask_workers(find_workers(router_url, timeout_s), timeout_s, tls_directory)
 
 
-def _watch(
-    console: Console, answers: list[WorkerLeases], router_url: str, timeout_s: float
-) -> None:
+def _watch(console: Console, answers: list[WorkerLeases], look: Look) -> None:
     with Live(
         draw(answers), console=console, auto_refresh=False, screen=console.is_terminal
     ) as live:
         while True:
             time.sleep(1)
             try:
-                shown = draw(_look(router_url, timeout_s))
+                shown = draw(look())
             except RemoteFault as error:
                 shown = Group(Text(error.message, style="red"))
             live.update(shown, refresh=True)
 
 
-def _watch_json(answers: list[WorkerLeases], router_url: str, timeout_s: float) -> None:
+def _watch_json(answers: list[WorkerLeases], look: Look) -> None:
     shown = json.dumps(as_json(answers))
     while True:
         print(shown, flush=True)
         time.sleep(1)
         try:
-            shown = json.dumps(as_json(_look(router_url, timeout_s)))
+            shown = json.dumps(as_json(look()))
         except RemoteFault as error:
             shown = json.dumps({"workers": [], "error": error.message})

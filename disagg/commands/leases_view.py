@@ -12,6 +12,7 @@ import grpc
 
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault
+from disagg.tls.connections import client_channel
 from disagg.wire.v1 import identity_pb2, worker_pb2, worker_pb2_grpc
 
 WORKERS_PATH = "/v1/disagg/workers"
@@ -67,9 +68,15 @@ def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
     return sorted(workers, key=lambda worker: worker.worker_id)
 
 
-def ask_workers(workers: list[WorkerAddress], timeout_s: float) -> list[WorkerLeases]:
-    """Fetch all workers' status at once; one that does not answer in time is reported as such."""
-    channels = [grpc.insecure_channel(worker.address) for worker in workers]
+def ask_workers(
+    workers: list[WorkerAddress], timeout_s: float, tls_directory: str
+) -> list[WorkerLeases]:
+    """Fetch all workers' status at once; one that does not answer in time is reported as such.
+
+    Raises:
+        ConfigError: the certificate cannot be used.
+    """
+    channels = [client_channel(worker.address, tls_directory) for worker in workers]
     try:
         asked = [
             worker_pb2_grpc.WorkerStub(channel).Status.future(

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from disagg.commands.cache import app as cache
+from disagg.commands.certificates import app as certificates
 from disagg.commands.keys import app as keys
 from disagg.commands.leases import leases
 from disagg.commands.plan import plan_kv_memory
@@ -38,6 +39,7 @@ app.command("config")(show_config)
 app.command()(leases)
 app.command("plan")(plan_kv_memory)
 app.add_typer(cache, name="cache")
+app.add_typer(certificates, name="certificates")
 app.add_typer(keys, name="keys")
 
 

@@ -86,6 +86,8 @@ def router_options(settings: Settings) -> RouterOptions:
         model_name=name,
         hash_key=hash_key(settings),
         heartbeat_ms=settings.cluster.heartbeat_ms,
+        tls_directory=settings.cluster.tls_directory,
+        allow_insecure=settings.cluster.allow_insecure,
         # Workers without a preferred role are there to do both.
         roles_wanted=tuple(role for role, num in counts.items() if num or cluster.num_both),
         **settings.router.model_dump(),
@@ -111,6 +113,8 @@ def worker_options(settings: Settings, worker_id: str, role: str) -> WorkerOptio
         hash_key=hash_key(settings),
         router_addresses=settings.cluster.router_addresses or (local_router_address(settings),),
         heartbeat_ms=settings.cluster.heartbeat_ms,
+        tls_directory=settings.cluster.tls_directory,
+        allow_insecure=settings.cluster.allow_insecure,
         **settings.worker.model_dump(),
         **settings.cache.model_dump(),
         **settings.scheduling.model_dump(),

@@ -2,27 +2,27 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    Field,
+    model_validator,
+)
 
+from disagg.config.fields import (
+    HostPort,
+    Milliseconds,
+    Ports,
+    Positive,
+    Seconds,
+    Section,
+    Share,
+)
+from disagg.config.router_settings import LimitSettings, RouterSettings
 from disagg.errors import ConfigError
-from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES, why_exposed
-from disagg.routing.fair_queue import parse_weights
 from disagg.workers.options import AUTO, Auto, Dtype
 from disagg.workers.tiers.options import parse_tiers
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
-Milliseconds = Annotated[int, Field(ge=1, le=24 * 3_600_000)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-HostPort = Annotated[str, Field(pattern=r"^[^\s:/]+:[1-9][0-9]{0,4}$")]
 
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """Which checkpoint is served, under which name."""
 
     dir: str = ""
@@ -31,11 +31,21 @@ class ModelSettings(_Section):
     """The name clients use; "" takes the directory's."""
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """One worker process: device, arithmetic, memory."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address the worker binds to and announces; "node" is its Ray node's."""
+    """Address the worker binds to and announces; "node" is its Ray node's. Other than loopback it
+    needs cluster.tls_directory, or cluster.allow_insecure.
+    """
+    port: Ports = "0"
+    """Port of the worker's gRPC service; of a range (7100-7119), for several workers on a host, the
+    first that is free; 0 any free one.
+    """
+    transfer_port: Ports = "0"
+    """TCP port, or range of ports, on which UCX takes connections for KV: one per worker (or rank)
+    and network interface; 0 any. RDMA does not use them.
+    """
     engine: Literal["auto", "native", "vllm"] = AUTO
     """What computes the steps: native (transformers' model code) or vllm (vLLM's model runner, from
     the extra disagg[vllm]); auto: vllm on a GPU where it is installed, or where native does not
@@ -106,7 +116,7 @@ class WorkerSettings(_Section):
         return self
 
 
-class CacheSettings(_Section):
+class CacheSettings(Section):
     """The prefix cache of a worker: what of computed KV other requests find, and for how long."""
 
     prefix_caching: bool = True
@@ -136,7 +146,7 @@ class CacheSettings(_Section):
         return self
 
 
-class SchedulingSettings(_Section):
+class SchedulingSettings(Section):
     """Limits of a worker's batches and of their steps."""
 
     max_model_tokens: int = Field(default=0, ge=0)
@@ -155,7 +165,7 @@ class SchedulingSettings(_Section):
     """
 
 
-class TransferSettings(_Section):
+class TransferSettings(Section):
     """How KV blocks move between workers; time-outs cost time, never correctness."""
 
     handover_share_max: Share = 0.5
@@ -190,126 +200,7 @@ class TransferSettings(_Section):
         return self
 
 
-class RouterSettings(_Section):
-    """The HTTP front, the gRPC service and what they accept."""
-
-    host: str = Field(default="127.0.0.1", min_length=1)
-    """Address that HTTP and gRPC bind to; others than loopback ones need API keys."""
-    http_port: Port = 8000
-    """OpenAI-compatible HTTP; 0 takes any free port."""
-    grpc_port: Port = 50051
-    """Registration of workers, and generation for gRPC clients; 0 takes any free port."""
-    admin_host: str = Field(default="127.0.0.1", min_length=1)
-    """Address that the admin port binds to; others than loopback ones need API keys."""
-    admin_port: Port = 8001
-    """HTTP for operators: metrics, workers, records of requests, the reset of prefix caches; 0
-    takes any free port."""
-    api_keys_file: str = ""
-    """File of API keys, hashed (disagg keys create). Where it is given, every caller needs a key;
-    a change takes effect within seconds."""
-    api_keys: str = Field(default="", repr=False)
-    """What that file holds, as from a secret in DISAGG_ROUTER__API_KEYS; read at the start only."""
-    allow_unauthenticated: bool = False
-    """Without API keys answer whoever reaches the ports, on other addresses than loopback ones
-    too."""
-    replans_max: int = Field(default=3, ge=0, le=100)
-    """Tries after the first before a request fails."""
-    request_timeout_ms: Milliseconds = 600_000
-    """A request that stands still for so long fails with 504: no token, no report of a worker, no
-    further part of its prompt computed, pulled or handed over."""
-    records_max: Positive = 1024
-    """Finished requests whose record stays readable."""
-    worker_silent_ms: Milliseconds = 10_000
-    """A worker not heard of for so long is dropped."""
-    policy: str = DEFAULT_POLICY
-    """Who prefills and who decodes: ``prefix_then_load``, or ``local`` to hand nothing over."""
-    pull_tokens_min: Positive = 256
-    """So many more tokens of prefix another worker must have to be pulled from."""
-    decode_prefill_tokens_max: int = Field(default=512, ge=0)
-    """A decode worker whose tiers have the prefix of a prompt loads it and serves the request alone
-    if no more tokens are left to compute. 0: never."""
-    accept_unlike_workers: bool = False
-    """Workers that exchange no KV with the others (another engine, another layout's release) are
-    taken in and serve requests alone. Else they are refused when they register, and told why."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        ports = {"http_port": self.http_port}
-        for name, port in (("grpc_port", self.grpc_port), ("admin_port", self.admin_port)):
-            same = [f"router.{other}" for other, taken in ports.items() if port and port == taken]
-            if same:
-                raise ValueError(f"{name}: must differ from {same[0]}")
-            ports[name] = port
-        if self.api_keys_file and self.api_keys:
-            raise ValueError("api_keys: there is router.api_keys_file already")
-        at_fault, why = why_exposed(
-            self.host,
-            self.admin_host,
-            has_keys=bool(self.api_keys_file or self.api_keys),
-            allow_unauthenticated=self.allow_unauthenticated,
-        )
-        if why:
-            raise ValueError(f"{at_fault}: {why}")
-        if self.policy not in POLICY_NAMES:
-            known = ", ".join(POLICY_NAMES)
-            raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")
-        return self
-
-
-class LimitSettings(_Section):
-    """What one connection, request, key or tenant may take of the router (docs/limits.md)."""
-
-    connections_max: Positive = 4096
-    """HTTP connections; one more is answered 503 and closed."""
-    header_bytes_max: int = Field(default=16 << 10, ge=1024, le=1 << 20)
-    """Request line and headers; more are answered 431."""
-    headers_max: int = Field(default=100, ge=8, le=10_000)
-    """Headers of a request; more are answered 431."""
-    body_bytes_max: int = Field(default=32 << 20, ge=1024)
-    """A request's body; a larger one is answered 413."""
-    receive_timeout_ms: Milliseconds = 20_000
-    """A connection that is idle or has not sent a whole head for so long is closed; a body that
-    stands still for so long is answered 408."""
-    receive_bytes_per_s_min: int = Field(default=4096, ge=0)
-    """A body that comes slower on average, after receive_timeout_ms, is answered 408. 0: any."""
-    send_timeout_ms: Milliseconds = 30_000
-    """A client that takes nothing of what it was sent for so long is cut off."""
-    send_bytes_per_s_min: int = Field(default=1024, ge=0)
-    """So is one that takes it slower on average, after send_timeout_ms. 0: any."""
-    send_buffer_bytes: int = Field(default=128 << 10, ge=4096, le=1 << 30)
-    """Bytes of an answer that wait in the router's memory for a client that reads slowly."""
-    unread_tokens_max: Positive = 2048
-    """Tokens that may wait behind them; one more, and the generation is cancelled, its KV freed."""
-    prompt_bytes_max: Positive = 8 << 20
-    """A prompt's text, checked before it is tokenised."""
-    prompt_tokens_max: int = Field(default=0, ge=0)
-    """A prompt's tokens; 0: as many as the largest worker that is ready can serve."""
-    generation_tokens_max: Positive = 1 << 20
-    """Sum of max_tokens over the choices of a request."""
-    requests_max: Positive = 1024
-    """Live requests, waiting ones included. Of more the tenant with the longest queue loses its
-    newest; a new request of that tenant is answered 429."""
-    streams_per_key_max: Positive = 1024
-    """Requests in progress of one API key; more are answered 429."""
-    worker_prefill_tokens_max: Positive = 16_384
-    """While so many tokens of prompts are still to be computed at a worker, it is given no more
-    requests. What has no room anywhere waits at the router, where tenants take turns in tokens."""
-    worker_waiting_max: int = Field(default=16, ge=0)
-    """Requests at a worker beyond the scheduling.max_sequences that it runs at once; then
-    likewise."""
-    tenant_weights: tuple[str, ...] = Field(default=(), strict=False)
-    """NAME=WEIGHT: a tenant's part of the tokens where requests wait; 1 where none is given."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        try:
-            parse_weights(self.tenant_weights)
-        except ConfigError as error:
-            raise ValueError(f"tenant_weights: {error.message}") from None
-        return self
-
-
-class ClusterSettings(_Section):
+class ClusterSettings(Section):
     """Which workers exist, where, and how they are supervised."""
 
     hash_key_file: str = ""
@@ -335,6 +226,15 @@ class ClusterSettings(_Section):
     """host:port of the router's gRPC service; empty derives it from router.host. Workers register
     with each of several, but serve one at a time: the last that opened a session.
     """
+    tls_directory: str = ""
+    """Directory of ca.crt, tls.crt and tls.key, the same path on every host, made by disagg
+    certificates create: mutual TLS on every gRPC port. disagg serve makes its own where it is not
+    set. Without it ports are bound to loopback addresses only.
+    """
+    allow_insecure: bool = False
+    """Bind gRPC ports to other addresses without certificates: whoever reaches them can register,
+    open sessions, read and overwrite KV.
+    """
     heartbeat_ms: Milliseconds = 1_000
     """Workers register again that often."""
     max_restarts: int = Field(default=-1, ge=-1, le=1_000_000)
@@ -353,7 +253,7 @@ class ClusterSettings(_Section):
         return self
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything that can be set. Built by :func:`disagg.config.read_settings`."""
 
     model: ModelSettings = ModelSettings()

@@ -88,7 +88,14 @@ class ResetPrefixCache:
     """The router counts them, from 1."""
 
 
-ToWorkerMessage = Submit | Cancel | ResetPrefixCache
+@dataclass(frozen=True, slots=True)
+class WorkerIdClaimed:
+    """Another process registered under this worker's id and was refused."""
+
+    claimant: PeerAddress
+
+
+ToWorkerMessage = Submit | Cancel | ResetPrefixCache | WorkerIdClaimed
 
 
 class EndReason(StrEnum):

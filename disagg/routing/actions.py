@@ -65,6 +65,13 @@ class Disconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class RefuseRegistration:
+    """Answer the registration with this error."""
+
+    error: DisaggError
+
+
+@dataclass(frozen=True, slots=True)
 class ToWorker:
     """Send on the worker's session, in the order given."""
 
@@ -116,4 +123,6 @@ class CacheResetEnded:
         return not any(one.error for one in self.workers)
 
 
-RouterAction = Connect | Disconnect | ToWorker | Deliver | Fail | CacheResetEnded
+RouterAction = (
+    Connect | Disconnect | RefuseRegistration | ToWorker | Deliver | Fail | CacheResetEnded
+)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from disagg.errors import WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.outputs import StepOutputs
@@ -10,14 +11,23 @@ from disagg.messages.registration import Contract, WorkerInfo
 from disagg.messages.router import WorkerMatch
 from disagg.messages.session import (
     PartEnded,
+    PeerAddress,
     PrefillProgress,
     PrefillReport,
     PrefixCacheReset,
     ToRouterMessage,
     TransferReport,
+    WorkerIdClaimed,
     WorkerStats,
 )
-from disagg.routing.actions import Connect, Disconnect, NewRequest, RouterAction
+from disagg.routing.actions import (
+    Connect,
+    Disconnect,
+    NewRequest,
+    RefuseRegistration,
+    RouterAction,
+    ToWorker,
+)
 from disagg.routing.admission import Admission
 from disagg.routing.cache_reset import CacheResets
 from disagg.routing.end_pace import EndPace
@@ -175,22 +185,25 @@ class RouterCore:
     def register(self, now_ms: int, info: WorkerInfo) -> list[RouterAction]:
         """A registration, repeated by the worker as its heartbeat.
 
-        A new incarnation yields ``Connect``; a new epoch of a known worker is the loss of the
-        old one. A worker whose session was lost is connected anew by its next registration.
+        A new incarnation yields ``Connect``; a worker whose session was lost is connected anew by
+        its next registration. One whose id another process has is refused
+        (``RefuseRegistration``), and that one is told.
 
         Raises:
             ConfigError: another model or hash scheme than the fleet's, or an unknown kind of
                 KV cache group.
         """
-        replaced, new = self._fleet.register(now_ms, info)
-        actions: list[RouterAction] = []
-        if replaced is not None:
-            actions.append(Disconnect(replaced.incarnation))
-            actions += self._resets.lost(replaced.incarnation, "new_epoch")
-            actions += self._requests.lost(now_ms, replaced, "new_epoch")
-        if new:
-            actions.append(Connect(info))
-        return actions
+        try:
+            new = self._fleet.register(now_ms, info)
+        except WorkerIdTakenError as error:
+            self.counters["registrations_refused", error.code] += 1
+            actions: list[RouterAction] = [RefuseRegistration(error)]
+            holder = self._fleet.claimed(now_ms, info)
+            if holder is not None:
+                claim = WorkerIdClaimed(PeerAddress(info.incarnation, info.address))
+                actions.append(ToWorker(holder, claim))
+            return actions
+        return [Connect(info)] if new else []
 
     def session_up(self, now_ms: int, incarnation: Incarnation) -> list[RouterAction]:
         """The session stream is open; the worker takes requests once its stats are ready."""

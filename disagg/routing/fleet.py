@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from disagg.errors import ConfigError
+from disagg.errors import ConfigError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
@@ -58,6 +58,8 @@ class _Worker:
     stats: WorkerStats | None = None
     planned_requests: int = 0
     planned_tokens: int = 0
+    told_ms: int | None = None
+    """When it was last told that another process claims its id."""
 
     @property
     def ready(self) -> bool:
@@ -90,23 +92,25 @@ class Fleet:
     def __contains__(self, incarnation: Incarnation) -> bool:
         return self._find(incarnation) is not None
 
-    def register(self, now_ms: int, info: WorkerInfo) -> tuple[LostWorker | None, bool]:
+    def register(self, now_ms: int, info: WorkerInfo) -> bool:
         """Take in a registration or heartbeat.
 
+        A worker that is in the fleet keeps its id: it leaves when its session ends or cannot be
+        opened, or when it is silent, and only then its next life gets in.
+
         Returns:
-            The earlier life of the same worker that it replaces (already removed), if any, and
-            whether a connection to the new one is wanted.
+            Whether a connection to it is wanted.
 
         Raises:
+            WorkerIdTakenError: another incarnation has this id, or has had it since; nothing
+                changed.
             ConfigError: it does not fit this fleet; nothing changed.
         """
         known = self._workers.get(info.incarnation.worker_id)
         if known is not None and known.info == info:
             known.heard_ms = now_ms
-            return None, False
-        if info.incarnation in self._retired:
-            # A cut-off process may live on beside its successor; it must not take the place back.
-            return None, False
+            return False
+        self._check_id(info, known)
         self._check(info)
         index = self._indexes.get(info.groups)
         if index is None:
@@ -120,10 +124,7 @@ class Fleet:
                 )
             known.info = info  # a new role or new limits
             known.heard_ms = now_ms
-            return None, False
-        replaced = None
-        if known is not None:
-            replaced = self.remove(known.info.incarnation)
+            return False
         self._retire_other_lives(info.incarnation)
         self.contract = self.contract or info.contract
         for worker in self._workers.values():
@@ -135,7 +136,17 @@ class Fleet:
         tiers = [tier.num_blocks for tier in info.tiers]
         index.add(info.incarnation, info.num_blocks, tiers)
         self._workers[info.incarnation.worker_id] = _Worker(info, index, now_ms)
-        return replaced, True
+        return True
+
+    def claimed(self, now_ms: int, info: WorkerInfo) -> Incarnation | None:
+        """The worker to be told that another one claims its id; at most once per ``silent_ms``."""
+        holder = self._workers.get(info.incarnation.worker_id)
+        if holder is None or not holder.connected:
+            return None
+        if holder.told_ms is not None and now_ms - holder.told_ms < self._silent_ms:
+            return None
+        holder.told_ms = now_ms
+        return holder.info.incarnation
 
     def remove(self, incarnation: Incarnation) -> LostWorker:
         """Forget a worker and its blocks; it may register again."""
@@ -249,6 +260,24 @@ class Fleet:
         self._latest[incarnation.worker_id] = incarnation
         if len(self._latest) > WORKERS_MAX:
             del self._latest[next(iter(self._latest))]
+
+    def _check_id(self, info: WorkerInfo, known: _Worker | None) -> None:
+        name = info.incarnation.worker_id
+        if known is not None and known.info.incarnation != info.incarnation:
+            holder = known.info
+            raise WorkerIdTakenError(
+                f"{name!r} is the worker of epoch {holder.incarnation.epoch} at {holder.address}, "
+                f"which is alive; {info.incarnation.epoch} at {info.address} is refused until it "
+                "has gone",
+                param="worker_id",
+            )
+        if info.incarnation in self._retired:
+            # A cut-off process may live on beside its successor; it must not take the place back.
+            raise WorkerIdTakenError(
+                f"{name!r} of epoch {info.incarnation.epoch} at {info.address} was lost, and epoch "
+                f"{self._latest[name].epoch} has taken its place: this process has to end",
+                param="worker_id",
+            )
 
     def _check(self, info: WorkerInfo) -> None:
         if info.role not in ROLES:

@@ -49,6 +49,7 @@ from disagg.messages.session import (
     Role,
     Submit,
     ToWorkerMessage,
+    WorkerIdClaimed,
 )
 from disagg.scheduling.actions import (
     CheckTransport,
@@ -126,6 +127,8 @@ class WorkerCore:
             case ResetPrefixCache():
                 self.tiers.clear(now_ms)
                 self.tiers.answer(reset_prefix_cache(self.kv, self.sequences.values(), message))
+            case WorkerIdClaimed():
+                self.counters.add("worker_id_claims")
             case Submit():
                 self._submit(now_ms, message)
         return self._out.take()

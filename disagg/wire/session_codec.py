@@ -22,6 +22,7 @@ from disagg.messages.session import (
     ToWorkerMessage,
     TransferKind,
     TransferReport,
+    WorkerIdClaimed,
     WorkerStats,
 )
 from disagg.wire.checks import (
@@ -60,6 +61,9 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
             )
         case ResetPrefixCache(number):
             return session_pb2.SessionRequest(reset=session_pb2.ResetPrefixCache(number=number))
+        case WorkerIdClaimed(claimant):
+            claimed = session_pb2.WorkerIdClaimed(claimant=_address_to_wire(claimant))
+            return session_pb2.SessionRequest(id_claimed=claimed)
         case _:
             assert_never(message)
 
@@ -81,6 +85,8 @@ def session_request_from_wire(request: session_pb2.SessionRequest) -> ToWorkerMe
             return Cancel(key_from_wire(request.cancel), request.cancel.reason)
         case "reset":
             return ResetPrefixCache(request.reset.number)
+        case "id_claimed":
+            return WorkerIdClaimed(_address_from_wire(request.id_claimed.claimant))
         case _:
             raise malformed(request, "message", "is missing or of an unknown kind")
 

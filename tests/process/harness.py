@@ -21,6 +21,8 @@ import httpx
 from openai import OpenAI
 
 from disagg.router.options import RouterOptions
+from disagg.tls.authority import create_for_one_run
+from disagg.tls.connections import client_channel
 from disagg.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from disagg.workers.options import WorkerOptions
 from tests.process.forked import Forked
@@ -188,7 +190,9 @@ class Cluster:
 
     def start(self, **roles: str) -> None:
         """Start the router and one worker per ``name=role``; returns when all are ready."""
-        options = RouterOptions(str(self.model_dir), MODEL, **(ROUTER | self.router_options))
+        self.tls_directory = str(create_for_one_run(self.logs / "certificates"))
+        given = ROUTER | {"tls_directory": self.tls_directory} | self.router_options
+        options = RouterOptions(str(self.model_dir), MODEL, **given)
         self.router = Process("tests.process.router_main", asdict(options), self.logs / "router")
         ports = json.loads(self.router.wait_line("serving ", START_S)[8:])
         self.url = f"http://{options.host}:{ports['http_port']}"
@@ -208,6 +212,7 @@ class Cluster:
         """Start a worker process; `wait_ready` waits for it."""
         place = self.places.get(name, HERE)
         given = SMALL | {"heartbeat_ms": 200, "host": place.host}
+        given["tls_directory"] = self.tls_directory
         options = WorkerOptions(
             worker_id=name,
             role=role,
@@ -244,9 +249,13 @@ class Cluster:
         views = self.admin.get("/v1/disagg/workers").json()["workers"]
         return {view["info"]["incarnation"]["worker_id"]: view for view in views}
 
+    def channel(self, address: str) -> grpc.Channel:
+        """To one of its gRPC services, as a node."""
+        return client_channel(address, self.tls_directory)
+
     def status(self, name: str) -> worker_pb2.StatusResponse:
         """The worker's own view, by its Status rpc."""
-        with grpc.insecure_channel(self.addresses[name]) as channel:
+        with self.channel(self.addresses[name]) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
             return stub.Status(worker_pb2.StatusRequest(), timeout=WAIT_S)
 
@@ -262,7 +271,7 @@ class Cluster:
 
     def usable_tokens(self, prompt: Sequence[int]) -> dict[str, int]:
         """Per worker the prefix of a prompt that it has, as the router sees it."""
-        with grpc.insecure_channel(self.grpc_address) as channel:
+        with self.channel(self.grpc_address) as channel:
             request = router_pb2.MatchRequest(model=MODEL, token_ids=prompt)
             answer = router_pb2_grpc.RouterStub(channel).Match(request, timeout=WAIT_S)
         return {one.worker.worker_id: one.usable_tokens for one in answer.workers}

@@ -27,6 +27,8 @@ def leases(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str
         "leases",
         "--router",
         cluster.admin_url,
+        "--tls-directory",
+        cluster.tls_directory,
         *arguments,
     ]
     return subprocess.run(
@@ -100,6 +102,7 @@ def test_watching_goes_on_until_interrupted(gemma3: ServedModel) -> None:
         "--router",
         gemma3.cluster.admin_url,
     ]
+    command += ["--tls-directory", gemma3.cluster.tls_directory]
     with subprocess.Popen(
         [*command, "--json", "--watch"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as watching:

@@ -52,7 +52,7 @@ def two_prefills(started: ServedModel) -> Iterator[ServedModel]:
 
 @pytest.fixture
 def stub(two_prefills: ServedModel) -> Iterator[router_pb2_grpc.RouterStub]:
-    with grpc.insecure_channel(two_prefills.cluster.grpc_address) as channel:
+    with two_prefills.cluster.channel(two_prefills.cluster.grpc_address) as channel:
         yield router_pb2_grpc.RouterStub(channel)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import openai
 import pytest
@@ -60,7 +59,7 @@ class Tenants:
     def matched(self, tenant: str, prompt: tuple[int, ...]) -> int:
         """The longest prefix of a prompt that ``Match`` tells a tenant of."""
         metadata = (("authorization", f"Bearer {self.keys[tenant]}"),)
-        with grpc.insecure_channel(self.cluster.grpc_address) as channel:
+        with self.cluster.channel(self.cluster.grpc_address) as channel:
             answer = router_pb2_grpc.RouterStub(channel).Match(
                 router_pb2.MatchRequest(model=MODEL, token_ids=prompt),
                 metadata=metadata,

@@ -145,6 +145,25 @@ class ResetPrefixCache(google.protobuf.message.Message):
 global___ResetPrefixCache = ResetPrefixCache
 
 @typing.final
+class WorkerIdClaimed(google.protobuf.message.Message):
+    """Another process registered under this worker's id and was refused."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLAIMANT_FIELD_NUMBER: builtins.int
+    @property
+    def claimant(self) -> global___PeerAddress: ...
+    def __init__(
+        self,
+        *,
+        claimant: global___PeerAddress | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["claimant", b"claimant"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["claimant", b"claimant"]) -> None: ...
+
+global___WorkerIdClaimed = WorkerIdClaimed
+
+@typing.final
 class SessionOpen(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -174,6 +193,7 @@ class SessionRequest(google.protobuf.message.Message):
     SUBMIT_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
     RESET_FIELD_NUMBER: builtins.int
+    ID_CLAIMED_FIELD_NUMBER: builtins.int
     @property
     def open(self) -> global___SessionOpen: ...
     @property
@@ -182,6 +202,8 @@ class SessionRequest(google.protobuf.message.Message):
     def cancel(self) -> global___Cancel: ...
     @property
     def reset(self) -> global___ResetPrefixCache: ...
+    @property
+    def id_claimed(self) -> global___WorkerIdClaimed: ...
     def __init__(
         self,
         *,
@@ -189,10 +211,11 @@ class SessionRequest(google.protobuf.message.Message):
         submit: global___Submit | None = ...,
         cancel: global___Cancel | None = ...,
         reset: global___ResetPrefixCache | None = ...,
+        id_claimed: global___WorkerIdClaimed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel", "reset"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel", "reset", "id_claimed"] | None: ...
 
 global___SessionRequest = SessionRequest
 

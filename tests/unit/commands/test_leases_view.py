@@ -67,7 +67,7 @@ def test_what_is_no_router_is_named(url: str, path: str, said: str) -> None:
 def test_a_routers_answer_is_read(url: str) -> None:
     known = WorkerAddress("w", "e", "prefill", "127.0.0.1:1")
     assert find_workers(f"{url}/good", 5) == [known]
-    (answer,) = ask_workers([known], 5)
+    (answer,) = ask_workers([known], 5, "")
     assert answer.status is None
     assert answer.error.startswith("UNAVAILABLE")
 

@@ -3,8 +3,8 @@
 import ast
 from pathlib import Path
 
-from disagg.config import settings
-from disagg.config.settings import LimitSettings
+from disagg.config import router_settings
+from disagg.config.router_settings import LimitSettings
 from tests.drawn_tables import check_drawn
 
 ROOT = Path(__file__).parents[3]
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 def descriptions() -> dict[str, str]:
     """What the code says below each field, by name."""
-    tree = ast.parse(Path(settings.__file__).read_text())
+    tree = ast.parse(Path(router_settings.__file__).read_text())
     section = next(
         node
         for node in tree.body

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from disagg.config import read_settings
+from disagg.tls.authority import NODE
 from tests.unit.launch.commands import find_commands, parse_command
 
 ROOT = Path(__file__).parents[3]
@@ -91,6 +92,8 @@ def test_the_hosts_of_both_files_agree() -> None:
     assert mounts["~/disagg.yaml"] == "./disagg.yaml"
     secrets = (settings.router.api_keys_file, settings.cluster.hash_key_file)
     assert {Path(mounts[path]).name for path in secrets} == {"disagg-keys.json", "disagg-hash-key"}
+    assert mounts[settings.cluster.tls_directory] == f"./certificates/{NODE}"
+    assert "0" not in (settings.worker.port, settings.worker.transfer_port)
 
 
 def test_authentication_and_niceness_are_said_wherever_ray_starts() -> None:

@@ -35,6 +35,7 @@ def read(name: str) -> list[Manifest]:
 
 ROUTER, CLIENTS, REGISTRATION = read("router.yaml")
 (RAYCLUSTER,) = read("raycluster.yaml")
+POLICIES = read("network.yaml")
 GROUPS: list[Manifest] = RAYCLUSTER["spec"]["workerGroupSpecs"]
 
 # What we rely on of the RayCluster, in our words; the pod templates go by the Kubernetes schema.
@@ -284,7 +285,76 @@ def test_kustomize_builds_it() -> None:
     )
     built = list(yaml.safe_load_all(run.stdout))
     kinds = sorted(manifest["kind"] for manifest in built)
-    assert kinds == ["ConfigMap", "Deployment", "RayCluster", "Service", "Service"]
+    policies = ["NetworkPolicy"] * len(POLICIES)
+    assert kinds == ["ConfigMap", "Deployment", *policies, "RayCluster", "Service", "Service"]
+    (router,) = [one for one in built if one["kind"] == "Deployment"]
+    secrets = [v["secret"] for v in router["spec"]["template"]["spec"]["volumes"] if "secret" in v]
+    assert {secret["defaultMode"] for secret in secrets} == {0o440}  # not 440
     (cluster,) = [manifest for manifest in built if manifest["kind"] == "RayCluster"]
     validate_raycluster(cluster)
     assert not re.search(r"image: disagg\b", run.stdout)
+
+
+def selects(selector: Manifest, labels: dict[str, str]) -> bool:
+    """Whether a label selector of Kubernetes selects such pods."""
+    wanted = selector.get("matchLabels", {}).items()
+    for one in selector.get("matchExpressions", ()):
+        assert one["operator"] == "In"
+    return wanted <= labels.items() and all(
+        labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", ())
+    )
+
+
+def reaches(source: str, target: str, port: int | str) -> bool:
+    """Whether a pod of that component ("": of another system) may connect to a port of another."""
+    labels = {"app.kubernetes.io/name": "disagg", "app.kubernetes.io/component": target}
+    own = {"app.kubernetes.io/name": "disagg" if source else "other"}
+    own["app.kubernetes.io/component"] = source
+    chosen = [one for one in POLICIES if selects(one["spec"]["podSelector"], labels)]
+    assert chosen, f"{target} is open to everybody"
+    return any(
+        ("ports" not in rule or {"port": port} in rule["ports"])
+        and (
+            "from" not in rule
+            or any(
+                "podSelector" in one and selects(one["podSelector"], own) for one in rule["from"]
+            )
+        )
+        for one in chosen
+        for rule in one["spec"]["ingress"]
+    )
+
+
+@pytest.mark.parametrize("manifest", POLICIES, ids=lambda m: m["metadata"]["name"])
+def test_kubernetes_accepts_the_policies(manifest: Manifest) -> None:
+    kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+def test_the_policies_open_what_the_settings_name_and_no_more() -> None:
+    worker = SETTINGS.worker
+    grpc, transfer = int(worker.port), int(worker.transfer_port)
+    for target in ("prefill", "decode"):
+        for source in ("prefill", "decode", "head"):
+            assert reaches(source, target, transfer)
+            assert reaches(source, target, grpc)
+        assert reaches("router", target, grpc)
+        assert not reaches("router", target, transfer)
+        assert not reaches("", target, grpc)
+        assert not reaches("", target, transfer)
+        assert not reaches("router", "head", 6379)
+    assert reaches("", "router", "http")
+    assert reaches("", "router", "admin")  # of this namespace
+    assert reaches("prefill", "router", "grpc")
+    assert not reaches("", "router", SETTINGS.router.grpc_port + 1)
+
+
+def test_routers_and_workers_have_the_certificate_and_only_they() -> None:
+    router, head, *groups = pods()
+    for pod in (router, *groups):
+        (volume,) = [one for one in pod["volumes"] if one["name"] == "tls"]
+        # With fsGroup the user of the pods can read it, and nobody else.
+        assert volume["secret"] == {"secretName": "disagg-tls", "defaultMode": 0o440}
+        (container,) = pod["containers"]
+        mounts = [one for one in container["volumeMounts"] if one["name"] == volume["name"]]
+        assert [one["mountPath"] for one in mounts] == [SETTINGS.cluster.tls_directory]
+    assert not any(one["name"] == "tls" for one in head["volumes"])

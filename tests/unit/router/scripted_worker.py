@@ -16,6 +16,7 @@ from disagg.messages.session import (
     PrefixCacheReset,
     ResetPrefixCache,
     Submit,
+    WorkerIdClaimed,
     WorkerStats,
 )
 from disagg.testing import scripted_worker
@@ -69,6 +70,7 @@ class ScriptedWorker(WorkerServicer):
         self.cancels: list[Cancel] = []
         self.opened: list[SessionOpen] = []
         self.resets: list[int] = []
+        self.claims: list[WorkerIdClaimed] = []
         self.reset_answer: PrefixCacheReset | None = PrefixCacheReset(0, 3)
         self.num_sent = 0
         self.kv_batches: list[KVEventBatch | KVSnapshot] = []
@@ -168,6 +170,8 @@ class ScriptedWorker(WorkerServicer):
                     self.resets.append(number)
                     if self.reset_answer is not None:
                         outgoing.put_nowait(replace(self.reset_answer, number=number))
+                case WorkerIdClaimed():
+                    self.claims.append(message)
                 case Cancel():
                     self.cancels.append(message)
                     part = self._parts.pop(message.key, None)

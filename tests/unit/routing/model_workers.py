@@ -22,6 +22,7 @@ from disagg.messages.session import (
     ToRouterMessage,
     ToWorkerMessage,
     TransferReport,
+    WorkerIdClaimed,
 )
 from disagg.routing.actions import (
     Connect,
@@ -111,6 +112,8 @@ class World:
         peer.up.append(STATS)
 
     def send(self, incarnation: Incarnation, message: ToWorkerMessage) -> None:
+        if isinstance(message, WorkerIdClaimed):
+            return  # it starts and ends nothing
         assert isinstance(message, Submit | Cancel)
         pair = (incarnation, message.key)
         if isinstance(message, Submit):

@@ -9,7 +9,7 @@ from disagg.errors import CapacityError, RemoteFault, RequestError
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import EndReason, Role, Submit, receipt_of
-from disagg.routing.actions import NewRequest
+from disagg.routing.actions import Connect, Disconnect, NewRequest
 from disagg.routing.request import KILLS_MAX
 from tests.unit.routing.builders import STATS, Router, hashes_of, request, worker
 
@@ -317,10 +317,13 @@ def test_plans_onto_the_dead_have_a_bound() -> None:
     assert "given up after 2 plans" in str(router.error)
 
 
-def test_a_new_epoch_is_a_loss() -> None:
+def test_a_claim_to_the_id_of_a_live_worker_ends_nothing() -> None:
     router, _ = started(P, D, D2)
-    router.did(router.core.register(0, worker("d", "decode", epoch="e2")))
-    assert router.disconnected == [D.incarnation]
+    actions = router.core.register(0, worker("d", "decode", epoch="e2"))
+    assert not any(isinstance(action, Connect | Disconnect) for action in actions)
+    router.did(actions)
+    assert (router.disconnected, router.submits) == ([], [])
+    router.lost(D)  # control: its loss does
     assert [who for who, _ in router.submits] == ["d2", "p"]
 
 

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.errors import ConfigError, RemoteFault
+from disagg.errors import ConfigError, RemoteFault, WorkerIdTakenError
+from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
-from disagg.messages.registration import Contract
-from disagg.messages.session import EndReason
+from disagg.messages.registration import Contract, WorkerInfo
+from disagg.messages.session import EndReason, PeerAddress, WorkerIdClaimed
 from disagg.routing import fleet
-from disagg.routing.actions import Connect
+from disagg.routing.actions import Connect, RefuseRegistration, RouterAction, ToWorker
 from tests.unit.routing.builders import (
     CONTRACT,
     FULL,
@@ -89,25 +90,88 @@ def test_the_number_of_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match="more than 2 workers"):
         router.core.register(0, worker("x"))
     assert router.core.register(1, P) == []
+    router.lost(D)
     assert router.core.register(1, worker("d", "decode", epoch="e2")) != []
+
+
+def taken(router: Router, info: WorkerInfo, now_ms: int = 1) -> str:
+    """Why a registration is refused; it changes nothing but what the holder is told."""
+    fleet_before = [replace(view, heard_ms=0) for view in router.core.fleet]
+    actions = router.core.register(now_ms, info)
+    assert [replace(view, heard_ms=0) for view in router.core.fleet] == fleet_before
+    (refused,) = [action for action in actions if isinstance(action, RefuseRegistration)]
+    assert isinstance(refused.error, WorkerIdTakenError)
+    return refused.error.message
+
+
+def claims(actions: list[RouterAction]) -> list[tuple[Incarnation, object]]:
+    return [(action.worker, action.message) for action in actions if isinstance(action, ToWorker)]
+
+
+def test_the_id_of_a_live_worker_is_not_taken() -> None:
+    router = Router(P, D, worker_silent_ms=100)
+    other = replace(worker("p", "prefill", epoch="e2"), address="elsewhere:1")
+    actions = router.core.register(1, other)
+    told = WorkerIdClaimed(PeerAddress(other.incarnation, "elsewhere:1"))
+    assert claims(actions) == [(P.incarnation, told)]
+    why = taken(router, other)
+    assert P.address in why
+    assert "elsewhere:1" in why
+    # It tries again with every heartbeat; the holder is not told as often.
+    assert claims(router.core.register(100, other)) == []
+    assert claims(router.core.register(101, other)) == [(P.incarnation, told)]
+    assert router.core.counters["registrations_refused", "worker_id_taken"] == 4
+    assert router.core.register(102, P) == []  # the holder's heartbeat counts as ever
+    assert router.core.ready
+
+
+@pytest.mark.parametrize("how", ["session", "silence"])
+def test_the_next_life_gets_in_when_the_one_before_has_gone(how: str) -> None:
+    router = Router(P, D, worker_silent_ms=100)
+    successor = worker("p", "prefill", epoch="e2")
+    taken(router, successor)
+    if how == "session":
+        router.lost(P)
+    else:
+        router.did(router.core.tick(102))
+    assert router.core.register(102, successor) == [Connect(successor)]
+    # The one before it, cut off for a while, has no way back and is told so.
+    router.core.session_up(102, successor.incarnation)
+    assert "is alive" in taken(router, P)
+    router.lost(successor)
+    assert "has to end" in taken(router, P)
+    assert router.core.register(103, successor) == [Connect(successor)]
+
+
+def test_an_id_is_held_while_its_session_is_being_opened() -> None:
+    router = Router()
+    router.core.register(0, P)
+    actions = router.core.register(1, worker("p", "prefill", epoch="e2"))
+    assert [type(action) for action in actions] == [RefuseRegistration]  # there is nobody to tell
 
 
 def test_old_lives_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "RETIRED_MAX", 1)
     router = Router(P, D)
-    for name, role in (("p", "prefill"), ("d", "decode")):
-        router.join(worker(name, role, epoch="e2"))
-    assert router.core.register(1, D) == []
-    assert router.core.register(1, P) != []  # forgotten, so it is taken for a new life
+    second = worker("p", "prefill", epoch="e2"), worker("d", "decode", epoch="e2")
+    for first, then in zip((P, D), second, strict=True):
+        router.lost(first)
+        router.join(then)
+    for info in second:
+        router.lost(info)
+    taken(router, D)
+    assert router.core.register(1, P) == [Connect(P)]  # forgotten: it is taken for a new life
     monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
     router = Router()
     for info in (P, D, worker("x")):  # the life of p is forgotten for that of x
         router.join(info)
         router.lost(info)
     router.join(worker("p", "prefill", epoch="e2"))
-    assert router.core.register(1, P) != []
+    router.lost(worker("p", epoch="e2"))
+    assert router.core.register(1, P) == [Connect(P)]
     router.join(worker("x", epoch="e2"))
-    assert router.core.register(1, worker("x")) == []
+    router.lost(worker("x", epoch="e2"))
+    taken(router, worker("x"))
 
 
 def test_the_life_that_was_seen_last_is_remembered_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +181,7 @@ def test_the_life_that_was_seen_last_is_remembered_longest(monkeypatch: pytest.M
     for info in (P, D, second, worker("x"), third):  # x takes the place of d, not of p
         router.join(info)
         router.lost(info)
-    assert router.core.register(1, second) == []
+    taken(router, second)
 
 
 def test_an_index_goes_with_its_last_worker() -> None:
@@ -147,17 +211,6 @@ def test_pairs_that_rest_are_bounded_and_make_room(monkeypatch: pytest.MonkeyPat
     router.now_ms = 101
     fails_to("d", "r4")
     fails_to("d2", "r5")
-
-
-@pytest.mark.parametrize("lost_between", [False, True])
-def test_a_replaced_incarnation_does_not_take_its_place_back(lost_between: bool) -> None:
-    router = Router(P)
-    if lost_between:
-        router.lost(P)
-    successor = worker("p", "prefill", epoch="e2")
-    router.join(successor)
-    assert router.core.register(1, P) == []
-    assert [view.info for view in router.core.fleet] == [successor]
 
 
 @pytest.mark.parametrize(

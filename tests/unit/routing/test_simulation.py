@@ -49,7 +49,8 @@ def test_the_runs_reach_what_they_are_for() -> None:
     for what in (
         "stop", "length", "RemoteFault", "plans local", "plans handover", "late_messages ",
         "replans worker_lost", "replans gap", "replans lease_dead", "replans reserve_refused",
-        "workers_lost silent", "workers_lost new_epoch", "workers_lost session_ended", "poison ",
+        "workers_lost silent", "workers_lost session_ended", "poison ",
+        "registrations_refused worker_id_taken",
     ):  # fmt: skip
         assert seen[what], f"{what} never happened: {seen}"
     assert not seen["protocol_errors "]

@@ -138,6 +138,7 @@ ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
     session.Submit: submits(),
     session.Cancel: st.builds(session.Cancel, keys, text),
     session.ResetPrefixCache: st.builds(session.ResetPrefixCache, u64),
+    session.WorkerIdClaimed: st.builds(session.WorkerIdClaimed, addresses),
 }
 
 

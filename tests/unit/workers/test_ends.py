@@ -15,6 +15,7 @@ from disagg.messages.registration import Contract
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import Role, Submit
 from disagg.scheduling.step import Step, StepResult
+from disagg.tls.connections import Connections
 from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import peer_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
@@ -116,9 +117,7 @@ async def tasks_left(*, by_generator: bool) -> int:
             with pytest.raises(grpc.aio.AioRpcError):
                 await call.read()
     else:
-        links = GrpcPeerLinks(
-            ME, HELLO, lambda *_: None, lambda *_: None, on_lost=lambda _: lost.set()
-        )
+        links = GrpcPeerLinks(ME, HELLO, _nothing, _nothing, lambda _: lost.set(), Connections(""))
         links.connect(PEER, f"127.0.0.1:{port}")
         async with asyncio.timeout(BOUND_S):
             await lost.wait()
@@ -131,6 +130,10 @@ async def tasks_left(*, by_generator: bool) -> int:
     for task in left:
         task.cancel()
     return num_left
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 class Stays(worker_pb2_grpc.WorkerServicer):
@@ -151,7 +154,7 @@ async def lose_by_sending(message: PeerMessage) -> bool:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     lost = asyncio.Event()
-    links = GrpcPeerLinks(ME, HELLO, lambda *_: None, lambda *_: None, on_lost=lambda _: lost.set())
+    links = GrpcPeerLinks(ME, HELLO, _nothing, _nothing, lambda _: lost.set(), Connections(""))
     links.connect(PEER, f"127.0.0.1:{port}")
     links.send(PEER, message)
     links.send(PEER, Ended(RequestKey("r", 1), "over"))

@@ -8,6 +8,7 @@ import pytest
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract
+from disagg.tls.connections import Connections
 from disagg.wire.peer_codec import peer_to_wire
 from disagg.wire.stream_hello import PeerHello, PoolInfo
 from disagg.wire.v1 import peer_pb2
@@ -38,6 +39,7 @@ async def dialled_by(theirs: Contract) -> list[Incarnation]:
         on_hello=lambda who, _: greeted.append(who),
         on_message=lambda *_: None,
         on_lost=lambda _: None,
+        connections=Connections(""),
     )
 
     async def requests() -> AsyncIterator[peer_pb2.PeerEnvelope]:

@@ -21,6 +21,7 @@ from disagg.messages.session import (
     Submit,
     ToRouterMessage,
     ToWorkerMessage,
+    WorkerIdClaimed,
     receipt_of,
 )
 from disagg.scheduling.core import WorkerCore
@@ -209,3 +210,22 @@ def test_control_without_the_check_the_late_submit_stays(monkeypatch: pytest.Mon
     monkeypatch.setattr(Control, "in_session", lambda self, send: True)
     kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=False))
     assert kept == {RequestKey("late", 1), RequestKey("after", 1)}
+
+
+async def told_of_a_claim() -> int:
+    """What is counted when the router tells of another process with this worker's id."""
+    core = new_core()
+    async with serving(core) as (stub, control):
+        session = Session(stub)
+        assert await session.hears()
+        session.tell(WorkerIdClaimed(PeerAddress(Incarnation("decode", "E"), "elsewhere:1")))
+        async with asyncio.timeout(TIMEOUT_S):
+            while not core.counters.counts.get("worker_id_claims"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # the counter tells nobody
+        assert control.core is core
+    return core.counters.counts["worker_id_claims"]
+
+
+def test_who_holds_a_claimed_id_warns_with_the_address(caplog: pytest.LogCaptureFixture) -> None:
+    assert asyncio.run(told_of_a_claim()) == 1
+    assert any("epoch E at elsewhere:1" in line for line in caplog.messages)

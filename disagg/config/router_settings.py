@@ -1,0 +1,134 @@
+"""What can be set of the router, and what a client may take of it."""
+
+from typing import Self
+
+from pydantic import (
+    Field,
+    model_validator,
+)
+
+from disagg.config.fields import Milliseconds, Port, Positive, Section
+from disagg.errors import ConfigError
+from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES, why_exposed
+from disagg.routing.fair_queue import parse_weights
+
+
+class RouterSettings(Section):
+    """The HTTP front, the gRPC service and what they accept."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address that HTTP and gRPC bind to; others than loopback ones need API keys, and
+    certificates (cluster.tls_directory) or cluster.allow_insecure.
+    """
+    http_port: Port = 8000
+    """OpenAI-compatible HTTP; 0 takes any free port."""
+    grpc_port: Port = 50051
+    """Registration of workers, and generation for gRPC clients; 0 takes any free port."""
+    admin_host: str = Field(default="127.0.0.1", min_length=1)
+    """Address that the admin port binds to; others than loopback ones need API keys."""
+    admin_port: Port = 8001
+    """HTTP for operators: metrics, workers, records of requests, the reset of prefix caches; 0
+    takes any free port."""
+    api_keys_file: str = ""
+    """File of API keys, hashed (disagg keys create). Where it is given, every caller needs a key;
+    a change takes effect within seconds."""
+    api_keys: str = Field(default="", repr=False)
+    """What that file holds, as from a secret in DISAGG_ROUTER__API_KEYS; read at the start only."""
+    allow_unauthenticated: bool = False
+    """Without API keys answer whoever reaches the ports, on other addresses than loopback ones
+    too."""
+    replans_max: int = Field(default=3, ge=0, le=100)
+    """Tries after the first before a request fails."""
+    request_timeout_ms: Milliseconds = 600_000
+    """A request that stands still for so long fails with 504: no token, no report of a worker, no
+    further part of its prompt computed, pulled or handed over."""
+    records_max: Positive = 1024
+    """Finished requests whose record stays readable."""
+    worker_silent_ms: Milliseconds = 10_000
+    """A worker not heard of for so long is dropped."""
+    policy: str = DEFAULT_POLICY
+    """Who prefills and who decodes: ``prefix_then_load``, or ``local`` to hand nothing over."""
+    pull_tokens_min: Positive = 256
+    """So many more tokens of prefix another worker must have to be pulled from."""
+    decode_prefill_tokens_max: int = Field(default=512, ge=0)
+    """A decode worker whose tiers have the prefix of a prompt loads it and serves the request alone
+    if no more tokens are left to compute. 0: never."""
+    accept_unlike_workers: bool = False
+    """Workers that exchange no KV with the others (another engine, another layout's release) are
+    taken in and serve requests alone. Else they are refused when they register, and told why."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        ports = {"http_port": self.http_port}
+        for name, port in (("grpc_port", self.grpc_port), ("admin_port", self.admin_port)):
+            same = [f"router.{other}" for other, taken in ports.items() if port and port == taken]
+            if same:
+                raise ValueError(f"{name}: must differ from {same[0]}")
+            ports[name] = port
+        if self.api_keys_file and self.api_keys:
+            raise ValueError("api_keys: there is router.api_keys_file already")
+        at_fault, why = why_exposed(
+            self.host,
+            self.admin_host,
+            has_keys=bool(self.api_keys_file or self.api_keys),
+            allow_unauthenticated=self.allow_unauthenticated,
+        )
+        if why:
+            raise ValueError(f"{at_fault}: {why}")
+        if self.policy not in POLICY_NAMES:
+            known = ", ".join(POLICY_NAMES)
+            raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")
+        return self
+
+
+class LimitSettings(Section):
+    """What one connection, request, key or tenant may take of the router (docs/limits.md)."""
+
+    connections_max: Positive = 4096
+    """HTTP connections; one more is answered 503 and closed."""
+    header_bytes_max: int = Field(default=16 << 10, ge=1024, le=1 << 20)
+    """Request line and headers; more are answered 431."""
+    headers_max: int = Field(default=100, ge=8, le=10_000)
+    """Headers of a request; more are answered 431."""
+    body_bytes_max: int = Field(default=32 << 20, ge=1024)
+    """A request's body; a larger one is answered 413."""
+    receive_timeout_ms: Milliseconds = 20_000
+    """A connection that is idle or has not sent a whole head for so long is closed; a body that
+    stands still for so long is answered 408."""
+    receive_bytes_per_s_min: int = Field(default=4096, ge=0)
+    """A body that comes slower on average, after receive_timeout_ms, is answered 408. 0: any."""
+    send_timeout_ms: Milliseconds = 30_000
+    """A client that takes nothing of what it was sent for so long is cut off."""
+    send_bytes_per_s_min: int = Field(default=1024, ge=0)
+    """So is one that takes it slower on average, after send_timeout_ms. 0: any."""
+    send_buffer_bytes: int = Field(default=128 << 10, ge=4096, le=1 << 30)
+    """Bytes of an answer that wait in the router's memory for a client that reads slowly."""
+    unread_tokens_max: Positive = 2048
+    """Tokens that may wait behind them; one more, and the generation is cancelled, its KV freed."""
+    prompt_bytes_max: Positive = 8 << 20
+    """A prompt's text, checked before it is tokenised."""
+    prompt_tokens_max: int = Field(default=0, ge=0)
+    """A prompt's tokens; 0: as many as the largest worker that is ready can serve."""
+    generation_tokens_max: Positive = 1 << 20
+    """Sum of max_tokens over the choices of a request."""
+    requests_max: Positive = 1024
+    """Live requests, waiting ones included. Of more the tenant with the longest queue loses its
+    newest; a new request of that tenant is answered 429."""
+    streams_per_key_max: Positive = 1024
+    """Requests in progress of one API key; more are answered 429."""
+    worker_prefill_tokens_max: Positive = 16_384
+    """While so many tokens of prompts are still to be computed at a worker, it is given no more
+    requests. What has no room anywhere waits at the router, where tenants take turns in tokens."""
+    worker_waiting_max: int = Field(default=16, ge=0)
+    """Requests at a worker beyond the scheduling.max_sequences that it runs at once; then
+    likewise."""
+    tenant_weights: tuple[str, ...] = Field(default=(), strict=False)
+    """NAME=WEIGHT: a tenant's part of the tokens where requests wait; 1 where none is given."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            parse_weights(self.tenant_weights)
+        except ConfigError as error:
+            raise ValueError(f"tenant_weights: {error.message}") from None
+        return self

@@ -1,0 +1,119 @@
+"""gRPC ports and channels of one process: with certificates, or plain where that is allowed."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from disagg.tls.callers import CallerCheck
+from disagg.tls.certificate_files import (
+    CLIENT_NAME,
+    NODE_NAME,
+    Certificate,
+    CertificateFiles,
+    expiry_warning,
+)
+
+log = logging.getLogger(__name__)
+
+Options = Sequence[tuple[str, Any]]
+WATCH_S = 3600.0
+
+
+class Connections:
+    """How this process reaches the others of its cluster, and how they reach it.
+
+    With a directory of certificates both ends of every connection prove that the cluster's
+    authority knows them, and everything is encrypted. New connections take the files as they are
+    then; those that exist go on.
+
+    Args:
+        tls_directory: where this process' certificate lies; "": none, all is plain and open.
+
+    Raises:
+        ConfigError: the certificate cannot be used.
+    """
+
+    def __init__(self, tls_directory: str) -> None:
+        self._files = _files(tls_directory) if tls_directory else None
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The certificate of new connections; None: there is none."""
+        return None if self._files is None else self._files.current()
+
+    def channel(self, address: str, options: Options = ()) -> grpc.aio.Channel:
+        """A channel to a node; it must show a certificate for `NODE_NAME` or nothing is said."""
+        certificate = self.certificate
+        if certificate is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(
+            address, _credentials(certificate), options=[*options, *SERVER_NAME]
+        )
+
+    def server(self, options: Options = ()) -> grpc.aio.Server:
+        """A server to which `listen` adds ports."""
+        interceptors = () if self._files is None else (CallerCheck(),)
+        return grpc.aio.server(options=options, interceptors=interceptors)
+
+    def listen(self, server: grpc.aio.Server, address: str) -> int:
+        """Add a port, which takes callers with a certificate of the cluster alone.
+
+        Returns:
+            The port.
+
+        Raises:
+            RuntimeError: gRPC cannot bind the address.
+        """
+        if self._files is None:
+            return server.add_insecure_port(address)
+        current = self._files.current
+        # Asked at every handshake: the files may be replaced while this runs.
+        credentials = grpc.dynamic_ssl_server_credentials(
+            _server_side(current()),
+            lambda: _server_side(current()),
+            require_client_authentication=True,
+        )
+        return server.add_secure_port(address, credentials)
+
+    async def watch_expiry(self) -> None:
+        """Warn, every hour, while the certificate expires soon; never returns."""
+        while True:
+            if self._files is not None:
+                certificate = self._files.current()
+                if warning := expiry_warning(certificate, datetime.now(UTC)):
+                    log.warning("the certificate in %s %s", self._files.directory, warning)
+            await asyncio.sleep(WATCH_S)
+
+
+def client_channel(address: str, tls_directory: str) -> grpc.Channel:
+    """A blocking channel to a node, with a node's or a client's certificate, or plain with "".
+
+    Raises:
+        ConfigError: the certificate cannot be used.
+    """
+    if not tls_directory:
+        return grpc.insecure_channel(address)
+    certificate = _files(tls_directory, NODE_NAME, CLIENT_NAME).current()
+    return grpc.secure_channel(address, _credentials(certificate), options=SERVER_NAME)
+
+
+SERVER_NAME: Options = (("grpc.ssl_target_name_override", NODE_NAME),)
+
+
+def _files(tls_directory: str, *names: str) -> CertificateFiles:
+    return CertificateFiles(Path(tls_directory).expanduser(), names or (NODE_NAME,))
+
+
+def _credentials(certificate: Certificate) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(certificate.ca, certificate.key, certificate.chain)
+
+
+def _server_side(certificate: Certificate) -> Any:
+    return grpc.ssl_server_certificate_configuration(
+        [(certificate.key, certificate.chain)], root_certificates=certificate.ca
+    )

@@ -1,0 +1,74 @@
+"""Two processes under one worker id: the one that lives goes on, and both are told."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from disagg.messages.session import WorkerIdClaimed
+from disagg.tls.connections import Connections
+from disagg.workers.registration import keep_registered
+
+NUM_TOKENS = 8
+BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": NUM_TOKENS, "temperature": 0}
+
+
+async def test_a_live_worker_keeps_its_id_and_its_requests(house, caplog):
+    holder = house.workers[0]
+    holder.gate = asyncio.Semaphore(0)
+    running = asyncio.create_task(house.http.post("/v1/completions", json=BODY))
+    await holder.until(lambda: holder.submits, "the submit")
+    with caplog.at_level(logging.WARNING), pytest.raises(grpc.aio.AioRpcError) as caught:
+        await house.add("w1", epoch="e2")
+    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    newcomer = house.workers[1]
+    details = str(caught.value.details())
+    assert holder.info.address in details
+    assert newcomer.info.address in details
+    assert any("'w1' is the worker of epoch e1" in line for line in caplog.messages)
+    await holder.until(lambda: holder.claims, "the claim at the holder")
+    (claim,) = holder.claims
+    assert isinstance(claim, WorkerIdClaimed)
+    assert claim.claimant.incarnation == newcomer.incarnation
+    assert claim.claimant.address == newcomer.info.address
+    for _ in range(NUM_TOKENS):
+        holder.gate.release()
+    response = await running
+    assert response.status_code == 200
+    assert response.json()["usage"]["completion_tokens"] == NUM_TOKENS
+    text = (await house.admin.get("/metrics")).text
+    assert 'disagg_routing_registrations_refused_total{label="worker_id_taken"} 1.0' in text
+
+
+async def test_a_restart_gets_in_as_soon_as_the_session_has_ended(house):
+    old = house.workers[0]
+    await old.stop()  # as a process that has died
+    await house.until(lambda: not house.app.dispatcher.core.fleet, "the loss")
+    await house.add("w1", epoch="e2")
+    assert house.workers[1].opened[0].worker.epoch == "e2"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:  # what is left of the one before it
+        await old.register(house.app.grpc_port)
+    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+@pytest.mark.parametrize("epoch", ["e1", "e2"])
+async def test_the_newcomer_says_it_as_an_error(house, caplog, epoch):
+    """Once, although it tries with every heartbeat; the holder's own heartbeat is no error."""
+    holder = house.workers[0].info
+    info = replace(holder, incarnation=holder.incarnation._replace(epoch=epoch))
+    address = f"127.0.0.1:{house.app.grpc_port}"
+    with caplog.at_level(logging.INFO, logger="disagg.workers.registration"):
+        trying = asyncio.create_task(keep_registered(address, info, 1, Connections("")))
+        await house.until(lambda: caplog.records, "an answer")
+        before = house.app.dispatcher.core.counters["registrations_refused", "worker_id_taken"]
+        counters = house.app.dispatcher.core.counters
+        if epoch != "e1":
+            taken = "registrations_refused", "worker_id_taken"
+            await house.until(lambda: counters[taken] > before + 2, "more tries")
+        trying.cancel()
+        await asyncio.gather(trying, return_exceptions=True)
+    (said,) = [one for one in caplog.records if one.name == "disagg.workers.registration"]
+    assert said.levelno == (logging.INFO if epoch == "e1" else logging.ERROR)
+    assert ("ALREADY_EXISTS" in said.getMessage()) is (epoch != "e1")

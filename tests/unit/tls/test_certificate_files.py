@@ -1,0 +1,139 @@
+"""Files of a certificate: what is refused, by name; what is read anew; what is said in time."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from disagg.errors import ConfigError
+from disagg.tls.authority import CLIENT, Authority
+from disagg.tls.certificate_files import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    EXPIRY_WARNING,
+    KEY_FILE,
+    NODE_NAME,
+    CertificateFiles,
+    expiry_warning,
+    read_certificate,
+)
+from tests.unit.tls.strangers import NOW, create
+
+DAYS = 30
+
+
+def read(folder: Path, after: timedelta = timedelta(0)) -> None:
+    read_certificate(folder, (NODE_NAME,), NOW + after)
+
+
+def other_key() -> bytes:
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def put(name: str, content: Callable[[Path], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content(folder))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no key": (lambda folder: (folder / KEY_FILE).unlink(), KEY_FILE, "does not exist"),
+    "no authority": (lambda folder: (folder / CA_FILE).unlink(), CA_FILE, "does not exist"),
+    "open key": (lambda folder: (folder / KEY_FILE).chmod(0o644), KEY_FILE, "chmod 600"),
+    "no PEM": (put(CERTIFICATE_FILE, lambda _: b"x"), CERTIFICATE_FILE, "not a certificate"),
+    "no key in it": (put(KEY_FILE, lambda _: b"x"), KEY_FILE, "not a private key"),
+    "another key": (put(KEY_FILE, lambda _: other_key()), KEY_FILE, "not the key of"),
+    "another authority": (
+        put(CA_FILE, lambda _: Authority.make(NOW).certificate),
+        CERTIFICATE_FILE,
+        "was not issued by",
+    ),
+    "a client's": (
+        lambda folder: shutil.copytree(folder.parent / CLIENT, folder, dirs_exist_ok=True),
+        CERTIFICATE_FILE,
+        "is for client",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_names_its_file_and_a_remedy(tmp_path: Path, fault: str) -> None:
+    folder = create(tmp_path)
+    read(folder)  # control
+    spoil, file, text = FAULTS[fault]
+    spoil(folder)
+    with pytest.raises(ConfigError) as caught:
+        read(folder)
+    assert caught.value.message.startswith(f"{folder / file} ")
+    assert text in caught.value.message
+    assert caught.value.message.endswith(")")
+    assert caught.value.param == "cluster.tls_directory"
+
+
+@pytest.mark.parametrize(
+    ("days", "text"), [(DAYS, "has expired on"), (-1, "check this machine's clock")]
+)
+def test_outside_its_time_it_is_refused(tmp_path: Path, days: int, text: str) -> None:
+    folder = create(tmp_path, DAYS)
+    read(folder, timedelta(days=DAYS) - timedelta(minutes=1))  # control
+    with pytest.raises(ConfigError, match=text) as caught:
+        read(folder, timedelta(days=days))
+    assert str(folder / CERTIFICATE_FILE) in caught.value.message or days < 0
+
+
+def test_the_end_is_announced(tmp_path: Path) -> None:
+    certificate = read_certificate(create(tmp_path, DAYS), (NODE_NAME,), NOW)
+    assert expiry_warning(certificate, NOW) == ""
+    soon = certificate.not_after - EXPIRY_WARNING
+    assert "in 21 days" in expiry_warning(certificate, soon)
+    assert "has expired" in expiry_warning(certificate, certificate.not_after)
+
+
+def test_files_that_were_replaced_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = create(tmp_path)
+    files = CertificateFiles(folder)
+    first = files.current()
+    assert files.current() is first
+    create(tmp_path)
+    second = files.current()
+    assert second.chain != first.chain
+    assert second.ca == first.ca
+    with caplog.at_level(logging.ERROR):
+        (folder / KEY_FILE).write_bytes(other_key())
+        assert files.current() is second
+        assert files.current() is second
+    (line,) = caplog.messages  # once, not at every connection
+    assert str(folder / KEY_FILE) in line
+    create(tmp_path)
+    assert files.current().chain != second.chain
+
+
+def test_a_link_to_another_folder_is_a_replacement(tmp_path: Path) -> None:
+    """As Kubernetes replaces a secret's files."""
+    folders = [create(tmp_path / name) for name in ("old", "new")]
+    (tmp_path / "data").symlink_to(folders[0])
+    files = CertificateFiles(tmp_path / "data")
+    first = files.current()
+    (tmp_path / "next").symlink_to(folders[1])
+    os.replace(tmp_path / "next", tmp_path / "data")
+    assert files.current().ca != first.ca
+
+
+def test_a_chain_over_an_authority_between_is_followed(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    both = (folder / CERTIFICATE_FILE).read_bytes() + Authority.make(NOW).certificate
+    (folder / CERTIFICATE_FILE).write_bytes(both)
+    read(folder)  # what does not belong to the chain does no harm
+    ca = (folder / CA_FILE).read_bytes()
+    (folder / CA_FILE).write_bytes(Authority.make(NOW).certificate + ca)
+    read(folder)  # one of several authorities
