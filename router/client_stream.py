@@ -90,8 +90,8 @@ class ClientStream:
         for delta in pending:
             tokens += delta.token_ids
             logprobs += delta.logprobs
-        last = pending[-1].finish_reason
-        return Deliver(self.request_id, tuple(tokens), tuple(logprobs), last)
+        last, prompt = pending[-1].finish_reason, pending[0].prompt_logprobs
+        return Deliver(self.request_id, tuple(tokens), tuple(logprobs), last, prompt)
 
     def cancel(self, reason: str) -> None:
         """End the stream, whose client is gone. The workers are informed at once; idempotent."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from disagg.errors import ConfigError, RemoteFault, RequestError
+from disagg.errors import CapacityError, ConfigError, RemoteFault, RequestError
 from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVEvent, KVEventBatch, KVSnapshot
@@ -37,6 +37,8 @@ from disagg.tls.connections import Connections
 
 logger = logging.getLogger(__name__)
 
+PROMPT_LOGPROBS_SHARE = 8
+"""All live requests may have so many times what one may."""
 TICK_S = 0.1
 TICK_FAILURES_MAX = 50
 """Ticks in a row that may fail, 5 s: later the fleet's losses would go unseen for too long."""
@@ -194,12 +196,25 @@ class Dispatcher:
             raise DuplicateRequestError(
                 "a live request has this id", param="request_id", request_id=request.request_id
             )
+        self._check_prompt_logprobs(request)
         actions = self.core.generate(self.now_ms(), request)
         stream = ClientStream(request, self.cancel, self._options.unread_tokens_max)
         self._live[request.request_id] = _Live(stream, time.monotonic())
         self._metrics.accepted(len(request.token_ids), request.tenant)
         self._do(actions)
         return stream
+
+    def _check_prompt_logprobs(self, request: NewRequest) -> None:
+        """Raise CapacityError where the live requests would have too many to be kept."""
+        if not request.num_prompt_numbers:
+            return
+        num = sum(live.stream.request.num_prompt_numbers for live in self._live.values())
+        bound = PROMPT_LOGPROBS_SHARE * self._options.prompt_logprobs_max
+        if num + request.num_prompt_numbers > bound:
+            raise CapacityError(
+                f"live requests have {num} log-probabilities of their prompts, at most {bound}",
+                request_id=request.request_id,
+            )
 
     def cancel(self, request_id: str, reason: str) -> None:
         """End a request at all workers; unknown ids are ignored."""

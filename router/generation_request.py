@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from disagg.errors import RequestError
-from disagg.messages.sampling import GRAMMAR_BYTES_MAX, TOP_LOGPROBS_MAX
+from disagg.messages.sampling import GRAMMAR_BYTES_MAX, STOP_TOKENS_MAX, TOP_LOGPROBS_MAX
 
 STOP_STRINGS_MAX = 4
 STOP_CHARS_MAX = 1000
@@ -30,6 +30,8 @@ class GenerationRequest:
     """What errors about the prompt name: ``prompt``, ``messages`` or ``token_ids``."""
     max_tokens: int | None
     max_tokens_field: str = "max_tokens"
+    least_max_tokens: int = 1
+    """0 where the answer shows something of the prompt."""
     default_max_tokens: int | None = None
     """None: what the context leaves."""
     temperature: float | None = None
@@ -43,6 +45,13 @@ class GenerationRequest:
     """(token id, bias), by token id."""
     seed: int | None = None
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    """See ``SamplingParams``."""
+    prompt_logprobs_field: str = "prompt_logprobs"
+    """What errors about them name."""
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = field(default=(), repr=False)
+    """Besides those of the checkpoint, which ``ignore_eos`` leaves out."""
     stop: tuple[str, ...] = field(default=(), repr=False)
     ignore_eos: bool = False
     cache_salt: str = field(default="", repr=False)
@@ -58,8 +67,16 @@ class GenerationRequest:
         """
         if not self.prompt:
             raise RequestError("must not be empty", param=self.prompt_field)
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise RequestError("must be at least 1", param=self.max_tokens_field)
+        if self.max_tokens is not None and self.max_tokens < self.least_max_tokens:
+            raise RequestError(
+                f"must be at least {self.least_max_tokens}", param=self.max_tokens_field
+            )
+        if self.min_tokens < 0:
+            raise RequestError("must not be negative", param="min_tokens")
+        if self.max_tokens is not None:
+            self.check_min_tokens(self.max_tokens)
+        if len(self.stop_token_ids) > STOP_TOKENS_MAX:
+            raise RequestError(f"at most {STOP_TOKENS_MAX} ids", param="stop_token_ids")
         _range("temperature", self.temperature, 0.0, TEMPERATURE_MAX)
         _range("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0:
@@ -83,6 +100,8 @@ class GenerationRequest:
             raise RequestError("must fit 64 bits", param="seed")
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= TOP_LOGPROBS_MAX:
             raise RequestError(f"at most {TOP_LOGPROBS_MAX}", param="logprobs")
+        if not 0 <= (self.num_prompt_logprobs or 0) <= TOP_LOGPROBS_MAX:
+            raise RequestError(f"0 to {TOP_LOGPROBS_MAX}", param=self.prompt_logprobs_field)
         if len(self.stop) > STOP_STRINGS_MAX:
             raise RequestError(f"at most {STOP_STRINGS_MAX} strings", param="stop")
         if any(not text for text in self.stop):
@@ -95,6 +114,16 @@ class GenerationRequest:
         if self.grammar and self.ignore_eos:
             # Where the grammar is complete, nothing but the end may follow.
             raise RequestError(f"does not go with {self.grammar_field}", param="ignore_eos")
+        if self.grammar and self.min_tokens:
+            raise RequestError(f"does not go with {self.grammar_field}", param="min_tokens")
+
+    def check_min_tokens(self, max_tokens: int) -> None:
+        """Raise RequestError where no answer of so many tokens has the least number of them."""
+        if self.min_tokens > max_tokens:
+            raise RequestError(
+                f"{self.min_tokens} are more than {self.max_tokens_field}={max_tokens}",
+                param="min_tokens",
+            )
 
 
 def check_cache_salt(salt: str) -> None:

@@ -22,6 +22,7 @@ from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, usable_as_request_id
 from disagg.router.text_stream import pieces
 from disagg.router.tokenizer import Tokenizer
+from disagg.wire.outputs_codec import prompt_logprobs_to_wire
 from disagg.wire.registration_codec import worker_info_from_wire
 from disagg.wire.router_codec import match_to_wire
 from disagg.wire.sampling_codec import top_to_wire
@@ -123,6 +124,9 @@ class GrpcService(RouterServicer):
                         finish_reason=piece.finish_reason,
                         num_prompt_tokens=len(new.token_ids),
                     )
+                    if piece.prompt_logprobs:
+                        scores = [one for one in piece.prompt_logprobs if one is not None]
+                        response.prompt_logprobs.CopyFrom(prompt_logprobs_to_wire(1, scores))
                     if piece.finish_reason:
                         record = self._dispatcher.core.record(stream.request_id)
                         response.num_cached_tokens = record.cached_tokens if record else 0
@@ -213,10 +217,9 @@ def _generation_request(request: router_pb2.GenerateRequest) -> GenerationReques
     if not request.HasField("sampling"):
         return build(max_tokens=None)
     sampling = request.sampling
-    if sampling.stop_token_ids:
-        raise RequestError("is not supported; use ignore_eos", param="sampling.stop_token_ids")
-    if sampling.num_prompt_tokens:
-        raise RequestError("is set by the router", param="sampling.num_prompt_tokens")
+    for name in ("num_prompt_tokens", "eos_token_ids"):
+        if getattr(sampling, name):
+            raise RequestError("is set by the router", param=f"sampling.{name}")
     return build(
         max_tokens=sampling.max_tokens or None,
         temperature=sampling.temperature,
@@ -231,6 +234,12 @@ def _generation_request(request: router_pb2.GenerateRequest) -> GenerationReques
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         seed=sampling.seed,
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
+        num_prompt_logprobs=(
+            sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None
+        ),
+        prompt_logprobs_field="sampling.num_prompt_logprobs",
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=tuple(sampling.stop_token_ids),
         grammar=sampling.grammar,
         grammar_field="sampling.grammar",
     )

@@ -150,6 +150,7 @@ class HttpApp:
             int(time.time()),
             self._options.model_name,
             self._tokenizer,
+            body.shown_prompt(stream.request.token_ids, self._tokenizer),
             body.include_usage,
         )
         kind = CompletionFormat if isinstance(body, CompletionRequest) else ChatFormat

@@ -68,6 +68,8 @@ class RouterOptions:
     """Requests at a worker beyond those that it runs at once."""
     tenant_weights: tuple[str, ...] = ()
     """``NAME=WEIGHT`` each."""
+    prompt_logprobs_max: int = 262_144
+    """Of its prompt's log-probabilities a request may ask for so many."""
     replans_max: int = 3
     """Tries after the first before a request fails."""
     request_timeout_ms: int = 600_000

@@ -121,7 +121,10 @@ class Preparation:
                 f"{len(token_ids)} prompt tokens and {max_tokens} to generate exceed {limit}",
                 param=request.max_tokens_field,
             )
+        request.check_min_tokens(max_tokens)
         self._check_ids([token for token, _ in request.logit_bias], "logit_bias")
+        self._check_ids(request.stop_token_ids, "stop_token_ids")
+        self._check_prompt_logprobs(request, len(token_ids))
         if request.grammar:
             await self._check_grammar(request, caller.tenant)
         sampling = self._sampling(request, max_tokens, len(token_ids))
@@ -180,6 +183,18 @@ class Preparation:
                 param=field,
             )
 
+    def _check_prompt_logprobs(self, request: GenerationRequest, num_tokens: int) -> None:
+        """Raise RequestError where there would be more than the router keeps of one request."""
+        if request.num_prompt_logprobs is None:
+            return
+        each, bound = 1 + request.num_prompt_logprobs, self._options.prompt_logprobs_max
+        if num_tokens * each > bound:
+            raise RequestError(
+                f"{num_tokens} tokens of the prompt with {each} log-probabilities each are more "
+                f"than limits.prompt_logprobs_max={bound}",
+                param=request.prompt_logprobs_field,
+            )
+
     async def _check_grammar(self, request: GenerationRequest, tenant: str) -> None:
         """Raise RequestError unless some answer can match the grammar and then end."""
         field, grammar = request.grammar_field, request.grammar
@@ -216,6 +231,8 @@ class Preparation:
         self, request: GenerationRequest, max_tokens: int, num_prompt_tokens: int
     ) -> SamplingParams:
         defaults = self._tokenizer.sampling_defaults
+        eos = self._tokenizer.eos_token_ids
+        stops = (*(() if request.ignore_eos else eos), *request.stop_token_ids)
 
         def chosen(name: str, neutral: float) -> float:
             asked: float | None = getattr(request, name)
@@ -234,8 +251,11 @@ class Preparation:
             num_prompt_tokens=num_prompt_tokens,
             grammar=request.grammar,
             seed=secrets.randbits(63) if request.seed is None else request.seed,
-            stop_token_ids=() if request.ignore_eos else self._tokenizer.eos_token_ids,
+            stop_token_ids=tuple(dict.fromkeys(stops)),
+            eos_token_ids=eos if request.grammar and request.stop_token_ids else (),
+            min_tokens=request.min_tokens,
             num_logprobs=request.num_logprobs,
+            num_prompt_logprobs=request.num_prompt_logprobs,
         )
 
 

@@ -17,6 +17,8 @@ class Piece:
     token_ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[TokenLogprobs, ...] = field(repr=False)
     finish_reason: str
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = field(default=(), repr=False)
+    """With the first piece, if requested: of each token of the prompt; its first one has none."""
 
 
 class StopMatcher:
@@ -30,12 +32,19 @@ class StopMatcher:
         self._stop = stop
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that is safe to show and whether a stop string was found."""
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
+        """Return the text that is safe to show and whether a stop string was found.
+
+        One that ends within this text counts, unless the text may not end yet.
+        """
         if not self._stop:
             return text, False
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        num_held, text = len(self._held), self._held + text
+        found = [
+            (at + len(stop), at)
+            for stop in self._stop
+            if may_end and (at := text.find(stop, max(0, num_held - len(stop) + 1))) >= 0
+        ]
         if found:
             self._held = ""
             return text[: min(found)[1]], True
@@ -58,15 +67,17 @@ async def pieces(
     """Decode a token stream; a stop string ends it and cancels the rest at the workers.
 
     A token that ends the request by being a stop token is counted but not shown. Tokens are
-    reported when they arrive, their text when it can no longer be part of a stop string.
+    reported when they arrive, their text when it can no longer be part of a stop string. Within the
+    first ``min_tokens`` no stop string ends.
 
     Raises:
         DisaggError: the request failed.
     """
     detokenizer = tokenizer.detokenizer(stream.request.token_ids)
     matcher = StopMatcher(stop)
-    stop_ids = stream.request.sampling.stop_token_ids
-    finish = ""
+    sampling = stream.request.sampling
+    stop_ids = sampling.stop_token_ids
+    finish, num_tokens = "", 0
     while not finish:
         delta = await stream.next()
         finish = delta.finish_reason.value
@@ -76,7 +87,9 @@ async def pieces(
         shown = len(delta.token_ids) if last_is_shown else len(delta.token_ids) - 1
         text, used = "", len(delta.token_ids)
         for index in range(shown):
-            new, stopped = matcher.push(detokenizer.push(delta.token_ids[index]))
+            num_tokens += 1
+            may_end = num_tokens > sampling.min_tokens
+            new, stopped = matcher.push(detokenizer.push(delta.token_ids[index]), may_end=may_end)
             text += new
             if stopped:
                 finish, used = FinishReason.STOP.value, index + 1
@@ -84,8 +97,11 @@ async def pieces(
                 break
         else:
             if finish:
-                new, stopped = matcher.push(detokenizer.finish())
+                may_end = num_tokens > sampling.min_tokens
+                new, stopped = matcher.push(detokenizer.finish(), may_end=may_end)
                 text += new + matcher.flush()
                 if stopped:
                     finish = FinishReason.STOP.value
-        yield Piece(text, delta.token_ids[:used], delta.logprobs[:used], finish)
+        yield Piece(
+            text, delta.token_ids[:used], delta.logprobs[:used], finish, delta.prompt_logprobs
+        )

@@ -104,6 +104,10 @@ class Tokenizer:
         """The bytes one token stands for, special tokens by name; empty for an unused id."""
         return self._vocabulary.token_bytes(token_id)
 
+    def shows(self, token_id: int) -> bool:
+        """Whether `decode` leaves a token in: it exists and is not special."""
+        return self._vocabulary.shows(token_id)
+
     def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
         """Start decoding what follows a prompt."""
         return self._vocabulary.detokenizer(prompt_token_ids)

@@ -111,6 +111,9 @@ class LimitSettings(Section):
     """A prompt's tokens; 0: as many as the largest worker that is ready can serve."""
     generation_tokens_max: Positive = 1 << 20
     """Sum of max_tokens over the choices of a request."""
+    prompt_logprobs_max: Positive = 262_144
+    """Log-probabilities of its prompt that a request may ask for: tokens of the prompt times one
+    and the number of best tokens at each. All requests together may have eight times as many."""
     requests_max: Positive = 1024
     """Live requests, waiting ones included. Of more the tenant with the longest queue loses its
     newest; a new request of that tenant is answered 429."""

@@ -28,8 +28,27 @@ class SequenceOutput:
     finish_reason: FinishReason = FinishReason.NONE
 
 
+PROMPT_LOGPROBS_PER_MESSAGE_MAX = 1 << 16
+"""Numbers in the prompt log-probabilities of one `StepOutputs`: less than a megabyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of some of a prompt's own tokens, each with its rank.
+
+    The first token of a prompt has none. They come in order, and before the generation's first
+    token from whoever computed the prompt.
+    """
+
+    key: RequestKey
+    position: int
+    """Absolute index in the sequence of the first of them."""
+    logprobs: tuple[TokenLogprobs, ...] = field(repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """All tokens that one engine step emitted."""
+    """All tokens that one engine step emitted, and before them what it says of prompts."""
 
     outputs: tuple[SequenceOutput, ...]
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()

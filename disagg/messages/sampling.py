@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 TOP_LOGPROBS_MAX = 20
+STOP_TOKENS_MAX = 128
+"""Ids of one request; those of its checkpoint come on top."""
 GRAMMAR_BYTES_MAX = 32 << 10
 """Of a grammar's text: a thousand properties of a JSON schema, compiled in a tenth of a second."""
 
@@ -35,11 +37,19 @@ class SamplingParams:
     """(token id, what is added to its logit), by token id."""
     num_prompt_tokens: int = 0
     """So many of a sequence's tokens are its prompt, those after them were generated: what
-    penalties and grammar tell apart, also after a move, when generated tokens are computed as a
-    prompt is."""
+    penalties, grammar, ``min_tokens`` and ``num_prompt_logprobs`` tell apart, also after a move,
+    when generated tokens are computed as a prompt is."""
     grammar: str = field(default="", repr=False)
     """What the generated tokens must match, in llguidance's JSON form; "": anything. A stop token
     comes where they are complete and only there, and nothing else when they cannot go on."""
+    eos_token_ids: tuple[int, ...] = field(default=(), repr=False)
+    """Those of ``stop_token_ids`` that end an answer with a grammar; (): all. The others may occur
+    in it."""
+    min_tokens: int = 0
+    """None of ``stop_token_ids`` is sampled before so many generated tokens."""
+    num_prompt_logprobs: int | None = None
+    """As ``num_logprobs``, of the prompt's own tokens from the second on, by whoever computes the
+    prompt."""
 
     @property
     def has_penalties(self) -> bool:
@@ -52,6 +62,15 @@ class SamplingParams:
         """Whether the next token depends on those before it in another way than by its logits."""
         return self.has_penalties or bool(self.grammar)
 
+    @property
+    def tells_prompt_apart(self) -> bool:
+        """Whether ``num_prompt_tokens`` matters."""
+        return self.looks_back or self.min_tokens > 0 or self.num_prompt_logprobs is not None
+
+    def holds_back_stops(self, position: int) -> bool:
+        """Whether the token at an absolute position may not be one that ends the request."""
+        return position - self.num_prompt_tokens < self.min_tokens and bool(self.stop_token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -60,6 +79,8 @@ class TokenLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...] = field(default=(), repr=False)
     """(token id, logprob), best first."""
+    rank: int = 0
+    """Of a prompt's token among all tokens, the best 1; 0 where it was not counted."""
 
 
 @dataclass(frozen=True, slots=True)

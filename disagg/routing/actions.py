@@ -23,6 +23,12 @@ class NewRequest:
     """Whose it is; "" where nobody is told from anybody else. Where requests wait, tenants take
     turns."""
 
+    @property
+    def num_prompt_numbers(self) -> int:
+        """Log-probabilities of the prompt that are requested."""
+        wanted = self.sampling.num_prompt_logprobs
+        return 0 if wanted is None else len(self.token_ids) * (1 + wanted)
+
     def check(self, hash_block_tokens: int | None) -> None:
         """Refuse what no worker can compute.
 
@@ -34,7 +40,7 @@ class NewRequest:
         """
         for param, bad in (
             ("prompt", not self.token_ids),
-            ("max_tokens", self.sampling.max_tokens < 1),
+            ("max_tokens", self.sampling.max_tokens < 0),
         ):
             if bad:
                 raise RequestError(f"{param} is empty", param=param, request_id=self.request_id)
@@ -87,6 +93,8 @@ class Deliver:
     token_ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = field(default=(), repr=False)
+    """With the first one, if requested: of each token of the prompt; its first one has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,8 @@ class RouterCore:
                 return self._admission.admit(now_ms)  # it may be ready only now
             case StepOutputs():
                 actions: list[RouterAction] = []
+                for scored in message.prompt_logprobs:
+                    actions += self._requests.scored(now_ms, incarnation, scored)
                 for output in message.outputs:
                     actions += self._requests.output(now_ms, incarnation, output)
                 return actions + self._admit_freed(now_ms)

@@ -132,7 +132,9 @@ class Planner:
 
     def _candidates(self, request: RoutedRequest) -> list[Candidate]:
         num_tokens, end = len(request.stream.tokens), request.stream.end
-        hits = self._fleet.match(num_tokens, request.hashes)
+        # Who computes log-probabilities of the prompt takes nothing of it from a cache.
+        hashes = () if request.stream.scores.num_wanted is not None else request.hashes
+        hits = self._fleet.match(num_tokens, hashes)
         rejected = request.outgrown_tokens
         return [
             Candidate(

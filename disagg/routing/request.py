@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from disagg.errors import RemoteFault
+from disagg.errors import CapacityError, ContextLengthError, DisaggError, RemoteFault
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import PeerAddress, PullPlan, Role, Submit
+from disagg.messages.session import EndReason, PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import NewRequest, RouterAction, ToWorker
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.fleet import LostWorker
@@ -16,6 +16,13 @@ from disagg.routing.token_stream import TokenStream
 
 KILLS_MAX = 2
 """Workers that were alive with a request and are lost under it, until it is refused as poison."""
+
+_ERROR_BEFORE_TOKENS: dict[str, type[DisaggError]] = {
+    EndReason.CAPACITY: CapacityError,
+    EndReason.RESERVE_REFUSED: CapacityError,
+    EndReason.REJECTED: ContextLengthError,
+}
+"""What a request that was given up before its first token ends with; others: `RemoteFault`."""
 
 
 class RoutedRequest:
@@ -41,7 +48,10 @@ class RoutedRequest:
         self.sampling = sampling
         self.hashes = list(request.hashes)
         self.stream = TokenStream(
-            request.token_ids, sampling.max_tokens, sampling.num_logprobs is not None
+            request.token_ids,
+            sampling.max_tokens,
+            sampling.num_logprobs is not None,
+            sampling.num_prompt_logprobs,
         )
         self.exclusions = Exclusions()
         self.outgrown_tokens = 0
@@ -80,7 +90,13 @@ class RoutedRequest:
             token_ids=tuple(self.stream.tokens),
             hashes=tuple(self.hashes),
             cache_salt=self.cache_salt,
-            sampling=replace(self.sampling, max_tokens=self.stream.end - current.base),
+            sampling=replace(
+                self.sampling,
+                # Who wants no tokens, but something of the prompt, gets one sampled all the same:
+                # that is how a prompt ends. It is not accepted.
+                max_tokens=max(1, self.stream.end - current.base),
+                num_prompt_logprobs=self.stream.scores.num_wanted,
+            ),
         )
         if old is not None:
             take = replace(submit, role=Role.DECODE, peer=_address(current.prefill), take_over=old)
@@ -134,6 +150,11 @@ class RoutedRequest:
             "is not tried on another one"
         )
 
+    def error_of(self, cause: str, message: str) -> DisaggError:
+        """What it ends with where no plan is left after ``cause``."""
+        before = RemoteFault if self.num_tokens else _ERROR_BEFORE_TOKENS.get(cause, RemoteFault)
+        return before(message)
+
     def delivered(self, now_ms: int, num_tokens: int) -> None:
         """Count tokens handed to the client."""
         self.progress_ms = now_ms
@@ -150,6 +171,7 @@ class RoutedRequest:
         self.error = error
         self.hashes.clear()
         self.stream.restart()
+        self.stream.scores.take()
         self.stream.tokens = []
 
     def record(self) -> RequestRecord:

@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from disagg.errors import (
     CapacityError,
-    ContextLengthError,
     DisaggError,
     ExpiredError,
     ProtocolError,
-    RemoteFault,
     RequestError,
 )
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.outputs import SequenceOutput
+from disagg.messages.outputs import PromptLogprobs, SequenceOutput
 from disagg.messages.session import (
     EndReason,
     PartEnded,
@@ -33,16 +31,11 @@ from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
 from disagg.routing.report_counters import count_report
 from disagg.routing.request import RoutedRequest
+from disagg.routing.token_stream import Extension
 
 HashExtend = Callable[[list[bytes], Sequence[int], bytes], None]
 AHEAD_MAX = 1024
 """Tokens of a request that may wait for one before them."""
-_ERROR_BEFORE_TOKENS: dict[str, type[DisaggError]] = {
-    EndReason.CAPACITY: CapacityError,
-    EndReason.RESERVE_REFUSED: CapacityError,
-    EndReason.REJECTED: ContextLengthError,
-}
-"""What a request that was given up before its first token ends with; others: `RemoteFault`."""
 
 
 class RequestTable:
@@ -133,9 +126,37 @@ class RequestTable:
             return self._fail(now_ms, request, error)
         generation = request.current
         generation.saw_output(incarnation, output)
+        if not request.stream.scores.complete and incarnation == generation.prefill.incarnation:
+            # Its stream keeps its order: what it has not said of the prompt it never will.
+            said = "tokens came before the prompt's log-probabilities"
+            return self._replan(now_ms, request, "gap", said)
+        return self._extended(now_ms, request, extension)
+
+    def scored(
+        self, now_ms: int, incarnation: Incarnation, scored: PromptLogprobs
+    ) -> list[RouterAction]:
+        """Take what a worker says of a prompt; tokens may have waited for it."""
+        request = self._concerned(incarnation, scored.key)
+        if request is None:
+            self.counters["late_messages", ""] += 1
+            return []
+        try:
+            if incarnation != request.current.prefill.incarnation:
+                raise ProtocolError("prompt logprobs came from who did not compute the prompt")
+            extension = request.stream.score(scored)
+        except ProtocolError as error:
+            self.counters["protocol_errors", ""] += 1
+            return self._fail(now_ms, request, error)
+        request.computed(now_ms, scored.position + len(scored.logprobs))
+        return [] if extension is None else self._extended(now_ms, request, extension)
+
+    def _extended(
+        self, now_ms: int, request: RoutedRequest, extension: Extension | None
+    ) -> list[RouterAction]:
+        """Deliver what became deliverable; plan anew where what lacks will not come."""
         if extension is None:
             return self._check_gap(now_ms, request)
-        self.has_freed |= not generation.num_tokens  # its prompt is computed
+        self.has_freed |= not request.current.num_tokens  # its prompt is computed
         request.delivered(now_ms, len(extension.token_ids))
         self._turns.charge(request.tenant, len(extension.token_ids))
         self.counters["tokens", ""] += len(extension.token_ids)
@@ -145,6 +166,7 @@ class RequestTable:
                 extension.token_ids,
                 extension.logprobs,
                 extension.finish_reason,
+                extension.prompt_logprobs,
             )
         ]
         if extension.finish_reason:
@@ -319,10 +341,7 @@ class RequestTable:
         self, now_ms: int, request: RoutedRequest, cause: str, message: str
     ) -> list[RouterAction]:
         """No plan is left. What has begun, or has lost its workers, is not the client's fault."""
-        kind: type[DisaggError] = RemoteFault
-        if not request.num_tokens:
-            kind = _ERROR_BEFORE_TOKENS.get(cause, RemoteFault)
-        return self._finish_failed(now_ms, request, kind(message))
+        return self._finish_failed(now_ms, request, request.error_of(cause, message))
 
     def _cancels(
         self,

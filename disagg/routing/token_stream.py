@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from disagg.errors import ProtocolError
-from disagg.messages.outputs import FinishReason, SequenceOutput
+from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput
 from disagg.messages.sampling import TokenLogprobs
+from disagg.routing.prompt_scores import PromptScores
 
 _Sampled = tuple[int, TokenLogprobs | None]
 
@@ -16,27 +17,38 @@ class Extension:
     token_ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = field(default=(), repr=False)
+    """Of all tokens of the prompt, with the request's first extension, if they are requested."""
 
 
 class TokenStream:
     """Prompt and accepted tokens by absolute position, and those that came too early.
 
     Token 0 of a generation may come from the prefill worker and from the decode worker, whose
-    streams are not ordered among each other; whatever overlaps must be equal.
+    streams are not ordered among each other; whatever overlaps must be equal. No token is accepted
+    before all that is wanted of the prompt is there: it may come from a worker that is then lost.
 
     Attributes:
         tokens: prompt and accepted tokens; only appended to.
         num_prompt_tokens: of the client's prompt.
         end: position that is never exceeded.
+        scores: log-probabilities of the prompt.
     """
 
-    def __init__(self, prompt: tuple[int, ...], max_tokens: int, with_logprobs: bool) -> None:
+    def __init__(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        with_logprobs: bool,
+        num_prompt_logprobs: int | None = None,
+    ) -> None:
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.end = len(prompt) + max_tokens
         self._with_logprobs = with_logprobs
         self._ahead: dict[int, _Sampled] = {}
         self._finish: tuple[int, FinishReason] | None = None
+        self.scores = PromptScores(len(prompt), num_prompt_logprobs)
 
     @property
     def num_ahead(self) -> int:
@@ -47,6 +59,16 @@ class TokenStream:
         """A new generation goes on after the accepted tokens; early ones will come again."""
         self._ahead.clear()
         self._finish = None
+        self.scores.restart()
+
+    def score(self, message: PromptLogprobs) -> Extension | None:
+        """Take what a worker says of the prompt; as `accept`, for tokens that waited for it.
+
+        Raises:
+            ProtocolError: it does not go on where the worker stopped, or was not requested.
+        """
+        self.scores.accept(message.position, message.logprobs)
+        return self._advance() if self._ahead or self._finish else None
 
     def accept(self, output: SequenceOutput) -> Extension | None:
         """Take tokens of the current generation; None when nothing became deliverable.
@@ -63,6 +85,7 @@ class TokenStream:
             and not self._finish
             and not output.finish_reason
             and tokens
+            and self.scores.taken
         ):  # the usual case, a step's token in its turn: nothing to sort
             self.tokens += tokens
             return Extension(tokens, output.logprobs, FinishReason.NONE)
@@ -72,6 +95,12 @@ class TokenStream:
                 self._ahead.setdefault(position, (token, logprobs))
         if output.finish_reason is not FinishReason.NONE:
             self._set_finish(output)
+        return self._advance()
+
+    def _advance(self) -> Extension | None:
+        """Accept the tokens that no other one, and nothing of the prompt, is lacking before."""
+        if not self.scores.complete:
+            return None
         first = len(self.tokens)
         stop = self.end if self._finish is None else self._finish[0]
         logprobs_out: list[TokenLogprobs] = []
@@ -87,7 +116,8 @@ class TokenStream:
             reason = FinishReason.LENGTH
         if len(self.tokens) == first and reason is FinishReason.NONE:
             return None
-        return Extension(tuple(self.tokens[first:]), tuple(logprobs_out), reason)
+        scores = self.scores.take()
+        return Extension(tuple(self.tokens[first:]), tuple(logprobs_out), reason, scores)
 
     def _check(self, output: SequenceOutput) -> None:
         if self._with_logprobs and len(output.logprobs) != len(output.token_ids):

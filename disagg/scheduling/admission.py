@@ -21,10 +21,12 @@ def rejection_of(submit: Submit, limits: WorkerLimits, kv: KVCacheCoordinator) -
     if num_tokens >= limits.max_model_tokens:
         return f"{num_tokens} tokens, at most {limits.max_model_tokens - 1} leave room for one more"
     num_prompt = submit.sampling.num_prompt_tokens
-    if submit.sampling.looks_back and not 0 < num_prompt <= num_tokens:
+    if submit.sampling.tells_prompt_apart and not 0 < num_prompt <= num_tokens:
         # Set by the router. Without it the prompt would be taken for what was generated.
         said = f"sampling.num_prompt_tokens={num_prompt} of {num_tokens} tokens"
-        return f"penalties or a grammar: {said}"
+        return f"what is prompt and what is answer must be known: {said}"
+    if submit.sampling.min_tokens and submit.sampling.grammar:
+        return "min_tokens and a grammar: where it is complete nothing could follow"
     # A prefill part is over with its first token; everybody else must be able to end.
     num_new = 1 if submit.role is Role.PREFILL else submit.sampling.max_tokens
     length = min(num_tokens + num_new, limits.max_model_tokens)

@@ -138,7 +138,7 @@ class Batcher:
             seq = self.waiting[0]
             if len(self.running) + num_elsewhere >= self._limits.max_sequences:
                 return
-            hit = self._kv.find_longest_cache_hit(seq.request, seq.num_tokens - 1)
+            hit = self._kv.find_longest_cache_hit(seq.request, seq.num_cacheable)
             pulls = reserve_pull(seq, hit)
             if not pulls and not self._kv.admit(seq.key, seq.num_tokens, hit):
                 return
@@ -216,6 +216,8 @@ class Batcher:
             sampling=seq.submit.sampling if end >= seq.num_tokens else None,
             known_token_ids=tuple(seq.request.token_ids) if is_new else (),
             num_drafts=len(draft),
+            scored_token_ids=seq.scored_in(start, end),
+            num_prompt_logprobs=seq.submit.sampling.num_prompt_logprobs or 0,
         )
 
     def _add_decodes(

@@ -13,12 +13,22 @@ from typing import Generic, TypeVar, cast
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import RequestKey
-from disagg.messages.sampling import SampledToken
+from disagg.messages.sampling import SampledToken, TokenLogprobs
 from disagg.scheduling.step import PLACEHOLDER, Step, StepResult
 
 Batch = TypeVar("Batch")
 """A step as an engine has laid it out."""
-SliceSamples = SampledToken | tuple[SampledToken, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a slice with ``scored_token_ids`` brings: what it samples, and one for each of them."""
+
+    sampled: SampledToken | None
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+
+
+SliceSamples = SampledToken | tuple[SampledToken, ...] | Scored | None
 """What a slice samples: nothing, a token, or of one with drafts a token for each and one more."""
 
 
@@ -101,7 +111,11 @@ class EngineSteps(Generic[Batch]):
             return StepResult(step.step_id, error=f"{type(error).__name__}: {error}")
         by_key: dict[RequestKey, SampledToken | None] = {}
         after_drafts: dict[RequestKey, tuple[SampledToken, ...]] = {}
+        scored: dict[RequestKey, tuple[TokenLogprobs, ...]] = {}
         for part, one in zip(slices, samples, strict=True):
+            if isinstance(one, Scored):
+                scored[part.key] = one.prompt_logprobs
+                one = one.sampled
             if isinstance(one, tuple):
                 by_key[part.key], *after = one
                 after_drafts[part.key] = tuple(after)
@@ -114,6 +128,9 @@ class EngineSteps(Generic[Batch]):
             tuple([by_key.get(part.key) for part in step.slices]),
             after_drafts=tuple([after_drafts.get(part.key, ()) for part in step.slices])
             if after_drafts
+            else (),
+            prompt_logprobs=tuple([scored.get(part.key, ()) for part in step.slices])
+            if scored
             else (),
         )
 

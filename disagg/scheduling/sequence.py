@@ -7,8 +7,8 @@ from enum import StrEnum
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import RequestKey
-from disagg.messages.outputs import FinishReason, SequenceOutput
-from disagg.messages.sampling import SampledToken
+from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput
+from disagg.messages.sampling import SampledToken, TokenLogprobs
 from disagg.messages.session import PeerAddress, PrefillReport, PullPlan, Role, Submit
 from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.ngrams import NgramIndex
@@ -76,6 +76,8 @@ class Sequence:
     """Own hit before a pull that brought something: what more is found later was pulled."""
     num_failed_loads: int = 0
     """Times that a tier did not bring what it was believed to have."""
+    num_scored: int = 1
+    """Tokens of the prompt whose log-probabilities were sent; the first one has none."""
     known_end: int = 0
     """Where its prompt leaves what full attention has cached here, when its turn came."""
     prefill_reported: bool = False
@@ -83,6 +85,8 @@ class Sequence:
     """What the engine has of its block tables; None before its first step."""
     progress_shown_ms: int = 0
     """When it began here, or those who wait for it were last shown that it goes on."""
+    scored_end: int = field(init=False)
+    """Log-probabilities of the prompt's tokens before it are wanted here; 0: of none."""
     num_prompt_tokens: int = field(init=False)
     num_tokens_max: int = field(init=False)
     """With so many tokens it ends for its length."""
@@ -95,7 +99,10 @@ class Sequence:
         self.num_tokens_max = min(longest, max_model_tokens)
         hands_over = self.role is Role.PREFILL
         self.num_scheduled_max = self.num_prompt_tokens if hands_over else self.num_tokens_max - 1
-        self.pull = self.submit.pull
+        sampling, is_scored = self.submit.sampling, self.role is not Role.DECODE
+        is_scored = is_scored and sampling.num_prompt_logprobs is not None
+        self.scored_end = sampling.num_prompt_tokens if is_scored else 0
+        self.pull = None if self.is_scored else self.submit.pull
 
     @property
     def key(self) -> RequestKey:
@@ -133,6 +140,31 @@ class Sequence:
         if num_known > 0:
             return num_known
         return int(not self.num_drafts and self.num_scheduled < self.num_scheduled_max)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of its prompt's tokens are still to be computed."""
+        return self.num_scored < self.scored_end
+
+    @property
+    def num_cacheable(self) -> int:
+        """Tokens that may come from a cache: of those that do, nobody has the logits."""
+        return (self.num_scored if self.is_scored else self.num_tokens) - 1
+
+    def scored_in(self, start: int, end: int) -> tuple[int, ...]:
+        """The tokens whose log-probabilities a slice of these positions is to compute."""
+        if not self.is_scored:
+            return ()
+        return tuple(self.request.token_ids[start + 1 : min(end + 1, self.scored_end)])
+
+    def take_scores(self, start: int, scores: Tokens[TokenLogprobs]) -> PromptLogprobs | None:
+        """Of what a slice from ``start`` on brought, that which was not sent yet; None if nothing.
+
+        A sequence that was preempted computes some of its prompt again.
+        """
+        first, self.num_scored = self.num_scored, max(self.num_scored, start + 1 + len(scores))
+        new = tuple(scores[first - start - 1 :])
+        return PromptLogprobs(self.key, first, new) if new else None
 
     def begins_at(self, num_computed: int) -> None:
         """So many tokens are in the pool, and none are in a step in flight."""
@@ -180,13 +212,15 @@ class Sequence:
 
     def prefill_report(self) -> PrefillReport:
         """What its prefill found in the cache here."""
+        found = self.hit_tokens + self.pulled_tokens
+        known_end = found if self.scored_end else self.known_end  # it did not want to find more
         return PrefillReport(
             self.key,
             num_prompt_tokens=self.num_prompt_tokens,
             hit_tokens=self.hit_tokens,
-            computed_tokens=self.num_prompt_tokens - self.hit_tokens - self.pulled_tokens,
+            computed_tokens=self.num_prompt_tokens - found,
             pulled_tokens=self.pulled_tokens,
-            uncached_common_tokens=max(0, self.known_end - self.hit_tokens - self.pulled_tokens),
+            uncached_common_tokens=max(0, known_end - found),
         )
 
     def _finish_reason(self, token_id: int) -> FinishReason:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disagg.messages.identity import RequestKey
-from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.sampling import SampledToken, SamplingParams, TokenLogprobs
 
 PLACEHOLDER = -1
 """In place of a token id: the token that is sampled for this sequence in the last step before this
@@ -54,6 +54,12 @@ class SequenceSlice:
     sampled after the last known one and after each draft, as if all before it were right. What
     follows is in no step before this one has ended."""
 
+    scored_token_ids: Sequence[int] = field(default=(), repr=False)
+    """The prompt's tokens behind the slice's first ones: number i stands at ``start + i + 1``. What
+    the model thinks of them, after all before each, is wanted."""
+    num_prompt_logprobs: int = 0
+    """Of as many of the best tokens too, at each of these places."""
+
     @property
     def is_placeholder(self) -> bool:
         """Whether its token is not known yet."""
@@ -92,3 +98,5 @@ class StepResult:
     error: str = ""
     after_drafts: tuple[tuple[SampledToken, ...], ...] = ()
     """Parallel to the slices too, if one has drafts: what was sampled after each of them."""
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """Parallel to the slices, if one has ``scored_token_ids``: one for each of them."""

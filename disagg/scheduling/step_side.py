@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Tokens
 
 from disagg.kv.blocks.hits import CacheHit
-from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput
 from disagg.messages.sampling import SampledToken
 from disagg.messages.session import EndReason, PrefillProgress, Role
 from disagg.scheduling.actions import ToRouter
@@ -12,6 +12,7 @@ from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.prefix_pull import PrefixPullSide
 from disagg.scheduling.handover.worker_state import WorkerState
 from disagg.scheduling.parts import Parts
+from disagg.scheduling.prompt_scores import step_outputs
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.tiers.tier_side import TierSide
@@ -57,12 +58,15 @@ class StepSide:
 
     def _reserve_elsewhere(self, seq: Sequence, hit: CacheHit) -> bool:
         """Take the blocks of a sequence whose prefix comes from a tier or another worker."""
+        if seq.is_scored:
+            return False
         return self._tiers.reserve(seq, hit) or self._prefix_pull.reserve(seq, hit)
 
     def done(self, now_ms: int, result: StepResult) -> None:
         """Account for a finished step: publish, sample, finish, hand over."""
         step, sequences = self._batcher.complete(result.step_id)
         outputs: list[SequenceOutput] = []
+        scored: list[PromptLogprobs] = []
         alive = [  # others were cancelled in between; the step's hold kept their blocks until now
             (i, seq, part.start + len(part.token_ids) - part.num_drafts)
             for i, (seq, part) in enumerate(zip(sequences, step.slices, strict=True))
@@ -75,6 +79,9 @@ class StepSide:
                 self._parts.end(seq, EndReason.STEP_FAILED, result.error)
                 continue
             seq.num_computed = num_computed
+            if result.prompt_logprobs and result.prompt_logprobs[i]:
+                scores = seq.take_scores(step.slices[i].start, result.prompt_logprobs[i])
+                scored += [scores] if scores is not None else []
             sample = result.samples[i]
             if sample is not None and sample.error:
                 self._parts.end(seq, EndReason.NO_TOKEN, sample.error)
@@ -86,8 +93,9 @@ class StepSide:
             else:
                 self._computed(now_ms, seq)
         self._tiers.pump(now_ms)
-        if outputs:  # after the prefill reports, which belong to the first token's usage
-            self._out.add(ToRouter(StepOutputs(tuple(outputs))))
+        # After the prefill reports, which belong to the first token's usage.
+        for message in step_outputs(outputs, scored):
+            self._out.add(ToRouter(message))
 
     def _computed(self, now_ms: int, seq: Sequence) -> None:
         """A chunk is computed, more follow: offer it, and show those who wait that it goes on."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
-from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput, StepOutputs
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.messages.sampling import TokenLogprobs
 from disagg.messages.session import PrefillReport, Role, Submit, ToRouterMessage, WorkerStats
@@ -15,6 +15,7 @@ HASH_KEY = "the secret of a cluster without secrets"
 """What a router needs as ``hash_key`` to take scripted workers in."""
 HASHER = BlockHasher(block_hash_key(HASH_KEY, "fingerprint"), BLOCK_TOKENS)
 """Names blocks as that router does."""
+PROMPT_LOGPROBS_PER_MESSAGE = 3
 CONTRACT = Contract(
     "fingerprint", "float32", ("full",), "pages", 1024, BLOCK_TOKENS, HASHER.scheme, 1, 1
 )
@@ -66,6 +67,12 @@ class ScriptedWorker:
         A prefill part sends token 0 and is over; the others go on to the end of the request.
         """
         start, sampling = len(submit.token_ids), submit.sampling
+        num_best = sampling.num_prompt_logprobs
+        if num_best is not None and submit.role is not Role.DECODE:
+            for first in range(1, sampling.num_prompt_tokens, PROMPT_LOGPROBS_PER_MESSAGE):
+                end = min(first + PROMPT_LOGPROBS_PER_MESSAGE, sampling.num_prompt_tokens)
+                scores = tuple(prompt_logprobs_of(at, num_best) for at in range(first, end))
+                yield StepOutputs((), (PromptLogprobs(submit.key, first, scores),))
         if submit.role is not Role.DECODE:
             hits = self.hit_tokens
             yield PrefillReport(submit.key, start, hits, start - hits)
@@ -84,6 +91,12 @@ class ScriptedWorker:
                 logprobs = tuple(logprobs_of(i, sampling.num_logprobs) for i in ids)
             yield StepOutputs((SequenceOutput(submit.key, position, tuple(ids), logprobs, finish),))
             position += size
+
+
+def prompt_logprobs_of(position: int, num_logprobs: int) -> TokenLogprobs:
+    """Of a prompt's token: it is none of the best, which are those from 10 on."""
+    best = tuple((10 + i, -0.5 - i) for i in range(num_logprobs))
+    return TokenLogprobs(-100.0 - position, best, num_logprobs + position)
 
 
 def logprobs_of(token_id: int, num_logprobs: int) -> TokenLogprobs:

@@ -1,13 +1,15 @@
 """Step outputs on the wire: packed columns, since a submessage per token costs twice as much."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
 from disagg.messages.identity import RequestKey
-from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput, StepOutputs
 from disagg.messages.sampling import TokenLogprobs
 from disagg.wire.checks import malformed
+from disagg.wire.identity_codec import key_from_wire, key_to_wire
 from disagg.wire.v1 import outputs_pb2
 
 _FINISH_REASONS = (FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH)
@@ -35,6 +37,25 @@ def outputs_to_wire(step: StepOutputs) -> outputs_pb2.StepOutputs:
         num_top=[len(entry.top) for entry in scored],
         top_token_ids=[token_id for entry in scored for token_id, _ in entry.top],
         top_logprobs=[logprob for entry in scored for _, logprob in entry.top],
+        prompt_logprobs=[
+            prompt_logprobs_to_wire(one.position, one.logprobs, one.key)
+            for one in step.prompt_logprobs
+        ],
+    )
+
+
+def prompt_logprobs_to_wire(
+    position: int, logprobs: Sequence[TokenLogprobs], key: RequestKey | None = None
+) -> outputs_pb2.PromptLogprobs:
+    """Encode log-probabilities of a prompt's tokens from a position on."""
+    return outputs_pb2.PromptLogprobs(
+        key=None if key is None else key_to_wire(key),
+        position=position,
+        logprobs=[entry.logprob for entry in logprobs],
+        ranks=[entry.rank for entry in logprobs],
+        num_top=[len(entry.top) for entry in logprobs],
+        top_token_ids=[token_id for entry in logprobs for token_id, _ in entry.top],
+        top_logprobs=[logprob for entry in logprobs for _, logprob in entry.top],
     )
 
 
@@ -77,10 +98,22 @@ def outputs_from_wire(wire: outputs_pb2.StepOutputs) -> StepOutputs:
             )
         )
         first += num
-    return StepOutputs(tuple(outputs))
+    prompts = tuple(
+        PromptLogprobs(
+            key_from_wire(one),
+            one.position,
+            _scores(
+                one, len(one.logprobs), _column(one, "ranks", list(one.ranks), len(one.logprobs))
+            ),
+        )
+        for one in wire.prompt_logprobs
+    )
+    return StepOutputs(tuple(outputs), prompts)
 
 
-def _scores(wire: outputs_pb2.StepOutputs, num: int) -> tuple[TokenLogprobs, ...]:
+def _scores(
+    wire: outputs_pb2.StepOutputs | outputs_pb2.PromptLogprobs, num: int, ranks: Sequence[int] = ()
+) -> tuple[TokenLogprobs, ...]:
     logprobs = _column(wire, "logprobs", list(wire.logprobs), num)
     num_top = _column(wire, "num_top", list(wire.num_top), num)
     top_ids = _column(wire, "top_token_ids", list(wire.top_token_ids), sum(num_top))
@@ -88,8 +121,8 @@ def _scores(wire: outputs_pb2.StepOutputs, num: int) -> tuple[TokenLogprobs, ...
     pairs = tuple(zip(top_ids, top_logprobs, strict=True))
     scores = []
     first = 0
-    for logprob, count in zip(logprobs, num_top, strict=True):
-        scores.append(TokenLogprobs(logprob, pairs[first : first + count]))
+    for logprob, count, rank in zip(logprobs, num_top, ranks or [0] * num, strict=True):
+        scores.append(TokenLogprobs(logprob, pairs[first : first + count], rank))
         first += count
     return tuple(scores)
 

@@ -24,6 +24,9 @@ def sampling_to_wire(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         logit_bias=dict(sampling.logit_bias),
         num_prompt_tokens=sampling.num_prompt_tokens,
         grammar=sampling.grammar,
+        min_tokens=sampling.min_tokens,
+        eos_token_ids=sampling.eos_token_ids,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
     )
 
 
@@ -46,6 +49,11 @@ def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingPara
         logit_bias=tuple(sorted(wire.logit_bias.items())),
         num_prompt_tokens=wire.num_prompt_tokens,
         grammar=wire.grammar,
+        min_tokens=wire.min_tokens,
+        eos_token_ids=tuple(wire.eos_token_ids),
+        num_prompt_logprobs=(
+            wire.num_prompt_logprobs if wire.HasField("num_prompt_logprobs") else None
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.openai.sse import to_json
 from disagg.router.text_stream import Piece
 from disagg.router.tokenizer import Tokenizer
@@ -16,6 +17,7 @@ class Answer:
     created: int
     model: str
     tokenizer: Tokenizer
+    prompt: ShownPrompt = field(repr=False)
     with_usage_field: bool = False
     """Streams that end with a usage chunk carry ``usage: null`` until then."""
     texts: list[str] = field(default_factory=list, repr=False)
@@ -26,6 +28,7 @@ class Answer:
         """Add a piece's tokens to the usage."""
         self.num_tokens += len(piece.token_ids)
         self.finish_reason = piece.finish_reason
+        self.prompt.take(piece)
 
     def frame(self, kind: str) -> dict[str, Any]:
         """The fields every body and chunk begins with."""

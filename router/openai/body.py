@@ -23,10 +23,8 @@ IGNORED = frozenset(
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
     "parallel_tool_calls": (),

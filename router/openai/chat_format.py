@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from disagg.router.openai.answer import Answer
-from disagg.router.openai.logprobs import ChatLogprobs
+from disagg.router.openai.logprobs import ChatLogprobs, prompt_fields
 from disagg.router.openai.sse import sse, to_json
 from disagg.router.text_stream import Piece
 
@@ -68,4 +68,5 @@ class ChatFormat:
             "logprobs": {"content": self._collected} if self._logprobs else None,
             "finish_reason": self._answer.finish_reason,
         }
-        return self._answer.frame(self.kind) | {"choices": [choice], "usage": usage}
+        frame = self._answer.frame(self.kind) | {"choices": [choice], "usage": usage}
+        return frame | prompt_fields(self._answer.prompt, self._answer.tokenizer)

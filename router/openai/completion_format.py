@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from disagg.router.openai.answer import Answer
-from disagg.router.openai.logprobs import CompletionLogprobs
+from disagg.router.openai.logprobs import CompletionLogprobs, prompt_fields
 from disagg.router.openai.sse import sse, to_json
 from disagg.router.text_stream import Piece
 
@@ -26,18 +26,16 @@ class CompletionFormat:
 
     def chunk(self, piece: Piece) -> bytes:
         """The SSE bytes of a piece; empty when there is nothing to show."""
-        self._answer.count(piece)
-        logprobs = self._logprobs_of(piece)
-        if not piece.text and not piece.finish_reason and logprobs is None:
+        text, logprobs = self._begun(piece)
+        if not text and not piece.finish_reason and logprobs is None:
             return b""
         shown = b"null" if logprobs is None else to_json(logprobs)
         reason = json.dumps(piece.finish_reason or None).encode()
-        text = json.dumps(piece.text).encode()
         return b"".join(
             (
                 self._head,
                 b'"text":',
-                text,
+                json.dumps(text).encode(),
                 b',"logprobs":',
                 shown,
                 b',"finish_reason":',
@@ -52,9 +50,8 @@ class CompletionFormat:
 
     def add(self, piece: Piece) -> None:
         """Collect a piece of an answer that is not streamed."""
-        self._answer.count(piece)
-        self._answer.texts.append(piece.text)
-        logprobs = self._logprobs_of(piece)
+        text, logprobs = self._begun(piece)
+        self._answer.texts.append(text)
         if logprobs is not None:
             if self._collected is None:
                 self._collected = logprobs
@@ -69,8 +66,18 @@ class CompletionFormat:
             "text": "".join(self._answer.texts),
             "logprobs": self._collected,
             "finish_reason": self._answer.finish_reason,
-        }
+        } | prompt_fields(self._answer.prompt, self._answer.tokenizer)
         return self._answer.frame(self.kind) | {"choices": [choice], "usage": usage}
 
-    def _logprobs_of(self, piece: Piece) -> dict[str, list[Any]] | None:
-        return self._logprobs.of(piece) if self._logprobs and piece.token_ids else None
+    def _begun(self, piece: Piece) -> tuple[str, dict[str, list[Any]] | None]:
+        """Text and logprobs of the next piece, behind the prompt's where that is to be shown."""
+        self._answer.count(piece)
+        prompt = self._answer.prompt
+        echo = prompt.take_echo()
+        shown: dict[str, list[Any]] | None = None
+        if echo is not None and self._logprobs:
+            shown = self._logprobs.of_prompt(prompt, len(echo))
+        if self._logprobs and piece.token_ids:
+            own = self._logprobs.of(piece)
+            shown = own if shown is None else {name: shown[name] + own[name] for name in shown}
+        return (echo or "") + piece.text, shown

@@ -5,11 +5,13 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.generation_request import GenerationRequest
 from disagg.router.openai.body import read_object, validate
 from disagg.router.openai.generation_fields import GenerationFields
+from disagg.router.openai.shown_prompt import ShownPrompt
+from disagg.router.tokenizer import Tokenizer
 
-COMPLETION_LOGPROBS_MAX = 5
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions."""
 
@@ -30,14 +32,32 @@ class CompletionRequest(GenerationFields):
     """Body of ``POST /v1/completions``."""
 
     prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt), Field(repr=False)]
-    logprobs: Annotated[int, Field(ge=0, le=COMPLETION_LOGPROBS_MAX)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    echo: bool | None = None
+
+    @property
+    def num_echo_logprobs(self) -> int | None:
+        """Of the best tokens at each place of the prompt in ``logprobs``; None: not of any."""
+        return self.logprobs if self.echo else None
+
+    def shown_prompt(self, token_ids: tuple[int, ...], tokenizer: Tokenizer) -> ShownPrompt:
+        """See ``GenerationFields``; with ``echo`` the answer's text begins with the prompt's."""
+        if not self.echo:
+            return ShownPrompt(token_ids, self.prompt_logprobs)
+        text = self.prompt if isinstance(self.prompt, str) else tokenizer.decode(token_ids)
+        return ShownPrompt(token_ids, self.prompt_logprobs, text, self.num_echo_logprobs)
 
     def generation_request(self) -> GenerationRequest:
         """The body as a `GenerationRequest`; see ``generation_request_of``."""
+        request = self.generation_request_of(self.prompt, "prompt")
+        wanted = [n for n in (self.prompt_logprobs, self.num_echo_logprobs) if n is not None]
         return dataclasses.replace(
-            self.generation_request_of(self.prompt, "prompt"),
+            request,
             default_max_tokens=COMPLETION_MAX_TOKENS,
+            least_max_tokens=0 if self.echo else request.least_max_tokens,
             num_logprobs=self.logprobs,
+            num_prompt_logprobs=max(wanted, default=None),
+            prompt_logprobs_field="logprobs" if self.prompt_logprobs is None else "prompt_logprobs",
         )
 
 

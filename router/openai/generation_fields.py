@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from disagg.errors import RequestError
+from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.generation_request import (
     CACHE_SALT_CHARS_MAX,
     PENALTY_MAX,
@@ -17,7 +18,9 @@ from disagg.router.generation_request import (
 from disagg.router.openai.body import Strict
 from disagg.router.openai.logit_bias import LogitBias
 from disagg.router.openai.response_format import ResponseFormat
+from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.openai.stream_options import StreamOptions
+from disagg.router.tokenizer import Tokenizer
 
 
 def _stop(value: object) -> tuple[str, ...]:
@@ -30,6 +33,14 @@ def _stop(value: object) -> tuple[str, ...]:
     raise ValueError("must be a string or a list of strings")
 
 
+def _stop_token_ids(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return tuple(value)
+    raise ValueError("must be a list of token ids")
+
+
 Penalty = Annotated[float, Field(ge=-PENALTY_MAX, le=PENALTY_MAX)]
 
 
@@ -37,7 +48,8 @@ class GenerationFields(Strict):
     """What both kinds of body say about how to generate and how to show it."""
 
     model: str
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=TEMPERATURE_MAX)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -50,6 +62,10 @@ class GenerationFields(Strict):
     logit_bias: LogitBias = Field(default=(), repr=False)
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = Field(default=(), repr=False)
+    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_stop_token_ids)] = Field(
+        default=(), repr=False
+    )
+    prompt_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -71,6 +87,12 @@ class GenerationFields(Strict):
         """
         if self.stream_options is not None and not self.stream:
             raise RequestError("is only allowed with stream: true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("does not go with stream: true", param="prompt_logprobs")
+
+    def shown_prompt(self, token_ids: tuple[int, ...], tokenizer: Tokenizer) -> ShownPrompt:
+        """What of the prompt with these tokens the answer shows."""
+        return ShownPrompt(token_ids, self.prompt_logprobs)
 
     def generation_request_of(self, prompt: Prompt, prompt_field: str) -> GenerationRequest:
         """These fields as a `GenerationRequest`, the form that both front ends share.
@@ -93,6 +115,10 @@ class GenerationFields(Strict):
             logit_bias=self.logit_bias,
             seed=self.seed,
             stop=self.stop,
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=self.stop_token_ids,
+            num_prompt_logprobs=self.prompt_logprobs,
+            least_max_tokens=1 if self.prompt_logprobs is None else 0,
             ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt or "",
             grammar=self.response_format.grammar() if self.response_format else "",

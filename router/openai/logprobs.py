@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from disagg.messages.sampling import TokenLogprobs
+from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.text_stream import Piece
 from disagg.router.tokenizer import Tokenizer
 
@@ -18,24 +20,39 @@ class CompletionLogprobs:
 
     def of(self, piece: Piece) -> dict[str, list[Any]]:
         """The lists for the tokens of the next piece."""
-        shown: dict[str, list[Any]] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
-        name = self._token_name
+        shown = _lists()
         for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True):
-            shown["tokens"].append(name(token_id))
-            shown["token_logprobs"].append(_shown(logprobs.logprob))
-            shown["top_logprobs"].append(
-                {name(i): _shown(value) for i, value in logprobs.top} or None
-            )
-            shown["text_offset"].append(self._num_chars)
-            raw = self._tokenizer.token_bytes(token_id)
-            # A character split over tokens counts where it begins.
-            self._num_chars += sum(byte & 0xC0 != 0x80 for byte in raw)
+            self._add(shown, token_id, logprobs, len(logprobs.top))
         return shown
+
+    def of_prompt(self, prompt: ShownPrompt, num_chars: int) -> dict[str, list[Any]]:
+        """The lists for a prompt whose text has so many characters; pieces come behind it."""
+        shown = _lists()
+        scores = prompt.logprobs or (None,) * len(prompt.token_ids)
+        for token_id, logprobs in zip(prompt.token_ids, scores, strict=True):
+            self._add(shown, token_id, logprobs, prompt.num_echo_logprobs or 0)
+        self._num_chars = num_chars
+        return shown
+
+    def _add(
+        self,
+        shown: dict[str, list[Any]],
+        token_id: int,
+        logprobs: TokenLogprobs | None,
+        num_top: int,
+    ) -> None:
+        name = self._token_name
+        shown["tokens"].append(name(token_id))
+        shown["token_logprobs"].append(None if logprobs is None else _shown(logprobs.logprob))
+        top = {} if logprobs is None else {name(i): _shown(v) for i, v in logprobs.top[:num_top]}
+        if top and logprobs is not None:  # also the token's own, as OpenAI has it
+            top.setdefault(name(token_id), _shown(logprobs.logprob))
+        shown["top_logprobs"].append(top or None)
+        shown["text_offset"].append(self._num_chars)
+        if self._tokenizer.shows(token_id):
+            # A character split over tokens counts where it begins.
+            raw = self._tokenizer.token_bytes(token_id)
+            self._num_chars += sum(byte & 0xC0 != 0x80 for byte in raw)
 
     def _token_name(self, token_id: int) -> str:
         raw = self._tokenizer.token_bytes(token_id)
@@ -43,6 +60,10 @@ class CompletionLogprobs:
             return raw.decode()
         except UnicodeDecodeError:  # OpenAI's way to show a part of a character
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _lists() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
 class ChatLogprobs:
@@ -67,6 +88,31 @@ class ChatLogprobs:
             "logprob": _shown(logprob),
             "bytes": list(raw),
         }
+
+
+def prompt_fields(prompt: ShownPrompt, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The field ``prompt_logprobs`` in vLLM's form, where it is asked for.
+
+    Per token null or an object of token ids: the token's own and those of the best.
+    """
+    number = prompt.num_logprobs
+    if number is None:
+        return {}
+
+    def entry(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        text = tokenizer.token_bytes(token_id).decode(errors="replace")
+        return {"logprob": _shown(logprob), "rank": rank, "decoded_token": text}
+
+    shown: list[dict[str, Any] | None] = []
+    for token_id, one in zip(prompt.token_ids, prompt.logprobs, strict=True):
+        if one is None:
+            shown.append(None)
+            continue
+        found = {str(token_id): entry(token_id, one.logprob, one.rank)}
+        for rank, (best, logprob) in enumerate(one.top[:number], 1):
+            found.setdefault(str(best), entry(best, logprob, rank))
+        shown.append(found)
+    return {"prompt_logprobs": shown}
 
 
 def _shown(logprob: float) -> float:

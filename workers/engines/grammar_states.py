@@ -99,6 +99,7 @@ class _Answer:
         self._compiler = compiler
         self._grammar = sampling.grammar
         self._stop_token_ids = sampling.stop_token_ids
+        self._end_ids = sampling.eos_token_ids or sampling.stop_token_ids
         self._num_prompt_tokens = min(sampling.num_prompt_tokens, len(token_ids))
         self._tokens = list(token_ids[self._num_prompt_tokens :])
         self.ended = False
@@ -146,7 +147,7 @@ class _Answer:
         byte, place = divmod(min(self._compiler.end_id, vocab_size), 8)
         bits[byte] &= (1 << place) - 1
         bits[byte + 1 :] = 0
-        for token_id in self._stop_token_ids:
+        for token_id in self._end_ids:
             if token_id < vocab_size:
                 byte, place = divmod(token_id, 8)
                 bits[byte] = int(bits[byte]) & ~(1 << place) | may_end << place

@@ -1,9 +1,9 @@
-"""What ``logit_bias`` and the penalties change in the logits, before anything is cut or drawn.
+"""What ``logit_bias``, penalties and ``min_tokens`` change in the logits, before anything is cut.
 
 Definitions and order are vLLM's, those of presence and frequency OpenAI's: the bias is added; then
 the logit of every token that occurs in prompt or answer is divided by ``repetition_penalty`` where
 it is positive and multiplied by it otherwise; then tokens of the answer lose ``frequency_penalty``
-per occurrence and ``presence_penalty`` once.
+per occurrence and ``presence_penalty`` once. At last no stop token can come before ``min_tokens``.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,22 @@ import torch
 
 from disagg.messages.sampling import SamplingParams
 from disagg.workers.engines.token_history import TokenCounts
+
+
+def hold_back_stops(
+    logits: torch.Tensor, rows: Sequence[int], params: Sequence[SamplingParams]
+) -> torch.Tensor:
+    """Logits [rows, vocab_size], a copy, in which none of the given rows can end its request."""
+    size = logits.shape[-1]  # of the checkpoint's own stop tokens some may not be the model's
+    entries = [(r, token) for r in rows for token in params[r].stop_token_ids if token < size]
+    if not entries:
+        return logits
+    where, ids = (
+        torch.tensor(column, device=logits.device) for column in zip(*entries, strict=True)
+    )
+    logits = logits.clone()
+    logits[where, ids] = -torch.inf
+    return logits
 
 
 def adjust(

@@ -12,29 +12,16 @@ from disagg.grammar.compiler import GrammarCompiler
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import SampledToken, SamplingParams, TokenLogprobs
 from disagg.scheduling.step import SequenceSlice
-from disagg.workers.engines.best_tokens import best_token, best_tokens
+from disagg.workers.engines.best_tokens import best_token
 from disagg.workers.engines.draw import draw, some_rows
+from disagg.workers.engines.finite import check_finite
 from disagg.workers.engines.grammar_states import NO_MASKS, GrammarMasks, GrammarStates, forbid
-from disagg.workers.engines.penalties import adjust
+from disagg.workers.engines.logprobs import token_logprobs
+from disagg.workers.engines.penalties import adjust, hold_back_stops
 from disagg.workers.engines.token_history import TokenCounts, TokenHistories
 
 GREEDY_BELOW = 1e-5
 """Colder than this is greedy, as in vLLM: the quotient would leave float32."""
-
-
-class NonFiniteError(ArithmeticError):
-    """The model computed NaN or infinity: it read KV that nobody wrote, or its weights are bad."""
-
-
-def check_finite(what: str, values: torch.Tensor) -> None:
-    """Look at all values, whatever their type.
-
-    Raises:
-        NonFiniteError: one is NaN or infinite; ``what`` names it.
-    """
-    # The sum is several times faster; finite numbers may overflow in it, so it only acquits.
-    if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
-        raise NonFiniteError(f"{what} is not finite")
 
 
 class Sampler:
@@ -105,6 +92,9 @@ def sample(
     adjusted = adjust(logits, params, seen)
     if masks.rows:
         adjusted = forbid(adjusted, masks)
+    early = [row for row, at in enumerate(positions) if params[row].holds_back_stops(at)]
+    if early:
+        adjusted = hold_back_stops(adjusted, early, params)
     greedy = [row for row, param in enumerate(params) if param.temperature < GREEDY_BELOW]
     drawn = [row for row, param in enumerate(params) if param.temperature >= GREEDY_BELOW]
     tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
@@ -117,30 +107,13 @@ def sample(
             [positions[row] for row in drawn],
         )
     chosen: list[int] = tokens.tolist()
-    logprobs = _logprobs(logits, tokens, params)
+    asked = [row for row, param in enumerate(params) if param.num_logprobs is not None]
+    logprobs: dict[int, TokenLogprobs] = {}
+    if asked:
+        own = logits.index_select(0, torch.tensor(asked, device=logits.device))
+        num_best = [params[row].num_logprobs or 0 for row in asked]
+        logprobs = dict(zip(asked, token_logprobs(own, tokens[asked], num_best), strict=True))
     return [
         SampledToken(token, logprobs.get(row), masks.errors.get(row, ""))
         for row, token in enumerate(chosen)
     ]
-
-
-def _logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, params: Sequence[SamplingParams]
-) -> dict[int, TokenLogprobs]:
-    """Log-probabilities of the rows that ask for them, by row; all in one call."""
-    rows = [row for row, param in enumerate(params) if param.num_logprobs is not None]
-    if not rows:
-        return {}
-    num_best = [min(params[row].num_logprobs or 0, logits.shape[-1]) for row in rows]
-    asked = logits.index_select(0, torch.tensor(rows, device=logits.device))
-    own = asked.gather(-1, tokens[rows, None])
-    best, ids = best_tokens(asked, max(1, *num_best))
-    highest = best[:, :1]
-    norm = asked.sub_(highest).exp_().sum(-1, keepdim=True).log_().add_(highest)
-    own_values, best_values, best_ids = (own - norm).tolist(), (best - norm).tolist(), ids.tolist()
-    return {
-        row: TokenLogprobs(
-            own_values[i][0], tuple(zip(best_ids[i][:n], best_values[i][:n], strict=True))
-        )
-        for i, (row, n) in enumerate(zip(rows, num_best, strict=True))
-    }

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 
 from disagg.errors import DisaggError, ExpiredError, InvariantViolation
 from disagg.messages.identity import RequestKey
+from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.messages.session import EndReason, PartEnded
+from disagg.routing.actions import Deliver
 from disagg.routing.core import RouterCore
 from disagg.routing.request_table import AHEAD_MAX
 from disagg.scheduling.step import Step
 from disagg.testing.simulation.config import FaultKind, SimulationConfig
+from disagg.testing.simulation.symbolic_engine import expected_scores, expected_tokens
 
 SLACK_MS = 100
 """Messages on their way."""
@@ -28,7 +31,10 @@ class Client:
 
     prompt: tuple[int, ...] = field(repr=False)
     max_tokens: int
+    is_scored: bool = False
+    """It asks for log-probabilities of its prompt."""
     received: list[int] = field(default_factory=list)
+    scores: tuple[TokenLogprobs | None, ...] = ()
     outcome: str = ""
     """Empty while it runs; then finished, cancelled, or the error."""
     asked_ms: int = 0
@@ -39,6 +45,34 @@ class Client:
     """When a step or a READ of its current generation last ended."""
     generation: int = 0
     num_computed: int = 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What it asks for."""
+        if not self.is_scored:
+            return SamplingParams(self.max_tokens)
+        return SamplingParams(
+            self.max_tokens, num_prompt_logprobs=1, num_prompt_tokens=len(self.prompt)
+        )
+
+    def take(self, delta: Deliver) -> None:
+        """Something arrives; what was asked for of the prompt with the first of it, and once."""
+        is_first = self.is_scored and not self.scores
+        assert bool(delta.prompt_logprobs) == is_first, f"{delta} for {self}"
+        self.scores += delta.prompt_logprobs
+        self.received += delta.token_ids
+
+    def check(self, request_id: str, config: SimulationConfig) -> None:
+        """Verify tokens and log-probabilities, of what has not finished as far as they came."""
+        prompt, vocab_size = self.prompt, config.vocab_size
+        got = self.received
+        expected = expected_tokens(config.layout, prompt, self.max_tokens, vocab_size)
+        assert got == expected[: len(got)], f"{request_id}: {got} is not {expected}"
+        assert self.outcome != "finished" or got == expected, f"{request_id} ended early"
+        if self.scores:
+            scores = expected_scores(config.layout, prompt, vocab_size)
+            assert self.scores == scores, f"{request_id}: {self.scores} is not {scores}"
+        assert self.outcome != "finished" or self.is_scored == bool(self.scores), request_id
 
 
 def check_step(step: Step, config: SimulationConfig) -> int:

@@ -73,6 +73,8 @@ class SimulationConfig:
     cache_policy: CachePolicy = CachePolicy()  # noqa: RUF009 (frozen)
     continued_per_mille: int = 0
     """Requests that go on after an earlier one's answer."""
+    scored_per_mille: int = 0
+    """Requests that ask for log-probabilities of their prompts; some of them for no tokens."""
     pull_tokens_min: int = 8
     wild_pulls_per_mille: int = 0
     """Prefills that are sent to pull from anybody, whatever is there."""

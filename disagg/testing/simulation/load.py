@@ -39,6 +39,8 @@ def plan_requests(world: LoadedWorld) -> None:
         stem = world.random.choice(stems)
         prompt = stem[: world.draw(0, len(stem) - 10)] + _tokens(world, world.draw(1, 10))
         client = Client(prompt, world.draw(1, config.output_tokens_max))
+        if config.scored_per_mille and world.draw(1, 1000) <= config.scored_per_mille:
+            client.is_scored, client.max_tokens = True, client.max_tokens * world.draw(0, 1)
         arrival_ms = world.draw(50, config.arrivals_ms)
         world.later(arrival_ms, partial(_ask_or_continue, world, f"r{number}", client))
     for number, one in enumerate(config.script):

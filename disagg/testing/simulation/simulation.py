@@ -20,7 +20,6 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason
 from disagg.messages.peer import PeerMessage
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import (
     PartEnded,
     PeerAddress,
@@ -47,7 +46,6 @@ from disagg.testing.simulation.config import FaultKind, PlannedFault, Simulation
 from disagg.testing.simulation.failed_read import FailedRead, failed_read
 from disagg.testing.simulation.links import SimulatedLinks
 from disagg.testing.simulation.load import plan_requests
-from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.testing.simulation.symbolic_tier import SimulatedTier, SymbolicStore
 from disagg.testing.simulation.worker_model import WorkerModel
 from disagg.transfer.actions import PostRead
@@ -240,7 +238,7 @@ class Simulation:
     def _deliver(self, action: Deliver) -> None:
         client = self.clients[action.request_id]
         assert not client.outcome, f"{action} after the end: {client}"
-        client.received += action.token_ids
+        client.take(action)
         self._patience.delivered(self.now_ms, action.request_id)
         if action.finish_reason is not FinishReason.NONE:
             self._over(action.request_id, "finished")
@@ -283,8 +281,7 @@ class Simulation:
         client.asked_ms = client.progress_ms = self.now_ms
         hashes: list[bytes] = []
         self.hasher.extend(hashes, client.prompt)
-        sampling = SamplingParams(client.max_tokens)
-        new = NewRequest(request_id, client.prompt, tuple(hashes), b"", sampling)
+        new = NewRequest(request_id, client.prompt, tuple(hashes), b"", client.sampling)
         try:
             self._perform(self.router.generate(self.now_ms, new))
         except DisaggError as error:
@@ -389,12 +386,9 @@ class Simulation:
     def _check_end(self) -> None:
         assert self.router.num_live == 0
         num_records = sum(self.router.record(one) is not None for one in self.clients)
-        config, most = self.config, self.config.records_max
+        most = self.config.records_max
         assert num_records <= most, f"{num_records} records, at most {most}"
         for request_id, one in self.clients.items():
-            expected = expected_tokens(config.layout, one.prompt, one.max_tokens, config.vocab_size)
-            got = one.received
-            assert got == expected[: len(got)], f"{request_id}: {got} is not {expected}"
-            assert one.outcome != "finished" or got == expected, f"{request_id} ended early"
+            one.check(request_id, self.config)
         for worker in self.workers.values():
             check_core(worker.core)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from disagg.errors import InvariantViolation
 from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.kv.shapes.layout import KVCacheLayout
-from disagg.messages.sampling import SampledToken
+from disagg.messages.sampling import SampledToken, TokenLogprobs
 from disagg.scheduling.block_tables import BlockTables, Tables
-from disagg.scheduling.engine_steps import EngineSteps, SliceSamples
+from disagg.scheduling.engine_steps import EngineSteps, Scored, SliceSamples
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.testing.simulation.symbolic_kinds import GroupHistory, digest_of
 
@@ -47,6 +47,25 @@ def expected_tokens(
         if position >= len(prompt) - 1:
             tokens.append(digest % vocab_size)
     return tokens[len(prompt) :]
+
+
+def expected_scores(
+    layout: KVCacheLayout, prompt: Sequence[int], vocab_size: int = VOCAB_SIZE
+) -> tuple[TokenLogprobs | None, ...]:
+    """Log-probabilities of a prompt on such a machine; its first token has none."""
+    histories = [GroupHistory(group.spec) for group in layout.groups]
+    scores: list[TokenLogprobs | None] = [None]
+    for position, target in enumerate(prompt[1:]):
+        digest = digest_of(prompt[position], tuple(one.seen(position) for one in histories))
+        for history in histories:
+            history.append(digest)
+        scores.append(_score(digest, target, vocab_size))
+    return tuple(scores)
+
+
+def _score(digest: int, target: int, vocab_size: int) -> TokenLogprobs:
+    """Of a token, by all that stands before it."""
+    return TokenLogprobs(-float(digest % vocab_size), ((target, 0.0),), 1)
 
 
 class SymbolicMemory:
@@ -94,9 +113,13 @@ class SymbolicEngine:
         groups = range(len(self._layout.groups))
         histories = [self._history(part, group) for group in groups]
         sampled: list[SampledToken] = []
+        scores: list[TokenLogprobs] = []
+        targets = iter(part.scored_token_ids)
         for position, token in enumerate(part.token_ids, part.start):
             digest = digest_of(token, tuple(one.seen(position) for one in histories))
             sampled.append(SampledToken(digest % self._vocab_size))
+            if (target := next(targets, None)) is not None:
+                scores.append(_score(digest, target, self._vocab_size))
             for group, history in enumerate(histories):
                 history.append(digest)
                 if self._layout.groups[group].spec.first_seen(position) is not None:
@@ -107,6 +130,8 @@ class SymbolicEngine:
             if self._layout.groups[group].spec.first_seen(end) is None:
                 for number, block in enumerate(self._state_blocks(part, group, end)):
                     self._memory.blocks[block][0] = Cell(group, end, history.state, number)
+        if scores:
+            return Scored(sampled[-1] if part.sampling else None, tuple(scores))
         if part.sampling is None:
             return None
         return tuple(sampled[-1 - part.num_drafts :]) if part.num_drafts else sampled[-1]

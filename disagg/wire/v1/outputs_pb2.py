@@ -22,15 +22,18 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from disagg.wire.v1 import identity_pb2 as disagg_dot_wire_dot_v1_dot_identity__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isagg/wire/v1/outputs.proto\x12\x0e\x64isagg.wire.v1\"\xef\x01\n\x0bStepOutputs\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x13\n\x0bgenerations\x18\x02 \x03(\r\x12\x11\n\tpositions\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x16\n\x0e\x66inish_reasons\x18\x06 \x03(\r\x12\x14\n\x0chas_logprobs\x18\x07 \x03(\x08\x12\x10\n\x08logprobs\x18\x08 \x03(\x01\x12\x0f\n\x07num_top\x18\t \x03(\r\x12\x15\n\rtop_token_ids\x18\n \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x0b \x03(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isagg/wire/v1/outputs.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\"\xaa\x01\n\x0ePromptLogprobs\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x01\x12\r\n\x05ranks\x18\x04 \x03(\r\x12\x0f\n\x07num_top\x18\x05 \x03(\r\x12\x15\n\rtop_token_ids\x18\x06 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x01\"\xa8\x02\n\x0bStepOutputs\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x13\n\x0bgenerations\x18\x02 \x03(\r\x12\x11\n\tpositions\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x16\n\x0e\x66inish_reasons\x18\x06 \x03(\r\x12\x14\n\x0chas_logprobs\x18\x07 \x03(\x08\x12\x10\n\x08logprobs\x18\x08 \x03(\x01\x12\x0f\n\x07num_top\x18\t \x03(\r\x12\x15\n\rtop_token_ids\x18\n \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x0b \x03(\x01\x12\x37\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32\x1e.disagg.wire.v1.PromptLogprobsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disagg.wire.v1.outputs_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STEPOUTPUTS']._serialized_start=49
-  _globals['_STEPOUTPUTS']._serialized_end=288
+  _globals['_PROMPTLOGPROBS']._serialized_start=80
+  _globals['_PROMPTLOGPROBS']._serialized_end=250
+  _globals['_STEPOUTPUTS']._serialized_start=253
+  _globals['_STEPOUTPUTS']._serialized_end=549
 # @@protoc_insertion_point(module_scope)

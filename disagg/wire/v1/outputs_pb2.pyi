@@ -5,12 +5,58 @@ What one engine step emitted. disagg/messages/outputs.py"""
 
 import builtins
 import collections.abc
+import disagg.wire.v1.identity_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+@typing.final
+class PromptLogprobs(google.protobuf.message.Message):
+    """Log-probabilities of a stretch of a prompt's own tokens: one row per position."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    LOGPROBS_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    NUM_TOP_FIELD_NUMBER: builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: builtins.int
+    position: builtins.int
+    """of the first of them in the sequence"""
+    @property
+    def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
+    @property
+    def logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """among all tokens, the best 1"""
+
+    @property
+    def num_top(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def top_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def top_logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
+        position: builtins.int = ...,
+        logprobs: collections.abc.Iterable[builtins.float] | None = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        num_top: collections.abc.Iterable[builtins.int] | None = ...,
+        top_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        top_logprobs: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "logprobs", b"logprobs", "num_top", b"num_top", "position", b"position", "ranks", b"ranks", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]) -> None: ...
+
+global___PromptLogprobs = PromptLogprobs
 
 @typing.final
 class StepOutputs(google.protobuf.message.Message):
@@ -31,6 +77,7 @@ class StepOutputs(google.protobuf.message.Message):
     NUM_TOP_FIELD_NUMBER: builtins.int
     TOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     @property
     def request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -59,6 +106,10 @@ class StepOutputs(google.protobuf.message.Message):
     def top_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def top_logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    @property
+    def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PromptLogprobs]:
+        """they come before any of the tokens"""
+
     def __init__(
         self,
         *,
@@ -73,7 +124,8 @@ class StepOutputs(google.protobuf.message.Message):
         num_top: collections.abc.Iterable[builtins.int] | None = ...,
         top_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         top_logprobs: collections.abc.Iterable[builtins.float] | None = ...,
+        prompt_logprobs: collections.abc.Iterable[global___PromptLogprobs] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finish_reasons", b"finish_reasons", "generations", b"generations", "has_logprobs", b"has_logprobs", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "num_top", b"num_top", "positions", b"positions", "request_ids", b"request_ids", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_reasons", b"finish_reasons", "generations", b"generations", "has_logprobs", b"has_logprobs", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "num_top", b"num_top", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]) -> None: ...
 
 global___StepOutputs = StepOutputs

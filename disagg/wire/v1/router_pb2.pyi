@@ -6,6 +6,7 @@ The router's gRPC service: workers register, clients generate and look up prefix
 import builtins
 import collections.abc
 import disagg.wire.v1.identity_pb2
+import disagg.wire.v1.outputs_pb2
 import disagg.wire.v1.sampling_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
@@ -66,6 +67,7 @@ class GenerateResponse(google.protobuf.message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     text: builtins.str
     finish_reason: builtins.str
@@ -78,6 +80,10 @@ class GenerateResponse(google.protobuf.message.Message):
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
     @property
     def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disagg.wire.v1.sampling_pb2.TopLogprobs]: ...
+    @property
+    def prompt_logprobs(self) -> disagg.wire.v1.outputs_pb2.PromptLogprobs:
+        """whole, with the first message, if they are requested"""
+
     def __init__(
         self,
         *,
@@ -89,8 +95,10 @@ class GenerateResponse(google.protobuf.message.Message):
         finish_reason: builtins.str = ...,
         num_prompt_tokens: builtins.int = ...,
         num_cached_tokens: builtins.int = ...,
+        prompt_logprobs: disagg.wire.v1.outputs_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "top", b"top"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["prompt_logprobs", b"prompt_logprobs"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "top", b"top"]) -> None: ...
 
 global___GenerateResponse = GenerateResponse
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64isagg/wire/v1/sampling.proto\x12\x0e\x64isagg.wire.v1\"\xc6\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x12\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x0c \x03(\x0b\x32-.disagg.wire.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11num_prompt_tokens\x18\r \x01(\r\x12\x0f\n\x07grammar\x18\x0e \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x15\n\x13_repetition_penalty\"2\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64isagg/wire/v1/sampling.proto\x12\x0e\x64isagg.wire.v1\"\xab\x04\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x12\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x0c \x03(\x0b\x32-.disagg.wire.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11num_prompt_tokens\x18\r \x01(\r\x12\x0f\n\x07grammar\x18\x0e \x01(\t\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12\x15\n\reos_token_ids\x18\x10 \x03(\x05\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\rH\x02\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x15\n\x13_repetition_penaltyB\x16\n\x14_num_prompt_logprobs\"2\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMS']._serialized_start=50
-  _globals['_SAMPLINGPARAMS']._serialized_end=504
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=416
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=464
-  _globals['_TOPLOGPROBS']._serialized_start=506
-  _globals['_TOPLOGPROBS']._serialized_end=556
+  _globals['_SAMPLINGPARAMS']._serialized_end=605
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=493
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=541
+  _globals['_TOPLOGPROBS']._serialized_start=607
+  _globals['_TOPLOGPROBS']._serialized_end=657
 # @@protoc_insertion_point(module_scope)

@@ -46,6 +46,9 @@ class SamplingParams(google.protobuf.message.Message):
     LOGIT_BIAS_FIELD_NUMBER: builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     GRAMMAR_FIELD_NUMBER: builtins.int
+    MIN_TOKENS_FIELD_NUMBER: builtins.int
+    EOS_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     temperature: builtins.float
     top_p: builtins.float
@@ -62,10 +65,18 @@ class SamplingParams(google.protobuf.message.Message):
     """those after them were generated; set by the router"""
     grammar: builtins.str
     """what the answer must match, in llguidance's JSON form; "": anything"""
+    min_tokens: builtins.int
+    """before so many generated tokens no stop token comes"""
+    num_prompt_logprobs: builtins.int
+    """of the prompt's own tokens; as num_logprobs"""
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]: ...
+    @property
+    def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """those stop tokens that end a grammar; set by the router"""
+
     def __init__(
         self,
         *,
@@ -83,11 +94,16 @@ class SamplingParams(google.protobuf.message.Message):
         logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
         num_prompt_tokens: builtins.int = ...,
         grammar: builtins.str = ...,
+        min_tokens: builtins.int = ...,
+        eos_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        num_prompt_logprobs: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "repetition_penalty", b"repetition_penalty"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "eos_token_ids", b"eos_token_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_num_logprobs", b"_num_logprobs"]) -> typing.Literal["num_logprobs"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]) -> typing.Literal["num_prompt_logprobs"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
 

@@ -236,7 +236,7 @@ def test_what_generate_refuses() -> None:
     router = Router(B, requests_max=1)
     with pytest.raises(ContextLengthError):
         router.generate(request(max_tokens=991))
-    for bad in (request(num_tokens=0), request(max_tokens=0)):
+    for bad in (request(num_tokens=0), request(max_tokens=-1)):
         with pytest.raises(RequestError):
             router.generate(bad)
     with pytest.raises(RequestError, match="hashes"):

@@ -120,11 +120,14 @@ def test_what_would_outgrow_the_pool_is_not_started(role: Role, max_tokens: int,
     assert rejection_of(submit, LIMITS, pool(6)) == said
 
 
+UNKNOWN = "what is prompt and what is answer must be known"
+
+
 @pytest.mark.parametrize(
     ("num_prompt", "said"),
     [
-        (0, "penalties or a grammar: sampling.num_prompt_tokens=0 of 8 tokens"),
-        (9, "penalties or a grammar: sampling.num_prompt_tokens=9 of 8 tokens"),
+        (0, f"{UNKNOWN}: sampling.num_prompt_tokens=0 of 8 tokens"),
+        (9, f"{UNKNOWN}: sampling.num_prompt_tokens=9 of 8 tokens"),
         (3, ""),  # five of them were generated, elsewhere
         (8, ""),
     ],
@@ -136,6 +139,8 @@ def test_what_would_outgrow_the_pool_is_not_started(role: Role, max_tokens: int,
         SamplingParams(4, frequency_penalty=0.5),
         SamplingParams(4, repetition_penalty=2.0),
         SamplingParams(4, grammar="{}"),
+        SamplingParams(4, min_tokens=1),
+        SamplingParams(4, num_prompt_logprobs=0),
     ],
 )
 def test_who_looks_back_must_know_what_the_prompt_is(

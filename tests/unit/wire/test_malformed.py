@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from disagg.errors import ProtocolError
 from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
-from disagg.messages.outputs import SequenceOutput, StepOutputs
+from disagg.messages.outputs import PromptLogprobs, SequenceOutput, StepOutputs
 from disagg.messages.peer import (
     AskLease,
     Commit,
@@ -95,7 +95,8 @@ def outputs() -> Message:
         SequenceOutput(KEY, 5, (1, 2), (SCORE, SCORE)),
         SequenceOutput(RequestKey("s", 1), 9, (3,)),
     )
-    return session_response_to_wire(StepOutputs(rows))
+    prompt = PromptLogprobs(KEY, 1, (SCORE, SCORE))
+    return session_response_to_wire(StepOutputs(rows, (prompt,)))
 
 
 def stored() -> Message:
@@ -125,6 +126,11 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("PoolInfo.memory_kind", hello, lambda w: setattr(w.hello.pools[0], "memory_kind", "FILE")),
     ("PoolInfo.num_blocks", hello, lambda w: w.hello.pools[0].ClearField("num_blocks")),
     ("PeerHello.address", hello, lambda w: w.hello.ClearField("address")),
+    (
+        "PromptLogprobs.key",
+        outputs,
+        lambda w: w.outputs.prompt_logprobs[0].ClearField("key"),
+    ),
     ("Offers.key", offers, lambda w: w.offers.ClearField("key")),
     ("OfferedRange.num_blocks", offers, lambda w: w.offers.ranges[0].ClearField("num_blocks")),
     ("TopLogprobs.logprobs", offers, lambda w: w.offers.seal.first_top.logprobs.append(0)),
@@ -226,7 +232,15 @@ DECODERS: dict[str, Callable[[Any], object]] = {
     "KvEventBatch": kv_batch_from_wire,
     "RegisterRequest": worker_info_from_wire,
 }
-COLUMNS = [field.name for field in outputs_pb2.StepOutputs.DESCRIPTOR.fields]
+COLUMNS = [
+    (message.name, field.name)
+    for message, skipped in (
+        (outputs_pb2.StepOutputs.DESCRIPTOR, {"prompt_logprobs"}),
+        (outputs_pb2.PromptLogprobs.DESCRIPTOR, {"key", "position"}),
+    )
+    for field in message.fields
+    if field.name not in skipped
+]
 
 
 def decode(wire: Message) -> object:
@@ -245,16 +259,17 @@ def test_damage_is_refused_by_name(
     assert caught.value.param == field
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize(("message", "column"), COLUMNS)
 @pytest.mark.parametrize("change", ["longer", "shorter"])
-def test_columns_of_unequal_length_are_refused(column: str, change: str) -> None:
+def test_columns_of_unequal_length_are_refused(message: str, column: str, change: str) -> None:
     wire: Any = outputs()
-    values = getattr(wire.outputs, column)
+    of_prompt = message == "PromptLogprobs"
+    values = getattr(wire.outputs.prompt_logprobs[0] if of_prompt else wire.outputs, column)
     if change == "longer":
         values.append(values[0])
     else:
         del values[-1]
-    with pytest.raises(ProtocolError, match="StepOutputs"):
+    with pytest.raises(ProtocolError, match=message):
         decode(wire)
 
 

@@ -112,7 +112,7 @@ sampling = st.builds(
     SamplingParams, u32, number, number, u32, st.integers(-(2**63), 2**63 - 1), tuples(token),
     st.none() | st.integers(0, 20), number, number, number, number,
     st.dictionaries(token, number, max_size=4).map(lambda bias: tuple(sorted(bias.items()))), u32,
-    st.text(max_size=8),
+    st.text(max_size=8), tuples(token), u32, st.none() | st.integers(0, 20),
 )  # fmt: skip
 addresses = st.builds(session.PeerAddress, incarnations, name)
 pulls = st.builds(session.PullPlan, addresses, u32)
@@ -152,6 +152,9 @@ def sequence_outputs(draw: st.DrawFn) -> outputs.SequenceOutput:
     return outputs.SequenceOutput(draw(keys), draw(u32), token_ids, logprobs, finish)
 
 
+prompt_logprobs = st.builds(
+    outputs.PromptLogprobs, keys, u32, tuples(st.builds(TokenLogprobs, number, tops, u32))
+)
 transfers = st.builds(
     session.GroupTransfer, u32, name, u32, u32, st.text("ph.n", max_size=5), u32, u64, u64, u32, u64
 )
@@ -164,7 +167,9 @@ histograms = st.builds(
     u64,
 )
 WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
-    outputs.StepOutputs: st.builds(outputs.StepOutputs, tuples(sequence_outputs())),
+    outputs.StepOutputs: st.builds(
+        outputs.StepOutputs, tuples(sequence_outputs()), tuples(prompt_logprobs)
+    ),
     session.PartEnded: st.builds(session.PartEnded, keys, st.sampled_from(session.EndReason), text),
     session.PrefillProgress: st.builds(session.PrefillProgress, keys, u32),
     session.PrefillReport: st.builds(session.PrefillReport, keys, u32, u32, u32, u32, u32),

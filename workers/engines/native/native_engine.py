@@ -1,5 +1,6 @@
 """The engine over transformers' models: one forward pass over a packed batch, then sampling."""
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +15,11 @@ from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout, plan_layout
 from disagg.scheduling.block_tables import BlockTables
 from disagg.scheduling.drafts import rows_of
-from disagg.scheduling.engine_steps import EngineSteps, SliceSamples
-from disagg.scheduling.step import Step, StepResult
+from disagg.scheduling.engine_steps import EngineSteps, Scored, SliceSamples
+from disagg.scheduling.step import SequenceSlice, Step, StepResult
+from disagg.workers.engines.finite import check_finite
 from disagg.workers.engines.forms import group_forms
+from disagg.workers.engines.logprobs import prompt_logprobs
 from disagg.workers.engines.native.attention import ATTENTION_NAME, BATCH_ARGUMENT, register
 from disagg.workers.engines.native.checkpoint import Checkpoint, open_checkpoint
 from disagg.workers.engines.native.latent_attention import hand_out_latents
@@ -24,11 +27,12 @@ from disagg.workers.engines.native.own_positions import scale_by_own_positions
 from disagg.workers.engines.native.packed_batch import BatchBuilder, GroupShape, PackedBatch
 from disagg.workers.engines.native.packed_linear import pack_linears
 from disagg.workers.engines.native.paged_pool import PagedPool, pages_of
+from disagg.workers.engines.native.row_logits import RowLogits
 from disagg.workers.engines.native.sections import sections_of
 from disagg.workers.engines.native.state_batch import StateGroup
 from disagg.workers.engines.native.state_mixers import StateMixers
 from disagg.workers.engines.protocol import Drafts
-from disagg.workers.engines.sampler import Sampler, check_finite
+from disagg.workers.engines.sampler import Sampler
 from disagg.workers.engines.start_phases import phase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -99,6 +103,7 @@ class NativeEngine:
             self._model = _load(self.checkpoint, kind, where)
             if where.type == "cpu":
                 self.summary = f"{summary}, {pack_linears(self._model)}"
+        self._rows = RowLogits(self._model)
         with phase("KV pool", where.type):
             self.pool = PagedPool(
                 self.layout,
@@ -143,6 +148,7 @@ class NativeEngine:
     def close(self) -> None:
         """Drop the weights; later steps fail. The pool stays: peers may still read it."""
         self._model = None
+        self._rows.close()
 
     def lay_out(self, step: Step) -> PackedBatch:
         """Make the step's table changes and lay out its forward pass.
@@ -186,7 +192,24 @@ class NativeEngine:
             for index, part in zip(batch.sampled, parts, strict=True):
                 drawn = tuple(islice(tokens, 1 + part.num_drafts))
                 samples[index] = drawn if part.num_drafts else drawn[0]
+        self._score(batch, step.slices, samples)
+        self._rows.forget()
         return tuple(samples)
+
+    def _score(
+        self, batch: PackedBatch, slices: Sequence[SequenceSlice], samples: list[SliceSamples]
+    ) -> None:
+        """Add to the samples what the model thinks of prompts."""
+        row = 0
+        for index, part in enumerate(slices):
+            if part.scored_token_ids:
+                found = prompt_logprobs(
+                    part, row, self.vocab_size, lambda *rows: self._rows.of(batch.input_ids, *rows)
+                )
+                sampled = samples[index]
+                assert not isinstance(sampled, tuple | Scored)  # who is scored has no drafts
+                samples[index] = Scored(sampled, found)
+            row += len(part.token_ids)
 
 
 def _group_shape(group: KVCacheGroup) -> GroupShape | StateGroup:

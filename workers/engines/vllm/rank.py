@@ -9,10 +9,11 @@ from vllm.config import set_current_vllm_config
 
 from disagg.errors import ConfigError
 from disagg.messages.sampling import SampledToken
+from disagg.scheduling.engine_steps import Scored
 from disagg.scheduling.step import SequenceSlice
 from disagg.workers import machine
+from disagg.workers.engines.finite import NonFiniteError
 from disagg.workers.engines.freed_memory import keep_freed_memory
-from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.vllm.block_changes import BlockChanges
 from disagg.workers.engines.vllm.kernel_checks import (
     block_tokens_of,
@@ -28,7 +29,7 @@ from disagg.workers.rank_agent import RankAgent
 from disagg.workers.rank_connections import RankAddress, accept_ranks
 from disagg.workers.tiers.rank_tiers import RankTiers
 
-Drawn = dict[str, SampledToken]
+Drawn = dict[str, SampledToken | Scored]
 
 
 class Rank:
@@ -220,4 +221,5 @@ class Ranks:
 
 def _token_ids(result: tuple[Drawn, str]) -> dict[str, int]:
     drawn, _ = result
-    return {name: one.token_id for name, one in drawn.items()}
+    sampled = {n: one.sampled if isinstance(one, Scored) else one for n, one in drawn.items()}
+    return {name: one.token_id for name, one in sampled.items() if one is not None}

@@ -11,9 +11,12 @@ import torch
 from disagg.errors import ConfigError
 from disagg.grammar.compiler import GrammarCompiler
 from disagg.kv.blocks.block_pool import NULL_BLOCK
-from disagg.messages.sampling import SampledToken
+from disagg.messages.sampling import SampledToken, TokenLogprobs
+from disagg.scheduling.engine_steps import Scored
 from disagg.scheduling.step import SequenceSlice
-from disagg.workers.engines.sampler import NonFiniteError, Sampler, check_finite
+from disagg.workers.engines.finite import NonFiniteError, check_finite
+from disagg.workers.engines.logprobs import prompt_logprobs
+from disagg.workers.engines.sampler import Sampler
 from disagg.workers.engines.vllm.block_changes import BlockChanges
 from disagg.workers.engines.vllm.runner_batch import key_of
 
@@ -100,11 +103,11 @@ class Runner:
 
     def run(
         self, order: Any, slices: Mapping[str, SequenceSlice], changes: BlockChanges
-    ) -> dict[str, SampledToken]:
-        """Compute a step and draw its tokens, by name.
+    ) -> dict[str, SampledToken | Scored]:
+        """Compute a step, draw its tokens and score its prompts, by name.
 
         Raises:
-            NonFiniteError: some token's hidden state is not finite.
+            NonFiniteError: some token's hidden state, or a prompt's logit, is not finite.
         """
         if changes.zeroed:
             self.pool[torch.tensor(changes.zeroed, device=self.pool.device)] = 0
@@ -120,11 +123,33 @@ class Runner:
         num_tokens = order.total_num_scheduled_tokens
         try:
             check_finite("a hidden state", state.hidden_states[:num_tokens])
+            scored = self._score(state.hidden_states, slices)
         except NonFiniteError:
             self._runner.execute_model_state = None
             raise
         self._worker.sample_tokens(None)
-        return self._sampler.drawn
+        drawn = self._sampler.drawn
+        return {**drawn, **{name: Scored(drawn.get(name), found) for name, found in scored.items()}}
+
+    def _score(
+        self, hidden_states: torch.Tensor, slices: Mapping[str, SequenceSlice]
+    ) -> dict[str, tuple[TokenLogprobs, ...]]:
+        """What the model thinks of prompts, by name; every rank has a part in all logits."""
+        row, found = 0, {}
+        model = self._runner.get_model()
+        vocab_size = self._worker.vllm_config.model_config.get_vocab_size()
+
+        def logits_of(first: int, end: int) -> torch.Tensor:
+            logits: torch.Tensor = model.compute_logits(hidden_states[first:end])
+            return logits
+
+        names: Sequence[str] = self._runner.input_batch.req_ids  # in the order of the rows
+        for name in names:
+            part = slices[name]
+            if part.scored_token_ids:
+                found[name] = prompt_logprobs(part, row, vocab_size, logits_of)
+            row += len(part.token_ids)
+        return found
 
     @property
     def num_requests(self) -> int:

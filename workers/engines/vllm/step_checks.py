@@ -81,6 +81,11 @@ class StepChecks:
             tokens
         ) < self._vocab_size:
             return f"token id out of 0..{self._vocab_size - 1}"
+        scored = part.scored_token_ids
+        if len(scored) > len(part.token_ids):
+            return f"{len(scored)} tokens to score behind {len(part.token_ids)}"
+        if scored and not 0 <= min(scored) <= max(scored) < self._vocab_size:
+            return f"token id to score out of 0..{self._vocab_size - 1}"
         bias = part.sampling.logit_bias if part.sampling else ()
         if bias and not 0 <= bias[0][0] <= bias[-1][0] < self._vocab_size:
             return f"token id with a bias out of 0..{self._vocab_size - 1}"

@@ -10,15 +10,14 @@ from disagg.kv.kinds.kind import keeps_states
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.kv.shapes.whole_states import plan_whole_states
 from disagg.messages.forms import GroupForm, Section
-from disagg.messages.sampling import SampledToken
 from disagg.scheduling.block_tables import BlockTables
-from disagg.scheduling.engine_steps import EngineSteps
+from disagg.scheduling.engine_steps import EngineSteps, SliceSamples
 from disagg.scheduling.step import Step, StepResult
 from disagg.workers.engine_plan import DTYPE_BYTES, PoolPlan, plan_machine, plan_pool
 from disagg.workers.engines.checkpoint_files import model_fingerprint, read_weights
+from disagg.workers.engines.finite import NonFiniteError
 from disagg.workers.engines.forms import group_forms
 from disagg.workers.engines.protocol import Drafts, EngineFailedError
-from disagg.workers.engines.sampler import NonFiniteError
 from disagg.workers.engines.start_phases import phase
 from disagg.workers.engines.vllm import start
 from disagg.workers.engines.vllm.block_changes import BlockChanges, fresh_blocks, state_copies
@@ -137,7 +136,7 @@ class VllmEngine:
 
     def _compute(
         self, laid_out: "tuple[SchedulerOutput, BlockChanges]", step: Step
-    ) -> tuple[SampledToken | None, ...]:
+    ) -> tuple[SliceSamples, ...]:
         self._threads.use()
         order, changes = laid_out
         with self._ends_if_it_fails():

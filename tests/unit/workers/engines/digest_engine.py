@@ -12,9 +12,9 @@ from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.forms import Section
-from disagg.messages.sampling import SampledToken
+from disagg.messages.sampling import SampledToken, TokenLogprobs
 from disagg.scheduling.block_tables import BlockTables
-from disagg.scheduling.engine_steps import EngineSteps, SliceSamples
+from disagg.scheduling.engine_steps import EngineSteps, Scored, SliceSamples
 from disagg.scheduling.step import SequenceSlice, Step, StepResult
 from disagg.testing.simulation.symbolic_kinds import digest_of
 from disagg.workers.engines.forms import group_forms
@@ -119,13 +119,17 @@ class DigestEngine:
         return [self._run(part) for part in step.slices]
 
     def _run(self, part: SequenceSlice) -> SliceSamples:
-        sampled = []
+        sampled, scores = [], []
         for position, token in enumerate(part.token_ids, part.start):
             seen = tuple(sum(self._seen(part, group, position)) for group in (0, 1))
             digest = digest_of(token, seen)
             sampled.append(SampledToken(digest % VOCAB_SIZE))
+            if position - part.start < len(part.scored_token_ids):
+                scores.append(TokenLogprobs(-float(digest % VOCAB_SIZE)))
             for group in (0, 1):
                 self._write(self._place(part, group, position), digest)
+        if scores:
+            return Scored(sampled[-1] if part.sampling else None, tuple(scores))
         if part.sampling is None:
             return None
         return tuple(sampled[-1 - part.num_drafts :]) if part.num_drafts else sampled[-1]

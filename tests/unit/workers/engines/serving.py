@@ -7,7 +7,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
-from disagg.messages.sampling import SamplingParams
+from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.messages.session import PrefillReport, Role, Submit
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.core import WorkerCore
@@ -57,10 +57,12 @@ def serve(
     sampling: SamplingParams = GREEDY,
     num_generated: int = 0,
     hits: list[int] | None = None,
+    scores: list[list[TokenLogprobs]] | None = None,
 ) -> list[list[int]]:
     """The tokens that a worker answers with; so many of a prompt's were generated before.
 
-    ``hits`` becomes how many of each prompt's tokens were found in the cache.
+    ``hits`` becomes how many of each prompt's tokens were found in the cache, ``scores`` what came
+    of its tokens from the second on, in order and without a gap.
     """
     found: dict[str, int] = {}
     answers: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
@@ -68,6 +70,7 @@ def serve(
         key = RequestKey(str(number), 1)
         own = replace(sampling, num_prompt_tokens=len(prompt) - num_generated)
         core.on_router_message(0, Submit(key, Role.LOCAL, tuple(prompt), (), b"", own))
+    by_prompt: dict[str, list[TokenLogprobs]] = {name: [] for name in answers}
     launched: deque[Step] = deque()
     while core.sequences or launched:
         while (step := core.next_step(0)[0]) is not None:
@@ -81,11 +84,18 @@ def serve(
         ]
         for action in core.on_step_done(0, result):
             match action:
-                case ToRouter(StepOutputs(outputs)):
+                case ToRouter(StepOutputs(outputs, scored)):
+                    for one in scored:
+                        so_far = by_prompt[one.key.request_id]
+                        assert one.position == 1 + len(so_far)
+                        assert not answers[one.key.request_id], "they come before all tokens"
+                        so_far += one.logprobs
                     for output in outputs:
                         answers[output.key.request_id] += output.token_ids
                 case ToRouter(PrefillReport() as report):
                     found[report.key.request_id] = report.hit_tokens
     if hits is not None:
         hits[:] = [found[name] for name in answers]
+    if scores is not None:
+        scores[:] = by_prompt.values()
     return list(answers.values())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from disagg.messages.identity import RequestKey
-from disagg.messages.sampling import SamplingParams
+from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, TableChange
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
@@ -109,6 +109,23 @@ def test_tokens_depend_on_the_prompt_alone(kind: Kind, sampling: SamplingParams)
         assert serve(core, engine, [prompts[1]] * 4, sampling) == [expected[1]] * 4
         num_preemptions += core.batcher.num_preemptions
     assert num_preemptions > 0
+
+
+def test_a_prompt_is_scored_in_whatever_chunks_it_comes(kind: Kind) -> None:
+    """And what is cached is no excuse; the answer is what it is without that."""
+    scored = replace(GREEDY, num_prompt_logprobs=2)
+    expected: list[list[TokenLogprobs]] = []
+    for steps_max, max_step_tokens in ((1, 64), (1, 3), (2, 3), (2, 64)):
+        engine = kind.make(PLENTY)
+        core = core_over(engine, max_step_tokens * kind.scale, steps_max)
+        answers = serve(core, engine, kind.prompts)
+        scores: list[list[TokenLogprobs]] = []
+        assert serve(core, engine, kind.prompts, scored, scores=scores) == answers
+        assert [len(own) for own in scores] == [length - 1 for length in kind.lengths]
+        expected = expected or scores
+        for own, first in zip(chain(*scores), chain(*expected), strict=True):
+            assert own.logprob == pytest.approx(first.logprob, abs=1e-4)
+    assert len({round(own.logprob, 2) for own in chain(*expected)}) > 10
 
 
 @pytest.mark.parametrize("num_moved", [1, 4, 9])

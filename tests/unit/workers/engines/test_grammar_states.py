@@ -250,3 +250,21 @@ def test_nothing_is_kept_of_what_ended_or_has_no_grammar(compiler: GrammarCompil
     assert len(sampler.grammars) == 1
     sampler.apply([RequestKey("guided", 1)], ())
     assert len(sampler.grammars) == 0
+
+
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_a_clients_stop_token_may_occur_in_an_answer(
+    compiler: GrammarCompiler, tokenizer: Any, *, told_apart: bool
+) -> None:
+    """Control: where it is taken for one of the checkpoint's, the answer cannot even begin."""
+    (brace,) = tokenizer.encode("{", add_special_tokens=False)
+    params = replace(GUIDED, stop_token_ids=(*STOP, brace), num_prompt_tokens=2)
+    if told_apart:
+        params = replace(params, eos_token_ids=STOP)
+    sampler = Sampler(compiler)
+    part = part_of("r", [7, 8], 0, params, is_new=True)
+    sampler.apply((), [part])
+    (sampled,) = sampler.sample(Model().logits([7, 8])[None], [part])
+    assert bool(sampled.error) is not told_apart
+    if told_apart:
+        assert tokenizer.decode([sampled.token_id]).startswith("{")

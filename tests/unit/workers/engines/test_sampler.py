@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.workers.engines import draw
 from disagg.workers.engines.draw import uniform
-from disagg.workers.engines.sampler import NonFiniteError, check_finite, sample
+from disagg.workers.engines.finite import NonFiniteError, check_finite
+from disagg.workers.engines.logprobs import token_logprobs
+from disagg.workers.engines.sampler import sample
 
 
 def params(**fields: float) -> SamplingParams:
@@ -279,3 +281,39 @@ def test_a_token_of_no_weight_is_never_drawn() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(draw, "uniform", lambda *_, number=number: number)
             assert sample(row, [params(temperature=1.0)], [0])[0].token_id == 50
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_stop_token_comes_before_min_tokens(temperature: float) -> None:
+    logits = torch.tensor([0.0, 9.0, 1.0, 8.0, 2.0, 0.0]).expand(9, -1)
+    param = SamplingParams(
+        max_tokens=9,
+        temperature=temperature,
+        stop_token_ids=(1, 3, 77),  # one is none of the model's
+        min_tokens=4,
+        num_prompt_tokens=10,
+        num_logprobs=2,
+        logit_bias=((1, 100.0),),
+    )
+    sampled = sample(logits, [param] * 9, range(10, 19))
+    ends = [one.token_id in (1, 3) for one in sampled]
+    assert ends == [False] * 4 + [True] * 5
+    # Its log-probabilities are those of the model all the same.
+    assert all(one.logprobs and [i for i, _ in one.logprobs.top] == [1, 3] for one in sampled)
+    without = sample(logits, [replace(param, min_tokens=0)] * 9, range(10, 19))  # control
+    assert all(one.token_id == 1 for one in without)
+    mixed = sample(logits, [param, replace(param, min_tokens=0)] + [param] * 7, range(10, 19))
+    assert [one.token_id in (1, 3) for one in mixed] == [False, True, False, False] + [True] * 5
+
+
+def test_ranks_count_the_better_ones() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [5.0, 4.0, 4.0, 1.0]])
+    tokens = torch.tensor([3, 3])
+    found = token_logprobs(logits.clone(), tokens, [2, 0], with_ranks=True)
+    assert [one.rank for one in found] == [1, 4]
+    expected = logits.log_softmax(-1)
+    assert [one.logprob for one in found] == pytest.approx(
+        [float(expected[0, 3]), float(expected[1, 3])]
+    )
+    assert [len(one.top) for one in found] == [2, 0]
+    assert [one.rank for one in token_logprobs(logits.clone(), tokens, [2, 0])] == [0, 0]

@@ -1,6 +1,7 @@
 """Every family under the production scheduler: tokens are those of plain transformers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,16 +9,18 @@ from typing import Any, cast
 import pytest
 
 from disagg.kv.chunking import Chunking
+from disagg.messages.sampling import TokenLogprobs
 from disagg.scheduling.admission import num_blocks_for
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import STEPS_MAX
+from disagg.workers.engines import logprobs
 from disagg.workers.engines.block_tokens import DEFAULT
 from disagg.workers.engines.native.families import SUPPORTED
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.options import WorkerOptions
-from tests.checkpoints import make_checkpoint, reference_generate
+from tests.checkpoints import make_checkpoint, reference_generate, reference_logits
 from tests.tiny_families import FAMILIES
-from tests.unit.workers.engines.native.runs import Reference, clear_prompt
+from tests.unit.workers.engines.native.runs import TOLERANCE, Reference, clear_prompt
 from tests.unit.workers.engines.serving import GREEDY, core_over, serve
 
 STATES = sorted(
@@ -28,6 +31,8 @@ DEFAULTS = WorkerOptions("", "both", "", "", ())
 BLOCK, WINDOW, PLENTY = 8, 32, 400
 LENGTHS = (1, 9, 33, 75)
 """Beside each other; with ten tokens more the last crosses the ends of chunks 32 and 64."""
+NUM_BEST = 3
+SCORED = replace(GREEDY, num_prompt_logprobs=NUM_BEST)
 GROWING = 23
 """A prompt whose answer needs blocks more, in every kind of group but those of states."""
 
@@ -122,3 +127,63 @@ def test_a_common_prefix_is_found_with_the_default_settings(
         for prompt, answer in zip(prompts, answers, strict=True):
             expected, _, gap = reference_generate(directory, prompt, GREEDY.max_tokens)
             assert answer == expected, gap
+
+
+def scores_of(model: Model, prompts: list[list[int]]) -> list[list[TokenLogprobs]]:
+    """By plain transformers, of each prompt's tokens from the second on."""
+    found = []
+    for prompt in prompts:
+        logits = reference_logits(model.directory, prompt)
+        values = logits.log_softmax(-1)
+        best = values.topk(NUM_BEST)
+        found.append(
+            [
+                TokenLogprobs(
+                    float(values[at - 1, token]),
+                    tuple(
+                        zip(
+                            best.indices[at - 1].tolist(), best.values[at - 1].tolist(), strict=True
+                        )
+                    ),
+                    1 + int((logits[at - 1] > logits[at - 1, token]).sum()),
+                )
+                for at, token in enumerate(prompt[1:], 1)
+            ]
+        )
+    return found
+
+
+def are_equal(ours: list[TokenLogprobs], plain: list[TokenLogprobs]) -> bool:
+    """To 1e-4; where ranks differ, or the best are others, their numbers are that close."""
+    return len(ours) == len(plain) and all(
+        abs(own.logprob - one.logprob) < TOLERANCE
+        and abs(own.rank - one.rank) <= 2
+        and own.rank >= 1
+        and len(own.top) == NUM_BEST
+        and all(
+            abs(logprob - other) < TOLERANCE
+            for (_, logprob), (_, other) in zip(own.top, one.top, strict=True)
+        )
+        for own, one in zip(ours, plain, strict=True)
+    )
+
+
+@pytest.mark.parametrize("max_step_tokens", [7, 64])
+def test_prompt_logprobs_are_those_of_the_plain_forward(
+    model: Model, max_step_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, beside each other, a few rows at a time, and in spite of what is cached."""
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES_MAX", 5 * 4 * model.engine.vocab_size)
+    prompts, expected = model.drawn(*LENGTHS)
+    plain = scores_of(model, prompts)
+    core = model.core(max_step_tokens)
+    hits: list[int] = []
+    scores: list[list[TokenLogprobs]] = []
+    for _ in range(2):
+        assert serve(core, model.engine, prompts, SCORED, hits=hits, scores=scores) == expected
+        assert hits == [0] * len(prompts)
+        assert all(map(are_equal, scores, plain))
+    assert not are_equal(scores[3][1:], plain[3][:-1])  # control: a place further
+    assert serve(core, model.engine, prompts, hits=hits, scores=scores) == expected
+    assert scores == [[]] * len(prompts)
+    assert hits[3] == 72, "what was scored is cached for others"
