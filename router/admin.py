@@ -21,7 +21,7 @@ from disagg.routing.fleet import WorkerView
 from disagg.routing.record import RequestRecord
 
 RECORDS = "/v1/disagg/requests/"
-ID_PREFIXES = ("", "cmpl-", "chatcmpl-")
+ID_PREFIXES = ("", "cmpl-", "chatcmpl-", "resp_")
 """Of the ids in answers, before the request's own."""
 
 

@@ -76,7 +76,12 @@ class RouterApp:
         self._stopping = False
         self._watching: list[asyncio.Task[None]] = []
         self._connections = Connections(options.tls_directory)
-        self._tokenizer = Tokenizer(options.model_dir)
+        self._tokenizer = Tokenizer(
+            options.model_dir,
+            chat_template=options.chat_template,
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+        )
 
     async def start(self) -> None:
         """Bind all ports and serve.

@@ -46,11 +46,16 @@ class Vocabulary:
         texts: where they do not, texts of settled tokens that are not the first, as they are used.
     """
 
-    def __init__(self, backend: Any) -> None:
-        """Take a ``tokenizers.Tokenizer``; it is not changed."""
+    def __init__(self, backend: Any, shown_special: frozenset[str] = frozenset()) -> None:
+        """Take a ``tokenizers.Tokenizer``; it is not changed.
+
+        Special tokens have no text, but for those in ``shown_special``.
+        """
         self._backend = backend
         added = backend.get_added_tokens_decoder().values()
-        self._special = frozenset(token.content for token in added if token.special)
+        special = frozenset(token.content for token in added if token.special)
+        self._special = special - shown_special
+        self._all_are_left_out = self._special == special
         decoder = backend.decoder
         steps = _steps(json.loads(decoder.__getstate__())) if decoder is not None else []
         kinds = [step["type"] for step in steps]
@@ -66,7 +71,9 @@ class Vocabulary:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""
-        return str(self._backend.decode(token_ids, skip_special_tokens=True))
+        if not self._all_are_left_out:
+            token_ids = [token_id for token_id in token_ids if self.shows(token_id)]
+        return str(self._backend.decode(token_ids, skip_special_tokens=self._all_are_left_out))
 
     def shows(self, token_id: int) -> bool:
         """Whether a token takes part in a text at all: it exists and is not special."""

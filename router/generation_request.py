@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from disagg.errors import RequestError
 from disagg.messages.sampling import GRAMMAR_BYTES_MAX, STOP_TOKENS_MAX, TOP_LOGPROBS_MAX
+from disagg.router.chat import Chat
 
 STOP_STRINGS_MAX = 4
 STOP_CHARS_MAX = 1000
@@ -16,8 +17,8 @@ LOGIT_BIAS_MAX = 100.0
 LOGIT_BIAS_TOKENS_MAX = 1024
 CACHE_SALT_CHARS_MAX = 256
 
-Prompt = str | tuple[int, ...] | tuple[dict[str, str], ...]
-"""Text, token ids, or chat messages."""
+Prompt = str | tuple[int, ...] | Chat
+"""Text, token ids, or a chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class GenerationRequest:
         Raises:
             RequestError: the first field that is wrong, by name.
         """
-        if not self.prompt:
+        if not (self.prompt.messages if isinstance(self.prompt, Chat) else self.prompt):
             raise RequestError("must not be empty", param=self.prompt_field)
         if self.max_tokens is not None and self.max_tokens < self.least_max_tokens:
             raise RequestError(

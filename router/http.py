@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from disagg.errors import CancelledError, DisaggError, RequestError
 from disagg.router.callers import SERVE
@@ -21,13 +21,15 @@ from disagg.router.openai.chat_format import ChatFormat
 from disagg.router.openai.chat_request import ChatRequest, parse_chat
 from disagg.router.openai.completion_format import CompletionFormat
 from disagg.router.openai.completion_request import CompletionRequest, parse_completion
-from disagg.router.openai.errors import error_body
-from disagg.router.openai.sse import DONE, sse
+from disagg.router.openai.message_fields import MessageFields
+from disagg.router.openai.responses_format import ResponsesFormat
+from disagg.router.openai.responses_request import ResponsesRequest, parse_responses
 from disagg.router.openai.usage import usage_body
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, usable_as_request_id
 from disagg.router.status_pages import StatusPages
 from disagg.router.text_stream import Piece, pieces
+from disagg.router.token_pages import TokenPages
 from disagg.router.tokenizer import Tokenizer
 
 LARGEST_BODIES_MAX = 8
@@ -35,7 +37,8 @@ LARGEST_BODIES_MAX = 8
 INLINE_BODY_BYTES_MAX = 64 << 10
 """Larger bodies are parsed in a thread."""
 
-RequestBody = CompletionRequest | ChatRequest
+RequestBody = CompletionRequest | ChatRequest | ResponsesRequest
+_Body = TypeVar("_Body")
 
 
 class HttpApp:
@@ -59,6 +62,7 @@ class HttpApp:
         self._created = int(time.time())
         self._streams = streams
         self._bodies = BodyBudget(LARGEST_BODIES_MAX * options.body_bytes_max)
+        tokens = TokenPages(tokenizer, preparation, dispatcher, self._request_body)
         status = StatusPages(options, dispatcher)
         serve = frozenset((SERVE,))
         self._site = Site(
@@ -68,6 +72,9 @@ class HttpApp:
             {
                 ("POST", "/v1/completions"): Page(self._completions, serve),
                 ("POST", "/v1/chat/completions"): Page(self._chat, serve),
+                ("POST", "/v1/responses"): Page(self._responses, serve),
+                ("POST", "/tokenize"): Page(tokens.tokenize, serve),
+                ("POST", "/detokenize"): Page(tokens.detokenize, serve),
                 ("GET", "/v1/models"): Page(self._models, serve),
                 **status.pages,
             },
@@ -85,6 +92,9 @@ class HttpApp:
 
     async def _chat(self, exchange: Exchange) -> None:
         await self._generate(exchange, parse_chat, "chatcmpl-")
+
+    async def _responses(self, exchange: Exchange) -> None:
+        await self._generate(exchange, parse_responses, "resp_")
 
     async def _generate(
         self, exchange: Exchange, parse: Callable[[bytes], RequestBody], id_prefix: str
@@ -128,9 +138,7 @@ class HttpApp:
         finally:
             left.cancel()
 
-    async def _request_body(
-        self, exchange: Exchange, parse: Callable[[bytes], RequestBody]
-    ) -> RequestBody:
+    async def _request_body(self, exchange: Exchange, parse: Callable[[bytes], _Body]) -> _Body:
         given = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
         if usable_as_request_id(given):  # else an own one: a proxy's id must not break its client
             exchange.request_id = given
@@ -153,9 +161,23 @@ class HttpApp:
             body.shown_prompt(stream.request.token_ids, self._tokenizer),
             body.include_usage,
         )
-        kind = CompletionFormat if isinstance(body, CompletionRequest) else ChatFormat
-        shown: Format = kind(answer, stream.request.sampling.num_logprobs)
-        async with aclosing(pieces(stream, self._tokenizer, body.stop)) as texts:
+        num_logprobs = stream.request.sampling.num_logprobs
+        shown: Format
+        parser = None
+        if isinstance(body, CompletionRequest):
+            shown = CompletionFormat(answer, num_logprobs)
+        else:
+            chat = body.chat()
+            parser = self._tokenizer.message_parser(stream.request.token_ids, chat.schemas)
+            fields = MessageFields(parser, answer.response_id, several_calls=chat.several_calls)
+            if isinstance(body, ResponsesRequest):
+                shown = ResponsesFormat(answer, body, fields)
+            else:
+                shown = ChatFormat(answer, num_logprobs, fields)
+        with_marks = parser is not None
+        async with aclosing(
+            pieces(stream, self._tokenizer, body.stop, with_marks=with_marks)
+        ) as texts:
             if not body.stream:
                 async for piece in texts:
                     shown.add(piece)
@@ -174,10 +196,10 @@ class HttpApp:
             except CancelledError:
                 raise
             except DisaggError as error:
-                await exchange.write(sse(error_body(error)), more=False)
+                await exchange.write(shown.error_chunk(error), more=False)
                 return
         tail = shown.usage_chunk(self._usage(stream, answer)) if body.include_usage else b""
-        await exchange.write(tail + DONE, more=False)
+        await exchange.write(tail + shown.done, more=False)
 
     async def _rest(self, exchange: Exchange, shown: Format, texts: Any) -> None:
         piece: Piece

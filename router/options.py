@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from disagg.router.message_parts.formats import AUTO
 from disagg.routing.policy.registry import DEFAULT_POLICY as DEFAULT_POLICY
 from disagg.routing.policy.registry import POLICIES
 from disagg.tls.addresses import is_loopback
@@ -18,6 +19,11 @@ class RouterOptions:
     """Checkpoint directory; only config, generation defaults and tokenizer are read."""
     model_name: str
     """The name clients use."""
+    chat_template: str = ""
+    """A file with another chat template than the checkpoint's."""
+    tool_call_parser: str = AUTO
+    """The format of calls of tools in answers (`disagg.router.message_parts.formats`)."""
+    reasoning_parser: str = AUTO
     host: str = "127.0.0.1"
     http_port: int = 8000
     """0: any free one (printed at start)."""

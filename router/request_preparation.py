@@ -1,10 +1,11 @@
 """From a front end's request to one the core can plan: checked, tokenised and hashed once."""
 
+import dataclasses
 import functools
 import re
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from disagg.errors import (
     ConfigError,
@@ -16,6 +17,7 @@ from disagg.errors import (
 from disagg.kv.hashing import tenant_salt
 from disagg.messages.sampling import SamplingParams
 from disagg.router.callers import Caller
+from disagg.router.chat import Chat
 from disagg.router.dispatch import Dispatcher
 from disagg.router.fair_threads import FairThreads
 from disagg.router.generation_request import GenerationRequest, Prompt
@@ -31,6 +33,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@|~,;\-]{1,128}")
 """What may be logged, echoed in a header and written into a path. UUIDs, hex, base64, trace ids of
 proxies such as ``Root=1-67891233-abcdef`` and ``a/b`` fit."""
 SHOWN_CHARS_MAX = 128
+_T = TypeVar("_T")
 
 
 def usable_as_request_id(given: str) -> bool:
@@ -92,6 +95,8 @@ class Preparation:
         """
         request.check()
         self.check_model(request.model)
+        if isinstance(request.prompt, Chat) and request.prompt.schemas:
+            self._check_tools()
         limit = self._dispatcher.core.max_model_tokens
         if not limit or not self._dispatcher.can_serve:
             raise RemoteFault("no worker is ready")
@@ -122,9 +127,11 @@ class Preparation:
                 param=request.max_tokens_field,
             )
         request.check_min_tokens(max_tokens)
-        self._check_ids([token for token, _ in request.logit_bias], "logit_bias")
-        self._check_ids(request.stop_token_ids, "stop_token_ids")
+        self.check_ids([token for token, _ in request.logit_bias], "logit_bias")
+        self.check_ids(request.stop_token_ids, "stop_token_ids")
         self._check_prompt_logprobs(request, len(token_ids))
+        if isinstance(request.prompt, Chat):
+            request = self._with_grammar(request, request.prompt, self._tokenizer.end_of(token_ids))
         if request.grammar:
             await self._check_grammar(request, caller.tenant)
         sampling = self._sampling(request, max_tokens, len(token_ids))
@@ -151,30 +158,81 @@ class Preparation:
             RequestError: an id outside the vocabulary, or a prompt certainly too long.
             CapacityError: too many requests are being prepared.
         """
+        self.check_size(prompt, field, limit)
         size = _size(prompt)
-        self._check_bytes(prompt, field)
-        own = self._options.prompt_tokens_max
-        most, why = (own, " (limits.prompt_tokens_max)") if 0 < own < limit else (limit, "")
-        per_unit = 1 if prompt and isinstance(prompt[0], int) else self._tokenizer.token_chars_max
-        if size > most * per_unit:
-            # It cannot fit, so it is not worth tokenising.
-            raise ContextLengthError(f"is too long; {most} tokens are possible{why}", param=field)
         if size <= INLINE_CHARS_MAX:
             found = self._tokens(prompt, field, salt)
         else:
-            found = await self._threads.run(tenant, size, lambda: self._tokens(prompt, field, salt))
+            work = functools.partial(self._tokens, prompt, field, salt)
+            found = await self.in_thread(tenant, size, work)
+        most, why = self._tokens_max(limit)
         if why and len(found[0]) > most:
             raise ContextLengthError(
                 f"has {len(found[0])} tokens; {most} are possible{why}", param=field
             )
         return found
 
-    def _check_bytes(
-        self, prompt: str | tuple[int, ...] | tuple[dict[str, str], ...], field: str
-    ) -> None:
+    async def in_thread(self, tenant: str, size: int, work: Callable[[], _T]) -> _T:
+        """Do what takes longer than a thread costs; see `FairThreads.run`."""
+        return await self._threads.run(tenant, max(size, 1), work)
+
+    def check_size(self, prompt: Prompt, field: str, limit: int) -> None:
+        """Refuse a prompt that is not worth tokenising.
+
+        Raises:
+            RequestError: it has more text than is taken.
+            ContextLengthError: it cannot fit.
+        """
+        self._check_bytes(prompt, field)
+        most, why = self._tokens_max(limit)
+        per_unit = 1 if isinstance(prompt, tuple) else self._tokenizer.token_chars_max
+        if _size(prompt) > most * per_unit:
+            raise ContextLengthError(f"is too long; {most} tokens are possible{why}", param=field)
+
+    def _tokens_max(self, limit: int) -> tuple[int, str]:
+        """What a prompt may have at most, and the setting that says so if it is one."""
+        own = self._options.prompt_tokens_max
+        return (own, " (limits.prompt_tokens_max)") if 0 < own < limit else (limit, "")
+
+    def _check_tools(self) -> None:
+        """Raise RequestError unless calls of tools can be found in what the model writes."""
+        if not self._tokenizer.messages.tools:
+            raise RequestError(
+                "no format of tool calls is known of this model; see model.tool_call_parser",
+                param="tools",
+            )
+
+    def _with_grammar(
+        self, request: GenerationRequest, chat: Chat, prompt_end: str
+    ) -> GenerationRequest:
+        """The same with the grammar that its tools and the model's reasoning make necessary.
+
+        Raises:
+            RequestError: the grammar is too long, or does not go with another field.
+        """
+        messages = self._tokenizer.messages
+        schema = chat.json_schema
+        if not chat.must_call and (
+            schema is None or not (chat.schemas or messages.reasons_first(prompt_end))
+        ):
+            return request
+        request = dataclasses.replace(
+            request,
+            grammar=messages.grammar(
+                prompt_end,
+                chat.schemas,
+                several=chat.several_calls,
+                json_schema=None if chat.must_call else schema,
+            ),
+            grammar_field="tool_choice" if chat.must_call else "response_format",
+        )
+        request.check()
+        return request
+
+    def _check_bytes(self, prompt: Prompt, field: str) -> None:
         """Raise RequestError for more text than is worth looking at; token ids have their own."""
-        texts = [prompt] if isinstance(prompt, str) else []
-        texts += [text for part in prompt if isinstance(part, dict) for text in part.values()]
+        texts = prompt.texts if isinstance(prompt, Chat) else ()
+        texts = (prompt,) if isinstance(prompt, str) else texts
         num_bytes = sum(len(text.encode()) for text in texts)
         if num_bytes > self._options.prompt_bytes_max:
             raise RequestError(
@@ -202,7 +260,7 @@ class Preparation:
             raise RequestError("the checkpoint names no token that ends an answer", param=field)
         if not self._grammars.knows(grammar):
             check = functools.partial(self._grammars.check, grammar, field)
-            await self._threads.run(tenant, len(grammar), check)
+            await self.in_thread(tenant, len(grammar), check)
 
     def _tokens(
         self, prompt: Prompt, field: str, salt: bytes
@@ -210,17 +268,17 @@ class Preparation:
         token_ids: tuple[int, ...]
         if isinstance(prompt, str):
             token_ids = self._tokenizer.encode(prompt)
-        elif isinstance(prompt[0], dict):
-            messages = [message for message in prompt if isinstance(message, dict)]
-            token_ids = self._tokenizer.encode_chat(messages)
+        elif isinstance(prompt, Chat):
+            token_ids = self._tokenizer.encode_chat(prompt)
         else:
-            token_ids = tuple(token for token in prompt if isinstance(token, int))
+            token_ids = prompt
         if not token_ids:
             raise RequestError("has no tokens", param=field)
-        self._check_ids(token_ids, field)
+        self.check_ids(token_ids, field)
         return token_ids, self._dispatcher.hashes(token_ids, salt)
 
-    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
+    def check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        """Raise RequestError, naming ``field``, where an id is none of the vocabulary."""
         # An id the model lacks would fail the step of every sequence in the batch.
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._tokenizer.vocab_size:
             raise RequestError(
@@ -260,6 +318,4 @@ class Preparation:
 
 
 def _size(prompt: Prompt) -> int:
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
-        return len(prompt)
-    return sum(len(part["content"]) for part in prompt if isinstance(part, dict))
+    return prompt.num_chars if isinstance(prompt, Chat) else len(prompt)

@@ -7,11 +7,19 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from disagg.errors import ConfigError, RequestError
+from disagg.errors import ConfigError
 from disagg.grammar.compiler import GrammarCompiler
+from disagg.router.chat import Chat
+from disagg.router.chat_template import GEMMA_TOOLS, ChatTemplate
 from disagg.router.detokenizer import Detokenizer, Vocabulary
+from disagg.router.message_parts.call_parser import Schemas
+from disagg.router.message_parts.formats import AUTO, GEMMA, family_of
+from disagg.router.message_parts.message_parser import MessageParser
+from disagg.router.message_parts.message_syntax import MessageSyntax
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+PROMPT_END_TOKENS = 16
+"""Enough for a tag that is spelt out, and line breaks."""
 
 
 class Tokenizer:
@@ -23,13 +31,28 @@ class Tokenizer:
         sampling_defaults: what generation_config.json has of ``SAMPLING_DEFAULTS``.
         token_chars_max: length of the longest token's text, which bounds a prompt's characters.
         grammars: compiles what answers must match.
+        messages: how the model writes calls of tools and reasoning.
     """
 
-    def __init__(self, model_dir: str | Path) -> None:
+    def __init__(
+        self,
+        model_dir: str | Path,
+        *,
+        chat_template: str = "",
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
         """Load from disk; nothing is downloaded.
 
+        Args:
+            model_dir: the checkpoint.
+            chat_template: a file with another chat template than the checkpoint's.
+            tool_call_parser: see `MessageSyntax`.
+            reasoning_parser: see `MessageSyntax`.
+
         Raises:
-            ConfigError: the directory holds no usable tokenizer or config.
+            ConfigError: the directory holds no usable tokenizer or config, or the template or the
+                parsers cannot be used.
         """
         path = Path(model_dir)
         config = _read_json(path / "config.json")
@@ -46,6 +69,21 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._vocabulary = Vocabulary(self._backend)
+        family = family_of(config.get("model_type", ""))
+        writes_as_gemma = tool_call_parser == GEMMA or (
+            tool_call_parser == AUTO and family is not None and family.tools == GEMMA
+        )
+        self._template = ChatTemplate(
+            self._tokenizer, chat_template, GEMMA_TOOLS if writes_as_gemma else None
+        )
+        self.messages = MessageSyntax(
+            config.get("model_type", ""),
+            self._template.text,
+            self._backend.token_to_id,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
+        )
+        self._vocabulary_with_marks = Vocabulary(self._backend, frozenset(self.messages.marks))
         self.grammars = GrammarCompiler(path)
         vocab: dict[str, int] = self._backend.get_vocab(True)
         text_config = config.get("text_config") or {}
@@ -67,38 +105,28 @@ class Tokenizer:
             if isinstance(generation.get(name), int | float)
         }
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether chat completions can be served."""
-        return bool(self._tokenizer.chat_template)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Tokenise a plain prompt, with the special tokens the tokenizer adds itself or not."""
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokenise a plain prompt, with the special tokens the tokenizer adds itself."""
-        return tuple(self._backend.encode(text, add_special_tokens=True).ids)
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Render the chat template, ready for the assistant's answer, and tokenise it.
+    def encode_chat(
+        self, chat: Chat, *, add_special_tokens: bool = False, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Render the chat template, ready for the assistant's answer or not, and tokenise it.
 
         Raises:
-            RequestError: the model has no template, or the template refuses the messages.
+            RequestError: see ``ChatTemplate.render``.
         """
-        if not self.has_chat_template:
-            raise RequestError(
-                "this model has no chat template; use /v1/completions", param="messages"
-            )
-        try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # templates raise whatever they like
-            raise RequestError(
-                f"the chat template refuses these messages: {error}", param="messages"
-            ) from error
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        text = self._template.render(chat, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""
         return self._vocabulary.decode(token_ids)
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones by name."""
+        return str(self._backend.decode(token_ids, skip_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for, special tokens by name; empty for an unused id."""
@@ -108,9 +136,23 @@ class Tokenizer:
         """Whether `decode` leaves a token in: it exists and is not special."""
         return self._vocabulary.shows(token_id)
 
-    def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
-        """Start decoding what follows a prompt."""
-        return self._vocabulary.detokenizer(prompt_token_ids)
+    def detokenizer(
+        self, prompt_token_ids: Sequence[int], *, with_marks: bool = False
+    ) -> Detokenizer:
+        """Start decoding what follows a prompt, with the marks of the model's messages or not."""
+        vocabulary = self._vocabulary_with_marks if with_marks else self._vocabulary
+        return vocabulary.detokenizer(prompt_token_ids)
+
+    def end_of(self, prompt_token_ids: Sequence[int]) -> str:
+        """The last characters of a prompt, special tokens by name."""
+        last = prompt_token_ids[-PROMPT_END_TOKENS:]
+        return b"".join(map(self.token_bytes, last)).decode(errors="replace")
+
+    def message_parser(
+        self, prompt_token_ids: Sequence[int], schemas: Schemas
+    ) -> MessageParser | None:
+        """See ``MessageSyntax.parser``."""
+        return self.messages.parser(self.end_of(prompt_token_ids), schemas)
 
 
 def _token_ids(value: object) -> set[int]:

@@ -29,6 +29,14 @@ class ModelSettings(Section):
     """Checkpoint directory, the same path on every node; nothing is downloaded."""
     name: str = ""
     """The name clients use; "" takes the directory's."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja) to use in place of the checkpoint's."""
+    tool_call_parser: Literal["auto", "none", "deepseek", "gemma", "harmony", "hermes", "llama"] = (
+        AUTO
+    )
+    """Format of the calls of tools in the model's answers; auto: by the model's family."""
+    reasoning_parser: Literal["auto", "none", "harmony", "think"] = AUTO
+    """Format of its reasoning; auto: by family and chat template."""
 
 
 class WorkerSettings(Section):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from disagg.errors import DisaggError
 from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.openai.sse import to_json
 from disagg.router.text_stream import Piece
@@ -46,7 +47,13 @@ class Answer:
 
 
 class Format(Protocol):
-    """How one endpoint shows pieces."""
+    """How one endpoint shows pieces.
+
+    Attributes:
+        done: what ends a stream that is complete.
+    """
+
+    done: bytes
 
     def first_chunk(self) -> bytes:
         """What a stream begins with, if anything."""
@@ -56,6 +63,9 @@ class Format(Protocol):
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
         """The last chunk of a stream with ``include_usage``."""
+
+    def error_chunk(self, error: DisaggError) -> bytes:
+        """The last chunk of a stream that is not complete."""
 
     def add(self, piece: Piece) -> None:
         """Collect a piece of an answer that is not streamed."""

@@ -1,5 +1,6 @@
 """A request body as JSON: every field is checked, ignored by name, or refused by name."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -36,7 +37,8 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Known fields that would change the answer: only null and these neutral values pass."""
+"""Known fields that would change the answer: only null and these neutral values pass, but for
+bodies that have the field."""
 
 
 class Strict(BaseModel):
@@ -55,8 +57,10 @@ class Strict(BaseModel):
 _Body = TypeVar("_Body", bound=Strict)
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body, without the fields that are ignored.
+def read_object(
+    body: bytes, kind: type[Strict], unsupported: Mapping[str, tuple[object, ...]] = UNSUPPORTED
+) -> dict[str, Any]:
+    """The JSON object of a body, without the fields that are ignored by bodies of a kind.
 
     Raises:
         RequestError: not a JSON object, or a field that is not supported, by name.
@@ -67,11 +71,11 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise RequestError("the body must be a JSON object")
-    for name in IGNORED:
+    for name in IGNORED - kind.model_fields.keys() - unsupported.keys():
         data.pop(name, None)
-    for name in UNSUPPORTED.keys() & data.keys():
+    for name in (unsupported.keys() & data.keys()) - kind.model_fields.keys():
         value = data.pop(name)
-        if value is not None and not any(_same(value, ok) for ok in UNSUPPORTED[name]):
+        if value is not None and not any(_same(value, ok) for ok in unsupported[name]):
             raise RequestError(f"this value of {name} is not supported", param=name)
     return data
 

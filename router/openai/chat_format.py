@@ -3,9 +3,13 @@
 import json
 from typing import Any
 
+from disagg.errors import DisaggError
+from disagg.router.message_parts.parts import Part
 from disagg.router.openai.answer import Answer
+from disagg.router.openai.errors import error_body
 from disagg.router.openai.logprobs import ChatLogprobs, prompt_fields
-from disagg.router.openai.sse import sse, to_json
+from disagg.router.openai.message_fields import MessageFields
+from disagg.router.openai.sse import DONE, sse, to_json
 from disagg.router.text_stream import Piece
 
 
@@ -15,8 +19,13 @@ class ChatFormat:
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, answer: Answer, num_logprobs: int | None) -> None:
+    done = DONE
+
+    def __init__(self, answer: Answer, num_logprobs: int | None, fields: MessageFields) -> None:
         self._answer = answer
+        self._fields = fields
+        self._parts: list[Part] = []
+        self._finish_reason = ""
         self._logprobs = None if num_logprobs is None else ChatLogprobs(answer.tokenizer)
         self._head, self._tail = answer.chunk_frame(self.chunk_kind)
         self._collected: list[dict[str, Any]] = []
@@ -29,13 +38,14 @@ class ChatFormat:
     def chunk(self, piece: Piece) -> bytes:
         """The SSE bytes of a piece; empty when there is nothing to show."""
         self._answer.count(piece)
+        parts = self._fields.parts(piece)
         logprobs = b"null"
         if self._logprobs and piece.token_ids:
             logprobs = to_json({"content": self._logprobs.of(piece)})
-        elif not piece.text and not piece.finish_reason:
+        elif not parts and not piece.finish_reason:
             return b""
-        delta = b'{"content":' + json.dumps(piece.text).encode() + b"}" if piece.text else b"{}"
-        reason = json.dumps(piece.finish_reason or None).encode()
+        delta = to_json(self._fields.delta(parts))
+        reason = json.dumps(self._fields.finish_reason(piece) or None).encode()
         return b"".join(
             (
                 self._head,
@@ -53,10 +63,15 @@ class ChatFormat:
         """The last chunk of a stream with ``include_usage``."""
         return sse(self._answer.frame(self.chunk_kind) | {"choices": [], "usage": usage})
 
+    def error_chunk(self, error: DisaggError) -> bytes:
+        """The last chunk of a stream that is not complete."""
+        return sse(error_body(error))
+
     def add(self, piece: Piece) -> None:
         """Collect a piece of an answer that is not streamed."""
         self._answer.count(piece)
-        self._answer.texts.append(piece.text)
+        self._parts += self._fields.parts(piece)
+        self._finish_reason = self._fields.finish_reason(piece)
         if self._logprobs:
             self._collected += self._logprobs.of(piece)
 
@@ -64,9 +79,9 @@ class ChatFormat:
         """The whole answer."""
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": "".join(self._answer.texts)},
+            "message": self._fields.message(self._parts),
             "logprobs": {"content": self._collected} if self._logprobs else None,
-            "finish_reason": self._answer.finish_reason,
+            "finish_reason": self._finish_reason,
         }
         frame = self._answer.frame(self.kind) | {"choices": [choice], "usage": usage}
         return frame | prompt_fields(self._answer.prompt, self._answer.tokenizer)

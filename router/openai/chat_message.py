@@ -1,5 +1,6 @@
 """One message of a chat."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -7,12 +8,14 @@ from pydantic import BeforeValidator, Field
 from disagg.errors import RequestError
 from disagg.router.openai.body import Strict
 
-MESSAGE_IGNORED = ("annotations", "audio", "function_call", "refusal", "tool_calls")
+MESSAGE_IGNORED = ("annotations", "audio", "function_call", "refusal")
 """What clients echo of an assistant's message; only empty ones pass."""
 
+ROLE_OF = {"reasoning_content": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
 
-def _content(value: object) -> str:
-    if isinstance(value, str):
+
+def _content(value: object) -> str | None:
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string or a list of text parts")
@@ -26,12 +29,64 @@ def _content(value: object) -> str:
     return "".join(texts)
 
 
+def arguments_object(value: object) -> dict[str, Any]:
+    """The arguments of a call, of their text; ValueError where that is none of a JSON object."""
+    try:
+        arguments = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError("must be the text of a JSON object")
+    return arguments
+
+
+class CalledFunction(Strict):
+    """What a call in an assistant's message called."""
+
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_object), Field(repr=False)]
+
+
+class ToolCall(Strict):
+    """A call in an assistant's message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = Field(default=None, exclude=True)
+    """Some clients echo it from a stream; it says nothing."""
+
+
 class Message(Strict):
     """One chat message."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content), Field(repr=False)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_content), Field(repr=False)] = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = Field(default=None, repr=False)
+
+    def check_together(self, param: str) -> None:
+        """Check which fields the role has.
+
+        Raises:
+            RequestError: one that is lacking or too much; ``param`` names the message.
+        """
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise RequestError("is required", param=f"{param}.content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise RequestError("is required of role tool", param=f"{param}.tool_call_id")
+        for name, role in ROLE_OF.items():
+            if getattr(self, name) is not None and self.role != role:
+                raise RequestError(f"goes with role {role} only", param=f"{param}.{name}")
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates know it: content is there, if None."""
+        message = self.model_dump(exclude_none=True) | {"content": self.content}
+        if self.reasoning_content and not (self.tool_calls and self.content):
+            message["thinking"] = self.reasoning_content  # gpt-oss's name for it
+        return message
 
 
 def drop_ignored(messages: object) -> None:
@@ -42,6 +97,10 @@ def drop_ignored(messages: object) -> None:
     """
     message: Any
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        for name in MESSAGE_IGNORED if isinstance(message, dict) else ():
+        if not isinstance(message, dict):
+            continue
+        for name in MESSAGE_IGNORED:
             if message.pop(name, None):
                 raise RequestError("is not supported", param=f"messages[{index}].{name}")
+        if message.get("tool_calls") == []:
+            del message["tool_calls"]

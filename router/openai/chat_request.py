@@ -1,16 +1,24 @@
 """The body of a chat completions request."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from disagg.errors import RequestError
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
+from disagg.router.chat import Chat
 from disagg.router.generation_request import GenerationRequest
 from disagg.router.openai.body import read_object, validate
 from disagg.router.openai.chat_message import Message, drop_ignored
 from disagg.router.openai.generation_fields import GenerationFields
+from disagg.router.openai.tools import (
+    NamedTool,
+    ToolChoice,
+    Tools,
+    callable_schemas,
+    for_template,
+)
 
 
 class ChatRequest(GenerationFields):
@@ -20,10 +28,17 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    tools: Tools = Field(default=[], repr=False)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default={}, repr=False)
 
     def check_together(self) -> None:
         """See ``GenerationFields.check_together``."""
         super().check_together()
+        for index, message in enumerate(self.messages):
+            message.check_together(f"messages[{index}]")
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("needs logprobs: true", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
@@ -31,12 +46,36 @@ class ChatRequest(GenerationFields):
         ):
             raise RequestError("differs from max_completion_tokens; set one", param="max_tokens")
 
+    def chat(self) -> Chat:
+        """The messages, and what their answer must be.
+
+        Raises:
+            RequestError: tools, choice or response format do not fit together.
+        """
+        variables = dict(self.chat_template_kwargs)
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        schemas = callable_schemas(self.tools, self.tool_choice)
+        return Chat(
+            tuple(message.for_template() for message in self.messages),
+            # Tools that must not be called are not shown to the model at all.
+            for_template(self.tools) if schemas else (),
+            schemas,
+            must_call=self.tool_choice not in (None, "none", "auto"),
+            several_calls=self.parallel_tool_calls is not False
+            and not isinstance(self.tool_choice, NamedTool),
+            json_schema=(
+                self.response_format.schema_of_content() if self.response_format else None
+            ),
+            template_kwargs=variables,
+            field_of={"reasoning_effort": "reasoning_effort"},
+        )
+
     def generation_request(self) -> GenerationRequest:
         """The body as a `GenerationRequest`; see ``generation_request_of``."""
-        messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return dataclasses.replace(
-            self.generation_request_of(messages, "messages"),
+            self.generation_request_of(self.chat(), "messages"),
             max_tokens=getattr(self, field),
             max_tokens_field=field,
             num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
@@ -49,8 +88,11 @@ def parse_chat(body: bytes) -> ChatRequest:
     Raises:
         RequestError: the first field that is wrong, unknown or unsupported, by name.
     """
-    data = read_object(body)
+    data = read_object(body, ChatRequest)
     drop_ignored(data.get("messages"))
+    for name in ("tools", "chat_template_kwargs"):
+        if name in data and data[name] is None:
+            del data[name]
     request = validate(ChatRequest, data)
     request.check_together()
     return request

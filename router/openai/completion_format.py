@@ -3,9 +3,11 @@
 import json
 from typing import Any
 
+from disagg.errors import DisaggError
 from disagg.router.openai.answer import Answer
+from disagg.router.openai.errors import error_body
 from disagg.router.openai.logprobs import CompletionLogprobs, prompt_fields
-from disagg.router.openai.sse import sse, to_json
+from disagg.router.openai.sse import DONE, sse, to_json
 from disagg.router.text_stream import Piece
 
 
@@ -13,6 +15,8 @@ class CompletionFormat:
     """Bodies and chunks of ``text_completion``."""
 
     kind = "text_completion"
+
+    done = DONE
 
     def __init__(self, answer: Answer, num_logprobs: int | None) -> None:
         self._answer = answer
@@ -47,6 +51,10 @@ class CompletionFormat:
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
         """The last chunk of a stream with ``include_usage``."""
         return sse(self._answer.frame(self.kind) | {"choices": [], "usage": usage})
+
+    def error_chunk(self, error: DisaggError) -> bytes:
+        """The last chunk of a stream that is not complete."""
+        return sse(error_body(error))
 
     def add(self, piece: Piece) -> None:
         """Collect a piece of an answer that is not streamed."""

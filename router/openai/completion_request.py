@@ -67,6 +67,6 @@ def parse_completion(body: bytes) -> CompletionRequest:
     Raises:
         RequestError: the first field that is wrong, unknown or unsupported, by name.
     """
-    request = validate(CompletionRequest, read_object(body))
+    request = validate(CompletionRequest, read_object(body, CompletionRequest))
     request.check_together()
     return request

@@ -24,8 +24,8 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def grammar(self) -> str:
-        """See ``SamplingParams.grammar``.
+    def schema_of_content(self) -> dict[str, Any] | None:
+        """What content is an instance of; None: of nothing.
 
         Raises:
             RequestError: a schema is lacking, or there is one that would not count.
@@ -34,5 +34,14 @@ class ResponseFormat(Strict):
             what = "goes" if self.json_schema else "is required"
             raise RequestError(f"{what} with type json_schema", param="response_format.json_schema")
         if self.json_schema is not None:
-            return json_grammar(self.json_schema.schema_)
-        return json_grammar(ANY_OBJECT) if self.type == "json_object" else ""
+            return self.json_schema.schema_
+        return ANY_OBJECT if self.type == "json_object" else None
+
+    def grammar(self) -> str:
+        """See ``SamplingParams.grammar``.
+
+        Raises:
+            RequestError: see `schema_of_content`.
+        """
+        schema = self.schema_of_content()
+        return "" if schema is None else json_grammar(schema)

@@ -62,7 +62,7 @@ BAD_BODIES: list[tuple[str, dict[str, Any], int, str]] = [
     (CHAT, MESSAGES | {"messages": [{"role": "x", "content": ""}]}, 400, "messages[0].role"),
     (CHAT, MESSAGES | {"max_completion_tokens": 0}, 400, "max_completion_tokens"),
     (CHAT, MESSAGES | {"top_logprobs": 2}, 400, "top_logprobs"),
-    (CHAT, MESSAGES | {"tools": [{"type": "function"}]}, 400, "tools"),
+    (CHAT, MESSAGES | {"tools": [{"type": "function"}]}, 400, "tools[0].function"),
 ]
 """Path, body, status, the field that the error must name."""
 

@@ -7,10 +7,11 @@ from typing import get_args, get_type_hints
 import pytest
 
 from disagg.config import read_settings, router_options, worker_options
-from disagg.config.settings import CacheSettings
+from disagg.config.settings import CacheSettings, ModelSettings
 from disagg.config.sources import Given, setting_types
 from disagg.errors import ConfigError
 from disagg.kv.blocks.cache_policy import EVICTIONS
+from disagg.router.message_parts.formats import REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from disagg.router.options import RouterOptions
 from disagg.workers.options import WorkerOptions
 
@@ -119,6 +120,14 @@ def test_text_becomes_the_type_of_the_setting() -> None:
         (
             "router:\n  http_port: 5\n  grpc_port: 5\n",
             "router.grpc_port: must differ from router.h",
+        ),
+        (
+            "model:\n  tool_call_parser: xml\n",
+            "model.tool_call_parser: should be 'auto', 'none', 'deepseek'",
+        ),
+        (
+            "model:\n  reasoning_parser: xml\n",
+            "model.reasoning_parser: should be 'auto', 'none', 'harmony' or 'think'",
         ),
         (
             "router:\n  policy: dice\n",
@@ -299,3 +308,9 @@ def test_keys_come_from_one_place() -> None:
 
 def test_a_client_key_in_the_environment_is_no_setting() -> None:
     assert read_settings(environ={"DISAGG_API_KEY": "k"}) == read_settings()
+
+
+def test_the_parsers_are_those_there_are() -> None:
+    fields = ModelSettings.model_fields
+    assert get_args(fields["tool_call_parser"].annotation) == TOOL_PARSER_NAMES
+    assert get_args(fields["reasoning_parser"].annotation) == REASONING_PARSER_NAMES

@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+import shutil
 from typing import Any
 
 import httpx
 import pytest
 
 from disagg.router.app import RouterApp
+from disagg.router.chat import Chat
 from disagg.router.options import RouterOptions
 from disagg.router.tokenizer import Tokenizer
 from disagg.testing.scripted_worker import HASH_KEY
 from tests.checkpoints import make_checkpoint
+from tests.unit.router.message_examples import ASK, MAX_TOKENS, SCHEMAS, TEMPLATE, TOOLS
 from tests.unit.router.scripted_worker import BOUND_S, ScriptedWorker
 
 ROUTER: dict[str, Any] = {"http_port": 0, "admin_port": 0, "grpc_port": 0, "hash_key": HASH_KEY}
@@ -43,6 +46,10 @@ class House:
         self.http = httpx.AsyncClient(base_url=self.url, timeout=BOUND_S)
         admin_url = f"http://127.0.0.1:{app.admin_port}"
         self.admin = httpx.AsyncClient(base_url=admin_url, timeout=BOUND_S)
+
+    def chat_prompt(self, text: str) -> tuple[int, ...]:
+        """Tokens of a chat with one message of a user."""
+        return self.tokenizer.encode_chat(Chat(({"role": "user", "content": text},)))
 
     def token(self, prompt_tokens: int):
         """Tokens of the script, from position ``prompt_tokens`` on, again and again."""
@@ -110,3 +117,35 @@ async def house(open_house):
     house = await open_house()
     await house.add()
     return house
+
+
+@pytest.fixture(scope="session")
+def chat_checkpoint(model_dir, tmp_path_factory):
+    """A Qwen3 whose template has tools and reasoning."""
+    path = shutil.copytree(model_dir, tmp_path_factory.mktemp("tools") / "model")
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer(chat_checkpoint):
+    return Tokenizer(chat_checkpoint)
+
+
+@pytest.fixture
+async def serve(open_house, chat_checkpoint, chat_tokenizer):
+    """Start a house whose worker answers a text and then ends; and what it was asked."""
+
+    async def started(answer, chat=None, **options):
+        house = await open_house(checkpoint=chat_checkpoint, **options)
+        script = [*chat_tokenizer.encode(answer, add_special_tokens=False)]
+        script.append(chat_tokenizer.eos_token_ids[0])
+        given = chat or Chat(tuple(ASK), tuple(TOOLS), SCHEMAS)
+        num = len(chat_tokenizer.encode_chat(given))
+        await house.add(
+            max_model_tokens=MAX_TOKENS,
+            token=lambda p: script[min(max(p - num, 0), len(script) - 1)],
+        )
+        return house
+
+    return started

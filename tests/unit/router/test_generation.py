@@ -78,7 +78,7 @@ async def test_openai_client_completion(house, stream):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_openai_client_chat(open_house, stream):
     house = await open_house()
-    prompt = house.tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    prompt = house.chat_prompt("hi")
     worker = await house.add(prompt=len(prompt), hit_tokens=4)
     async with client(house) as api:
         answer = await api.chat.completions.create(

@@ -73,7 +73,7 @@ CASES = [
             ("logit_bias", {"4294967296": 1}),
             ("logit_bias", {str(token): 1 for token in range(1025)}),
             ("response_format", "json_object"),
-            ("tools", [{"type": "function"}]),
+            ("tools", {"type": "function"}),
             ("no_such_field", 1),
             ("model", 5),
         ]
@@ -118,8 +118,8 @@ CASES = [
     ),
     bad(
         "chat/completions",
-        {"messages": [USER | {"tool_calls": [{"id": "1"}]}]},
-        "messages[0].tool_calls",
+        {"messages": [USER | {"audio": {"id": "1"}}]},
+        "messages[0].audio",
     ),
     bad("chat/completions", {"top_logprobs": 2}, "top_logprobs"),
     bad("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from disagg.messages.session import Role
+from disagg.router.chat import Chat
 from disagg.testing.scripted_worker import prompt_logprobs_of
 from tests.unit.router.test_generation import chunks_of
 from tests.unit.router.test_http_errors import check_error
@@ -57,7 +58,7 @@ async def test_completions(open_house, number):
 
 async def test_chat(open_house):
     house = await open_house()
-    tokens = house.tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    tokens = house.tokenizer.encode_chat(Chat(({"role": "user", "content": "hi"},)))
     await house.add(prompt=len(tokens))
     body = {
         "model": "tiny",

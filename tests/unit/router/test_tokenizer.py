@@ -3,6 +3,7 @@
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.router.chat import Chat
 from disagg.router.tokenizer import Tokenizer
 
 TEXTS = ["plain words here", "naïve café — 5 €", "日本語のテスト", "👩‍👩‍👧‍👦 and 🏳️‍🌈!", "a\ufffdb"]
@@ -40,7 +41,7 @@ def test_special_tokens_are_not_shown_but_are_named_in_logprobs(tokenizer):
 
 
 def test_chat_template_and_defaults(tokenizer):
-    ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    ids = tokenizer.encode_chat(Chat(({"role": "user", "content": "hi"},)))
     assert tokenizer._backend.decode(list(ids), skip_special_tokens=False) == (
         "<bos><|user|>hi<|end|><|assistant|>"
     )

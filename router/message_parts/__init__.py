@@ -1,0 +1,1 @@
+"""From an answer's text to the parts of a chat message: reasoning, content, calls of tools."""

@@ -1,0 +1,96 @@
+"""The fields of an assistant's message, all at once or as deltas."""
+
+import hashlib
+import math
+from typing import Any
+
+from disagg.messages.outputs import FinishReason
+from disagg.router.message_parts.message_parser import MessageParser
+from disagg.router.message_parts.parts import (
+    CallArguments,
+    CallStart,
+    Content,
+    Part,
+    Reasoning,
+    merged,
+)
+from disagg.router.text_stream import Piece
+
+CALL_ID_BYTES = 12
+TOOL_CALLS = "tool_calls"
+"""The finish reason of an answer that calls."""
+
+
+def call_id(answer_id: str, index: int) -> str:
+    """The id of a call: the same wherever and whenever an answer is parsed."""
+    name = f"{answer_id}/{index}".encode()
+    return "call_" + hashlib.blake2b(name, digest_size=CALL_ID_BYTES).hexdigest()
+
+
+class MessageFields:
+    """Turns the pieces of one answer into reasoning, content and calls.
+
+    Without parser all text is content.
+    """
+
+    def __init__(
+        self, parser: MessageParser | None, answer_id: str, *, several_calls: bool = True
+    ) -> None:
+        self._parser = parser
+        self._answer_id = answer_id
+        self._calls_max = math.inf if several_calls else 1
+        self._num_calls = 0
+
+    def parts(self, piece: Piece) -> list[Part]:
+        """What a piece adds."""
+        if self._parser is None:
+            return [Content(piece.text)] if piece.text else []
+        parts = self._parser.push(piece.text)
+        if piece.finish_reason:
+            parts = merged(parts + self._parser.finish())
+        # A second call where the client takes one only would be one that it did not ask for.
+        parts = [part for part in parts if _call_index(part) < self._calls_max]
+        self._num_calls += sum(isinstance(part, CallStart) for part in parts)
+        return parts
+
+    def finish_reason(self, piece: Piece) -> str:
+        """Of a piece whose parts were taken."""
+        if piece.finish_reason == FinishReason.STOP.value and self._num_calls:
+            return TOOL_CALLS
+        return piece.finish_reason
+
+    def delta(self, parts: list[Part]) -> dict[str, Any]:
+        """Parts as the ``delta`` of a chunk."""
+        return self._fields(parts, with_index=True)
+
+    def message(self, parts: list[Part]) -> dict[str, Any]:
+        """All parts of an answer as its ``message``."""
+        fields = self._fields(parts, with_index=False)
+        content = fields.pop("content", None if "tool_calls" in fields else "")
+        return {"role": "assistant", "content": content} | fields
+
+    def _fields(self, parts: list[Part], *, with_index: bool) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for part in parts:
+            match part:
+                case Content(text):
+                    fields["content"] = fields.get("content", "") + text
+                case Reasoning(text):
+                    fields["reasoning_content"] = fields.get("reasoning_content", "") + text
+                case CallStart(index, name):
+                    calls[index] = ({"index": index} if with_index else {}) | {
+                        "id": call_id(self._answer_id, index),
+                        "type": "function",
+                        "function": {"name": name, "arguments": ""},
+                    }
+                case CallArguments(index, text):
+                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += text
+        if calls:
+            fields["tool_calls"] = list(calls.values())
+        return fields
+
+
+def _call_index(part: Part) -> int:
+    return part.index if isinstance(part, CallStart | CallArguments) else 0
