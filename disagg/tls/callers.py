@@ -1,6 +1,7 @@
 """Who may call what: nodes everything, clients what is meant for them."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
@@ -54,11 +55,16 @@ def _checked(handler: Any, names: set[str]) -> Any:
     if handler.response_streaming:
         streaming = handler.stream_stream or handler.unary_stream
 
-        async def answer_many(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def yield_many(request: Any, context: Context) -> AsyncIterator[Any]:
             await _check(context, names)
             async for response in streaming(request, context):
                 yield response
 
+        async def write_many(request: Any, context: Context) -> None:
+            await _check(context, names)
+            await streaming(request, context)
+
+        answer_many = write_many if iscoroutinefunction(streaming) else yield_many
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(answer_many, *codecs)
         return grpc.unary_stream_rpc_method_handler(answer_many, *codecs)

@@ -113,8 +113,8 @@ def test_no_port_answers_strangers(served: Program, tmp_path: Path) -> None:
             [rf"worker {name}-0 serves on \S+ \(pid (\d+)" for name in ("prefill", "decode")]
         )
     ]
-    url = served.wait_for(r"^serving tiny on (http://[\d.]+:\d+)/v1")[1]
     admin_url = served.wait_for(ADMIN)[1]
+    url = served.wait_for(r"^serving tiny on (http://[\d.]+:\d+)/v1")[1]
     settings_file = Path(router_arguments(served)[-2])
     folder = settings_file.parent / "certificates"
     settings = yaml.safe_load(settings_file.read_text())

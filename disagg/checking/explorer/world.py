@@ -166,10 +166,13 @@ class World:
 
     def _crashed_steps(self, now: State, side: int, over: bool) -> Iterator[Step[State]]:
         name, life = self._names[side], self.moves.life_of(now, side)
-        if life in self.moves.routers.known[now.router]:
+        is_known = life in self.moves.routers.known[now.router]
+        if is_known:
             after = now._replace(up=put(now.up, side, ()))
             yield self._routes(after, f"router: loses {name}", "session_lost", life)
-        if self.setting.returns and not over:
+        # The router takes nobody in under the id of one that it believes alive.
+        is_refused = is_known and bool(self.setting.roles)
+        if self.setting.returns and not over and not is_refused:
             again = self.moves.life(side, now.lives[side] + 1)
             after = now._replace(
                 workers=put(now.workers, side, self.moves.workers.start(again)),
