@@ -40,6 +40,7 @@ def settings(hosts: RayHosts, model_dir: Path, host: str) -> dict[str, Any]:
         "router": {
             "host": host,
             "http_port": 0,
+            "admin_host": host,
             "admin_port": 0,
             "grpc_port": 0,
             "allow_unauthenticated": True,  # in a network of the test's own
