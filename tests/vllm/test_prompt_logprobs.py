@@ -1,5 +1,6 @@
 """Log-probabilities of prompts from vLLM's runner: those of plain transformers to 1e-4."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -46,6 +47,7 @@ def test_they_are_those_of_the_plain_forward(
 
 
 def largest_difference(loaded: Loaded, prompt: list[int], scores: list[TokenLogprobs]) -> float:
+    """Of all numbers; infinite where a rank is another one."""
     assert len(scores) == len(prompt) - 1
     rows = reference_logits(loaded.directory, prompt).log_softmax(-1)
     largest = 0.0
@@ -55,5 +57,6 @@ def largest_difference(loaded: Loaded, prompt: list[int], scores: list[TokenLogp
             [one.logprob, *(v for _, v in one.top)], [float(row[token]), *best], strict=True
         )
         largest = max(largest, *(abs(own - plain) for own, plain in pairs))
-        assert abs(one.rank - 1 - int((row > row[token]).sum())) <= 2
+        if abs(one.rank - 1 - int((row > row[token]).sum())) > 2:  # equal ones may change places
+            return math.inf
     return largest
