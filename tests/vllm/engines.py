@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disagg.errors import ConfigError
+from disagg.testing.scripted_worker import HASH_KEY
 from disagg.workers.options import WorkerOptions
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def vllm_options(model_dir: Path, num_blocks: int, **changed: Any) -> WorkerOpti
         "max_model_tokens": 1024,
         "max_step_tokens": 512,
         "max_sequences": 8,
+        "hash_key": HASH_KEY,
     }
     return WorkerOptions("w", "both", str(model_dir), "tiny", (), **(given | changed))
 
