@@ -11,6 +11,7 @@ from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.wire.stream_hello import PeerHello, PoolInfo
+from disagg.workers.checksums import ALGORITHM
 from disagg.workers.engines.protocol import Engine
 from disagg.workers.options import WorkerOptions
 from disagg.workers.pool_region import PoolRegion
@@ -45,7 +46,7 @@ class Announcement:
         self._options = options
         self._layout = layout
         self._address = address
-        self._contract = contract_of(engine, layout, hash_key)
+        self._contract = contract_of(engine, layout, hash_key, options.checksums)
 
     def worker_info(self, core: WorkerCore) -> WorkerInfo:
         """The registration; logs a warning if the pool shortens what the model could serve."""
@@ -90,7 +91,9 @@ class Announcement:
         return PeerHello(self._contract, self._address, tuple(pools))
 
 
-def contract_of(engine: Engine, layout: KVCacheLayout, hash_key: bytes) -> Contract:
+def contract_of(
+    engine: Engine, layout: KVCacheLayout, hash_key: bytes, checksums: bool = False
+) -> Contract:
     """What a worker with this engine must have in common with another one, or with a tier."""
     hasher = BlockHasher(hash_key, layout.hash_block_tokens)
     return Contract(
@@ -106,6 +109,7 @@ def contract_of(engine: Engine, layout: KVCacheLayout, hash_key: bytes) -> Contr
         num_ranks=1 if isinstance(engine.region, PoolRegion) else engine.region.num_ranks,
         forms=engine.forms,
         layout_version=LAYOUT_VERSION,
+        checksums=ALGORITHM if checksums else "",
     )
 
 

@@ -8,7 +8,7 @@ step.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -37,8 +37,9 @@ from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.stats import check_core, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.step_pace import StepPace
-from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.actions import ComputeChecksums, PostRead, Send
 from disagg.transfer.read_plan import ReadPlan
+from disagg.workers.checksums import ComputesChecksums
 from disagg.workers.engine_threads import EngineThreads
 from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.own_transport import OwnTransport
@@ -92,9 +93,11 @@ class Control:
         on_failed: Callable[[str], None],
         trace: TransferTrace,
         tiers: CopiesBlocks | None = None,
+        checksums: ComputesChecksums | None = None,
     ) -> None:
         self.core = core
         self._tiers = tiers
+        self._checksums = checksums
         self.changed = asyncio.Event()
         self._now_ms = WorkerClock().now_ms
         self._engine = EngineThreads(engine)
@@ -199,6 +202,10 @@ class Control:
         """Every handle of a READ is terminal."""
         self._guard(lambda: self.core.on_read_done(self._now_ms(), read_id, error))
 
+    def checksums_known(self, request_id: int, checksums: Sequence[int]) -> None:
+        """Checksums of blocks of the own pool are there."""
+        self._guard(lambda: self.core.on_checksums(self._now_ms(), request_id, checksums))
+
     def tier_written(
         self, copy_id: int, stored: Collection[TierKey], evicted: Collection[TierKey], error: str
     ) -> None:
@@ -248,6 +255,9 @@ class Control:
                 case PostRead():
                     self._trace.posted(action)
                     self._transport.read(action)
+                case ComputeChecksums(request_id, block_ids):
+                    assert self._checksums is not None
+                    self._checksums.compute(request_id, block_ids)
                 case WriteTier(copy_id, tier, blocks):
                     assert self._tiers is not None
                     self._tiers.submit_write(copy_id, tier, blocks)
@@ -311,7 +321,8 @@ class Control:
 
     def _report(self) -> list[WorkerAction]:
         tier_counts = self._tiers.counts() if self._tiers else {}
-        stats = worker_stats(self.core, tier_counts, self._pace.prefill_speed)
+        sums = self._checksums.counts() if self._checksums else {}
+        stats = worker_stats(self.core, tier_counts, {**self._pace.prefill_speed, **sums})
         if self._session is not None and stats != self._sent_stats:
             self._sent_stats = stats
             self._session(stats)

@@ -95,6 +95,8 @@ class WorkerOptions:
     commit_repeat_ms: int = 500
     read_stuck_ms: int = 10_000
     read_handle_bytes_max: int = 16 << 20
+    checksums: bool = False
+    """Offers carry a checksum of each block, which its reader compares before the commit."""
     quarantine_share_max: float = 0.05
     """Share of the pool in quarantine at which this worker is not ready any more."""
     drain_ms: int = 5_000

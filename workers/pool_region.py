@@ -55,6 +55,14 @@ class RankedPool(Protocol):
         """
         ...
 
+    def connect_checksums(self) -> "Sequence[Connection[Any, Any]]":
+        """Start what computes every rank's checksums (see `RankChecksums`); as above.
+
+        Raises:
+            ConfigError: a rank does not come.
+        """
+        ...
+
     def connect_tiers(self) -> "Sequence[Connection[Any, Any]]":
         """Start what opens every rank's tiers (see `disagg.workers.tiers.rank_tiers`); as above.
 

@@ -1,12 +1,13 @@
 """A worker: engine, transport, core and service put together in one process."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import grpc
@@ -28,6 +29,7 @@ from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.announcement import Announcement, announced_host, contract_of
 from disagg.workers.cache_policy import cache_policy, check_policy
 from disagg.workers.channel import CHANNEL_OPTIONS
+from disagg.workers.checksums import ComputesChecksums
 from disagg.workers.control import Control
 from disagg.workers.engines.block_tokens import hashed_layout
 from disagg.workers.engines.choice import build_engine
@@ -37,6 +39,7 @@ from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.pool_region import PoolRegion
+from disagg.workers.ranked_checksums import start_checksums
 from disagg.workers.ranked_transport import RankedTransport
 from disagg.workers.registration import keep_registered
 from disagg.workers.service import WorkerService
@@ -53,6 +56,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
 TRANSPORT_CLOSE_S = 2.0
 TIERS_CLOSE_S = 5.0
+CHECKSUMS_CLOSE_S = 1.0
 TIER_COPY_BYTES = 32 << 20
 """Copied to or from a tier at once; a part of it is what a sequence waits for at least."""
 
@@ -166,10 +170,11 @@ class Worker:
         loop = self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         options, engine = self.options, self._engine
-        contract = contract_of(engine, self._layout, self._hash_key)
+        contract = contract_of(engine, self._layout, self._hash_key, options.checksums)
         tiers, start_copies = await asyncio.to_thread(self._open_tiers, contract)
         core = self._build_core(tiers)
         tier_copies = self._tier_copies(start_copies)
+        checksums = await asyncio.to_thread(self._start_checksums, loop)
         publisher = self._kv_event_publisher(core)
         transport = self._transport_factory(
             agent_name(self.incarnation),
@@ -178,7 +183,7 @@ class Worker:
             options.read_handle_bytes_max,
         )
         control = self.control = Control(
-            core, engine, transport, self._fail, self._trace, tier_copies
+            core, engine, transport, self._fail, self._trace, tier_copies, checksums
         )
         server = self._connections.server(CHANNEL_OPTIONS)
         port = self._listen(server)
@@ -238,6 +243,8 @@ class Worker:
         await control.stop()
         if tier_copies and not await asyncio.to_thread(tier_copies.close, TIERS_CLOSE_S):
             self._fail("a tier still copies; only the end of the process ends that")
+        if checksums:
+            await asyncio.to_thread(checksums.close, CHECKSUMS_CLOSE_S)
         if not await asyncio.to_thread(transport.close, TRANSPORT_CLOSE_S):
             self._fail("READs are still in progress; only the end of the process ends them")
 
@@ -297,6 +304,17 @@ class Worker:
             on_cleared=lambda *cleared: control().tier_cleared(*cleared),
         )
 
+    def _start_checksums(self, loop: asyncio.AbstractEventLoop) -> ComputesChecksums | None:
+        if not self.options.checksums:
+            return None
+
+        def known(request_id: int, checksums: Sequence[int]) -> None:
+            assert self.control is not None, "they begin with the control's first event"
+            with contextlib.suppress(RuntimeError):  # a loop that is closed needs no news
+                loop.call_soon_threadsafe(self.control.checksums_known, request_id, checksums)
+
+        return start_checksums(self._engine.region, known, self._fail)
+
     def _build_core(self, tiers: tuple[TierSetting, ...]) -> WorkerCore:
         options, engine = self.options, self._engine
         max_model_tokens = min(
@@ -326,6 +344,7 @@ class Worker:
             reservation_ttl_ms=options.reservation_ttl_ms,
             lease_ttl_ms=options.lease_ttl_ms,
             take_over_ms=options.take_over_ms,
+            checksums=options.checksums,
             committed_max=options.committed_max,
             commit_repeat_ms=options.commit_repeat_ms,
             read_stuck_ms=options.read_stuck_ms,

@@ -41,6 +41,7 @@ from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers import control as control_module
 from disagg.workers.channel import CHANNEL_OPTIONS
+from disagg.workers.checksums import PoolChecksums
 from disagg.workers.control import Control
 from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
@@ -125,7 +126,12 @@ class Node:
         )
         self._note_reads()
         self.control = Control(
-            self.core, self.engine, self.transport, self._fail, TransferTrace(NoOpTracer())
+            self.core,
+            self.engine,
+            self.transport,
+            self._fail,
+            TransferTrace(NoOpTracer()),
+            checksums=self._start_checksums(loop) if plan.checksums else None,
         )
         server = grpc.aio.server(options=CHANNEL_OPTIONS)
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -146,6 +152,12 @@ class Node:
         await server.start()
         self._server = server
         self.control.open_session(self._on_worker_message)
+
+    def _start_checksums(self, loop: asyncio.AbstractEventLoop) -> PoolChecksums:
+        def known(request_id: int, checksums: Sequence[int]) -> None:
+            loop.call_soon_threadsafe(self.control.checksums_known, request_id, checksums)
+
+        return PoolChecksums(region_of(self.pool), known, self._fail)
 
     def _note_destinations(self) -> None:
         begin = self.core.inbound.begin

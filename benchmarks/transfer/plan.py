@@ -26,6 +26,7 @@ class NodePlan:
         tokens_per_s: of the stand-in engine; 0 is as fast as it goes.
         writes: the stand-in writes what can be compared.
         handle_bytes_max: as `WorkerOptions.read_handle_bytes_max`.
+        checksums: as `WorkerOptions.checksums`.
         model_dir: checkpoint of a real engine, whose layers replace ``layers``; "" for none.
     """
 
@@ -36,6 +37,7 @@ class NodePlan:
     tokens_per_s: float = 0.0
     writes: bool = True
     handle_bytes_max: int = HANDLE_BYTES_MAX
+    checksums: bool = False
     model_dir: str = ""
 
     def limits(
@@ -57,6 +59,7 @@ class NodePlan:
             read_stuck_ms=60_000,
             blocks_per_read_max=max(1, self.handle_bytes_max // layout.block_bytes),
             quarantine_share_max=0.05,
+            checksums=self.checksums,
         )
 
 

@@ -196,6 +196,10 @@ class TransferSettings(Section):
     the same worker does so since the last of them ended."""
     read_handle_bytes_max: int = Field(default=16 << 20, ge=4096, le=16 << 20)
     """Bytes per transfer handle; tests use less than the 1 to 16 MiB that pay."""
+    checksums: bool = False
+    """Offers carry a checksum of each block; what a reader got is compared before it is committed.
+    All workers that exchange KV need the same, and blocks of one size on as many ranks.
+    """
     quarantine_share_max: Share = 0.05
     """Share of a pool in quarantine at which the worker leaves and comes back."""
     drain_ms: Milliseconds = 5_000

@@ -19,6 +19,8 @@ class OfferedRange:
     block_id: int
     """Of the first block, in the owner's pool."""
     num_blocks: int
+    checksums: tuple[int, ...] = field(default=(), repr=False)
+    """Of each block, as its owner has it; () between workers that compute none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +188,16 @@ class LeaseRefused:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLoading:
-    """Owner -> reader: the answer to an `AskLease` follows when a tier has brought the prefix.
+    """Owner -> reader: the answer to an `AskLease` or `TakeOver` follows, but not yet.
 
-    Sent for each repetition of the request; a greater figure shows the reader that it goes on.
+    A tier brings the prefix, or checksums are computed. Sent for each repetition of the request; a
+    greater figure shows the reader that it goes on.
     """
 
     key: RequestKey
     request_number: int
     num_blocks: int
-    """Of those that the tier has to bring, how many have come."""
+    """How many have come out of the tier, and how many have their checksum."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ class Contract:
     layout_version: int = 0
     """Of the rules by which pages are laid out in blocks; releases of equal ones pair. 0: from a
     release that did not name it."""
+    checksums: str = ""
+    """Algorithm of the checksums that offers carry of each block and readers compare; "" for none.
+    They are of whole blocks: workers that read parts of each other's do without."""
 
     def has_equal_blocks(self, other: "Contract") -> bool:
         """Whether whole blocks are exchanged, of as many ranks on both sides."""
@@ -61,6 +64,11 @@ class Contract:
         if self.has_equal_blocks(other):
             return ()
         why = form_mismatches(self.forms, self.num_ranks, other.forms, other.num_ranks)
+        if self.checksums:
+            problem = (
+                f"checksums: {self.checksums} is of whole blocks, these would be read in parts"
+            )
+            why = (*why, problem)
         if not why:
             return ()
         unequal = [

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from disagg.messages.session import PeerAddress, ToRouterMessage
-from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.actions import ComputeChecksums, PostRead, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ WorkerAction = (
     | CheckTransport
     | Send
     | PostRead
+    | ComputeChecksums
     | WriteTier
     | ReadTier
     | ClearTier

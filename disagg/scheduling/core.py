@@ -9,14 +9,16 @@ order:
   incarnation ends or its epoch changed;
 - `next_step` after every event until there is none, or later (`StepPace`), `on_step_done` when a
   step has ended, in the order of their launch;
-- `on_read_done` exactly once for every `PostRead`, `on_tier_written` for every `WriteTier`,
-  `on_tier_read` for every `ReadTier`, `on_tier_cleared` for every `ClearTier`;
+- `on_read_done` exactly once for every `PostRead`, `on_checksums` for every `ComputeChecksums`,
+  `on_tier_written` for every `WriteTier`, `on_tier_read` for every `ReadTier`, `on_tier_cleared`
+  for every `ClearTier`;
 - `tick` every few milliseconds.
 
 Only one thread may call it.
 """
 
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as SequenceOf
 
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
@@ -100,6 +102,7 @@ class WorkerCore:
         self.admission, self._plans = worker.admission, worker.plans
         self.leases, self.lease_answers = worker.leases, worker.lease_answers
         self.inbound, self.lease_requests = worker.inbound, worker.lease_requests
+        self._checksums = worker.checksums
         self.prefill_side = PrefillSide(worker, random_delay_ms)
         self.decode_side = DecodeSide(worker)
         self.prefix_pull = PrefixPullSide(worker, self.prefill_side)
@@ -278,6 +281,16 @@ class WorkerCore:
     def on_read_done(self, now_ms: int, read_id: int, error: str) -> list[WorkerAction]:
         """Every handle of a READ is terminal."""
         self.inbound.on_read_done(now_ms, read_id, error)
+        return self._out.take()
+
+    def on_checksums(
+        self, now_ms: int, request_id: int, checksums: SequenceOf[int]
+    ) -> list[WorkerAction]:
+        """The checksums of a `ComputeChecksums` are known, one per block."""
+        num_before = self.inbound.num_mismatches
+        self._checksums.on_computed(now_ms, request_id, checksums)
+        if num_wrong := self.inbound.num_mismatches - num_before:
+            self._out.add(CheckTransport(f"{num_wrong} blocks came with other checksums"))
         return self._out.take()
 
     def on_tier_written(

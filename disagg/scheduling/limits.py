@@ -27,6 +27,8 @@ class WorkerLimits:
     steps_max: int = 1
     """Steps in flight at once; the coordinator's must be the same."""
     take_over_ms: int = 0
+    checksums: bool = False
+    """Offers carry the checksum of each block, and readers compare it."""
     drain_ms: int = 0
     tier_copies_max: int = 4
     """Reads and writes of one tier that are under way at once, each."""

@@ -25,6 +25,7 @@ def worker_stats(
     counters = core.counters.counts | {
         "preemptions": batcher.num_preemptions,
         "reservations_refused": core.prefill_side.num_refusals,
+        "checksum_mismatches": core.inbound.num_mismatches,
         **more_counts,
     }
     for tier, counts in tier_counts.items():

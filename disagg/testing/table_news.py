@@ -2,14 +2,13 @@
 
 from disagg.messages.identity import RequestKey
 from disagg.transfer.actions import (
+    Command,
     InboundCommitted,
     InboundDrained,
     InboundFailed,
     InboundPartial,
     LeaseCommitted,
     LeaseEnded,
-    PostRead,
-    Send,
 )
 
 News = (
@@ -21,14 +20,14 @@ class TableNews:
     """Outbox and listener of tables that are looked at by themselves."""
 
     def __init__(self) -> None:
-        self._said: list[Send | PostRead | News] = []
+        self._said: list[Command | News] = []
 
-    def take(self) -> list[Send | PostRead | News]:
+    def take(self) -> list[Command | News]:
         """Everything since the last call, in order."""
         said, self._said = self._said, []
         return said
 
-    def add(self, command: Send | PostRead, /) -> None:
+    def add(self, command: Command, /) -> None:
         """As the outbox."""
         self._said.append(command)
 

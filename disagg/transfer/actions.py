@@ -43,10 +43,25 @@ class PostRead:
     whole blocks are read."""
 
 
+@dataclass(frozen=True, slots=True)
+class ComputeChecksums:
+    """Compute a checksum of each of some blocks of our pool; `Checksums.on_computed` follows, once.
+
+    Requests may be carried out in any order, and beside everything else.
+    """
+
+    request_id: int
+    blocks: tuple[int, ...]
+    """Block ids; of several ranks, each one's part of the block enters its checksum."""
+
+
+Command = Send | PostRead | ComputeChecksums
+
+
 class Outbox(Protocol):
     """Takes commands, to be carried out in their order."""
 
-    def add(self, command: Send | PostRead, /) -> None:
+    def add(self, command: Command, /) -> None:
         """Append a command."""
 
 

@@ -21,6 +21,7 @@ def offers_to_wire(offers: Offers) -> peer_pb2.Offers:
                 block_index=r.block_index,
                 block_id=r.block_id,
                 num_blocks=r.num_blocks,
+                checksums=r.checksums,
             )
             for r in offers.ranges
         ],
@@ -36,12 +37,16 @@ def offers_from_wire(wire: peer_pb2.Offers) -> Offers:
     for offered in wire.ranges:
         if not offered.num_blocks:
             raise malformed(offered, "num_blocks", "is 0")
+        if offered.checksums and len(offered.checksums) != offered.num_blocks:
+            problem = f"has {len(offered.checksums)} entries for {offered.num_blocks} blocks"
+            raise malformed(offered, "checksums", problem)
     return Offers(
         key=key_from_wire(wire),
         lease_id=wire.lease_id,
         first=wire.first,
         ranges=tuple(
-            OfferedRange(r.group, r.block_index, r.block_id, r.num_blocks) for r in wire.ranges
+            OfferedRange(r.group, r.block_index, r.block_id, r.num_blocks, tuple(r.checksums))
+            for r in wire.ranges
         ),
         seal=_seal_from_wire(wire.seal) if wire.HasField("seal") else None,
         dead=wire.dead,

@@ -24,6 +24,7 @@ def contract_to_wire(contract: Contract) -> registration_pb2.Contract:
         num_ranks=contract.num_ranks,
         forms=map(form_to_wire, contract.forms),
         layout_version=contract.layout_version,
+        checksums=contract.checksums,
     )
 
 
@@ -48,6 +49,7 @@ def contract_from_wire(parent: Message, field: str = "contract") -> Contract:
         num_ranks=wire.num_ranks,
         forms=tuple(map(form_from_wire, wire.forms)),
         layout_version=wire.layout_version,
+        checksums=wire.checksums,
     )
 
 

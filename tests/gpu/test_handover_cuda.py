@@ -20,10 +20,17 @@ TOLERANCE = 1e-3
 """Wider than on the CPU: device and reference multiply in different orders."""
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral", "qwen3"])
-def test_a_handed_over_request_equals_one_process(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "checksums"),
+    [("gemma3", False), ("mistral", False), ("qwen3", False), ("gemma3", True)],
+)
+def test_a_handed_over_request_equals_one_process(
+    family: str, checksums: bool, tmp_path: Path
+) -> None:
     directory = make_checkpoint(tmp_path / family, family, window=WINDOW)
-    cluster = Cluster(directory, tmp_path, worker_options={"device": "cuda"})
+    cluster = Cluster(
+        directory, tmp_path, worker_options={"device": "cuda", "checksums": checksums}
+    )
     with running(cluster, p0="prefill", d0="decode"):
         for length in (WINDOW - 1, WINDOW, WINDOW + 1, 7 * WINDOW + 3):
             prompt = [1, *(20 + i * 37 % 200 for i in range(length - 1))]

@@ -42,7 +42,7 @@ def test_a_pull_is_checked_with_what_was_written() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["transfer", "exposed_time"])
+@pytest.mark.parametrize("name", ["transfer", "exposed_time", "checksums"])
 def test_the_quick_run_ends_with_lines_and_no_process(name: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--quick"],

@@ -12,6 +12,8 @@ FORMAT = 1
 """Version of what is stored: contract, header of a block, names. Another one is a foreign store."""
 
 
+_OF_TRANSFERS = ("wire_", "checksums")
+"""How the names of those fields of a contract begin that say nothing of a block's bytes."""
 PARTS = "rank-*-of-*"
 """Names of the stores of ranks, as a pattern."""
 
@@ -29,7 +31,7 @@ class TierContract:
     """What must be equal for a block's bytes to be of use.
 
     Model, types, groups, page format, and a value that tells hash keys apart: all that two workers
-    must agree on before KV moves between them, but for the versions of their wire.
+    must agree on before KV moves between them, but for what is said of the moving itself.
 
     Attributes:
         fields: by name, as JSON takes them; of a worker of several ranks the rank's number, too.
@@ -42,7 +44,7 @@ class TierContract:
     @classmethod
     def of(cls, contract: Contract, rank: int = 0) -> "TierContract":
         """The contract with which a worker registers, as the tiers of one of its ranks see it."""
-        fields = {k: v for k, v in asdict(contract).items() if not k.startswith("wire_")}
+        fields = {k: v for k, v in asdict(contract).items() if not k.startswith(_OF_TRANSFERS)}
         of_rank = {} if contract.num_ranks == 1 else {"rank": rank}
         return cls(fields | of_rank, contract.block_bytes)
 

@@ -13,6 +13,7 @@ OTHER = "bytes of another request"
 HALF = "half-written"
 OLD = "old "
 """Before what was computed, or began to be, before a reset of the prefix caches, or from such."""
+FLIPPED = "flipped bits"
 FAILED = "left by a step that failed"
 BETWEEN = " | "
 """Between the ranks' parts of a block that differ."""
@@ -54,7 +55,7 @@ def wrong_placeholder(in_flight: Sequence[Running]) -> str:
 
 def aged(content: str) -> str:
     """What a block contains is old from now on."""
-    if content.startswith(OLD) or content in ("", NOTHING, OTHER, FAILED):
+    if content.startswith(OLD) or content in ("", NOTHING, OTHER, FLIPPED, FAILED):
         return content
     return OLD + content
 

@@ -1,11 +1,12 @@
 """A worker or the router moves, and what it wants is done to the world around it."""
 
 from disagg.checking.explorer.exploration import Step
-from disagg.checking.explorer.memory import aged, with_part
+from disagg.checking.explorer.memory import FLIPPED, aged, with_part
 from disagg.checking.explorer.routers import Routers
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.state import (
     CRASHED,
+    BlockSum,
     Client,
     Envelope,
     Facts,
@@ -33,7 +34,7 @@ from disagg.scheduling.actions import (
     WorkerAction,
     WriteTier,
 )
-from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.actions import ComputeChecksums, PostRead, Send
 
 _BROKEN = (InvariantViolation, AssertionError, KeyError)
 
@@ -136,10 +137,12 @@ class Moves:
             label += ", and exits"
         return Step(label, state, broken or moved.broken or wrong)
 
-    def lands(self, now: State, read: Read, rank: int) -> tuple[State, str]:
-        """A rank's READ copies its part of a block, and what is wrong with that."""
+    def lands(
+        self, now: State, read: Read, rank: int, *, flipped: bool = False
+    ) -> tuple[State, str]:
+        """A rank's READ copies its part of a block, or other bytes; and what is wrong with that."""
         memory, num_ranks = self.workers.memory, self.setting.num_ranks
-        source = memory[now.workers[read.owner]][read.src]
+        source = FLIPPED if flipped else memory[now.workers[read.owner]][read.src]
         old = memory[now.workers[read.side]][read.dst]
         content = with_part(old, rank, num_ranks, source)
         held = read.dst in self.facts(now, read.side).inbound_held
@@ -160,6 +163,7 @@ class Moves:
                 if self.envelope(index).to != life or not self.setting.checks_addressee
             ),
             reads=tuple(read for read in now.reads if read.side != side),
+            sums=tuple(one for one in now.sums if one.side != side),
             copies=tuple(copy for copy in now.copies if copy.side != side),
             clears=tuple(one for one in now.clears if one != side),
         )
@@ -185,6 +189,7 @@ class Moves:
         in_order = self.setting.delivery == "in order"
         me, on_way, reads = self.life_of(now, side), list(now.on_way), list(now.reads)
         said, copies, clears, exits = [], list(now.copies), list(now.clears), False
+        sums = list(now.sums)
         for action in actions:
             match action:
                 case Send(to, message) if self._lives(now, to) or not self.setting.checks_addressee:
@@ -196,6 +201,8 @@ class Moves:
                     life = int(owner.epoch[1:])
                     none = (False,) * self.setting.num_ranks
                     reads.append(Read(side, read_id, from_, life, src, dst, none, none))
+                case ComputeChecksums(request_id, (block,)):
+                    sums.append(BlockSum(side, request_id, block))
                 case WriteTier(copy_id, _, ((key, block),)):
                     copies.append(TierCopy(side, copy_id, True, key, block))
                 case ReadTier(copy_id, _, ((key, block),)):
@@ -209,6 +216,7 @@ class Moves:
         after = now._replace(
             on_way=tuple(on_way if in_order else sorted(on_way)),
             reads=tuple(sorted(reads)),
+            sums=tuple(sorted(sums)),
             copies=tuple(sorted(copies)),
             clears=tuple(sorted(clears)),
         )

@@ -75,6 +75,7 @@ class Setting:
         tiers_at: workers that have a tier of their own.
         stored: these tiers have the blocks of all prompts already, and their pools have not.
         quarantine_share: of a pool that READs without an end may hold before the worker exits.
+        checksums: offers carry those of their blocks.
 
         delivery: what one worker says to another arrives *once*, at any later time or never;
             *repeated*, any number of times; or *in order*, once, until the stream ends.
@@ -95,6 +96,7 @@ class Setting:
         clear_errors: tiers that cannot be emptied.
         step_errors: steps that fail.
         read_errors: READs that fail.
+        bit_flips: READs that bring other bytes than there are, and end well.
         time_outs: what may time out at any moment.
         num_time_outs: how often; None: without a bound.
         late_time_outs: only once a message or a worker is lost for good.
@@ -140,6 +142,7 @@ class Setting:
     tiers_at: tuple[int, ...] = (0,)
     stored: bool = False
     quarantine_share: float = 1.0
+    checksums: bool = False
 
     delivery: Literal["once", "repeated", "in order"] = "once"
     repeats: bool = True
@@ -158,6 +161,7 @@ class Setting:
     clear_errors: int = 0
     step_errors: int = 0
     read_errors: int = 0
+    bit_flips: int = 0
     time_outs: tuple[Wait, ...] = ()
     num_time_outs: int | None = None
     late_time_outs: bool = False

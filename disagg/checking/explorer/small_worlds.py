@@ -123,6 +123,10 @@ SMALL_WORLDS: dict[str, Named] = {
         pair(specs=(FULL, WINDOW), num_blocks=8, preemptions=1),
     ),
     "pair-errors": ("a step fails, a READ fails", pair(step_errors=1, read_errors=1)),
+    "pair-checksums": (
+        "with checksums; a READ brings other bytes than there are, the client goes away",
+        pair(checksums=True, bit_flips=1, cancels=1),
+    ),
     "pair-restart": ("each worker restarts under its name", pair(crashes=BOTH, returns=True)),
     "pair-strangers": (
         "every message also from a wrong epoch, where it must change nothing; the client goes away",
@@ -199,6 +203,14 @@ SMALL_WORLDS: dict[str, Named] = {
         "D crashes at any moment, E takes the lease over; eviction",
         take_over(evictions=1),
     ),
+    "chain-checksums": (
+        "with checksums; a READ of either hop brings other bytes than there are; eviction",
+        chain(checksums=True, bit_flips=1, evictions=1, delivery="in order"),
+    ),
+    "take-over-checksums": (
+        "with checksums; a READ brings other bytes than there are",
+        take_over(checksums=True, bit_flips=1),
+    ),
     "take-over-errors": ("and a READ fails", take_over(read_errors=1)),
     "take-over-window": (
         "a full and a window group",
@@ -271,6 +283,10 @@ SMALL_WORLDS: dict[str, Named] = {
             cancels=1,
         ),
     ),
+    "lending-checksums": (
+        "two blocks, with checksums; a READ brings other bytes than there are; everything repeated",
+        lending(requests=(PULLS_TWO,), checksums=True, bit_flips=1, delivery="repeated"),
+    ),
     "lending-lost": (
         "two blocks; P and C lose each other at any moment, P crashes; eviction",
         lending(requests=(PULLS_TWO,), unlinked=((0, 1),), crashes=(1,), evictions=1),
@@ -320,6 +336,10 @@ SMALL_WORLDS: dict[str, Named] = {
     "generation-session": (
         "D's session with the router breaks, D lives on and gets another",
         planned(cuts=(DECODE,)),
+    ),
+    "generation-checksums": (
+        "with checksums; a READ brings other bytes than there are",
+        planned(checksums=True, bit_flips=1),
     ),
     "generation-cancel": ("a READ fails, the client goes away", planned(read_errors=1, cancels=1)),
 }

@@ -93,6 +93,14 @@ class TierCopy(NamedTuple):
     """What was copied; empty before that."""
 
 
+class BlockSum(NamedTuple):
+    """A checksum of one block that is being computed."""
+
+    side: int
+    request_id: int
+    block: int
+
+
 class Faults(NamedTuple):
     """How much has gone wrong so far."""
 
@@ -102,6 +110,7 @@ class Faults(NamedTuple):
     evictions: int = 0
     step_errors: int = 0
     read_errors: int = 0
+    bit_flips: int = 0
     tier_losses: int = 0
     resets: int = 0
     clear_errors: int = 0
@@ -133,6 +142,7 @@ class State(NamedTuple):
     on_way: tuple[int, ...] = ()
     """Sorted, or in order of sending."""
     reads: tuple[Read, ...] = ()
+    sums: tuple[BlockSum, ...] = ()
     copies: tuple[TierCopy, ...] = ()
     stores: tuple[tuple[tuple[TierKey, str], ...], ...] = ()
     """Per worker, what its tier has."""

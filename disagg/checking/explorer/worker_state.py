@@ -54,6 +54,7 @@ def limits_of(setting: Setting) -> WorkerLimits:
         blocks_per_read_max=1,
         quarantine_share_max=setting.quarantine_share,
         take_over_ms=TAKE_OVER_MS,
+        checksums=setting.checksums,
         blocks_per_tier_copy_max=1,
         tier_write_share_max=1.0,
     )
@@ -174,6 +175,7 @@ def make_canonical(core: WorkerCore) -> None:
     """Forget what no decision depends on: counters, clocks, the order of free blocks."""
     core.counters.counts.clear()
     core.prefill_side.num_refusals = core.batcher.num_preemptions = 0
+    core.inbound.num_mismatches = 0
     send_whole_tables(core)
     core.batcher._ended.clear()
     _number_steps(core)

@@ -9,6 +9,7 @@ hears any beginning. The scripted router hears everything at once.
 
 from collections.abc import Iterator
 
+from disagg.checking.explorer.checksums import checksum_steps
 from disagg.checking.explorer.exploration import Exploration, Goal, Step, explore
 from disagg.checking.explorer.moves import Moves
 from disagg.checking.explorer.rounds import rounds
@@ -63,7 +64,7 @@ class World:
 
     def _rests(self, now: State) -> bool:
         """Nothing is held or goes on, and every client of the router's core has its end."""
-        under_way = now.reads or now.copies or now.clears
+        under_way = now.reads or now.copies or now.clears or now.sums
         if under_way or (now.clients and not self.moves.is_over(now)):
             return False
         facts = self.moves.workers.facts
@@ -105,6 +106,7 @@ class World:
         yield from self._message_steps(now)
         for read in now.reads:
             yield from self._read_steps(now, read, over)
+        yield from checksum_steps(self.moves, now)
         yield from tier_steps(self.moves, now)
         if not over and len(now.faults.cancels) < self.setting.cancels:
             yield from self._cancel_steps(now)
@@ -281,21 +283,32 @@ class World:
             if read.ended[rank]:
                 continue
             label = f"READ {read.read_id}" + (f", rank {rank}" if setting.num_ranks > 1 else "")
-            landed, broken = now._replace(reads=others), ""
-            if not read.landed[rank] and alive:
-                landed, broken = self.moves.lands(landed, read, rank)
-                if not setting.whole_reads:
-                    after = read._replace(landed=put(read.landed, rank, True))
-                    reads = tuple(sorted((*others, after)))
-                    content = self.moves.workers.memory[landed.workers[read.side]][read.dst]
-                    lands = f"{self._names[read.side]}: {label} lands: {content!r} in {read.dst}"
-                    yield Step(lands, landed._replace(reads=reads), broken)
-            if read.landed[rank] or (setting.whole_reads and alive):
-                yield self._ends_read(landed, f"{label} is DONE", read, rank, "", broken)
+            done = now._replace(reads=others)
+            if read.landed[rank]:
+                yield self._ends_read(done, f"{label} is DONE", read, rank, "")
+            elif alive:
+                yield self._lands(done, label, read, rank, flipped=False)
+                if now.faults.bit_flips < setting.bit_flips and not over:
+                    faults = now.faults._replace(bit_flips=now.faults.bit_flips + 1)
+                    flips = done._replace(faults=faults)
+                    yield self._lands(flips, label, read, rank, flipped=True)
             if not alive or (errors < setting.read_errors and not over):
                 faults = now.faults._replace(read_errors=errors + alive)
                 after_error = now._replace(reads=others, faults=faults)
                 yield self._ends_read(after_error, f"{label} fails", read, rank, "error")
+
+    def _lands(
+        self, now: State, label: str, read: Read, rank: int, *, flipped: bool
+    ) -> Step[State]:
+        """A rank's READ writes its part of a block, and where READs are whole it ends with that."""
+        landed, broken = self.moves.lands(now, read, rank, flipped=flipped)
+        if self.setting.whole_reads:
+            label += " brings flipped bits" if flipped else " is DONE"
+            return self._ends_read(landed, label, read, rank, "", broken)
+        reads = (*now.reads, read._replace(landed=put(read.landed, rank, True)))
+        content = self.moves.workers.memory[landed.workers[read.side]][read.dst]
+        lands = f"{self._names[read.side]}: {label} lands: {content!r} in {read.dst}"
+        return Step(lands, landed._replace(reads=tuple(sorted(reads))), broken)
 
     def _ends_read(
         self, now: State, label: str, read: Read, rank: int, error: str, broken: str = ""

@@ -14,6 +14,7 @@ from disagg.scheduling.generations import Generations
 from disagg.scheduling.handover.budget import HandoverBudget
 from disagg.scheduling.handover.inbound_admission import InboundAdmission
 from disagg.scheduling.limits import Counters, WorkerLimits
+from disagg.transfer.checksums import Checksums
 from disagg.transfer.owner.requests import LeaseAnswers
 from disagg.transfer.owner.table import LeaseTable
 from disagg.transfer.read_plan import ReadPlan
@@ -41,6 +42,7 @@ class WorkerState:
         inbound: what it reads from owners.
         lease_requests: its requests to owners.
         plans: how blocks of the owners that are not like this worker are read.
+        checksums: those of this worker's blocks that are being computed.
     """
 
     kv: KVCacheCoordinator
@@ -57,6 +59,7 @@ class WorkerState:
     inbound: InboundTable
     lease_requests: LeaseRequests
     plans: dict[Incarnation, ReadPlan]
+    checksums: Checksums
 
     def parts_from(
         self,
@@ -86,6 +89,8 @@ def create_state(
     counters, out = Counters(), Actions()
     batcher = Batcher(kv, limits)
     generations = Generations(kv, hasher, limits, batcher, counters, out)
+    checksums = Checksums(out, limits.blocks_per_read_max)
+    compared = checksums if limits.checksums else None
     leases = LeaseTable(
         me,
         kv.pool,
@@ -93,6 +98,7 @@ def create_state(
         ttl_ms=limits.lease_ttl_ms,
         committed_max=limits.committed_max,
         take_over_ms=limits.take_over_ms,
+        checksums=compared,
     )
     inbound = InboundTable(
         me,
@@ -103,6 +109,7 @@ def create_state(
         read_stuck_ms=limits.read_stuck_ms,
         blocks_per_read_max=limits.blocks_per_read_max,
         progress_ms=limits.progress_ms,
+        checksums=compared,
     )
     return WorkerState(
         kv=kv,
@@ -125,4 +132,5 @@ def create_state(
             repeat_ms=limits.commit_repeat_ms,
         ),
         plans={},
+        checksums=checksums,
     )

@@ -79,6 +79,9 @@ class SimulationConfig:
     wild_pulls_per_mille: int = 0
     """Prefills that are sent to pull from anybody, whatever is there."""
     read_errors_per_mille: int = 0
+    checksums: bool = False
+    bit_flips_per_mille: int = 0
+    """Blocks of which a READ brings other bytes than there are, and ends well."""
     read_ms_max: int = 30
     blocks_per_read_max: int = 4
     step_ms_max: int = 10

@@ -70,7 +70,7 @@ class Simulation:
         """By cause."""
         self.num_events = 0
         """Messages that arrived or were lost, steps and READs that ended."""
-        self.num_reads = 0
+        self.num_reads = self.num_flips = 0
         self.failed_reads: list[FailedRead] = []
         """Those that were planned."""
         self.hasher = BlockHasher(HASH_KEY, config.layout.hash_block_tokens)

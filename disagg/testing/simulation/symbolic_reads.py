@@ -1,6 +1,7 @@
 """How symbolic KV lies, as contracts say it, and what a READ of a part of a block copies."""
 
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.forms import GroupForm, Section
@@ -46,6 +47,17 @@ def part_of(plan: ReadPlan, group: int, pair: int) -> Sequence[ByteRange]:
     """The ranges of a part, as a `PostRead` names it."""
     reads = plan.groups[group]
     return reads.ranges[reads.pairs[pair]]
+
+
+def flipped(cells: dict[int, Cell]) -> dict[int, Cell]:
+    """What a READ brings of a block when bits of its first cell flip on their way."""
+    first = min(cells)
+    return cells | {first: replace(cells[first], digest=cells[first].digest ^ 1)}
+
+
+def checksum_of(cells: dict[int, Cell]) -> int:
+    """Of a block as it is now."""
+    return hash(tuple(sorted((at, *astuple(cell)) for at, cell in cells.items())))
 
 
 def read_part(

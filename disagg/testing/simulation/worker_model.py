@@ -29,11 +29,17 @@ from disagg.scheduling.step_pace import StepPace
 from disagg.testing.simulation.bounds import check_step
 from disagg.testing.simulation.config import SimulationConfig
 from disagg.testing.simulation.symbolic_engine import SymbolicEngine, SymbolicMemory
-from disagg.testing.simulation.symbolic_reads import part_of, read_part, symbolic_forms
+from disagg.testing.simulation.symbolic_reads import (
+    checksum_of,
+    flipped,
+    part_of,
+    read_part,
+    symbolic_forms,
+)
 from disagg.testing.simulation.symbolic_tier import SimulatedTier, SymbolicStore
 from disagg.testing.simulation.tier_copies import TierCopies
 from disagg.testing.simulation.worker_faults import expire_leases, preempt_youngest
-from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.actions import ComputeChecksums, PostRead, Send
 from disagg.transfer.read_plan import ByteRange, ReadPlan, plan_reads
 
 
@@ -43,6 +49,8 @@ class World(Protocol):
     config: SimulationConfig
     hasher: BlockHasher
     now_ms: int
+    num_flips: int
+    """Blocks that came with flipped bits."""
 
     def draw(self, low: int, high: int) -> int:
         """A seeded random number, both ends included."""
@@ -122,6 +130,7 @@ class WorkerModel:
             blocks_per_read_max=config.blocks_per_read_max,
             quarantine_share_max=1.0,
             take_over_ms=config.take_over_ms,
+            checksums=config.checksums,
             blocks_per_tier_copy_max=config.blocks_per_tier_copy_max,
         )
         kv = KVCacheCoordinator(
@@ -258,6 +267,8 @@ class WorkerModel:
                     self._world.to_peer(self.me, to, peer_message)
                 case PostRead():
                     self._read(action)
+                case ComputeChecksums():
+                    self._checksum(action)
                 case WriteTier() | ReadTier():
                     self._tier_copies.begin(action)
                 case ClearTier(tier):
@@ -335,10 +346,16 @@ class WorkerModel:
         *,
         torn: bool,
     ) -> None:
+        flips_per_mille = self._world.config.bit_flips_per_mille
+        flips = flips_per_mille and self._world.draw(1, 1000) <= flips_per_mille
+
         def copy() -> None:
             if not (self.alive and owner.alive):
                 return
             cells = owner.memory.blocks[src]
+            if flips and cells:
+                cells = flipped(cells)
+                self._world.num_flips += 1
             if ranges is None:
                 taken = list(cells.items())
                 self.memory.blocks[dst] = dict(taken[: len(taken) // 2] if torn else taken)
@@ -346,6 +363,17 @@ class WorkerModel:
                 read_part(cells, self.memory.blocks[dst], ranges[: 0 if torn else None])
 
         self._world.later(delay_ms, copy)
+
+    def _checksum(self, wanted: ComputeChecksums) -> None:
+        """Compute checksums at some time, of what is there then."""
+
+        def known() -> None:
+            if self.alive:
+                now_ms, blocks = self._world.now_ms, self.memory.blocks
+                checksums = [checksum_of(blocks[block]) for block in wanted.blocks]
+                self._perform(self.core.on_checksums(now_ms, wanted.request_id, checksums))
+
+        self._world.later(self._world.draw(0, self._world.config.read_ms_max), known)
 
     def _read_done(self, read: PostRead, error: str) -> None:
         if not self.alive:

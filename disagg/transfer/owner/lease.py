@@ -1,7 +1,7 @@
 """One lease: what its table remembers of it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Attempt, Incarnation, LeaseRequest, RequestKey
@@ -41,6 +41,13 @@ class Lease:
     first_lacked: tuple[int, ...] = ()
     """Per group, index of the first block that its reader lacks; () where that is not needed."""
     ranges: list[OfferedRange] = field(default_factory=list)
+    num_ready: int | None = None
+    """How many of them the reader may know of, as their blocks' checksums are known; None: all, as
+    none are computed."""
+    checksums: list[int] = field(default_factory=list)
+    """Of the first blocks of the ranges after those."""
+    num_summing: int = 0
+    """Blocks after these whose checksums are being computed."""
     offered: dict[int, set[int]] = field(default_factory=dict)
     """Per group the indexes of the blocks offered."""
     seal: Seal | None = None
@@ -70,16 +77,25 @@ class Lease:
         """A copy of the lease's figures, for display."""
         return LeaseStatus(self.lease_id, self.key, self.reader, self.state, self.num_blocks)
 
+    @property
+    def num_offered(self) -> int:
+        """Number of ranges that the reader may know of."""
+        return len(self.ranges) if self.num_ready is None else self.num_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the reader may know of all that is offered, and of the seal."""
+        return self.num_offered == len(self.ranges)
+
     def offers(self, first: int) -> Offers:
-        """Ranges from a number on, and the seal if there is one."""
-        ranges = tuple(self.ranges[first:])
+        """Ranges from a number on, and the seal if there is one, as far as the reader may know."""
         number = self._request_number
         return Offers(
             self.key,
             self.lease_id,
             first,
-            ranges,
-            self.seal,
+            tuple(self.ranges[first : self.num_offered]),
+            self.seal if self.is_ready else None,
             request_number=number,
             num_computed_tokens=self.num_computed,
         )
@@ -122,6 +138,40 @@ class Lease:
             fresh = {index for index, _ in pairs}
             if len(fresh) < len(pairs) or not fresh.isdisjoint(self.offered.get(group, ())):
                 raise InvariantViolation(f"{self.key}: a block of group {group} offered twice")
+
+    def next_to_sum(self, blocks_max: int) -> list[int]:
+        """The next blocks whose checksums are to be computed, while none are; counts them."""
+        if self.is_ready or self.num_summing:
+            return []
+        wanted = len(self.checksums) + blocks_max
+        blocks: list[int] = []
+        for r in self.ranges[self.num_offered :]:
+            blocks += range(r.block_id, r.block_id + min(r.num_blocks, wanted - len(blocks)))
+            if len(blocks) == wanted:
+                break
+        blocks = blocks[len(self.checksums) :]
+        self.num_summing = len(blocks)
+        return blocks
+
+    def take_checksums(self, checksums: Sequence[int]) -> bool:
+        """Add those of the blocks from `next_to_sum`; whether a range is ready that was not."""
+        assert self.num_ready is not None
+        before, self.num_summing, first = self.num_ready, 0, 0
+        known = [*self.checksums, *checksums]
+        for number, r in enumerate(self.ranges[before:], before):
+            end = first + r.num_blocks
+            if end > len(known):
+                break
+            self.ranges[number] = replace(r, checksums=tuple(known[first:end]))
+            self.num_ready, first = number + 1, end
+        self.checksums = known[first:]
+        return self.num_ready > before
+
+    @property
+    def num_summed(self) -> int:
+        """Blocks whose checksums are known."""
+        ready = self.ranges[: self.num_offered]
+        return sum(r.num_blocks for r in ready) + len(self.checksums)
 
     def blocks_from(self, first_lacked: Sequence[int]) -> GroupBlocks:
         """The blocks offered, from a block index on in each group."""

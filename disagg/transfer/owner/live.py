@@ -1,7 +1,10 @@
 """Leases that hold blocks, from their creation to their end."""
 
+from collections.abc import Sequence
+
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
 from disagg.transfer.actions import BlockHolds, LeaseEnded, LeaseListener, Outbox, Send
+from disagg.transfer.checksums import Checksums
 from disagg.transfer.owner.committed import CommittedLeases
 from disagg.transfer.owner.lease import GroupBlocks, Lease, LeaseStatus
 from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent, LeaseState
@@ -21,6 +24,7 @@ class LiveLeases:
         ttl_ms: a lease dies when neither its owner nor its reader got on with it for so long.
         committed_max: committed leases remembered until the reader acknowledges.
         take_over_ms: a sealed hand-over whose reader is lost lives on so long; 0: not at all.
+        checksums: computes those of the blocks offered; None: the offers carry none.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class LiveLeases:
         ttl_ms: int,
         committed_max: int,
         take_over_ms: int = 0,
+        checksums: Checksums | None = None,
     ) -> None:
         self.me = me
         self.holds = holds
@@ -44,6 +49,7 @@ class LiveLeases:
         self._by_key: dict[RequestKey, int] = {}
         self._committed = CommittedLeases(committed_max)
         self._take_over_ms = take_over_ms
+        self._checksums = checksums
         self._orphans: dict[int, int] = {}
         """Deadlines of live leases without a reader, in order."""
 
@@ -67,6 +73,7 @@ class LiveLeases:
             listener,
             LEASE_TABLE.born(event),
             request,
+            num_ready=None if self._checksums is None else 0,
         )
         self.holds.hold(lease.holder, ())
         self._live[lease.lease_id] = lease
@@ -139,7 +146,37 @@ class LiveLeases:
         lease.check_new(blocks)
         self.holds.add_to_hold(lease.holder, taken)
         lease.add(blocks)
+        self._sum_next(lease)
         return True
+
+    def _sum_next(self, lease: Lease) -> None:
+        """Have the next checksums of a lease computed, a piece at a time: the leases take turns."""
+        if self._checksums is None:
+            return
+        if blocks := lease.next_to_sum(self._checksums.blocks_max):
+            self._checksums.compute(self, lease.lease_id, blocks)
+
+    def summed(self, now_ms: int, subject: int, checksums: Sequence[int]) -> None:
+        """Checksums of blocks of a lease are known; nothing if it is not live any more."""
+        lease = self._live.get(subject)
+        if lease is None:
+            return
+        state = LEASE_TABLE.move(lease.state, LeaseEvent.SUMMED)
+        first = lease.num_offered
+        is_news = lease.take_checksums(checksums)
+        self._sum_next(lease)
+        if state is not LeaseState.ORPHANED:
+            self._refresh(now_ms, lease, state)
+            if is_news:
+                self.tell(lease, first)
+
+    def tell(self, lease: Lease, first: int) -> None:
+        """Send a lease's ranges from a number on, those that wait for their checksums excepted.
+
+        A lease that was requested is sent as a whole, or not yet.
+        """
+        if lease.is_ready or (lease.request is None and lease.num_offered > first):
+            self.out.add(Send(lease.reader, lease.offers(0 if lease.request else first)))
 
     def _refresh(self, now_ms: int, lease: Lease, state: LeaseState) -> None:
         lease.state = state

@@ -5,7 +5,7 @@ counter. What was forgotten is new; its reader, who has moved on, withdraws the 
 """
 
 from disagg.messages.identity import Incarnation, LeaseRequest
-from disagg.messages.peer import LeaseRefused, TakeOver, WithdrawLease
+from disagg.messages.peer import LeaseLoading, LeaseRefused, TakeOver, WithdrawLease
 from disagg.transfer.actions import LeaseListener, Send
 from disagg.transfer.owner.lease import GroupBlocks, Lease
 from disagg.transfer.owner.states import LEASE_TABLE, LeaseEvent, LeaseState
@@ -46,7 +46,7 @@ class LeaseAnswers:
         lease = self._create(now_ms, request, LeaseEvent.OPENED, blocks, listener)
         lease.is_pull = True
         lease.close(len(blocks), num_tokens)
-        self._table.out.add(Send(lease.reader, lease.offers(0)))
+        self._table.tell(lease, 0)
 
     def take_over(
         self, now_ms: int, sender: Incarnation, message: TakeOver, listener: LeaseListener
@@ -85,7 +85,7 @@ class LeaseAnswers:
         )
         self._table.die(old, LeaseEvent.TRANSFER, "taken over")
         self._table.is_hand_over(lease)
-        self._table.out.add(Send(sender, lease.offers(0)))
+        self._table.tell(lease, 0)
 
     def refuse(self, request: LeaseRequest) -> None:
         """Refuse a request that has no answer yet."""
@@ -103,8 +103,12 @@ class LeaseAnswers:
         lease = self._lease_of(request)
         if lease is None or lease.state is LeaseState.ORPHANED:
             self._send_refusal(request)
+        elif not lease.is_ready and lease.state is not LeaseState.COMMITTED:
+            num_ready = lease.num_blocks + lease.num_summed  # more than while a tier brought them
+            loading = LeaseLoading(request.key, request.number, num_ready)
+            self._table.out.add(Send(lease.reader, loading))
         elif lease.state is not LeaseState.COMMITTED:
-            self._table.out.add(Send(lease.reader, lease.offers(0)))
+            self._table.tell(lease, 0)
         return True
 
     def on_withdraw(self, sender: Incarnation, withdraw: WithdrawLease) -> None:

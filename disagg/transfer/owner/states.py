@@ -24,6 +24,7 @@ class LeaseEvent(StrEnum):
     SEAL = "seal"
     COMPUTED = "chunk, nothing to offer"
     READ_ON = "ReadProgress, more than before"
+    SUMMED = "checksums known"
     ASK = "AskOffers"
     COMMIT_EQUAL = "Commit, counts equal"
     COMMIT_SAME = "Commit, same attempt"
@@ -49,6 +50,7 @@ LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
         (_S.OPEN, _E.OFFER, _S.OPEN, "hold the blocks, number and send their ranges"),
         (_S.OPEN, _E.COMPUTED, _S.OPEN, "live anew; send how far the prefill is"),
         (_S.OPEN, _E.READ_ON, _S.OPEN, "live anew"),
+        (_S.OPEN, _E.SUMMED, _S.OPEN, "live anew; send the ranges that waited for them"),
         (
             _S.OPEN,
             _E.SEAL,
@@ -67,6 +69,12 @@ LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
             "send the offers from that number on, and the seal",
         ),
         (_S.SEALED, _E.READ_ON, _S.SEALED, "live anew"),
+        (
+            _S.SEALED,
+            _E.SUMMED,
+            _S.SEALED,
+            "live anew; send the ranges that waited for them, with the last the counts",
+        ),
         (_S.SEALED, _E.COMMIT_EQUAL, _S.COMMITTED, "drop the hold, send the confirmation"),
         (_S.SEALED, _E.COMMIT_OTHER, _S.SEALED, "send a refusal"),
         (_S.SEALED, _E.END, _S.DEAD, f"{_DIE}; send dead"),
@@ -76,6 +84,7 @@ LEASE_TABLE: TransitionTable[LeaseState, LeaseEvent] = TransitionTable(
         (_S.SEALED, _E.ORPHAN, _S.ORPHANED, "hold on for take_over_ms; only TakeOver may use it"),
         (_S.SEALED, _E.TRANSFER, _S.DEAD, _PASSES),
         (_S.ORPHANED, _E.TRANSFER, _S.DEAD, _PASSES),
+        (_S.ORPHANED, _E.SUMMED, _S.ORPHANED, "nothing: who takes it over has its own computed"),
         (_S.ORPHANED, _E.ASK, _S.ORPHANED, "send dead"),
         (_S.ORPHANED, _E.COMMIT_OTHER, _S.ORPHANED, "send a refusal"),
         (_S.ORPHANED, _E.END, _S.DEAD, _DIE),

@@ -68,7 +68,7 @@ class LeaseTable(LiveLeases):
         state = LEASE_TABLE.move(lease.state, LeaseEvent.OFFER)
         if self._take(lease, blocks):
             self._refresh(now_ms, lease, state)
-            self.out.add(Send(lease.reader, lease.offers(first)))
+            self.tell(lease, first)
 
     def renew(self, now_ms: int, lease_id: int, num_computed: int) -> None:
         """The prefill goes on, and nothing is to be offered yet: prolong, and show the reader.
@@ -79,7 +79,7 @@ class LeaseTable(LiveLeases):
         if lease is not None and num_computed > lease.num_computed:
             lease.num_computed = num_computed
             self._refresh(now_ms, lease, LEASE_TABLE.move(lease.state, LeaseEvent.COMPUTED))
-            self.out.add(Send(lease.reader, lease.offers(len(lease.ranges))))
+            self.out.add(Send(lease.reader, lease.offers(lease.num_offered)))
 
     def seal(
         self,
@@ -113,7 +113,7 @@ class LeaseTable(LiveLeases):
         self._take(lease, blocks)
         lease.close(len(blocks), num_tokens, first_token_id, first_logprob, first_top_logprobs)
         self._refresh(now_ms, lease, state)
-        self.out.add(Send(lease.reader, lease.offers(first)))
+        self.tell(lease, first)
 
     def end(self, lease_id: int, reason: str) -> None:
         """End a live lease, for whatever reason; nothing if it is not live."""
@@ -144,8 +144,8 @@ class LeaseTable(LiveLeases):
         state = LEASE_TABLE.move(lease.state, LeaseEvent.ASK)
         if state is LeaseState.ORPHANED:
             self.out.add(Send(sender, lease.dead()))
-        elif state is not LeaseState.COMMITTED:
-            first = max(0, min(ask.first, len(lease.ranges)))
+        elif state is not LeaseState.COMMITTED and (lease.request is None or lease.is_ready):
+            first = max(0, min(ask.first, lease.num_offered))
             self.out.add(Send(sender, lease.offers(first)))
 
     def on_read_progress(self, now_ms: int, sender: Incarnation, progress: ReadProgress) -> None:
@@ -178,7 +178,7 @@ class LeaseTable(LiveLeases):
             return
         lease.state = state
         lease.attempt = commit.attempt
-        lease.ranges, lease.offered = [], {}
+        lease.ranges, lease.offered, lease.num_ready = [], {}, None
         self._no_longer_live(lease)
         self._committed.add(lease)
         self.holds.drop(lease.holder)

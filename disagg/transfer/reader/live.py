@@ -10,8 +10,9 @@ from disagg.transfer.actions import (
     Outbox,
     Send,
 )
+from disagg.transfer.checksums import Checksums
 from disagg.transfer.reader.offers import Run
-from disagg.transfer.reader.reads import ReadsInProgress
+from disagg.transfer.reader.reads import Read, ReadsInProgress
 from disagg.transfer.reader.states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.reader.transfer import InboundStatus, InboundTransfer
 
@@ -32,6 +33,10 @@ class LiveTransfers:
             quarantine.
         blocks_per_read_max: blocks in one READ.
         progress_ms: an owner is shown at most so often that READs of its lease end.
+        checksums: computes those of the blocks read; None: they are believed as they come.
+
+    Attributes:
+        num_mismatches: blocks that came with other checksums than they were offered with.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class LiveTransfers:
         read_stuck_ms: int,
         blocks_per_read_max: int,
         progress_ms: int = 1_000,
+        checksums: Checksums | None = None,
     ) -> None:
         self.me = me
         self.holds = holds
@@ -58,6 +64,10 @@ class LiveTransfers:
         self._entries: dict[int, InboundTransfer] = {}
         self._live: dict[RequestKey, int] = {}
         self._reads = ReadsInProgress(out, blocks_per_read_max)
+        self._checksums = checksums
+        self._done: dict[int, Read] = {}
+        """READs whose blocks' checksums are being computed."""
+        self.num_mismatches = 0
         self._lease_seen: dict[Incarnation, int] = {}
         """Highest lease id seen of each owner, until it is lost."""
 

@@ -20,6 +20,8 @@ class Run:
     """A block of ours for each; they need not be adjacent."""
     pair: int | None = None
     """Of one block that is read in part: which part, see `Part`; ``block_index`` is ours then."""
+    checksums: tuple[int, ...] = ()
+    """Of each block at the owner; () where none are compared."""
 
     @property
     def sources(self) -> range:
@@ -33,9 +35,10 @@ class Run:
 
     def cut(self, num_blocks: int) -> tuple["Run", "Run"]:
         """The first so many blocks, and the others."""
-        head = Run(self.group, self.block_index, self.src, self.dst[:num_blocks], self.pair)
+        head, tail = self.checksums[:num_blocks], self.checksums[num_blocks:]
+        first = Run(self.group, self.block_index, self.src, self.dst[:num_blocks], self.pair, head)
         after = (self.block_index + num_blocks, self.src + num_blocks, self.dst[num_blocks:])
-        return head, Run(self.group, *after, self.pair)
+        return first, Run(self.group, *after, self.pair, tail)
 
 
 def in_pieces(runs: Sequence[Run], num_blocks_max: int) -> Iterator[tuple[Run, ...]]:
@@ -72,6 +75,7 @@ class OfferList:
         surplus: per group, indexes of blocks that may be offered and are not read: the reader has
             got them by itself since it requested the lease.
         parts: where the owner's blocks are not ours: what is read of each, in place of ``surplus``.
+        with_checksums: an offer without those of its blocks breaks the protocol.
 
     Raises:
         InvariantViolation: a destination is named twice.
@@ -82,6 +86,7 @@ class OfferList:
         destinations: Sequence[Sequence[tuple[int, int]]],
         surplus: Sequence[Iterable[int]] = (),
         parts: Parts | None = None,
+        with_checksums: bool = False,
     ) -> None:
         self.num_blocks = tuple(map(len, destinations))
         self.ranges: list[OfferedRange] = []
@@ -100,6 +105,7 @@ class OfferList:
             surplus = parts.surplus
         self._surplus = [set(indexes) for indexes in surplus] or [set() for _ in destinations]
         self._num_ranges = [0] * len(destinations)
+        self._with_checksums = with_checksums
 
     def take(self, offers: Offers) -> list[Run] | ProtocolBreach:
         """Add what is new; returns the blocks to pull for it. Repetitions add nothing.
@@ -146,6 +152,8 @@ class OfferList:
     def _claim(self, offered: OfferedRange, runs: list[Run]) -> str:
         if not 0 <= offered.group < len(self._missing) or offered.num_blocks < 1:
             return "an offer names no group or no blocks"
+        if self._with_checksums and len(offered.checksums) != offered.num_blocks:
+            return "an offer has not the checksum of each of its blocks"
         missing, surplus = self._missing[offered.group], self._surplus[offered.group]
         first = offered.block_index
         indexes = range(first, first + offered.num_blocks)
@@ -182,8 +190,11 @@ class OfferList:
             for part in self._parts[offered.group][index]
         ]
 
-    @staticmethod
-    def _add_run(offered: OfferedRange, first: int, dst: Sequence[int], runs: list[Run]) -> None:
+    def _add_run(
+        self, offered: OfferedRange, first: int, dst: Sequence[int], runs: list[Run]
+    ) -> None:
         if dst:
-            src = offered.block_id + first - offered.block_index
-            runs.append(Run(offered.group, first, src, tuple(dst)))
+            at = first - offered.block_index
+            checksums = offered.checksums[at : at + len(dst)] if self._with_checksums else ()
+            src = offered.block_id + at
+            runs.append(Run(offered.group, first, src, tuple(dst), checksums=checksums))

@@ -25,6 +25,26 @@ class Read:
         return sum(len(run.dst) for run in self.runs)
 
     @property
+    def dst(self) -> tuple[int, ...]:
+        """The blocks that it writes."""
+        return tuple(chain.from_iterable(run.dst for run in self.runs))
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(group, block index) of each block."""
+        return [place for run in self.runs for place in run.places]
+
+    def differing(self, checksums: Sequence[int]) -> list[tuple[int, int]]:
+        """(group, block index) of the blocks that have other checksums than they were offered with.
+
+        Args:
+            checksums: of the blocks that the READ wrote.
+        """
+        offered = chain.from_iterable(run.checksums for run in self.runs)
+        pairs = zip(self.places, offered, checksums, strict=True)
+        return [place for place, theirs, ours in pairs if theirs != ours]
+
+    @property
     def first(self) -> tuple[int, int]:
         """(group, block index) of the block that stands for the READ where one is named."""
         return self.runs[0].group, self.runs[0].block_index
@@ -83,7 +103,7 @@ class ReadsInProgress:
             queue.reads[self._last_id] = Read(inbound, owner, piece, now_ms)
             self._owner_of[self._last_id] = owner
             src = tuple(chain.from_iterable(run.sources for run in piece))
-            dst = tuple(chain.from_iterable(run.dst for run in piece))
+            dst = queue.reads[self._last_id].dst
             parts = tuple((run.group, run.pair) for run in piece if run.pair is not None)
             self._out.add(PostRead(self._last_id, key, owner, src, dst, parts))
         return list(range(first, self._last_id + 1))

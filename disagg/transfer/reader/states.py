@@ -110,7 +110,8 @@ class InboundEvent(StrEnum):
     LEASE_KNOWN = "first Offers"
     OFFERS = "Offers"
     READ_DONE = "a READ done"
-    COMPLETE = "every READ done, counts met, all covered"
+    SUMMED = "checksums of a READ known"
+    COMPLETE = "every READ done and checked, counts met, all covered"
     REPEAT = "interval"
     OK = "CommitAnswer(ok, this attempt)"
     OK_PARTLY = "CommitAnswer(ok, this attempt), a READ had an error"
@@ -134,7 +135,13 @@ INBOUND_TABLE: TransitionTable[InboundState, InboundEvent] = TransitionTable(
             _S.READING,
             "post READs for what is new; at a gap AskOffers",
         ),
-        (_S.READING, _E.READ_DONE, _S.READING, "count it, with its error"),
+        (
+            _S.READING,
+            _E.READ_DONE,
+            _S.READING,
+            "count it, with its error; with checksums only when they are known",
+        ),
+        (_S.READING, _E.SUMMED, _S.READING, "count it; blocks that differ have not arrived"),
         (_S.READING, _E.REPEAT, _S.READING, "AskOffers, unless the list is complete"),
         (_S.READING, _E.COMPLETE, _S.COMMITTING, "take a new attempt, send Commit"),
         (_S.READING, _E.FAIL, _S.FAILED, "inform the listener"),

@@ -13,6 +13,7 @@ from disagg.transfer.actions import InboundDrained, InboundFailure, InboundListe
 from disagg.transfer.reader.live import LiveTransfers
 from disagg.transfer.reader.offers import OfferList, ProtocolBreach
 from disagg.transfer.reader.parts import Parts
+from disagg.transfer.reader.reads import Read
 from disagg.transfer.reader.states import INBOUND_TABLE, InboundEvent, InboundState
 from disagg.transfer.reader.transfer import InboundTransfer
 
@@ -57,7 +58,7 @@ class InboundTable(LiveTransfers):
             self._last_serial + 1,
             key,
             owner,
-            OfferList(destinations, surplus, parts),
+            OfferList(destinations, surplus, parts, self._checksums is not None),
             listener,
             self._lease_seen.get(owner, 0),
             now_ms + self._ask_repeat_ms,
@@ -144,15 +145,26 @@ class InboundTable(LiveTransfers):
             entry.num_blocks_read += read.num_blocks
             if entry.state is InboundState.DRAINING:
                 self._drain(entry)
+            elif self._checksums is None or error:
+                self._arrived(now_ms, entry, read.places if error else [], error)
             else:
-                if error:  # the others go on: what arrives while the lease lives is of use
-                    entry.failed += [place for run in read.runs for place in run.places]
-                    entry.error = entry.error or error
-                entry.listener.progressed(now_ms, entry.key)
-                self._show_progress(now_ms, entry)
-                self._progress(now_ms, entry)
+                entry.summing.add(read_id)
+                self._done[read_id] = read
+                self._checksums.compute(self, read_id, read.dst)
         if owner_free:
             self._resume(now_ms, read.owner)
+
+    def summed(self, now_ms: int, subject: int, checksums: Sequence[int]) -> None:
+        """The checksums of a READ's blocks are known: those that differ have not arrived."""
+        read = self._done.pop(subject)
+        entry = self._entries.get(read.inbound)
+        if entry is None or not INBOUND_TABLE.allows(entry.state, InboundEvent.SUMMED):
+            return
+        entry.state = INBOUND_TABLE.move(entry.state, InboundEvent.SUMMED)
+        entry.summing.discard(subject)
+        failed = self._differing(read, checksums)
+        self.num_mismatches += len(failed)
+        self._arrived(now_ms, entry, failed, "their checksums differ" if failed else "")
 
     def on_commit_answer(self, now_ms: int, sender: Incarnation, answer: CommitAnswer) -> None:
         """Only a confirmation of the current attempt makes blocks valid; a refusal fails all."""
@@ -191,6 +203,26 @@ class InboundTable(LiveTransfers):
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _arrived(
+        self,
+        now_ms: int,
+        entry: InboundTransfer,
+        failed: Sequence[tuple[int, int]],
+        error: str,
+    ) -> None:
+        """A READ is over, and some of its blocks may not have arrived; the other READs go on.
+
+        What arrives while the lease lives is of use.
+        """
+        entry.failed += failed
+        entry.error = entry.error or error
+        entry.listener.progressed(now_ms, entry.key)
+        self._show_progress(now_ms, entry)
+        self._progress(now_ms, entry)
+
+    def _differing(self, read: Read, checksums: Sequence[int]) -> list[tuple[int, int]]:
+        return read.differing(checksums)
+
     def _progress(self, now_ms: int, entry: InboundTransfer) -> None:
         """Commit once everything the seal promises was offered, fits, and is read."""
         if entry.state is not InboundState.READING or not self._all_listed(entry):
@@ -224,7 +256,7 @@ class InboundTable(LiveTransfers):
         return entry.offers.incomplete(seal) if seal else None
 
     def _reads_done(self, entry: InboundTransfer) -> bool:
-        return not entry.reads
+        return not entry.reads and not entry.summing
 
     def _is_current(
         self, entry: InboundTransfer, sender: Incarnation, answer: CommitAnswer

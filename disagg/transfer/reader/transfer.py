@@ -42,10 +42,13 @@ class InboundTransfer:
     """Offered, but reading from the owner is paused."""
     reads: set[int] = field(default_factory=set)
     """In progress."""
+    summing: set[int] = field(default_factory=set)
+    """READs that are done, and whose blocks' checksums are being computed."""
     failed: list[tuple[int, int]] = field(default_factory=list)
-    """(group, block index) of the blocks of READs that ended with an error."""
+    """(group, block index) of blocks that did not arrive: of READs that ended with an error, and
+    those with another checksum than they were offered with."""
     error: str = ""
-    """Of the first such READ."""
+    """Why the first of them did not."""
     attempt: Attempt | None = None
     num_computed: int = 0
     """Tokens of the prefill, as far as it is known."""

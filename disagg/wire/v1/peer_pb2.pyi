@@ -84,11 +84,16 @@ class OfferedRange(google.protobuf.message.Message):
     BLOCK_INDEX_FIELD_NUMBER: builtins.int
     BLOCK_ID_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    CHECKSUMS_FIELD_NUMBER: builtins.int
     group: builtins.int
     block_index: builtins.int
     """of the first block, in its request"""
     block_id: builtins.int
     num_blocks: builtins.int
+    @property
+    def checksums(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """one per block, or none"""
+
     def __init__(
         self,
         *,
@@ -96,8 +101,9 @@ class OfferedRange(google.protobuf.message.Message):
         block_index: builtins.int = ...,
         block_id: builtins.int = ...,
         num_blocks: builtins.int = ...,
+        checksums: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_id", b"block_id", "block_index", b"block_index", "group", b"group", "num_blocks", b"num_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_id", b"block_id", "block_index", b"block_index", "checksums", b"checksums", "group", b"group", "num_blocks", b"num_blocks"]) -> None: ...
 
 global___OfferedRange = OfferedRange
 
@@ -469,7 +475,7 @@ global___LeaseRefused = LeaseRefused
 
 @typing.final
 class LeaseLoading(google.protobuf.message.Message):
-    """The answer to an AskLease follows: a tier is bringing the prefix."""
+    """The answer to a request for a lease follows: a tier brings the prefix, or checksums are computed."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -478,7 +484,7 @@ class LeaseLoading(google.protobuf.message.Message):
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     request_number: builtins.int
     num_blocks: builtins.int
-    """that have come"""
+    """that have come, and those that have their checksum"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     def __init__(

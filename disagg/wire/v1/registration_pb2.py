@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from disagg.wire.v1 import identity_pb2 as disagg_dot_wire_dot_v1_dot_identity__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!disagg/wire/v1/registration.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\"\x97\x02\n\x08\x43ontract\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x0e\n\x06groups\x18\x03 \x03(\t\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x19\n\x11hash_block_tokens\x18\x05 \x01(\r\x12\x13\n\x0bhash_scheme\x18\x06 \x01(\t\x12\x10\n\x08wire_min\x18\x07 \x01(\r\x12\x10\n\x08wire_max\x18\x08 \x01(\r\x12\x13\n\x0bpage_format\x18\t \x01(\t\x12\x11\n\tnum_ranks\x18\n \x01(\r\x12(\n\x05\x66orms\x18\x0c \x03(\x0b\x32\x19.disagg.wire.v1.GroupForm\x12\x16\n\x0elayout_version\x18\x0e \x01(\r\"\xd7\x01\n\tGroupForm\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x02 \x01(\r\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x10\n\x08is_state\x18\x04 \x01(\x08\x12\x0e\n\x06layers\x18\x05 \x03(\r\x12\x12\n\npage_bytes\x18\x06 \x01(\x04\x12\x18\n\x10\x62locks_per_state\x18\x07 \x01(\r\x12\x14\n\x0cuseful_bytes\x18\x08 \x01(\x04\x12)\n\x08sections\x18\t \x03(\x0b\x32\x17.disagg.wire.v1.Section\"\x91\x01\n\x07Section\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_heads\x18\x03 \x01(\r\x12\x16\n\x0eheads_per_rank\x18\x04 \x01(\r\x12\x13\n\x0bhead_stride\x18\x05 \x01(\x04\x12\x14\n\x0ctoken_stride\x18\x06 \x01(\x04\x12\x12\n\nunit_bytes\x18\x07 \x01(\x04\"p\n\tGroupInfo\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x02 \x01(\r\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cuseful_bytes\x18\x05 \x01(\x04\",\n\x08TierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\"\xce\x02\n\x0fRegisterRequest\x12+\n\x06worker\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12*\n\x08\x63ontract\x18\x05 \x01(\x0b\x32\x18.disagg.wire.v1.Contract\x12)\n\x06groups\x18\x06 \x03(\x0b\x32\x19.disagg.wire.v1.GroupInfo\x12\x18\n\x10max_model_tokens\x18\x07 \x01(\r\x12\x1b\n\x13handover_tokens_max\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\x04\x12\'\n\x05tiers\x18\n \x03(\x0b\x32\x18.disagg.wire.v1.TierInfo\x12\x15\n\rmax_sequences\x18\x10 \x01(\r\"(\n\x10RegisterResponse\x12\x14\n\x0cheartbeat_ms\x18\x01 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!disagg/wire/v1/registration.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\"\xaa\x02\n\x08\x43ontract\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x0e\n\x06groups\x18\x03 \x03(\t\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x19\n\x11hash_block_tokens\x18\x05 \x01(\r\x12\x13\n\x0bhash_scheme\x18\x06 \x01(\t\x12\x10\n\x08wire_min\x18\x07 \x01(\r\x12\x10\n\x08wire_max\x18\x08 \x01(\r\x12\x13\n\x0bpage_format\x18\t \x01(\t\x12\x11\n\tnum_ranks\x18\n \x01(\r\x12(\n\x05\x66orms\x18\x0c \x03(\x0b\x32\x19.disagg.wire.v1.GroupForm\x12\x16\n\x0elayout_version\x18\x0e \x01(\r\x12\x11\n\tchecksums\x18\x0f \x01(\t\"\xd7\x01\n\tGroupForm\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x02 \x01(\r\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x10\n\x08is_state\x18\x04 \x01(\x08\x12\x0e\n\x06layers\x18\x05 \x03(\r\x12\x12\n\npage_bytes\x18\x06 \x01(\x04\x12\x18\n\x10\x62locks_per_state\x18\x07 \x01(\r\x12\x14\n\x0cuseful_bytes\x18\x08 \x01(\x04\x12)\n\x08sections\x18\t \x03(\x0b\x32\x17.disagg.wire.v1.Section\"\x91\x01\n\x07Section\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_heads\x18\x03 \x01(\r\x12\x16\n\x0eheads_per_rank\x18\x04 \x01(\r\x12\x13\n\x0bhead_stride\x18\x05 \x01(\x04\x12\x14\n\x0ctoken_stride\x18\x06 \x01(\x04\x12\x12\n\nunit_bytes\x18\x07 \x01(\x04\"p\n\tGroupInfo\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x02 \x01(\r\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cuseful_bytes\x18\x05 \x01(\x04\",\n\x08TierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\"\xce\x02\n\x0fRegisterRequest\x12+\n\x06worker\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12*\n\x08\x63ontract\x18\x05 \x01(\x0b\x32\x18.disagg.wire.v1.Contract\x12)\n\x06groups\x18\x06 \x03(\x0b\x32\x19.disagg.wire.v1.GroupInfo\x12\x18\n\x10max_model_tokens\x18\x07 \x01(\r\x12\x1b\n\x13handover_tokens_max\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\x04\x12\'\n\x05tiers\x18\n \x03(\x0b\x32\x18.disagg.wire.v1.TierInfo\x12\x15\n\rmax_sequences\x18\x10 \x01(\r\"(\n\x10RegisterResponse\x12\x14\n\x0cheartbeat_ms\x18\x01 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disagg.wire.v1.registration
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONTRACT']._serialized_start=85
-  _globals['_CONTRACT']._serialized_end=364
-  _globals['_GROUPFORM']._serialized_start=367
-  _globals['_GROUPFORM']._serialized_end=582
-  _globals['_SECTION']._serialized_start=585
-  _globals['_SECTION']._serialized_end=730
-  _globals['_GROUPINFO']._serialized_start=732
-  _globals['_GROUPINFO']._serialized_end=844
-  _globals['_TIERINFO']._serialized_start=846
-  _globals['_TIERINFO']._serialized_end=890
-  _globals['_REGISTERREQUEST']._serialized_start=893
-  _globals['_REGISTERREQUEST']._serialized_end=1227
-  _globals['_REGISTERRESPONSE']._serialized_start=1229
-  _globals['_REGISTERRESPONSE']._serialized_end=1269
+  _globals['_CONTRACT']._serialized_end=383
+  _globals['_GROUPFORM']._serialized_start=386
+  _globals['_GROUPFORM']._serialized_end=601
+  _globals['_SECTION']._serialized_start=604
+  _globals['_SECTION']._serialized_end=749
+  _globals['_GROUPINFO']._serialized_start=751
+  _globals['_GROUPINFO']._serialized_end=863
+  _globals['_TIERINFO']._serialized_start=865
+  _globals['_TIERINFO']._serialized_end=909
+  _globals['_REGISTERREQUEST']._serialized_start=912
+  _globals['_REGISTERREQUEST']._serialized_end=1246
+  _globals['_REGISTERRESPONSE']._serialized_start=1248
+  _globals['_REGISTERRESPONSE']._serialized_end=1288
 # @@protoc_insertion_point(module_scope)

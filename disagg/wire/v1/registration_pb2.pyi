@@ -29,6 +29,7 @@ class Contract(google.protobuf.message.Message):
     NUM_RANKS_FIELD_NUMBER: builtins.int
     FORMS_FIELD_NUMBER: builtins.int
     LAYOUT_VERSION_FIELD_NUMBER: builtins.int
+    CHECKSUMS_FIELD_NUMBER: builtins.int
     model_fingerprint: builtins.str
     dtype: builtins.str
     block_bytes: builtins.int
@@ -42,6 +43,8 @@ class Contract(google.protobuf.message.Message):
     """at least 1"""
     layout_version: builtins.int
     """how pages are laid out in blocks; 0: from before versions"""
+    checksums: builtins.str
+    """that offers carry of each block: their algorithm; empty: none"""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -63,8 +66,9 @@ class Contract(google.protobuf.message.Message):
         num_ranks: builtins.int = ...,
         forms: collections.abc.Iterable[global___GroupForm] | None = ...,
         layout_version: builtins.int = ...,
+        checksums: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_bytes", b"block_bytes", "dtype", b"dtype", "forms", b"forms", "groups", b"groups", "hash_block_tokens", b"hash_block_tokens", "hash_scheme", b"hash_scheme", "layout_version", b"layout_version", "model_fingerprint", b"model_fingerprint", "num_ranks", b"num_ranks", "page_format", b"page_format", "wire_max", b"wire_max", "wire_min", b"wire_min"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_bytes", b"block_bytes", "checksums", b"checksums", "dtype", b"dtype", "forms", b"forms", "groups", b"groups", "hash_block_tokens", b"hash_block_tokens", "hash_scheme", b"hash_scheme", "layout_version", b"layout_version", "model_fingerprint", b"model_fingerprint", "num_ranks", b"num_ranks", "page_format", b"page_format", "wire_max", b"wire_max", "wire_min", b"wire_min"]) -> None: ...
 
 global___Contract = Contract
 

@@ -1,5 +1,6 @@
 """Every rule of the protocol, and what happens without it."""
 
+from tests.unit.checking.checksum_rules import CHECKSUM_RULES
 from tests.unit.checking.handover_rules import HANDOVER_RULES
 from tests.unit.checking.lease_rules import LEASE_RULES
 from tests.unit.checking.planning_rules import PLANNING_RULES
@@ -14,6 +15,7 @@ RULES = (
     *STEP_RULES,
     *PULL_RULES,
     *TIER_RULES,
+    *CHECKSUM_RULES,
     *WAITING_RULES,
     *PLANNING_RULES,
 )

@@ -28,7 +28,7 @@ from disagg.transfer.reservation.states import (
 )
 from disagg.transfer.transitions import TransitionTable
 from tests.drawn_tables import check_drawn
-from tests.unit.checking import waiting_mutants
+from tests.unit.checking import checksum_mutants, waiting_mutants
 from tests.unit.checking.num_states import NUM_STATES
 from tests.unit.checking.taken_away import mutated
 
@@ -122,7 +122,8 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes()
     rows = {(t.name, r.state, r.event) for t in (LEASE_TABLE, INBOUND_TABLE) for r in t.rows}
     leases = ("lease", "lease-reader-restarts", "lease-owner-restarts")
     others = ("pair-errors", "pair-forgotten", "pair-strangers", "take-over", "chain-strangers")
-    taken = {row for name in (*leases, *others) for row in seen_in(name).rows}
+    checksums = ("take-over-checksums",)
+    taken = {row for name in (*leases, *others, *checksums) for row in seen_in(name).rows}
     # An honest reader sends no other Commit; to a sealed lease a stranger does.
     other = {("lease", state, LeaseEvent.COMMIT_OTHER) for state in ("OPEN", "COMMITTED")}
     # Time stands still here: nobody is shown that something goes on.
@@ -149,6 +150,16 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes()
         ("mutual", "right: hears CommitAnswer(key=r1"),
         ("mutual", "right: hears Ended(key=r1, reason=<EndReason.RESERVE_REFUSED"),
         pytest.param("mutual-growing", "left: hears Release(key=s1", marks=pytest.mark.slow),
+        ("pair-checksums", "decode: READ 1 lands: 'flipped bits'"),
+        ("pair-checksums", "prefill: hears Ended(key=r1, reason=<EndReason.READ_FAILED"),
+        ("chain-checksums", "prefill: READ 1 lands: 'flipped bits'"),
+        ("take-over-checksums", "second: READ 1 lands: 'flipped bits'"),
+        ("lending-checksums", "prefill: READ 1 lands: 'flipped bits'"),
+        (
+            "lending-checksums",
+            "prefill: hears LeaseLoading(key=r1, request_number=1, num_blocks=3)",
+        ),
+        ("generation-checksums", "decode: READ 1 brings flipped bits"),
         ("chain", "decode: hears CommitAnswer(key=r1"),
         ("chain", "prefill: hears CommitAnswer(key=r1"),
         ("chain-lost", "cache: hears WithdrawLease("),
@@ -183,6 +194,15 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes()
 def test_the_worlds_reach_what_they_are_for(name: str, reached: str) -> None:
     """Control: an exhausted world in which nothing happens shows nothing."""
     assert any(label.startswith(reached) for label in seen_in(name).labels)
+
+
+@pytest.mark.parametrize("name", ["pair-checksums", "chain-checksums", "take-over-checksums"])
+def test_no_checksum_differs_where_no_bit_flips(name: str) -> None:
+    mutants = {"inbound": checksum_mutants.ExpectsNoDifference}
+    seen = World(mutated(name, mutants, bit_flips=0, cancels=0)).explore()
+    assert not seen.problem, str(seen)
+    seen = World(mutated(name, mutants, cancels=0)).explore()
+    assert "differ" in seen.problem, "the control: it would be seen"
 
 
 @pytest.mark.slow

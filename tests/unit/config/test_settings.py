@@ -314,3 +314,13 @@ def test_the_parsers_are_those_there_are() -> None:
     fields = ModelSettings.model_fields
     assert get_args(fields["tool_call_parser"].annotation) == TOOL_PARSER_NAMES
     assert get_args(fields["reasoning_parser"].annotation) == REASONING_PARSER_NAMES
+
+
+@pytest.mark.parametrize(("given", "is_on"), [("on", True), ("off", False)])
+def test_checksums_are_switched_on_for_all_workers(tmp_path: Path, given: str, is_on: bool) -> None:
+    path = _file(tmp_path, f"transfer:\n  checksums: {given}\n")
+    settings = read_settings(path, {}, _flags(tmp_path)).settings
+    assert worker_options(settings, "p0", "prefill").checksums is is_on
+    said = read_settings(environ={"DISAGG_TRANSFER__CHECKSUMS": given}).settings
+    assert said.transfer.checksums is is_on
+    assert not read_settings().settings.transfer.checksums, "off unless it is asked for"

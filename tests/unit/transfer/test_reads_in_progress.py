@@ -1,7 +1,7 @@
 """Which READs are stuck: those that stand still, not those that wait behind others that go on."""
 
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.transfer.actions import PostRead, Send
+from disagg.transfer.actions import Command
 from disagg.transfer.reader.offers import Run
 from disagg.transfer.reader.reads import ReadsInProgress
 from tests.unit.transfer.two_workers import KEY, OTHER_KEY, OWNER, STUCK
@@ -12,7 +12,7 @@ OTHER_OWNER = Incarnation("other", "1")
 class Nowhere:
     """Takes commands; the tests end READs themselves."""
 
-    def add(self, command: Send | PostRead, /) -> None:
+    def add(self, command: Command, /) -> None:
         pass
 
 

@@ -9,6 +9,7 @@ from disagg.messages.identity import Attempt, Incarnation, RequestKey
 from disagg.messages.peer import Commit, CommitAnswer, OfferedRange, Offers, PeerMessage, Seal
 from disagg.testing.table_news import TableNews
 from disagg.transfer.actions import Send
+from disagg.transfer.checksums import Checksums
 from disagg.transfer.owner.table import LeaseTable
 from disagg.transfer.reader.table import InboundTable
 
@@ -45,13 +46,21 @@ class Said:
 class Owner:
     """A lease table over a pool of which blocks 1..8 are a running request's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_checksums: bool = False) -> None:
         self.pool = BlockPool(17, 2)
         self.free = self.pool.num_free
         self.blocks = self.pool.allocate(8)
         self.news = TableNews()
-        table = LeaseTable(OWNER, self.pool, self.news, ttl_ms=TTL, committed_max=COMMITTED_MAX)
-        self.table = Said(table, self.news)
+        self.checksums = Checksums(self.news, PIECE)
+        self.leases = LeaseTable(
+            OWNER,
+            self.pool,
+            self.news,
+            ttl_ms=TTL,
+            committed_max=COMMITTED_MAX,
+            checksums=self.checksums if with_checksums else None,
+        )
+        self.table = Said(self.leases, self.news)
 
     def sealed(self, key: RequestKey = KEY, reader: Incarnation = READER) -> int:
         """A lease with blocks 0, 1 of group 0 and block 1 of group 1, sealed at 0 ms."""
@@ -76,10 +85,11 @@ class Owner:
 class Reader:
     """An inbound table over a pool with 4 destinations: blocks 0, 1 of groups 0 and 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_checksums: bool = False) -> None:
         self.pool = BlockPool(9, 2)
         self.free = self.pool.num_free
         self.news = TableNews()
+        self.checksums = Checksums(self.news, PIECE)
         table = InboundTable(
             READER,
             self.pool,
@@ -88,6 +98,7 @@ class Reader:
             ask_repeat_ms=ASK_REPEAT,
             read_stuck_ms=STUCK,
             blocks_per_read_max=PIECE,
+            checksums=self.checksums if with_checksums else None,
         )
         self.table = Said(table, self.news)
 

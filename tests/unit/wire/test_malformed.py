@@ -132,6 +132,7 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
         lambda w: w.outputs.prompt_logprobs[0].ClearField("key"),
     ),
     ("Offers.key", offers, lambda w: w.offers.ClearField("key")),
+    ("OfferedRange.checksums", offers, lambda w: w.offers.ranges[0].checksums.extend([1, 2])),
     ("OfferedRange.num_blocks", offers, lambda w: w.offers.ranges[0].ClearField("num_blocks")),
     ("TopLogprobs.logprobs", offers, lambda w: w.offers.seal.first_top.logprobs.append(0)),
     ("RequestKey.request_id", commit, lambda w: w.commit.key.ClearField("request_id")),

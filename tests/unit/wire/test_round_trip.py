@@ -61,10 +61,16 @@ attempts = st.builds(Attempt, name, u32)
 tops = tuples(st.tuples(token, number))
 contracts = st.builds(
     Contract, text, text, tuples(text), text, u64, u32, text, st.integers(0, 5), st.integers(5, 9),
-    layout_version=u32,
+    layout_version=u32, checksums=text,
 )  # fmt: skip
 seals = st.builds(peer.Seal, u32, tuples(u32), st.none() | st.integers(0, 2**31 - 1), number, tops)
-ranges = st.builds(peer.OfferedRange, u32, u32, u32, positive)
+ranges = st.builds(peer.OfferedRange, u32, u32, u32, positive) | st.lists(
+    u64, min_size=1, max_size=4
+).flatmap(
+    lambda sums: st.builds(
+        peer.OfferedRange, u32, u32, u32, st.just(len(sums)), st.just(tuple(sums))
+    )
+)
 
 PEER: dict[type, st.SearchStrategy[typing.Any]] = {
     peer.Reserve: st.builds(peer.Reserve, keys, u32),

@@ -40,7 +40,12 @@ LENGTHS = (1, 3, 4, 5, 8, 9, 23, 70)
 def worker_of(name: str, block_tokens: int, num_ranks: int) -> tuple[Worker, DigestEngine]:
     """Pools of other sizes, too."""
     engine = DigestEngine(300 + 10 * block_tokens, block_tokens, NUM_HEADS, num_ranks)
-    options = WorkerOptions(
+    return Worker(options_of(name), engine_factory=lambda _: engine), engine
+
+
+def options_of(name: str) -> WorkerOptions:
+    """Of a worker that registers nowhere."""
+    return WorkerOptions(
         worker_id=name,
         role="both",
         model_dir="",
@@ -50,7 +55,6 @@ def worker_of(name: str, block_tokens: int, num_ranks: int) -> tuple[Worker, Dig
         max_step_tokens=16,
         hash_key=HASH_KEY,
     )
-    return Worker(options, engine_factory=lambda _: engine), engine
 
 
 class Sessions:

@@ -27,6 +27,7 @@ from disagg.workers.options import Auto
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.rank_agent import RankAgent
 from disagg.workers.rank_connections import RankAddress, accept_ranks
+from disagg.workers.ranked_checksums import RankChecksums
 from disagg.workers.tiers.rank_tiers import RankTiers
 
 Drawn = dict[str, SampledToken | Scored]
@@ -106,6 +107,10 @@ class Rank:
         self.disagg_agent = RankAgent(
             agent_name, self.rank, self.disagg_region, handle_bytes_max, address
         )
+
+    def disagg_connect_checksums(self: Any, address: RankAddress) -> None:
+        """Compute checksums of this rank's parts of blocks."""
+        self.disagg_checksums = RankChecksums(self.rank, self.disagg_region, address)
 
     def disagg_connect_tiers(self: Any, address: RankAddress) -> None:
         """Wait for this rank's tiers to be named."""
@@ -204,6 +209,14 @@ class Ranks:
             self.num_ranks,
             self._host,
             lambda address: self._call("disagg_connect", agent_name, handle_bytes_max, address),
+        )
+
+    def connect_checksums(self) -> "Sequence[Connection[Any, Any]]":
+        """See `RankedPool`."""
+        return accept_ranks(
+            self.num_ranks,
+            self._host,
+            lambda address: self._call("disagg_connect_checksums", address),
         )
 
     def connect_tiers(self) -> "Sequence[Connection[Any, Any]]":

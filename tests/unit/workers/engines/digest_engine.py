@@ -22,6 +22,7 @@ from disagg.workers.engines.protocol import Drafts
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.rank_agent import RankAgent
 from disagg.workers.rank_connections import RankAddress, accept_ranks
+from disagg.workers.ranked_checksums import RankChecksums
 from disagg.workers.tiers.rank_tiers import RankTiers
 
 BLOCK_TOKENS = 4
@@ -43,6 +44,13 @@ class DigestPool:
                 RankAgent(agent_name, rank, region, handle_bytes_max, address)
                 for rank, region in enumerate(self.regions)
             ]
+
+        return accept_ranks(self.num_ranks, "127.0.0.1", start)
+
+    def connect_checksums(self) -> "list[Connection[Any, Any]]":
+        def start(address: RankAddress) -> None:
+            for rank, region in enumerate(self.regions):
+                RankChecksums(rank, region, address)
 
         return accept_ranks(self.num_ranks, "127.0.0.1", start)
 
