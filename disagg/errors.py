@@ -4,10 +4,12 @@
 
     DisaggError
     ├── RequestError          the caller's mistake; names the field (400)
+    │   ├── SupersededError       a later request with the same id is served (409)
     │   ├── ModelNotFoundError    no such model (404)
     │   └── ContextLengthError    prompt or prompt + max_tokens too long (400)
     ├── CapacityError         no room now; try again later (429)
     ├── RemoteFault           a worker or peer failed (503)
+    │   ├── StoppingError         this router is about to end; another one may serve it (503)
     │   └── ProtocolError         a peer sent what the protocol forbids (502)
     ├── ExpiredError          a bound on waiting was reached (504)
     ├── CancelledError        the client went away (499)
@@ -62,6 +64,14 @@ class ModelNotFoundError(RequestError):
     code = "model_not_found"
 
 
+class SupersededError(RequestError):
+    """A later request with the same id is served in place of this one."""
+
+    http_status = 409
+    grpc_status = "ABORTED"
+    code = "superseded"
+
+
 class ContextLengthError(RequestError):
     """Prompt, or prompt + max_tokens, exceeds what the model or the pools can hold."""
 
@@ -83,6 +93,15 @@ class RemoteFault(DisaggError):
     http_status = 503
     grpc_status = "UNAVAILABLE"
     code = "worker_unavailable"
+
+
+class StoppingError(RemoteFault):
+    """This router is about to end; another replica may serve the request."""
+
+    code = "router_stopping"
+
+    def __init__(self, *, request_id: str = "") -> None:
+        super().__init__("the router is stopping", request_id=request_id, retry_after_s=1)
 
 
 class ProtocolError(RemoteFault):

@@ -152,6 +152,19 @@ class RouterApp:
         self._metrics.task_failed(task.get_name())
         self.dispatcher.broken.set()
 
+    async def drain(self) -> None:
+        """Refuse new requests, and wait until those that run have been answered.
+
+        At most ``drain_timeout_ms``; `stop` then ends the rest with an error.
+        """
+        self.dispatcher.drain()
+        timeout_s = self._options.drain_timeout_ms / 1000
+        answers = self.dispatcher.open_answers
+        logger.info("draining: %d requests may go on for %g s", len(answers), timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await answers.all_closed()
+
     async def stop(self) -> None:
         """Accept nothing more, cancel what lives here and at the workers, close; idempotent."""
         if self._stopping:
@@ -168,7 +181,7 @@ class RouterApp:
 
 
 def run(options: RouterOptions) -> int:
-    """Run a router until SIGINT or SIGTERM; a second signal ends the process at once.
+    """Run a router until SIGINT or SIGTERM, then drain it; a second signal ends it at once.
 
     Returns:
         The process's exit code: 0 after a clean stop, 1 when it could not go on, 2 when it could
@@ -205,6 +218,8 @@ async def _serve(app: RouterApp) -> int:
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
+    if not broken.is_set():
+        await app.drain()
     await app.stop()
     return 1 if broken.is_set() else 0
 

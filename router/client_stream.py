@@ -33,10 +33,15 @@ class ClientStream:
     """
 
     def __init__(
-        self, request: NewRequest, cancel: Callable[[str, str], None], unread_tokens_max: int
+        self,
+        request: NewRequest,
+        cancel: Callable[[str, str], None],
+        unread_tokens_max: int,
+        on_closed: "Callable[[ClientStream], None]" = lambda stream: None,
     ) -> None:
         self.request = request
         self._cancel = cancel
+        self._on_closed = on_closed
         self._unread_tokens_max = unread_tokens_max
         self._num_unread = 0
         self._pending: list[Deliver] = []
@@ -94,7 +99,11 @@ class ClientStream:
         return Deliver(self.request_id, tuple(tokens), tuple(logprobs), last, prompt)
 
     def cancel(self, reason: str) -> None:
-        """End the stream, whose client is gone. The workers are informed at once; idempotent."""
+        """Close the stream: its client is gone, or has its answer; idempotent.
+
+        If its request still runs, it ends, and the workers are informed at once.
+        """
+        self._on_closed(self)
         if not self._ended:
             self._cancel(self.request_id, reason)
             self._pending.clear()

@@ -2,23 +2,24 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from disagg.errors import CapacityError, ConfigError, RemoteFault, RequestError
-from disagg.kv.hashing import BlockHasher, block_hash_key
+from disagg.errors import CapacityError, RequestError, StoppingError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVEvent, KVEventBatch, KVSnapshot
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
 from disagg.router.client_stream import STOP_STRING, ClientStream
+from disagg.router.fleet_hasher import FleetHasher
 from disagg.router.metrics import Metrics
+from disagg.router.open_answers import OpenAnswers
 from disagg.router.options import RouterOptions
+from disagg.router.router_id import new_router_id
 from disagg.router.worker_session import SessionEvents, WorkerSession
 from disagg.routing.actions import (
     CacheResetEnded,
@@ -45,7 +46,7 @@ TICK_FAILURES_MAX = 50
 
 
 class DuplicateRequestError(RequestError):
-    """A live request has this id."""
+    """A live request has this id, and it is another request."""
 
     http_status: ClassVar[int] = 409
     grpc_status: ClassVar[str] = "ALREADY_EXISTS"
@@ -69,13 +70,17 @@ class Dispatcher:
 
     Attributes:
         core: the decisions; read freely, change only through this class.
-        stopping: no new requests.
+        hasher: names the blocks of prompts.
+        draining: no new requests; those that run go on.
+        stopping: no requests at all.
+        open_answers: what a drain waits for.
         broken: set when nothing here can be relied on any more; the process should end.
     """
 
     def __init__(self, options: RouterOptions, metrics: Metrics, connections: Connections) -> None:
+        self.hasher = FleetHasher(options.hash_key)
         self.core = RouterCore(
-            hash_extend=self._hash_extend,
+            hash_extend=self.hasher.extend,
             replans_max=options.replans_max,
             requests_max=options.requests_max,
             request_timeout_ms=options.request_timeout_ms,
@@ -88,18 +93,19 @@ class Dispatcher:
             worker_prefill_tokens_max=options.worker_prefill_tokens_max,
             worker_waiting_max=options.worker_waiting_max,
             tenant_weights=parse_weights(options.tenant_weights),
+            router_id=(router_id := new_router_id(options.name)),
         )
         metrics.show_core(self.core.counters, lambda: self.core.num_waiting)
-        self.stopping = False
+        self.draining = self.stopping = False
         self.broken = asyncio.Event()
         self._was_complete = False
         self._options = options
         self._connections = connections
         self._metrics = metrics
-        self._router_id = secrets.token_hex(8)
+        self.router_id = router_id
         self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
-        self._hasher: BlockHasher | None = None
         self._live: dict[str, _Live] = {}
+        self.open_answers = OpenAnswers()
         self._sessions: dict[Incarnation, WorkerSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._reset: asyncio.Future[CacheResetEnded] | None = None
@@ -108,7 +114,7 @@ class Dispatcher:
     @property
     def can_serve(self) -> bool:
         """A request could be served now, by one worker if need be."""
-        return self.core.ready and not self.stopping
+        return self.core.ready and not self.draining
 
     @property
     def ready(self) -> bool:
@@ -130,18 +136,6 @@ class Dispatcher:
         """Milliseconds since the Unix epoch as of the start, never going backwards."""
         return int(time.monotonic() * 1000) + self._wall_offset_ms
 
-    def hashes(self, token_ids: Sequence[int], cache_salt: bytes) -> list[bytes]:
-        """Chain values of the full hash blocks; may run in any thread.
-
-        Raises:
-            RemoteFault: no worker has registered yet, so how blocks are hashed is unknown.
-        """
-        if self._hasher is None:
-            raise RemoteFault("no worker has registered yet")
-        hashes: list[bytes] = []
-        self._hasher.extend(hashes, token_ids, cache_salt)
-        return hashes
-
     def register(self, info: WorkerInfo) -> None:
         """Take in a worker's registration or heartbeat.
 
@@ -151,7 +145,7 @@ class Dispatcher:
         """
         if self.stopping:
             return
-        hasher = self._hasher_for(info)
+        hasher = self.hasher.hasher_for(info)
         actions = self.core.register(self.now_ms(), info)
         if any(isinstance(action, Connect) for action in actions):
             self._warn_of_strangers(info)
@@ -159,22 +153,8 @@ class Dispatcher:
         for action in actions:
             if isinstance(action, RefuseRegistration):
                 raise action.error
-        if self._hasher is None and self.core.contract is not None:
-            self._hasher = hasher
-
-    def _hasher_for(self, info: WorkerInfo) -> BlockHasher:
-        """What names blocks as this worker does; ConfigError where their secrets differ."""
-        contract = info.contract
-        key = block_hash_key(self._options.hash_key, contract.model_fingerprint)
-        hasher = BlockHasher(key, contract.hash_block_tokens)
-        if contract.hash_scheme != hasher.scheme:
-            raise ConfigError(
-                f"{info.incarnation.worker_id} names KV blocks by another secret than this router: "
-                "both need the same cluster.hash_key (what is known of the secrets: "
-                f"{contract.hash_scheme[:64]!r} there, {hasher.scheme!r} here)",
-                param="cluster.hash_key",
-            )
-        return hasher
+        if self.core.contract is not None:
+            self.hasher.adopt(hasher)
 
     def _warn_of_strangers(self, info: WorkerInfo) -> None:
         """Name the workers of the fleet that a new one never exchanges KV with: once a contract."""
@@ -184,21 +164,29 @@ class Dispatcher:
             if why := info.contract.refusal(name, contract, other):
                 logger.warning("%s: nothing is handed over between them", why)
 
+    def check_accepts(self) -> None:
+        """Raise StoppingError if no new request is accepted any more."""
+        if self.draining:
+            raise StoppingError
+
     def generate(self, request: NewRequest) -> ClientStream:
-        """Start a request.
+        """Start a request; a live one that its client has sent again ends in its favour.
 
         Raises:
             DisaggError: it cannot be served; nothing was sent to a worker.
         """
-        if self.stopping:
-            raise RemoteFault("the router is stopping", request_id=request.request_id)
-        if request.request_id in self._live:
-            raise DuplicateRequestError(
-                "a live request has this id", param="request_id", request_id=request.request_id
-            )
+        self.check_accepts()
+        if (live := self._live.get(request.request_id)) is not None:
+            if live.stream.request.claim != request.claim:
+                raise DuplicateRequestError(
+                    "a live request has this id", param="request_id", request_id=request.request_id
+                )
+            self._do(self.core.replace(self.now_ms(), request.request_id))
         self._check_prompt_logprobs(request)
         actions = self.core.generate(self.now_ms(), request)
-        stream = ClientStream(request, self.cancel, self._options.unread_tokens_max)
+        unread_max = self._options.unread_tokens_max
+        stream = ClientStream(request, self.cancel, unread_max, self.open_answers.close)
+        self.open_answers.add(stream)
         self._live[request.request_id] = _Live(stream, time.monotonic())
         self._metrics.accepted(len(request.token_ids), request.tenant)
         self._do(actions)
@@ -232,10 +220,9 @@ class Dispatcher:
 
         Raises:
             CapacityError: a reset is under way.
-            RemoteFault: no worker is connected, or the router is stopping.
+            RemoteFault: no worker is connected, or the router is about to end.
         """
-        if self.stopping:
-            raise RemoteFault("the router is stopping")
+        self.check_accepts()
         actions = self.core.reset_prefix_caches(self.now_ms())
         ended: asyncio.Future[CacheResetEnded] = asyncio.get_running_loop().create_future()
         self._reset = ended
@@ -248,14 +235,18 @@ class Dispatcher:
         if self._reset is not None and not self._reset.done():
             self._reset.set_result(ended)
 
+    def drain(self) -> None:
+        """Accept no new request; those that run go on, on other workers if need be."""
+        self.draining = True
+
     async def stop(self) -> None:
         """Cancel what lives, inform the workers, close all streams."""
-        self.stopping = True
+        self.draining = self.stopping = True
         for request_id, live in list(self._live.items()):
             self.cancel(request_id, "router stops")
-            live.stream.fail(RemoteFault("the router is stopping", request_id=request_id))
+            live.stream.fail(StoppingError(request_id=request_id))
         if self._reset is not None and not self._reset.done():
-            self._reset.set_exception(RemoteFault("the router is stopping"))
+            self._reset.set_exception(StoppingError())
         self._ticker.cancel()
         await asyncio.gather(self._ticker, return_exceptions=True)
         sessions = list(self._sessions.values())
@@ -318,7 +309,7 @@ class Dispatcher:
         # Room for a submit and a cancel of every request at every re-plan.
         outgoing_max = 2 * self._options.requests_max * (1 + self._options.replans_max)
         self._sessions[worker] = WorkerSession(
-            self._router_id, info, events, outgoing_max, self._connections
+            self.router_id, info, events, outgoing_max, self._connections
         )
 
     def _disconnect(self, worker: Incarnation) -> None:
@@ -371,12 +362,6 @@ class Dispatcher:
         ]
         events: list[KVEvent] = [*stored, *batch.tiers]
         return self.core.kv_events(worker, epoch, batch.next_seq, True, events)
-
-    def _hash_extend(
-        self, hashes: list[bytes], token_ids: Sequence[int], cache_salt: bytes
-    ) -> None:
-        assert self._hasher is not None  # a request was accepted, so a worker had registered
-        self._hasher.extend(hashes, token_ids, cache_salt)
 
     async def _tick(self) -> None:
         """Tick the core for ever.

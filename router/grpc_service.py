@@ -167,7 +167,7 @@ class GrpcService(RouterServicer):
             check_cache_salt(request.cache_salt)
             limit = self._dispatcher.core.max_model_tokens
             if not limit:
-                raise RemoteFault("no worker is ready")
+                raise RemoteFault("no worker is ready", retry_after_s=1)
             token_ids, hashes = await self._preparation.tokens(
                 prompt,
                 field,

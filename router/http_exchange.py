@@ -10,6 +10,7 @@ from disagg.errors import (
     CapacityError,
     DisaggError,
     RequestError,
+    StoppingError,
 )
 from disagg.router.callers import NOBODY, AccessError, Caller
 from disagg.router.openai.errors import error_body
@@ -195,8 +196,9 @@ class Exchange:
         extra: Headers = []
         if error.retry_after_s:
             extra.append((b"retry-after", str(error.retry_after_s).encode()))
-        if error.http_status == 408:
-            extra.append((b"connection", b"close"))  # the rest of the body is no next request
+        if error.http_status == 408 or isinstance(error, StoppingError):
+            # The rest of the body is no next request; or the next one is for another replica.
+            extra.append((b"connection", b"close"))
         if isinstance(error, AccessError):
             extra.append((b"www-authenticate", error.challenge))
         data = to_json(error_body(error))

@@ -24,6 +24,8 @@ class RouterOptions:
     tool_call_parser: str = AUTO
     """The format of calls of tools in answers (`disagg.router.message_parts.formats`)."""
     reasoning_parser: str = AUTO
+    name: str = ""
+    """Of this replica; "" takes the host's name."""
     host: str = "127.0.0.1"
     http_port: int = 8000
     """0: any free one (printed at start)."""
@@ -85,6 +87,8 @@ class RouterOptions:
     heartbeat_ms: int = 1_000
     worker_silent_ms: int = 10_000
     """A worker that sends nothing for so long is dropped."""
+    drain_timeout_ms: int = 30_000
+    """Asked to end, the router lets the requests that run end for so long."""
     roles_wanted: tuple[str, ...] = ("prefill", "decode")
     """Each must have had a ready worker before the router is ready; ``both`` counts as either."""
     policy: str = DEFAULT_POLICY

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import hashlib
 import re
 import secrets
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +18,7 @@ from disagg.errors import (
 )
 from disagg.kv.hashing import tenant_salt
 from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import CLAIM_BYTES
 from disagg.router.callers import Caller
 from disagg.router.chat import Chat
 from disagg.router.dispatch import Dispatcher
@@ -85,21 +88,23 @@ class Preparation:
 
         Args:
             request: what is wanted.
-            request_id: as the client gave it, "" for an own one.
+            request_id: as the client gave it, "" for an own one; what its tenant sends again under
+                the same one is served once, by all routers together.
             caller: whose request it is; it meets no other tenant's prefixes and records.
 
         Raises:
             RequestError: a field is wrong, by name.
-            RemoteFault: no worker is ready.
+            RemoteFault: no worker is ready, or the router is about to end.
             CapacityError: too many requests are being prepared.
         """
+        self._dispatcher.check_accepts()
         request.check()
         self.check_model(request.model)
         if isinstance(request.prompt, Chat) and request.prompt.schemas:
             self._check_tools()
         limit = self._dispatcher.core.max_model_tokens
         if not limit or not self._dispatcher.can_serve:
-            raise RemoteFault("no worker is ready")
+            raise RemoteFault("no worker is ready", retry_after_s=1)
         salt = tenant_salt(caller.tenant, request.cache_salt)
         token_ids, hashes = await self.tokens(
             request.prompt, request.prompt_field, limit, salt, caller.tenant
@@ -142,6 +147,7 @@ class Preparation:
             salt,
             sampling,
             caller.tenant,
+            _claim(caller.tenant, request_id, token_ids) if request_id else b"",
         )
 
     async def tokens(
@@ -275,7 +281,7 @@ class Preparation:
         if not token_ids:
             raise RequestError("has no tokens", param=field)
         self.check_ids(token_ids, field)
-        return token_ids, self._dispatcher.hashes(token_ids, salt)
+        return token_ids, self._dispatcher.hasher.hashes(token_ids, salt)
 
     def check_ids(self, token_ids: Sequence[int], field: str) -> None:
         """Raise RequestError, naming ``field``, where an id is none of the vocabulary."""
@@ -315,6 +321,18 @@ class Preparation:
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_prompt_logprobs,
         )
+
+
+def _claim(tenant: str, request_id: str, token_ids: Sequence[int]) -> bytes:
+    """The name that a request has at all routers.
+
+    The prompt is a part of it: services hand one id on to several requests of their own.
+    """
+    parts = (tenant.encode(), request_id.encode(), array("q", token_ids).tobytes())
+    named = hashlib.blake2b(digest_size=CLAIM_BYTES)
+    for part in parts:
+        named.update(len(part).to_bytes(8, "little") + part)
+    return named.digest()
 
 
 def _size(prompt: Prompt) -> int:

@@ -37,12 +37,13 @@ class StatusPages:
 
     def _summary(self, caller: Caller) -> dict[str, Any]:
         summary: dict[str, Any] = {
-            "status": "stopping" if self._dispatcher.stopping else "ok",
+            "status": "stopping" if self._dispatcher.draining else "ok",
             "ready": self._dispatcher.ready,
         }
         if caller.scopes & OBSERVERS:
             fleet = self._dispatcher.core.fleet
             summary |= {
+                "router": self._dispatcher.router_id,
                 "missing": self._dispatcher.missing_roles,
                 "model": self._model_name,
                 "num_workers": len(fleet),

@@ -176,7 +176,7 @@ class WorkerSession:
             async for response in call:
                 if self._closed:
                     return "closed"
-                self._events.message(session_response_from_wire(response))
+                self._events.message(session_response_from_wire(response, self._router_id))
         except grpc.aio.AioRpcError as error:
             return _describe(error)
         except ProtocolError as error:

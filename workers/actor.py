@@ -5,18 +5,24 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
 from disagg.workers.options import WorkerOptions
+from disagg.workers.router_discovery import RoutersOfCluster
+from disagg.workers.signals import drain_on_signals
 from disagg.workers.transfer_network import set_transfer_environment
 
 WORKER_PATH = "disagg.workers.worker:Worker"
 NODE_HOST = "node"
 """Value of ``host``: the address under which Ray knows the node the worker runs on."""
 FAILED_EXIT_CODE = 70
+ROUTER_DIRECTORY = "disagg-routers"
+"""Name of the actor that knows the routers (`disagg/cluster/router_directory.py`)."""
+DIRECTORY_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +34,16 @@ class HostedWorker(Protocol):
     summary: str
     address: str
     failed: str
+    routers_of_cluster: RoutersOfCluster | None
 
     def start(self) -> None:
         """Start the worker; return when it serves."""
 
     def wait_failed(self, timeout_s: float | None = None) -> bool:
         """Block until it failed or stopped."""
+
+    def drain(self) -> None:
+        """Take no new work, let what goes on end, then stop."""
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Stop serving; False when that took longer."""
@@ -76,6 +86,7 @@ class WorkerActor:
         module, _, name = worker_path.partition(":")
         self._options = options
         self._worker: HostedWorker = getattr(importlib.import_module(module), name)(options)
+        self._worker.routers_of_cluster = routers_of_cluster
         self._stopping = threading.Event()
         self._refused = ""
         try:
@@ -84,6 +95,7 @@ class WorkerActor:
             # Raising would reach the supervisor as a traceback in a text; this as a sentence.
             self._refused = error.message
             return
+        drain_on_signals(self._worker)
         threading.Thread(target=self._end_with_worker, name="worker-watch", daemon=True).start()
 
     def describe(self) -> WorkerState:
@@ -98,14 +110,35 @@ class WorkerActor:
             refused=self._refused,
         )
 
-    def stop(self, timeout_s: float) -> bool:
-        """Stop serving; False when it took longer. The actor is to be killed afterwards."""
+    def stop(self, timeout_s: float, drain_s: float = 0.0) -> bool:
+        """Stop serving, after what goes on has ended or ``drain_s`` are over.
+
+        False when it took longer. The actor is to be killed afterwards.
+        """
         self._stopping.set()
-        return bool(self._refused) or self._worker.stop(timeout_s)
+        if self._refused:
+            return True
+        if drain_s:
+            self._worker.drain()
+            self._worker.wait_failed(drain_s)
+        return self._worker.stop(timeout_s)
 
     def _end_with_worker(self) -> None:
         self._worker.wait_failed()
-        if not self._stopping.is_set():
+        if self._stopping.is_set():
+            return
+        if self._worker.failed:
             log.error("worker failed, process ends: %s", self._worker.failed)
-            logging.shutdown()
-            os._exit(FAILED_EXIT_CODE)
+        else:
+            log.info("worker has drained, process ends")
+        logging.shutdown()
+        os._exit(FAILED_EXIT_CODE if self._worker.failed else 0)
+
+
+def routers_of_cluster() -> Collection[str]:
+    """host:port of the routers that have announced themselves in the Ray cluster."""
+    import ray
+
+    directory = ray.get_actor(ROUTER_DIRECTORY)
+    found: list[str] = ray.get(directory.addresses.remote(), timeout=DIRECTORY_TIMEOUT_S)
+    return found

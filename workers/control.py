@@ -16,8 +16,8 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.peer import Offers, PeerMessage, Release
 from disagg.messages.session import (
     Cancel,
+    Claim,
     Submit,
-    ToRouterMessage,
     ToWorkerMessage,
     WorkerIdClaimed,
     receipt_of,
@@ -26,6 +26,7 @@ from disagg.scheduling.actions import (
     CheckTransport,
     ClearTier,
     ConnectPeer,
+    Drained,
     Exit,
     ReadTier,
     TierKey,
@@ -43,6 +44,8 @@ from disagg.workers.checksums import ComputesChecksums
 from disagg.workers.engine_threads import EngineThreads
 from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.own_transport import OwnTransport
+from disagg.workers.router_sessions import End, RouterSessions
+from disagg.workers.router_sessions import Send as SendToRouter
 from disagg.workers.tiers.protocol import CopiesBlocks
 from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
@@ -54,6 +57,8 @@ TICK_S = 0.01
 """Reserve retries are a few milliseconds; everything else due is far coarser."""
 STATS_S = 0.1
 """Changed stats are sent at most so often."""
+ROUTERS_MAX = 16
+"""Sessions at a time, unless it is said otherwise."""
 IDLE_CHECK_S = 1.0
 """Idle for so long, the core checks itself, once: it takes time linear in the pool."""
 
@@ -94,6 +99,9 @@ class Control:
         trace: TransferTrace,
         tiers: CopiesBlocks | None = None,
         checksums: ComputesChecksums | None = None,
+        *,
+        on_drained: Callable[[], None] = lambda: None,
+        routers_max: int = ROUTERS_MAX,
     ) -> None:
         self.core = core
         self._tiers = tiers
@@ -102,14 +110,12 @@ class Control:
         self._now_ms = WorkerClock().now_ms
         self._engine = EngineThreads(engine)
         self._transport = OwnTransport(transport)
-        self._on_failed = on_failed
+        self._on_failed, self._on_drained = on_failed, on_drained
         self._trace = trace
         self._links: PeerLinks | None = None
         self._pace = StepPace()
         self._pump_timer: asyncio.TimerHandle | None = None
-        self._session: Callable[[ToRouterMessage], None] | None = None
-        self._end_session: Callable[[str], None] = _no_stream
-        self._sent_stats: object = None
+        self._sessions = RouterSessions(routers_max)
         self._tasks: list[asyncio.Task[None]] = []
         self._check_due_s: float | None = None
         self._ended = False
@@ -134,43 +140,41 @@ class Control:
 
     # --- events
 
-    def open_session(
-        self,
-        send: Callable[[ToRouterMessage], None],
-        end: Callable[[str], None] = _no_stream,
-    ) -> None:
-        """Open a router's session; an earlier one ends at once, with all its generations.
+    def open_session(self, send: SendToRouter, end: End = _no_stream, router: str = "") -> None:
+        """Open a router's session; an earlier one of it ends at once, with all its generations.
 
         Args:
             send: takes messages for the router.
-            end: takes the reason when a later session replaces this one.
+            end: takes the reason when a later session of this router replaces this one.
+            router: id of the router's life; others keep theirs.
+
+        Raises:
+            CapacityError: so many others have sessions already.
         """
-        if self._session is not None:
-            log.warning("a new session with a router replaces the one before")
-            replaced, self._session = self._end_session, None
-            self._router_lost()
+        self._sessions.check_room(router)
+        if (replaced := self._sessions.take(router)) is not None:
+            log.warning("a new session with router %s replaces the one before", router)
+            self._router_lost(router)
             replaced("another session with this worker was opened")
-        self._session, self._end_session = send, end
-        self._sent_stats = None
+        self._sessions.open(router, send, end)
         self._guard(self._report)
 
-    def close_session(self, send: Callable[[ToRouterMessage], None]) -> None:
+    def close_session(self, send: SendToRouter, router: str = "") -> None:
         """The session ended: nobody reads the answers any more."""
-        if self._session is send:
-            self._session = None
-            self._router_lost()
+        if self._sessions.is_open(router, send):
+            self._sessions.take(router)
+            self._router_lost(router)
 
-    def in_session(self, send: Callable[[ToRouterMessage], None]) -> bool:
-        """Whether this session is the current one; no later one has taken its place."""
-        return self._session is send
+    def in_session(self, send: SendToRouter, router: str = "") -> bool:
+        """Whether this session is its router's current one; no later one has taken its place."""
+        return self._sessions.is_open(router, send)
 
     def router_message(self, message: ToWorkerMessage) -> None:
-        """Handle a submit or a cancel."""
-        # The router counts as load what it submitted since the last stats it got: they are sent
-        # again even if they are the same, or a short request would count for ever.
-        self._sent_stats = None
-        if isinstance(message, Submit) and self._session is not None:
-            self._session(receipt_of(message))
+        """Handle what a router wants."""
+        if isinstance(message, Submit | Cancel | Claim):
+            self._sessions.report_again(message.key.router)
+        if isinstance(message, Submit):
+            self._sessions.send(receipt_of(message))
         self._guard(lambda: self.core.on_router_message(self._now_ms(), message))
         if isinstance(message, WorkerIdClaimed):
             log.warning(
@@ -220,9 +224,14 @@ class Control:
         """A tier was emptied, or could not be."""
         self._guard(lambda: self.core.on_tier_cleared(self._now_ms(), tier, error))
 
-    def _router_lost(self) -> None:
-        self._guard(lambda: self.core.on_router_lost(self._now_ms()))
-        self._trace.forget_all("router_lost")
+    def drain(self, timeout_ms: int) -> None:
+        """Take no new work, tell all routers, and report when nothing goes on any more."""
+        self.core.drain(self._now_ms(), timeout_ms)
+        self._guard(self._report)
+
+    def _router_lost(self, router: str) -> None:
+        self._guard(lambda: self.core.on_router_lost(self._now_ms(), router))
+        self._trace.forget_router(router, "router_lost")
 
     # --- carrying out
 
@@ -248,8 +257,7 @@ class Control:
             match action:
                 case ToRouter(message):
                     self._trace.reported(message)
-                    if self._session is not None:
-                        self._session(message)
+                    self._sessions.send(message)
                 case Send(to, peer_message):
                     self._links.send(to, peer_message)
                 case PostRead():
@@ -273,6 +281,8 @@ class Control:
                     self._transport.doubt(reason)
                 case Exit(reason):
                     self._fail(reason)
+                case Drained():
+                    self._on_drained()
 
     def _pump(self) -> None:
         """Launch every step that may be launched; the engine runs them one by one."""
@@ -322,10 +332,8 @@ class Control:
     def _report(self) -> list[WorkerAction]:
         tier_counts = self._tiers.counts() if self._tiers else {}
         sums = self._checksums.counts() if self._checksums else {}
-        stats = worker_stats(self.core, tier_counts, {**self._pace.prefill_speed, **sums})
-        if self._session is not None and stats != self._sent_stats:
-            self._sent_stats = stats
-            self._session(stats)
+        counts = {**self._pace.prefill_speed, **sums}
+        self._sessions.report(worker_stats(self.core, tier_counts, counts))
         return []
 
     async def _tick_forever(self) -> None:

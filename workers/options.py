@@ -20,7 +20,8 @@ class WorkerOptions:
     model_name: str
     """The name clients use."""
     router_addresses: tuple[str, ...]
-    """host:port of each router's gRPC service."""
+    """Where routers are found: host:port of a router's gRPC service, ``dns:name:port`` for all
+    addresses of a name, ``ray`` for those that the cluster knows."""
     host: str = "127.0.0.1"
     """Address the gRPC service binds to and announces."""
     port: str = "0"
@@ -103,3 +104,9 @@ class WorkerOptions:
     """Time for what goes on to end, then; the process ends after it."""
     # registration
     heartbeat_ms: int = 1_000
+    discovery_ms: int = 5_000
+    """Routers are looked up again that often."""
+    routers_max: int = 16
+    """Routers that may have a session at a time."""
+    drain_timeout_ms: int = 30_000
+    """Asked to end, the worker lets what goes on end for so long."""

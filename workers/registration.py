@@ -1,7 +1,10 @@
-"""Registers the worker at its routers, again and again: a router that restarted learns of it."""
+"""Registers the worker at all its routers, again and again: one that restarted learns of it."""
 
 import asyncio
 import logging
+import random
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -12,6 +15,7 @@ from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.v1 import registration_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from disagg.workers.channel import CHANNEL_OPTIONS
+from disagg.workers.router_discovery import RouterDiscovery
 
 if TYPE_CHECKING:
     from disagg.wire.v1.router_pb2_grpc import RouterAsyncStub  # only in the stub file
@@ -19,14 +23,52 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REGISTER_TIMEOUT_S = 5.0
+BACK_OFF_MAX = 8
+"""A router that is away is tried again after up to so many heartbeats, but within
+`BACK_OFF_MAX_S`: it may be back at any moment."""
+BACK_OFF_MAX_S = 5.0
+
+
+async def keep_registered_everywhere(
+    discovery: RouterDiscovery,
+    info: WorkerInfo,
+    heartbeat_ms: int,
+    discovery_ms: int,
+    connections: Connections,
+) -> None:
+    """Register with every router for ever, as they come and go.
+
+    One that is not found any more, as a replica that is about to end, is registered with until it
+    is gone: its requests are still served.
+    """
+    tasks: dict[str, asyncio.Task[None]] = {}
+    try:
+        while True:
+            await discovery.look_up()
+            for address in [one for one, task in tasks.items() if task.done()]:
+                tasks.pop(address).result()  # an exception is a bug, and ends the worker
+            for address in discovery.found - tasks.keys():
+                registering = keep_registered(
+                    address, info, heartbeat_ms, connections, partial(discovery.finds, address)
+                )
+                tasks[address] = asyncio.create_task(registering, name=f"router {address}")
+            await asyncio.sleep(discovery_ms / 1000)
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
 async def keep_registered(
-    address: str, info: WorkerInfo, heartbeat_ms: int, connections: Connections
+    address: str,
+    info: WorkerInfo,
+    heartbeat_ms: int,
+    connections: Connections,
+    is_found: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Register with one router for ever; log the first failure and the first success after it."""
+    """Register with one router until it is away and not found any more; log what changes."""
     request = worker_info_to_wire(info)
-    logged = ""
+    logged, num_failures = "", 0
     while True:
         certificate = connections.certificate
         async with connections.channel(address, CHANNEL_OPTIONS) as channel:
@@ -34,10 +76,22 @@ async def keep_registered(
             # A channel keeps the certificate it was made with.
             while certificate is connections.certificate:
                 level, now = await _register(stub, request, secured=certificate is not None)
+                num_failures = 0 if level == logging.INFO else num_failures + 1
                 if now != logged:
                     log.log(level, "router %s: %s", address, now)
                     logged = now
-                await asyncio.sleep(heartbeat_ms / 1000)
+                if num_failures and not is_found():
+                    return
+                await asyncio.sleep(pause_s(heartbeat_ms / 1000, num_failures))
+
+
+def pause_s(heartbeat_s: float, num_failures: int) -> float:
+    """Until the next try: a heartbeat, longer after failures in a row, never the same for all."""
+    if not num_failures:
+        return heartbeat_s
+    longest = max(heartbeat_s, min(BACK_OFF_MAX_S, heartbeat_s * BACK_OFF_MAX))
+    pause = min(longest, heartbeat_s * float(2 ** min(num_failures - 1, 10)))
+    return pause * random.uniform(0.5, 1.0)
 
 
 async def _register(

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from disagg.errors import ProtocolError
+from disagg.errors import CapacityError, ProtocolError
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import ToRouterMessage
 from disagg.scheduling.stats import worker_stats
@@ -44,7 +44,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         request_iterator: AsyncIterator[session_pb2.SessionRequest],
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> AsyncIterator[session_pb2.SessionResponse]:
-        """One router's ordered stream; its end cancels every generation that it started."""
+        """One router's ordered stream; its end cancels what it started, and no other router's."""
         opening = await anext(aiter(request_iterator), None)
         opened = None if opening is None else session_request_from_wire(opening)
         if not isinstance(opened, SessionOpen) or opened.worker != self._me:
@@ -52,6 +52,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"this is {self._me}, not {wanted}"
             )
+        router = opened.router_id
         queue: asyncio.Queue[ToRouterMessage | None] = asyncio.Queue(SESSION_QUEUE_MAX)
         handler = asyncio.current_task()
         assert handler is not None
@@ -70,8 +71,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 queue.get_nowait()
             queue.put_nowait(None)
 
-        reading = asyncio.create_task(self._read_session(request_iterator, send, queue))
-        self._control.open_session(send, end)
+        try:
+            self._control.open_session(send, end, router)
+        except CapacityError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
+        reading = asyncio.create_task(self._read_session(request_iterator, router, send, queue))
         try:
             while (message := await queue.get()) is not None:
                 yield session_response_to_wire(message)
@@ -79,24 +83,25 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 await context.abort(grpc.StatusCode.ABORTED, replaced)
             await reading
         except ProtocolError as error:
-            log.error("session of a router: %s", error.message)
+            log.error("session of router %s: %s", router, error.message)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         finally:
             reading.cancel()
-            self._control.close_session(send)
+            self._control.close_session(send, router)
 
     async def _read_session(
         self,
         requests: AsyncIterator[session_pb2.SessionRequest],
+        router: str,
         send: Callable[[ToRouterMessage], None],
         queue: asyncio.Queue[ToRouterMessage | None],
     ) -> None:
         try:
             async for request in requests:
-                message = session_request_from_wire(request)
+                message = session_request_from_wire(request, router)
                 if isinstance(message, SessionOpen):
                     raise ProtocolError("a session is opened once")
-                if not self._control.in_session(send):
+                if not self._control.in_session(send, router):
                     return  # A late submit would wait for ever: nobody knows of it any more.
                 self._control.router_message(message)
         finally:

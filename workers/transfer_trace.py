@@ -136,9 +136,9 @@ class TransferTrace:
         if one is not None:
             self._end(key, one, outcome, message)
 
-    def forget_all(self, outcome: str) -> None:
-        """Forget every generation: all have ended here."""
-        for key in list(self._open):
+    def forget_router(self, router: str, outcome: str) -> None:
+        """Forget a router's generations: all have ended here."""
+        for key in [key for key in self._open if key.router == router]:
             self.ended(key, outcome)
 
     def _end(self, key: RequestKey, one: _Open, outcome: str, message: str) -> None:

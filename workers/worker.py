@@ -41,7 +41,8 @@ from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.ranked_checksums import start_checksums
 from disagg.workers.ranked_transport import RankedTransport
-from disagg.workers.registration import keep_registered
+from disagg.workers.registration import keep_registered_everywhere
+from disagg.workers.router_discovery import RouterDiscovery, RoutersOfCluster
 from disagg.workers.service import WorkerService
 from disagg.workers.tiers.copies import TierCopies
 from disagg.workers.tiers.kinds import open_tiers
@@ -87,6 +88,8 @@ class Worker:
         summary: what it took of its machine, in one line, valid after `start`.
         address: host:port of the gRPC service, valid after `start`.
         failed: why the worker cannot go on, "" while it can.
+        routers_of_cluster: who knows the routers of the cluster, if there is one; set before
+            `start`.
         control: the control, valid after `start`; to be touched on its loop only.
     """
 
@@ -103,6 +106,7 @@ class Worker:
         self.address = ""
         self.failed = ""
         self.control: Control | None = None
+        self.routers_of_cluster: RoutersOfCluster | None = None
         self._engine_factory = engine_factory
         self._transport_factory = transport_factory
         self._failed_event = threading.Event()
@@ -138,6 +142,16 @@ class Worker:
     def wait_failed(self, timeout_s: float | None = None) -> bool:
         """Block until the worker failed or stopped; False when the time is over first."""
         return self._failed_event.wait(timeout_s)
+
+    def drain(self) -> None:
+        """Take no new work, let what goes on end, then stop; `wait_failed` waits for that.
+
+        What still goes on after ``drain_timeout_ms`` is planned anew by its router.
+        """
+        control, loop = self.control, self._loop
+        if control is not None and loop is not None and not loop.is_closed():
+            log.info("worker %s drains", self.options.worker_id)
+            loop.call_soon_threadsafe(control.drain, self.options.drain_timeout_ms)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Stop serving; False when that took longer.
@@ -183,7 +197,15 @@ class Worker:
             options.read_handle_bytes_max,
         )
         control = self.control = Control(
-            core, engine, transport, self._fail, self._trace, tier_copies, checksums
+            core,
+            engine,
+            transport,
+            self._fail,
+            self._trace,
+            tier_copies,
+            checksums,
+            on_drained=self._stop.set,
+            routers_max=options.routers_max,
         )
         server = self._connections.server(CHANNEL_OPTIONS)
         port = self._listen(server)
@@ -211,14 +233,16 @@ class Worker:
         control.start(links)
         await server.start()
         info = announcement.worker_info(core)
+        discovery = RouterDiscovery(
+            options.router_addresses, options.routers_max, self.routers_of_cluster
+        )
+        registering = keep_registered_everywhere(
+            discovery, info, options.heartbeat_ms, options.discovery_ms, self._connections
+        )
         tasks = [
-            asyncio.create_task(
-                keep_registered(address, info, options.heartbeat_ms, self._connections),
-                name=f"router {address}",
-            )
-            for address in options.router_addresses
+            asyncio.create_task(registering, name="routers"),
+            asyncio.create_task(self._connections.watch_expiry(), name="certificate"),
         ]
-        tasks.append(asyncio.create_task(self._connections.watch_expiry(), name="certificate"))
         log.info(
             "worker %s (%s) serves on %s, epoch %s",
             options.worker_id,

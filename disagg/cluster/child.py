@@ -55,6 +55,11 @@ class Child:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
 
+    def hurry(self) -> None:
+        """Send SIGTERM, which is the second one where `stop` waits: the process ends at once."""
+        if not self.ended:
+            self._process.terminate()
+
     def stop(self, timeout_s: float) -> None:
         """End the process by SIGTERM; kill it when it has not ended after ``timeout_s``.
 

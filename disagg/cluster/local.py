@@ -133,7 +133,8 @@ class LocalCluster:
     def stop(self) -> None:
         """Stop router, workers and Ray in this order, then make sure that nothing is left.
 
-        Does nothing when nothing was started.
+        The router lets requests that run end, for ``router.drain_timeout_ms`` at most. Does nothing
+        when nothing was started.
         """
         folder = self._folder
         if folder is None:
@@ -142,7 +143,7 @@ class LocalCluster:
         ours = find_descendants(find_children(os.getpid()) - self._before)
         if self._router is not None:
             try:
-                self._router.stop(timeout_s)
+                self._router.stop(self.settings.router.drain_timeout_ms / 1000 + timeout_s)
             except DisaggError as error:
                 self.faults.append(error.message)
         if self._supervisor is not None:
@@ -161,6 +162,11 @@ class LocalCluster:
             self._report(f"{'; '.join(self.faults)} (logs in {folder.path})")
         else:
             folder.remove()
+
+    def hurry(self) -> None:
+        """Let nothing that runs end any more; for a signal handler, while `stop` runs."""
+        if self._router is not None:
+            self._router.hurry()
 
     def __enter__(self) -> Self:
         """Start; see `start`."""

@@ -89,6 +89,7 @@ class Supervisor:
         self._placement = place_workers(settings, ())
         self._plans = plan_workers(settings, self._placement)
         self._workers: list[_Supervised] = []
+        self._hurried = False
 
     @property
     def states(self) -> list[WorkerState]:
@@ -124,17 +125,27 @@ class Supervisor:
         """Look at every worker once, about half a second; report what changed."""
         self._poll(fatal=False)
 
-    def stop(self) -> None:
-        """Stop all workers, within ``cluster.stop_timeout_s``, and end their actors."""
+    def stop(self, *, drain: bool = False) -> None:
+        """Stop all workers, within ``cluster.stop_timeout_s``, and end their actors.
+
+        Args:
+            drain: what goes on may end first, for ``worker.drain_timeout_ms``.
+        """
         timeout_s = self._settings.cluster.stop_timeout_s
-        asked = [worker.actor.stop.remote(timeout_s) for worker in self._workers]
-        if asked:
-            ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        drain_s = self._settings.worker.drain_timeout_ms / 1000 if drain else 0.0
+        waiting = [worker.actor.stop.remote(timeout_s, drain_s) for worker in self._workers]
+        deadline = time.monotonic() + drain_s + timeout_s
+        while waiting and time.monotonic() < deadline and not self._hurried:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
         for worker in self._workers:
             ray.kill(worker.actor, no_restart=True)
             if worker.group is not None:
                 remove_placement_group(worker.group)
         self._workers.clear()
+
+    def hurry(self) -> None:
+        """Let nothing that goes on end any more; for a signal handler, while `stop` runs."""
+        self._hurried = True
 
     def _place(self) -> None:
         """Wait a while for the hosts: what workers get depends on how many there are."""

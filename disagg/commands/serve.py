@@ -22,8 +22,9 @@ from disagg.commands.arguments import (
     Set,
     read_effective,
 )
-from disagg.commands.signals import exit_on_signals, ignore_signals, interrupt_on_signals
+from disagg.commands.signals import exit_on_signals, hurry_on_signals, interrupt_on_signals
 from disagg.config import router_options
+from disagg.workers.router_discovery import FROM_CLUSTER
 
 
 def serve(
@@ -42,6 +43,7 @@ def serve(
 
     Without --ray-address a Ray cluster of this machine alone is started, and stopped at the end.
     Ctrl-C and SIGTERM stop everything and end it with exit code 0 (130 or 143 before it has begun).
+    Requests that run may end first (router.drain_timeout_ms), unless a second signal comes.
     """
     exit_on_signals()  # until something is started
     effective = read_effective(
@@ -74,7 +76,7 @@ def serve(
     except KeyboardInterrupt:
         pass  # while it started, which has reported it
     finally:
-        ignore_signals()
+        hurry_on_signals(cluster.hurry)
         cluster.stop()
     if cluster.faults:
         raise typer.Exit(1)
@@ -90,7 +92,11 @@ def router(
     settings_given: Set = None,
     with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
 ) -> None:
-    """Run the router alone: HTTP for clients, gRPC for workers."""
+    """Run the router alone: HTTP for clients, gRPC for workers.
+
+    Ctrl-C and SIGTERM end it; requests that run may end first (router.drain_timeout_ms), unless a
+    second signal comes.
+    """
     exit_on_signals()  # until the router has its own
     if with_parent:
         end_with_parent()
@@ -106,7 +112,19 @@ def router(
     from disagg.router.app import run
 
     _log_to_stderr()
-    raise typer.Exit(run(router_options(effective.settings)))
+    options = router_options(effective.settings)
+    announcement = None
+    if FROM_CLUSTER in effective.settings.cluster.router_addresses:
+        from disagg.cluster.router_directory import announce  # Ray takes a second to import
+
+        announcement = announce(effective.settings)
+        exit_on_signals()  # Ray has put its own in their place
+    try:
+        code = run(options)
+    finally:
+        if announcement is not None:
+            announcement.withdraw()
+    raise typer.Exit(code)
 
 
 def workers(
@@ -120,8 +138,9 @@ def workers(
 ) -> None:
     """Place the workers on a Ray cluster and keep them running.
 
-    They register with cluster.router_addresses; the router is started apart (disagg router).
-    Without --ray-address the cluster this machine belongs to is joined.
+    They register with cluster.router_addresses; routers are started apart (disagg router).
+    Without --ray-address the cluster this machine belongs to is joined. Ctrl-C and SIGTERM end it;
+    what goes on may end first (worker.drain_timeout_ms), unless a second signal comes.
     """
     exit_on_signals()
     effective = read_effective(
@@ -150,9 +169,9 @@ def workers(
     except KeyboardInterrupt:
         log.info("stopping")
     finally:
-        ignore_signals()
         if supervisor is not None:
-            supervisor.stop()
+            hurry_on_signals(supervisor.hurry)
+            supervisor.stop(drain=True)
         stop_ray()
 
 

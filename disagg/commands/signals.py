@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 
 
@@ -36,7 +37,14 @@ def interrupt_on_signals() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def ignore_signals() -> None:
-    """Stopping is bounded and must not be cut short, or processes would stay behind."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def hurry_on_signals(hurry: Callable[[], None]) -> None:
+    """SIGINT and SIGTERM while it stops: nothing is waited for that could be.
+
+    Stopping itself is bounded and must not be cut short, or processes would stay behind.
+    """
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        hurry()
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)

@@ -118,6 +118,7 @@ def worker_options(settings: Settings, worker_id: str, role: str) -> WorkerOptio
         heartbeat_ms=settings.cluster.heartbeat_ms,
         tls_directory=settings.cluster.tls_directory,
         allow_insecure=settings.cluster.allow_insecure,
+        discovery_ms=settings.cluster.discovery_ms,
         **settings.worker.model_dump(),
         **settings.cache.model_dump(),
         **settings.scheduling.model_dump(),

@@ -16,6 +16,9 @@ from disagg.routing.fair_queue import parse_weights
 class RouterSettings(Section):
     """The HTTP front, the gRPC service and what they accept."""
 
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,63}$")
+    """Of this replica, in workers' logs and records; "" takes the host's name. It need not be
+    unique: each start makes an id of its own."""
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address that HTTP and gRPC bind to; others than loopback ones need API keys, and
     certificates (cluster.tls_directory) or cluster.allow_insecure.
@@ -46,6 +49,10 @@ class RouterSettings(Section):
     """Finished requests whose record stays readable."""
     worker_silent_ms: Milliseconds = 10_000
     """A worker not heard of for so long is dropped."""
+    drain_timeout_ms: Milliseconds = 30_000
+    """Asked to end by SIGTERM or Ctrl-C, the router refuses new requests (503), is not ready any
+    more, and lets those that run end for so long; then they end with an error. A second signal ends
+    it at once."""
     policy: str = DEFAULT_POLICY
     """Who prefills and who decodes: ``prefix_then_load``, or ``local`` to hand nothing over."""
     pull_tokens_min: Positive = 256

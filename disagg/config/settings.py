@@ -8,7 +8,6 @@ from pydantic import (
 )
 
 from disagg.config.fields import (
-    HostPort,
     Milliseconds,
     Ports,
     Positive,
@@ -20,6 +19,8 @@ from disagg.config.router_settings import LimitSettings, RouterSettings
 from disagg.errors import ConfigError
 from disagg.workers.options import AUTO, Auto, Dtype
 from disagg.workers.tiers.options import parse_tiers
+
+RouterSource = Annotated[str, Field(pattern=r"^(ray|(dns:)?[^\s:/]+:[1-9][0-9]{0,4})$")]
 
 
 class ModelSettings(Section):
@@ -102,6 +103,11 @@ class WorkerSettings(Section):
     """
     kv_events_replay_endpoint: str = ""
     """Answer requests for missed KV events at this ZeroMQ address."""
+    routers_max: int = Field(default=16, ge=1, le=1024)
+    """Routers that a worker registers with and that may have a session with it, at a time."""
+    drain_timeout_ms: Milliseconds = 30_000
+    """Asked to end by SIGTERM, a worker takes no new work and lets what goes on end for so long;
+    the rest is planned anew on other workers. A second signal ends it at once."""
     tiers: tuple[str, ...] = Field(default=(), strict=False)
     """Stores of KV blocks outside the pool, fastest first, each KIND[:PLACE]?size=SIZE: host memory
     (host?size=8GiB), a directory that workers may share (disk:/var/cache/kv?size=200GiB), an object
@@ -203,7 +209,8 @@ class TransferSettings(Section):
     quarantine_share_max: Share = 0.05
     """Share of a pool in quarantine at which the worker leaves and comes back."""
     drain_ms: Milliseconds = 5_000
-    """Time for what goes on at a worker to end before it leaves for that reason."""
+    """Time for what goes on at a worker to end before it leaves for that reason. (Asked to end, it
+    has worker.drain_timeout_ms.)"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -234,9 +241,10 @@ class ClusterSettings(Section):
     """GPUs Ray counts for a worker on cuda; less than 1 lets workers share one. With worker.device
     auto workers share as many as there are.
     """
-    router_addresses: tuple[HostPort, ...] = Field(default=(), strict=False)
-    """host:port of the router's gRPC service; empty derives it from router.host. Workers register
-    with each of several, but serve one at a time: the last that opened a session.
+    router_addresses: tuple[RouterSource, ...] = Field(default=(), strict=False)
+    """Where workers find the routers, all of which they serve: host:port of a router's gRPC
+    service; dns:name:port for every address of a name; ray for the routers that have announced
+    themselves in the Ray cluster, as they do where this is set. Empty: router.host.
     """
     tls_directory: str = ""
     """Directory of ca.crt, tls.crt and tls.key, the same path on every host, made by disagg
@@ -247,6 +255,8 @@ class ClusterSettings(Section):
     """Bind gRPC ports to other addresses without certificates: whoever reaches them can register,
     open sessions, read and overwrite KV.
     """
+    discovery_ms: Milliseconds = 5_000
+    """Workers look the routers up again that often."""
     heartbeat_ms: Milliseconds = 1_000
     """Workers register again that often."""
     max_restarts: int = Field(default=-1, ge=-1, le=1_000_000)

@@ -4,10 +4,15 @@ from typing import NamedTuple
 
 
 class RequestKey(NamedTuple):
-    """One try of a request: the router counts ``generation`` up whenever it plans anew."""
+    """One try of a request: its router counts ``generation`` up whenever it plans anew.
+
+    Two routers may use one request id and generation at a time, so the router is a part of it.
+    """
 
     request_id: str
     generation: int
+    router: str = ""
+    """Id of the router's life: its name and an epoch of its own."""
 
 
 class Incarnation(NamedTuple):

@@ -48,7 +48,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """All tokens that one engine step emitted, and before them what it says of prompts."""
+    """All tokens of a step for one router, and before them what it says of prompts; never empty."""
 
     outputs: tuple[SequenceOutput, ...]
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()

@@ -82,10 +82,12 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
-    """Forget all cached KV; a worker answers each by a `PrefixCacheReset`."""
+    """Forget all cached KV; a worker answers each by a `PrefixCacheReset`, to all routers."""
 
     number: int
-    """The router counts them, from 1."""
+    """The router that began it counts them, from 1."""
+    router: str = ""
+    """Who began it; another router that has heard of it sends it on to its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,24 @@ class WorkerIdClaimed:
     claimant: PeerAddress
 
 
-ToWorkerMessage = Submit | Cancel | ResetPrefixCache | WorkerIdClaimed
+CLAIM_BYTES = 16
+"""Length of the name in a `Claim`: a digest, so that no client's words are kept at workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request is the one that is served under a name.
+
+    Another request that claimed the name before, at any router, is superseded: its generations end
+    at this worker, and its router is told by `Superseded`.
+    """
+
+    key: RequestKey
+    name: bytes
+    """`CLAIM_BYTES` bytes; what a client gives equal names to is one request, sent again."""
+
+
+ToWorkerMessage = Submit | Cancel | ResetPrefixCache | WorkerIdClaimed | Claim
 
 
 class EndReason(StrEnum):
@@ -122,6 +141,8 @@ class EndReason(StrEnum):
     """None can follow by the request's own grammar: it fails, as it would anywhere."""
     REJECTED = "rejected"
     """It cannot end there, whatever else is going on: only a larger worker may serve it."""
+    DRAINING = "draining"
+    """The worker is about to end; nobody is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +272,8 @@ class WorkerStats:
     """Monotonic counts by name, e.g. ``commits_refused``."""
     residency: tuple[ResidencyHistogram, ...] = ()
     """How long contents stay in the prefix cache; none where no block is observed."""
+    draining: bool = False
+    """It takes no new work and ends when what it has is over; then it is not ready either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +287,16 @@ class PrefixCacheReset:
     """Blocks that are still held, by kind of holder: their memory is free when that ends."""
     refused: str = ""
     """Why nothing was forgotten; "" if all was."""
+    router: str = ""
+    """Who began it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Another request has claimed the name of this one, which has ended at the sender."""
+
+    key: RequestKey
+    """As it was claimed; the request may have been planned anew since."""
 
 
 ToRouterMessage = (
@@ -274,4 +307,16 @@ ToRouterMessage = (
     | TransferReport
     | WorkerStats
     | PrefixCacheReset
+    | Superseded
 )
+
+
+def router_of(message: ToRouterMessage) -> str:
+    """The router that a message is for; "" for what all of them are told."""
+    match message:
+        case StepOutputs(outputs, prompt_logprobs):
+            return (outputs or prompt_logprobs)[0].key.router
+        case PrefixCacheReset() | WorkerStats():
+            return ""
+        case _:
+            return message.key.router

@@ -22,6 +22,9 @@ class NewRequest:
     tenant: str = ""
     """Whose it is; "" where nobody is told from anybody else. Where requests wait, tenants take
     turns."""
+    claim: bytes = field(default=b"", repr=False)
+    """Name of the request at all routers (`Claim`): it supersedes an earlier one of the same name.
+    Empty where the client gave it none."""
 
     @property
     def num_prompt_numbers(self) -> int:

@@ -41,6 +41,7 @@ class Admission:
         request_timeout_ms: int,
         worker_prefill_tokens_max: int,
         worker_waiting_max: int,
+        router_id: str,
     ) -> None:
         self.counters = counters
         self._fleet = fleet
@@ -50,6 +51,7 @@ class Admission:
         self._request_timeout_ms = request_timeout_ms
         self._prefill_tokens_max = worker_prefill_tokens_max
         self._waiting_max = worker_waiting_max
+        self._router_id = router_id
         self._queue = turns
         self._pace = pace
         self._waiting: dict[str, RoutedRequest] = {}
@@ -78,7 +80,7 @@ class Admission:
             )
         contract = self._fleet.contract
         request.check(contract.hash_block_tokens if contract else None)
-        routed = RoutedRequest(now_ms, request)
+        routed = RoutedRequest(now_ms, request, self._router_id)
         self._planner.check(routed)
         actions: list[RouterAction] = []
         if len(self._requests) + len(self._waiting) >= self._requests_max:
@@ -106,6 +108,11 @@ class Admission:
             self._leave(request)
             self._requests.end_unplanned(now_ms, request, "cancelled", reason)
         return []
+
+    def fail(self, now_ms: int, request_id: str, error: DisaggError) -> list[RouterAction]:
+        """End a waiting request with an error; unknown ids are ignored."""
+        request = self.find(request_id)
+        return [] if request is None else [self._fail(now_ms, request, error)]
 
     def expire(self, now_ms: int) -> list[RouterAction]:
         """Fail what waits although nothing has been started for too long."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from disagg.errors import WorkerIdTakenError
+from disagg.errors import SupersededError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.outputs import StepOutputs
@@ -15,6 +15,7 @@ from disagg.messages.session import (
     PrefillProgress,
     PrefillReport,
     PrefixCacheReset,
+    Superseded,
     ToRouterMessage,
     TransferReport,
     WorkerIdClaimed,
@@ -52,6 +53,8 @@ WORKER_PREFILL_TOKENS_MAX = 16_384
 """Some tenths of a second of work: a worker is never idle for lack of it."""
 WORKER_WAITING_MAX = 16
 
+SENT_AGAIN = "its client sent it again: the later one is served in its place"
+
 
 class RouterCore:
     """Decides who prefills and who decodes, assembles the token streams, plans anew on failures.
@@ -72,6 +75,7 @@ class RouterCore:
             its tiers have.
         accept_unlike_workers: workers that exchange no KV with others may register; they serve
             alone.
+        router_id: of this life of the router, a part of every key; other routers have others.
 
         worker_prefill_tokens_max: while so many tokens of prompts are to be computed at a worker,
             it is not given more; what has no room anywhere waits here, where tenants take turns.
@@ -101,10 +105,11 @@ class RouterCore:
         worker_prefill_tokens_max: int = WORKER_PREFILL_TOKENS_MAX,
         worker_waiting_max: int = WORKER_WAITING_MAX,
         tenant_weights: Mapping[str, float] | None = None,
+        router_id: str = "",
     ) -> None:
         self.counters: Counter[tuple[str, str]] = Counter()
         self._fleet = Fleet(worker_silent_ms, accept_unlike=accept_unlike_workers)
-        self._resets = CacheResets(self.counters)
+        self._resets = CacheResets(self.counters, router_id)
         rule = make_policy(policy, PolicyOptions(pull_tokens_min, decode_prefill_tokens_max))
         planner = Planner(self._fleet, rule, self._resets)
         turns: FairQueue[RoutedRequest] = FairQueue(tenant_weights)
@@ -131,6 +136,7 @@ class RouterCore:
             request_timeout_ms=request_timeout_ms,
             worker_prefill_tokens_max=worker_prefill_tokens_max,
             worker_waiting_max=worker_waiting_max,
+            router_id=router_id,
         )
 
     @property
@@ -261,7 +267,11 @@ class RouterCore:
                 self._requests.report(now_ms, incarnation, message)
                 return []
             case PrefixCacheReset():
-                return self._resets.answered(incarnation, message)
+                return self._resets.answered(now_ms, incarnation, message, self._fleet.views())
+            case Superseded(key):
+                error = SupersededError(SENT_AGAIN)
+                actions = self._requests.fail(now_ms, key.request_id, error, key.generation)
+                return actions + self._admit_freed(now_ms)
 
     def generate(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
         """Plan and submit a request, at once or when it has its turn.
@@ -279,6 +289,13 @@ class RouterCore:
         """The client went away: nothing more is delivered; unknown ids are ignored."""
         actions = self._admission.cancel(now_ms, request_id, reason)
         actions += self._requests.cancel(now_ms, request_id, reason)
+        return actions + self._admit_freed(now_ms)
+
+    def replace(self, now_ms: int, request_id: str) -> list[RouterAction]:
+        """Fail a live request because its client sent it again; unknown ids are ignored."""
+        error = SupersededError(SENT_AGAIN)
+        actions = self._admission.fail(now_ms, request_id, error)
+        actions += self._requests.fail(now_ms, request_id, error)
         return actions + self._admit_freed(now_ms)
 
     def reset_prefix_caches(self, now_ms: int) -> list[RouterAction]:

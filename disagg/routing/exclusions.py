@@ -68,7 +68,7 @@ class Exclusions:
                 # The hand-over stood still or failed, whoever's bound ended it.
                 self.pairs.add(frozenset((prefill, decode)))
                 self.local_on = decode
-            case EndReason.TAKE_OVER_REFUSED:
-                pass  # nobody's fault: the lease was gone, or no room for it
+            case EndReason.TAKE_OVER_REFUSED | EndReason.DRAINING:
+                pass  # nobody's fault: the lease was gone, or no room for it; the worker ends
             case _:
                 self.workers.add(ended_by)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import NamedTuple
 
 from disagg.errors import ConfigError, WorkerIdTakenError
@@ -222,6 +223,11 @@ class Fleet:
             hits.update(index.match(num_tokens, hashes))
         return hits
 
+    def keeper_of(self, name: bytes) -> Incarnation | None:
+        """The connected worker that keeps a name: the same for all routers with these workers."""
+        connected = [one.info.incarnation for one in self._workers.values() if one.connected]
+        return min(connected, key=lambda one: _weight(name, one), default=None)
+
     def mark_bad_pair(self, now_ms: int, one: Incarnation, other: Incarnation) -> None:
         """A transfer between them failed; they rest, then the next request probes them."""
         self._bad_pairs = {p: t for p, t in self._bad_pairs.items() if t > now_ms}
@@ -315,3 +321,8 @@ class Fleet:
             raise ConfigError(
                 f"workers {name} and {other} cannot exchange KV: {why}", param="contract"
             )
+
+
+def _weight(name: bytes, worker: Incarnation) -> bytes:
+    """Rendezvous hashing: whoever asks gets the same, and a worker's loss moves its names only."""
+    return blake2b(name + worker.worker_id.encode(), digest_size=8).digest()

@@ -152,7 +152,7 @@ def _nobody_can(
     request: RoutedRequest, ready: Sequence[WorkerInfo]
 ) -> RemoteFault | ContextLengthError:
     if not ready:
-        return RemoteFault("no worker is ready")
+        return RemoteFault("no worker is ready", retry_after_s=1)
     if request.outgrown_tokens:
         return ContextLengthError(f"no larger worker is ready: {request.current.cause}")
     largest = max(info.max_model_tokens for info in ready)

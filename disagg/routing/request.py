@@ -1,11 +1,12 @@
 """The life of one request over its generations."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from disagg.errors import CapacityError, ContextLengthError, DisaggError, RemoteFault
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import EndReason, PeerAddress, PullPlan, Role, Submit
+from disagg.messages.session import Claim, EndReason, PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import NewRequest, RouterAction, ToWorker
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.fleet import LostWorker
@@ -32,6 +33,7 @@ class RoutedRequest:
         stream: its tokens.
         hashes: chain values of the full hash blocks of ``stream.tokens``, when last extended.
         exclusions: what the next plan should not repeat.
+        num_drained: generations that ended because a worker was about to end.
         outgrown_tokens: ``max_model_tokens`` of the largest worker that rejected it; 0 before.
         killers: workers lost while it had a part there, and heard since it was planned there.
         progress_ms: when something last went forward: a plan, a token, a report, or a prefill.
@@ -40,10 +42,12 @@ class RoutedRequest:
 
     current: Generation
 
-    def __init__(self, now_ms: int, request: NewRequest) -> None:
+    def __init__(self, now_ms: int, request: NewRequest, router: str = "") -> None:
         sampling = request.sampling
+        self.router = router
         self.request_id = request.request_id
         self.tenant = request.tenant
+        self.claim = request.claim
         self.cache_salt = request.cache_salt
         self.sampling = sampling
         self.hashes = list(request.hashes)
@@ -54,6 +58,7 @@ class RoutedRequest:
             sampling.num_prompt_logprobs,
         )
         self.exclusions = Exclusions()
+        self.num_drained = 0
         self.outgrown_tokens = 0
         self.killers: set[Incarnation] = set()
         self.generations: list[Generation] = []
@@ -73,7 +78,7 @@ class RoutedRequest:
         self._num_computed_tokens = 0
         old = self.current.key if plan.takes_over else None
         current = Generation(
-            key=RequestKey(self.request_id, generation),
+            key=RequestKey(self.request_id, generation, self.router),
             started_ms=now_ms,
             prefill=plan.prefill.view.info,
             decode=plan.decode.view.info,
@@ -115,6 +120,28 @@ class RoutedRequest:
                 (current.prefill, Role.PREFILL, current.decode, pull),
             )
         ]
+
+    @property
+    def first_generation(self) -> int:
+        """Number of its first plan; those of an earlier request with its id are lower."""
+        return self.generations[0].key.generation
+
+    def num_failed_tries(self, cause: str) -> int:
+        """Plans that have failed, the current one for this cause among them.
+
+        A worker that drains has not failed, and does so once in its life.
+        """
+        self.num_drained += cause == EndReason.DRAINING
+        return len(self.generations) - self.num_drained
+
+    def claims(self, keeper_of: Callable[[bytes], Incarnation | None]) -> list[RouterAction]:
+        """Claim its name, if it has one, where it is served and at its keeper."""
+        if not self.claim:
+            return []
+        keeper = keeper_of(self.claim)
+        workers = dict.fromkeys((*self.current.workers, *([keeper] if keeper else ())))
+        claim = Claim(self.current.key, self.claim)
+        return [ToWorker(worker, claim) for worker in workers]
 
     def computed(self, now_ms: int, num_computed_tokens: int) -> None:
         """Positions that a prefill has computed: progress only above the highest so far.

@@ -111,6 +111,15 @@ class RequestTable:
         self._end(now_ms, request, "cancelled", reason)
         return actions
 
+    def fail(
+        self, now_ms: int, request_id: str, error: DisaggError, generation: int | None = None
+    ) -> list[RouterAction]:
+        """End a live request, at its workers as well; if given, of that generation or since."""
+        request = self._live.get(request_id)
+        if request is None or (generation or request.first_generation) < request.first_generation:
+            return []
+        return self._fail(now_ms, request, error)
+
     def output(
         self, now_ms: int, incarnation: Incarnation, output: SequenceOutput
     ) -> list[RouterAction]:
@@ -280,7 +289,8 @@ class RequestTable:
 
     def _begin(self, now_ms: int, request: RoutedRequest, plan: Plan) -> list[RouterAction]:
         self._last_generation += 1
-        actions = request.start(now_ms, self._last_generation, plan)
+        submits = request.start(now_ms, self._last_generation, plan)
+        actions = [*request.claims(self._fleet.keeper_of), *submits]
         if not plan.takes_over:
             to_compute = len(request.stream.tokens) - plan.found_tokens
             self._fleet.planned(plan.prefill.incarnation, to_compute)
@@ -321,7 +331,7 @@ class RequestTable:
         decode_lost: bool = False,
     ) -> list[RouterAction]:
         """Give the current generation up and go on after the accepted tokens."""
-        last_try = len(request.generations) > self._replans_max
+        last_try = request.num_failed_tries(cause) > self._replans_max
         plan = self._planner.take_over(now_ms, request) if decode_lost and not last_try else None
         actions = self._cancels(request, cause, keeps_lease=plan is not None)
         request.current.cause = f"{cause}: {message}" if message else cause

@@ -8,7 +8,7 @@ from disagg.transfer.actions import ComputeChecksums, PostRead, Send
 
 @dataclass(frozen=True, slots=True)
 class ToRouter:
-    """Send a message on the router's session."""
+    """Send a message on the session of the router that it is for, or on all: `router_of`."""
 
     message: ToRouterMessage
 
@@ -25,6 +25,11 @@ class Exit:
     """End the process: the only fence against READs that may still land."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Stop and end the process: it was asked to, and nothing goes on here any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ WorkerAction = (
     ToRouter
     | ConnectPeer
     | Exit
+    | Drained
     | CheckTransport
     | Send
     | PostRead

@@ -24,7 +24,10 @@ def reset_prefix_cache(
     """
     if not kv.policy.enabled:
         return PrefixCacheReset(
-            reset.number, 0, refused="there is no prefix cache (cache.prefix_caching)"
+            reset.number,
+            0,
+            refused="there is no prefix cache (cache.prefix_caching)",
+            router=reset.router,
         )
     for seq in sequences:
         if seq.phase in (Phase.WAITING, Phase.BACKOFF):
@@ -32,7 +35,7 @@ def reset_prefix_cache(
         else:
             seq.request.publishes = False
     num_forgotten = kv.forget_prefixes()
-    return PrefixCacheReset(reset.number, num_forgotten, in_use(kv))
+    return PrefixCacheReset(reset.number, num_forgotten, in_use(kv), router=reset.router)
 
 
 def in_use(kv: KVCacheCoordinator) -> tuple[tuple[str, int], ...]:

@@ -3,7 +3,7 @@
 The shell feeds events in, one at a time and in order, and carries out the returned actions in
 order:
 
-- `on_router_message` for what the router's stream brings, `on_router_lost` when it ends;
+- `on_router_message` for what a router's stream brings, `on_router_lost` when it ends;
 - `on_peer_known` before the first message of a peer whose blocks are not like this worker's,
   `on_peer_message` for other workers' messages, `on_peer_lost` when a stream to or from an
   incarnation ends or its epoch changed;
@@ -12,7 +12,8 @@ order:
 - `on_read_done` exactly once for every `PostRead`, `on_checksums` for every `ComputeChecksums`,
   `on_tier_written` for every `WriteTier`, `on_tier_read` for every `ReadTier`, `on_tier_cleared`
   for every `ClearTier`;
-- `tick` every few milliseconds.
+- `tick` every few milliseconds;
+- `drain` when the process is asked to end: `Drained` follows.
 
 Only one thread may call it.
 """
@@ -45,17 +46,20 @@ from disagg.messages.peer import (
 )
 from disagg.messages.session import (
     Cancel,
+    Claim,
     EndReason,
     PartEnded,
     ResetPrefixCache,
     Role,
     Submit,
+    Superseded,
     ToWorkerMessage,
     WorkerIdClaimed,
 )
 from disagg.scheduling.actions import (
     CheckTransport,
     ConnectPeer,
+    Drained,
     Exit,
     TierKey,
     ToRouter,
@@ -63,7 +67,8 @@ from disagg.scheduling.actions import (
 )
 from disagg.scheduling.admission import rejection_of
 from disagg.scheduling.cache_reset import reset_prefix_cache
-from disagg.scheduling.draining import Draining
+from disagg.scheduling.claims import Claims, same_request
+from disagg.scheduling.draining import DrainEvent, Draining
 from disagg.scheduling.handover.decode_side import DecodeSide
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.prefix_lending import PrefixLender
@@ -113,16 +118,17 @@ class WorkerCore:
         )
         self._steps = StepSide(worker, self.parts, self.prefill_side, self.prefix_pull, self.tiers)
         self._draining = Draining(limits.drain_ms)
+        self._claims = Claims()
 
     @property
     def sequences(self) -> dict[RequestKey, Sequence]:
         """Every generation this worker has a part in."""
         return self.generations.sequences
 
-    # --- router
+    # --- routers
 
     def on_router_message(self, now_ms: int, message: ToWorkerMessage) -> list[WorkerAction]:
-        """Start or end a generation, or forget what is cached."""
+        """Start or end a generation, let one request take another's place, or forget the cache."""
         match message:
             case Cancel(key, reason):
                 self._cancel(key, reason)
@@ -134,18 +140,39 @@ class WorkerCore:
                 self.counters.add("worker_id_claims")
             case Submit():
                 self._submit(now_ms, message)
+            case Claim():
+                return self._claim(message)
         return self._out.take()
 
-    def on_router_lost(self, now_ms: int) -> list[WorkerAction]:
-        """Nobody reads the answers any more: end everything."""
-        self.tiers.forget_answer()
-        for key in list(self.sequences):
+    def on_router_lost(self, now_ms: int, router: str = "") -> list[WorkerAction]:
+        """Nobody reads the answers to this router any more: end all that it asked for."""
+        self.tiers.forget_answer(router)
+        self._claims.router_lost(router)
+        for key in self._parts_of(lambda key: key.router == router):
             self._cancel(key, "router lost")
         return self._take_without_reports()
+
+    def _claim(self, claim: Claim) -> list[WorkerAction]:
+        """Let a request take the place of another one of its name, which ends here."""
+        superseded = self._claims.take(claim)
+        if superseded is None:
+            return []
+        for key in self._parts_of(lambda key: same_request(key, superseded)):
+            self._cancel(key, "superseded")
+        self.counters.add("requests_superseded")
+        return [*self._take_without_reports(), ToRouter(Superseded(superseded))]
+
+    def _parts_of(self, concerned: Callable[[RequestKey], bool]) -> list[RequestKey]:
+        """Generations that have a part here, or a live lease left from one."""
+        known = dict.fromkeys((*self.sequences, *self.leases.handed_over))
+        return [key for key in known if concerned(key)]
 
     def _submit(self, now_ms: int, submit: Submit) -> None:
         """Start a generation; a repeated submit changes nothing."""
         if submit.key in self.sequences:
+            return
+        if self.draining:  # it was sent before its router heard of that
+            self._out.add(ToRouter(PartEnded(submit.key, EndReason.DRAINING, "the worker drains")))
             return
         if rejection := rejection_of(submit, self.limits, self.kv):
             self._out.add(ToRouter(PartEnded(submit.key, EndReason.REJECTED, rejection)))
@@ -328,11 +355,30 @@ class WorkerCore:
         self.decode_side.tick(now_ms)
         self.tiers.tick(now_ms)
         idle = not (self.sequences or self.leases.num_live)
-        if self._draining.is_over(now_ms, ready=self.ready, idle=idle):
-            self._out.add(Exit("READs that may still land hold too much of the pool"))
+        match self._draining.due(now_ms, ready=self.ready, idle=idle):
+            case DrainEvent.DONE if self.draining:
+                self._out.add(Drained())
+            case DrainEvent.DONE:
+                self._out.add(Exit("READs that may still land hold too much of the pool"))
+            case DrainEvent.GIVE_UP:
+                for seq in list(self.sequences.values()):
+                    self.parts.end(seq, EndReason.DRAINING, "the worker's time to drain is over")
         return self._out.take()
+
+    def drain(self, now_ms: int, timeout_ms: int) -> None:
+        """Take no new work; `Drained` follows when nothing goes on any more.
+
+        Until then KV is lent as ever. What still goes on after ``timeout_ms`` ends, with a reason
+        that lets its router plan it anew.
+        """
+        self._draining.ask(now_ms, timeout_ms)
+
+    @property
+    def draining(self) -> bool:
+        """It was asked to end."""
+        return self._draining.asked
 
     @property
     def ready(self) -> bool:
-        """READs that may still land hold no more of the pool than they may."""
-        return self.admission.ready
+        """New work may come: READs that may still land hold not too much, and it does not drain."""
+        return self.admission.ready and not self.draining

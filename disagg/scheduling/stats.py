@@ -45,6 +45,7 @@ def worker_stats(
         num_inbound=len(inbound.statuses()),
         num_blocks_quarantined=inbound.num_blocks_quarantined,
         ready=core.ready,
+        draining=core.draining,
         counters=tuple(sorted(counters.items())),
         residency=core.kv.pool.residency.histograms() if core.kv.pool.residency else (),
     )

@@ -94,8 +94,12 @@ class StepSide:
                 self._computed(now_ms, seq)
         self._tiers.pump(now_ms)
         # After the prefill reports, which belong to the first token's usage.
-        for message in step_outputs(outputs, scored):
-            self._out.add(ToRouter(message))
+        keys = [*(one.key for one in outputs), *(one.key for one in scored)]
+        for router in dict.fromkeys(key.router for key in keys):
+            its_outputs = [one for one in outputs if one.key.router == router]
+            its_scored = [one for one in scored if one.key.router == router]
+            for message in step_outputs(its_outputs, its_scored):
+                self._out.add(ToRouter(message))
 
     def _computed(self, now_ms: int, seq: Sequence) -> None:
         """A chunk is computed, more follow: offer it, and show those who wait that it goes on."""

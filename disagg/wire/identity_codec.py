@@ -9,15 +9,23 @@ from disagg.wire.v1 import identity_pb2
 
 def key_to_wire(key: RequestKey) -> identity_pb2.RequestKey:
     """Encode a request key."""
-    return identity_pb2.RequestKey(request_id=key.request_id, generation=key.generation)
+    return identity_pb2.RequestKey(
+        request_id=key.request_id, generation=key.generation, router=key.router
+    )
 
 
-def key_from_wire(parent: Message, field: str = "key") -> RequestKey:
-    """Decode the request key in a field of ``parent``."""
+def key_from_wire(parent: Message, field: str = "key", *, router: str | None = None) -> RequestKey:
+    """Decode the request key in a field of ``parent``.
+
+    Args:
+        parent: the message.
+        field: where in it.
+        router: whose session it came on: no other router's requests are spoken of there.
+    """
     require_set(parent, field)
     wire: identity_pb2.RequestKey = getattr(parent, field)
     require_text(wire, "request_id")
-    return RequestKey(wire.request_id, wire.generation)
+    return RequestKey(wire.request_id, wire.generation, wire.router if router is None else router)
 
 
 def incarnation_to_wire(incarnation: Incarnation) -> identity_pb2.Incarnation:

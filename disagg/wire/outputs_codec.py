@@ -59,8 +59,8 @@ def prompt_logprobs_to_wire(
     )
 
 
-def outputs_from_wire(wire: outputs_pb2.StepOutputs) -> StepOutputs:
-    """Decode a step's outputs.
+def outputs_from_wire(wire: outputs_pb2.StepOutputs, router: str) -> StepOutputs:
+    """Decode a step's outputs for a router.
 
     Raises:
         ProtocolError: columns whose lengths disagree, or an unknown finish reason.
@@ -90,7 +90,7 @@ def outputs_from_wire(wire: outputs_pb2.StepOutputs) -> StepOutputs:
             first_score += num
         outputs.append(
             SequenceOutput(
-                RequestKey(request_ids[row], generations[row]),
+                RequestKey(request_ids[row], generations[row], router),
                 positions[row],
                 tuple(token_ids[first : first + num]),
                 logprobs,
@@ -100,7 +100,7 @@ def outputs_from_wire(wire: outputs_pb2.StepOutputs) -> StepOutputs:
         first += num
     prompts = tuple(
         PromptLogprobs(
-            key_from_wire(one),
+            key_from_wire(one, router=router),
             one.position,
             _scores(
                 one, len(one.logprobs), _column(one, "ranks", list(one.ranks), len(one.logprobs))

@@ -1,11 +1,14 @@
 """Messages between the router and a worker on the wire."""
 
+import re
 from typing import assert_never
 
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.session import (
+    CLAIM_BYTES,
     RESIDENCY_BOUNDS_MS,
     Cancel,
+    Claim,
     EndReason,
     GroupTransfer,
     PartEnded,
@@ -18,6 +21,7 @@ from disagg.messages.session import (
     ResidencyHistogram,
     Role,
     Submit,
+    Superseded,
     ToRouterMessage,
     ToWorkerMessage,
     TransferKind,
@@ -44,6 +48,8 @@ from disagg.wire.sampling_codec import sampling_from_wire, sampling_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import session_pb2
 
+_ROUTER_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+
 
 def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_pb2.SessionRequest:
     """Encode a message of the router to a worker."""
@@ -59,36 +65,62 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
             return session_pb2.SessionRequest(
                 cancel=session_pb2.Cancel(key=key_to_wire(key), reason=reason)
             )
-        case ResetPrefixCache(number):
-            return session_pb2.SessionRequest(reset=session_pb2.ResetPrefixCache(number=number))
         case WorkerIdClaimed(claimant):
             claimed = session_pb2.WorkerIdClaimed(claimant=_address_to_wire(claimant))
             return session_pb2.SessionRequest(id_claimed=claimed)
+        case ResetPrefixCache(number, router):
+            order = session_pb2.ResetPrefixCache(number=number, router=router)
+            return session_pb2.SessionRequest(reset=order)
+        case Claim(key, name):
+            return session_pb2.SessionRequest(
+                claim=session_pb2.Claim(key=key_to_wire(key), name=name)
+            )
         case _:
             assert_never(message)
 
 
-def session_request_from_wire(request: session_pb2.SessionRequest) -> ToWorkerMessage | SessionOpen:
-    """Decode a message of the router to a worker.
+def session_request_from_wire(
+    request: session_pb2.SessionRequest, router: str = ""
+) -> ToWorkerMessage | SessionOpen:
+    """Decode a message of a router to a worker.
+
+    Args:
+        request: the message.
+        router: whose session it came on; all it says is of that router's requests.
 
     Raises:
         ProtocolError: a field is missing or malformed, or the kind of message is unknown.
     """
     match request.WhichOneof("message"):
         case "open":
-            require_text(request.open, "router_id")
+            check_router_id(request.open)
             worker = incarnation_from_wire(request.open, "worker")
             return SessionOpen(request.open.router_id, worker)
         case "submit":
-            return _submit_from_wire(request.submit)
+            return _submit_from_wire(request.submit, router)
         case "cancel":
-            return Cancel(key_from_wire(request.cancel), request.cancel.reason)
+            return Cancel(key_from_wire(request.cancel, router=router), request.cancel.reason)
         case "reset":
-            return ResetPrefixCache(request.reset.number)
+            return ResetPrefixCache(request.reset.number, request.reset.router or router)
         case "id_claimed":
             return WorkerIdClaimed(_address_from_wire(request.id_claimed.claimant))
+        case "claim":
+            claim = request.claim
+            if len(claim.name) != CLAIM_BYTES:
+                raise malformed(claim, "name", f"has {len(claim.name)} bytes")
+            return Claim(key_from_wire(claim, router=router), claim.name)
         case _:
             raise malformed(request, "message", "is missing or of an unknown kind")
+
+
+def check_router_id(opening: session_pb2.SessionOpen) -> None:
+    """Refuse what cannot be a router's id: it is logged, and a part of names.
+
+    Raises:
+        ProtocolError: it is missing, too long, or has other characters.
+    """
+    if not _ROUTER_ID.fullmatch(opening.router_id):
+        raise malformed(opening, "router_id", "is not 1 to 128 letters, digits or any of . _ : -")
 
 
 def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionResponse:
@@ -118,38 +150,49 @@ def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionRes
             return session_pb2.SessionResponse(transfer=_transfer_to_wire(message))
         case WorkerStats():
             return session_pb2.SessionResponse(stats=stats_to_wire(message))
-        case PrefixCacheReset(number, num_forgotten, in_use, refused):
+        case PrefixCacheReset(number, num_forgotten, in_use, refused, router):
             reset = session_pb2.PrefixCacheReset(
                 number=number,
                 num_forgotten=num_forgotten,
                 in_use=dict(in_use),
                 refused=refused,
+                router=router,
             )
             return session_pb2.SessionResponse(reset=reset)
+        case Superseded(key):
+            superseded = session_pb2.Superseded(key=key_to_wire(key))
+            return session_pb2.SessionResponse(superseded=superseded)
         case _:
             assert_never(message)
 
 
-def session_response_from_wire(response: session_pb2.SessionResponse) -> ToRouterMessage:
-    """Decode a message of a worker to the router.
+def session_response_from_wire(
+    response: session_pb2.SessionResponse, router: str = ""
+) -> ToRouterMessage:
+    """Decode a message of a worker to a router.
+
+    Args:
+        response: the message.
+        router: whose session it came on; all it says is of that router's requests.
 
     Raises:
         ProtocolError: a field is missing or malformed, or the kind of message is unknown.
     """
     match response.WhichOneof("message"):
         case "outputs":
-            return outputs_from_wire(response.outputs)
+            return outputs_from_wire(response.outputs, router)
         case "part_ended":
             ended = response.part_ended
             reason = enum_value(EndReason, ended, "reason")
-            return PartEnded(key_from_wire(ended), reason, ended.message)
+            return PartEnded(key_from_wire(ended, router=router), reason, ended.message)
         case "progress":
             progress = response.progress
-            return PrefillProgress(key_from_wire(progress), progress.num_computed_tokens)
+            key = key_from_wire(progress, router=router)
+            return PrefillProgress(key, progress.num_computed_tokens)
         case "prefill":
             prefill = response.prefill
             return PrefillReport(
-                key_from_wire(prefill),
+                key_from_wire(prefill, router=router),
                 prefill.num_prompt_tokens,
                 prefill.hit_tokens,
                 prefill.computed_tokens,
@@ -157,13 +200,17 @@ def session_response_from_wire(response: session_pb2.SessionResponse) -> ToRoute
                 prefill.uncached_common_tokens,
             )
         case "transfer":
-            return _transfer_from_wire(response.transfer)
+            return _transfer_from_wire(response.transfer, router)
         case "stats":
             return stats_from_wire(response.stats)
         case "reset":
             reset = response.reset
             held = tuple(sorted(reset.in_use.items()))
-            return PrefixCacheReset(reset.number, reset.num_forgotten, held, reset.refused)
+            return PrefixCacheReset(
+                reset.number, reset.num_forgotten, held, reset.refused, reset.router or router
+            )
+        case "superseded":
+            return Superseded(key_from_wire(response.superseded, router=router))
         case _:
             raise malformed(response, "message", "is missing or of an unknown kind")
 
@@ -181,6 +228,7 @@ def stats_to_wire(stats: WorkerStats) -> session_pb2.WorkerStats:
         num_inbound=stats.num_inbound,
         num_blocks_quarantined=stats.num_blocks_quarantined,
         ready=stats.ready,
+        draining=stats.draining,
         counters=dict(stats.counters),
         residency=[
             session_pb2.ResidencyHistogram(name=one.name, counts=one.counts, sum_ms=one.sum_ms)
@@ -202,6 +250,7 @@ def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
         num_inbound=wire.num_inbound,
         num_blocks_quarantined=wire.num_blocks_quarantined,
         ready=wire.ready,
+        draining=wire.draining,
         counters=tuple(sorted(wire.counters.items())),
         residency=tuple(_residency_from_wire(one) for one in wire.residency),
     )
@@ -241,7 +290,7 @@ def _address_from_wire(wire: session_pb2.PeerAddress) -> PeerAddress:
     return PeerAddress(incarnation_from_wire(wire, "incarnation"), wire.address)
 
 
-def _submit_from_wire(wire: session_pb2.Submit) -> Submit:
+def _submit_from_wire(wire: session_pb2.Submit, router: str) -> Submit:
     role = enum_value(Role, wire, "role")
     if not wire.token_ids:
         raise malformed(wire, "token_ids", "is empty")
@@ -255,8 +304,11 @@ def _submit_from_wire(wire: session_pb2.Submit) -> Submit:
             raise malformed(wire, field, f"is set for role {role}")
     if (peer is None) != (role is Role.LOCAL):
         raise malformed(wire, "peer", f"is {'missing' if peer is None else 'set'} for role {role}")
+    take_over = None
+    if wire.HasField("take_over"):
+        take_over = key_from_wire(wire, "take_over", router=router)
     return Submit(
-        key=key_from_wire(wire),
+        key=key_from_wire(wire, router=router),
         role=role,
         token_ids=tuple(wire.token_ids),
         hashes=split_hashes(wire, "hashes"),
@@ -264,7 +316,7 @@ def _submit_from_wire(wire: session_pb2.Submit) -> Submit:
         sampling=sampling_from_wire(wire),
         peer=peer,
         pull=pull,
-        take_over=key_from_wire(wire, "take_over") if wire.HasField("take_over") else None,
+        take_over=take_over,
     )
 
 
@@ -296,9 +348,9 @@ def _transfer_to_wire(report: TransferReport) -> session_pb2.TransferReport:
     )
 
 
-def _transfer_from_wire(wire: session_pb2.TransferReport) -> TransferReport:
+def _transfer_from_wire(wire: session_pb2.TransferReport, router: str) -> TransferReport:
     return TransferReport(
-        key=key_from_wire(wire),
+        key=key_from_wire(wire, router=router),
         owner=incarnation_from_wire(wire, "owner"),
         groups=tuple(
             GroupTransfer(

@@ -18,7 +18,12 @@ from typing import IO
 from tests.conftest import REQUIRED
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOADED = ["tests.process.worker_main", "tests.process.router_main"]
+_PRELOADED = [
+    "tests.process.worker_main",
+    "tests.process.router_main",
+    "tests.process.worker_process",
+    "tests.process.router_process",
+]
 if os.environ.get(REQUIRED):
     _PRELOADED.append("tests.process.vllm_preload")
 _CONTEXT.set_forkserver_preload(_PRELOADED)

@@ -1,5 +1,6 @@
 """Program of the supervisor's test: Ray and stand-in workers until standard input ends."""
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -22,8 +23,12 @@ def main(model_dir: Path) -> int:
     threading.Thread(target=wait_for_end, daemon=True).start()
     folder = RunFolder()
     start_ray(settings, folder.path / "ray")
+    import ray
+
     from disagg.cluster.supervise import Supervisor
 
+    address = ray.get_runtime_context().gcs_address
+    print(f"ray {address} {os.environ['RAY_AUTH_TOKEN']}", flush=True)
     supervisor = Supervisor(
         settings,
         lambda line: print(line, flush=True),

@@ -26,6 +26,7 @@ def served(tmp_path: Path) -> Iterator[Program]:
     ports = ["--http-port", "0", "--grpc-port", "0", "--set", "router.admin_port=0"]
     small = ["--set", "worker.device=cpu", "--set", "scheduling.max_sequences=8"]
     small += ["--set", "transfer.reserve_timeout_ms=30000"]  # a slow machine is no refusal
+    small += ["--set", "router.drain_timeout_ms=1"]  # streams end at once
     started = Program("disagg.commands", "serve", "--model", "tiny", *ports, *small, cwd=tmp_path)
     yield started
     started.end()

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import make_checkpoint
+from tests.process.harness import wait_until
 from tests.process.program import BOUND_S, Program, wait_until_gone
+from tests.process.replicas import free_port
 
 MODULE = "tests.process.supervised_run"
 
@@ -68,3 +71,57 @@ def test_a_refused_checkpoint_is_one_sentence(model_dir: Path) -> None:
     run = Program(MODULE, str(model_dir), cwd=model_dir)
     run.wait_for(r"^ConfigError: worker decode-0: model\.dir: this checkpoint is not to my taste$")
     assert run.process.wait(BOUND_S) == 2
+
+
+def test_sigterm_lets_a_worker_drain_and_ray_starts_it_anew(run: Program, model_dir: Path) -> None:
+    first = run.wait_for(SERVES.format("prefill-0", ""))
+    run.wait_for("all serve")
+    os.kill(int(first[1]), signal.SIGTERM)
+    again = run.wait_for(SERVES.format("prefill-0", " again"))
+    assert again[2] != first[2]
+    assert (model_dir / "drained-prefill-0").exists()
+    assert not (model_dir / "drained-decode-0").exists()
+
+
+def test_workers_find_the_routers_that_have_announced_themselves(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (model_dir / "look-up").touch()
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", num_layers=1)
+    run = Program(MODULE, str(model_dir), cwd=model_dir)
+    routers = []
+    try:
+        ray = run.wait_for(r"^ray (\S+) (\w+)$")
+        run.wait_for("all serve")
+        given = {
+            "model.dir": checkpoint,
+            "cluster.ray_address": ray[1],
+            "cluster.router_addresses": "ray",
+            "router.http_port": "0",
+            "router.admin_port": "0",
+        }
+        ports = [free_port(), free_port()]
+        for port in ports:
+            options = [f"--set={key}={value}" for key, value in given.items()]
+            options.append(f"--set=router.grpc_port={port}")
+            environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray[2]}
+            routers.append(
+                Program(
+                    "disagg.commands", "router", *options, cwd=model_dir, environment=environment
+                )
+            )
+
+        def found() -> str:
+            place = model_dir / "routers-decode-0"
+            return place.read_text() if place.exists() else ""
+
+        both = " ".join(sorted(f"127.0.0.1:{port}" for port in ports))
+        wait_until(lambda: found() == both, f"{both} to be found", BOUND_S)
+        routers[0].process.send_signal(signal.SIGTERM)
+        assert routers[0].process.wait(BOUND_S) == 0
+        left = f"127.0.0.1:{ports[1]}"
+        wait_until(lambda: found() == left, f"{left} alone", BOUND_S)
+    finally:
+        for router in routers:
+            router.end()
+        run.end()

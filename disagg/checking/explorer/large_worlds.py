@@ -35,6 +35,15 @@ def _third(role: str) -> dict[str, tuple[str, ...]]:
 
 
 LARGE_WORLDS: dict[str, Named] = {
+    "routers-hand-overs": (
+        "two routers, each with a hand-over of the same name; one of them is gone for ever, "
+        "and the other's is served",
+        replace(
+            SMALL_WORLDS["routers"][-1],
+            requests=(Request(prompt=(5,), router="A"), Request(prompt=(8,), router="B")),
+            routers_vanish=("A",),
+        ),
+    ),
     "lease-retry": (
         "abort or death, and a second lease with the same block ids and other bytes",
         lease(tries=2, repeats=False),

@@ -101,7 +101,8 @@ class Routers:
             is_core = isinstance(core, RouterCore)
             lives = (view.info.incarnation for view in core.fleet) if is_core else core.known
             self.known.append(frozenset(lives))
-            self.served.append(not is_core and not core.over)
+            over = () if is_core else [key for key in core.over if key.router not in core.gone]
+            self.served.append(not is_core and not over)
         return number
 
 

@@ -1,4 +1,4 @@
-"""A router of a few lines: every request goes where its script says."""
+"""Routers of a few lines: every request goes where its script says."""
 
 from dataclasses import replace
 
@@ -17,20 +17,21 @@ from disagg.messages.session import (
     ToRouterMessage,
     TransferKind,
     TransferReport,
+    router_of,
 )
 from disagg.routing.actions import RouterAction, ToWorker
-
-_NAMES = "rstuv"
 
 
 class ScriptedRouter:
     """Submits everything at once; what one worker ends it cancels wherever it has a part.
 
     A hand-over whose decode worker is lost after token 0, and before its commit was heard of, is
-    submitted once more if its script names a worker that takes over.
+    submitted once more if its script names a worker that takes over. It stands for all routers, of
+    which none does anything for another's requests.
 
     Attributes:
         known: workers that it believes alive.
+        gone: routers that have vanished.
         over: generations that it has ended.
     """
 
@@ -39,6 +40,7 @@ class ScriptedRouter:
         self._vocabulary = vocabulary
         self._lives = lives
         self.known = [] if setting.tables_alone else list(lives)
+        self.gone: list[str] = []
         self.over: list[RequestKey] = []
         self._begun: list[RequestKey] = []
         """Their token 0 was heard."""
@@ -58,6 +60,8 @@ class ScriptedRouter:
         self, now_ms: int, sender: Incarnation, message: ToRouterMessage
     ) -> list[RouterAction]:
         """A part that a worker ended; what it says besides counts for take-overs only."""
+        if router_of(message) in self.gone:
+            return []
         match message:
             case PartEnded(key) if self._setting.echoes:
                 return self._end(key) if key.generation == 1 else self._end_all(key)
@@ -71,12 +75,17 @@ class ScriptedRouter:
         """The client goes away."""
         return self._end_all(RequestKey(request_id, 1))
 
+    def vanish(self, now_ms: int, router: str) -> list[RouterAction]:
+        """A router is gone, and says nothing more; what it asked for is nobody's business here."""
+        self.gone.append(router)
+        return []
+
     def session_lost(self, now_ms: int, lost: Incarnation) -> list[RouterAction]:
         """What the worker had a part in ends, or is taken over by another one."""
         self.known.remove(lost)
         actions: list[RouterAction] = []
         for number, request in enumerate(self._setting.requests):
-            key, second = _key(number), request.taken_over_by
+            key, second = self._setting.keys[number], request.taken_over_by
             waits = key in self._begun and key not in (*self._handed_over, *self.over)
             if waits and second is not None and lost == self._lives[request.decode]:
                 if key not in self._taken_over:
@@ -90,7 +99,7 @@ class ScriptedRouter:
 
     def _submit(self, number: int, request: Request, side: int) -> Submit:
         sampling = SamplingParams(max_tokens=request.max_tokens)
-        plain = Submit(_key(number), Role.LOCAL, request.prompt, (), b"", sampling)
+        plain = Submit(self._setting.keys[number], Role.LOCAL, request.prompt, (), b"", sampling)
         if request.pull_from is not None and side == request.prefill:
             owner = PeerAddress(self._lives[request.pull_from], "")
             plain = replace(plain, pull=PullPlan(owner, len(request.prompt) - 1))
@@ -105,7 +114,7 @@ class ScriptedRouter:
         token_0 = self._vocabulary.sample(1, request.prompt)
         submit = replace(
             again,
-            key=_key(number)._replace(generation=2),
+            key=again.key._replace(generation=2),
             token_ids=(*request.prompt, token_0),
             sampling=SamplingParams(max_tokens=request.max_tokens - 1),
             take_over=again.key,
@@ -123,7 +132,7 @@ class ScriptedRouter:
         if key in self.over:
             return []
         self.over = sorted([*self.over, key])
-        request = self._setting.requests[_NAMES.index(key.request_id)]
+        request = self._request(key)
         sides: tuple[int | None, ...] = request.sides
         if key.generation == 2:
             sides = (request.prefill, request.taken_over_by)
@@ -133,11 +142,11 @@ class ScriptedRouter:
     def _note(self, keys: list[RequestKey], new: list[RequestKey]) -> None:
         """What take-overs depend on is remembered where there may be one."""
         for key in new:
-            request = self._setting.requests[_NAMES.index(key.request_id)]
+            request = self._request(key)
             if key.generation == 1 and request.taken_over_by is not None and key not in keys:
                 keys.append(key)
                 keys.sort()
 
-
-def _key(number: int) -> RequestKey:
-    return RequestKey(_NAMES[number], 1)
+    def _request(self, key: RequestKey) -> Request:
+        number = self._setting.keys.index(key._replace(generation=1))
+        return self._setting.requests[number]

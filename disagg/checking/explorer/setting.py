@@ -7,6 +7,7 @@ from typing import Any, Literal
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.messages.identity import RequestKey
 from disagg.scheduling.tiers.index import WritePolicy
 
 PROMPT, LONG_PROMPT = (5, 6), (4, 5, 6)
@@ -33,6 +34,7 @@ class Request:
         max_tokens: tokens wanted.
         pull_from: the worker whose cached prefix the prefill pulls.
         taken_over_by: the worker that takes the lease over when the decode worker is lost.
+        router: name of the router that it comes from; "" where there is one only.
     """
 
     prefill: int = 0
@@ -41,6 +43,7 @@ class Request:
     max_tokens: int = 2
     pull_from: int | None = None
     taken_over_by: int | None = None
+    router: str = ""
 
     @property
     def sides(self) -> tuple[int, ...]:
@@ -54,7 +57,7 @@ class Setting:
 
     Attributes:
         workers: their names.
-        requests: all there are, from the start; named r, s, t ...
+        requests: all there are, from the start; of each router named r, s, t ...
         roles: of each worker, for the router's core, which then plans the requests; empty: a
             scripted router submits each where it says, and cancels at all what one of them ended.
         generations_max: plans of a request before the router's core gives up.
@@ -105,6 +108,7 @@ class Setting:
         cuts: workers whose session with the router may break, each once, though they live on.
         unlinked: pairs that may lose each other at any moment, though both live on.
         vanishes: workers of which one may be gone for ever, and nobody is told.
+        routers_vanish: routers that may be gone for ever; every worker notices, each at any time.
         wrong_epochs: every message also comes from another life of its sender.
         error_allowed: clients may get an error from the router's core.
 
@@ -170,6 +174,7 @@ class Setting:
     cuts: tuple[int, ...] = ()
     unlinked: tuple[tuple[int, int], ...] = ()
     vanishes: tuple[int, ...] = ()
+    routers_vanish: tuple[str, ...] = ()
     wrong_epochs: bool = False
     error_allowed: bool = False
 
@@ -184,3 +189,9 @@ class Setting:
     any_error: bool = True
     mutate: Callable[[Any], None] = nothing_taken_away
     mutate_router: Callable[[Any], None] = nothing_taken_away
+
+    @property
+    def keys(self) -> tuple[RequestKey, ...]:
+        """Of every request's first generation: routers know nothing of each other's names."""
+        names = {one.router: iter("rstuv") for one in self.requests}
+        return tuple(RequestKey(next(names[one.router]), 1, one.router) for one in self.requests)

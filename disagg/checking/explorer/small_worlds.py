@@ -136,6 +136,20 @@ SMALL_WORLDS: dict[str, Named] = {
         "two hand-overs lease the same block, memory for both is lacking; no message is lost",
         pair(requests=(Request(),) * 2, passes_max=0, delivery="in order", any_order=True),
     ),
+    "routers": (
+        "two routers, each with a request of the same name: a hand-over, and one that D serves "
+        "alone; the first router is gone for ever, and what the other one asks for is served",
+        pair(
+            requests=(
+                Request(prompt=(5,), router="A"),
+                Request(DECODE, DECODE, (8,), 1, router="B"),
+            ),
+            delivery="in order",
+            whole_reads=True,
+            routers_vanish=("A",),
+            served=True,
+        ),
+    ),
     "pair-vanishes": (
         "either worker is gone for ever and nobody is told; then what the other waits for times "
         "out, and it holds nothing any more",

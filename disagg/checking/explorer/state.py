@@ -15,7 +15,7 @@ CRASHED, VANISHED = -1, -2
 STRANGER = "?"
 ASK_TIMEOUT_MS, TAKE_OVER_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 15, 20, 30
 """Everything else happens at 0 ms, so that each of them can come first."""
-_KEY = re.compile(r"RequestKey\(request_id='(\w+)', generation=(\d+)\)")
+_KEY = re.compile(r"RequestKey\(request_id='(\w+)', generation=(\d+), router='(\w*)'\)")
 
 
 class Facts(NamedTuple):
@@ -117,6 +117,8 @@ class Faults(NamedTuple):
     time_outs: int = 0
     crashes: tuple[int, ...] = ()
     cuts: tuple[int, ...] = ()
+    routers: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Routers that have vanished, each with the workers that have noticed."""
     stranger: tuple[int, str] = (-1, "")
     """Whom a stranger has asked for leases, until it is lost; as whose other life it came."""
 
@@ -167,4 +169,4 @@ def shown(message: object) -> str:
     if isinstance(message, Submit):
         what = f"takes over {message.take_over}" if message.take_over else str(message.role)
         message = f"Submit({message.key}, {what}, {message.token_ids})"
-    return _KEY.sub(r"\1\2", str(message))
+    return _KEY.sub(r"\3\1\2", str(message))

@@ -150,7 +150,7 @@ def _is_reset(core: WorkerCore) -> bool:
     """Every reset is answered, and every tier empty that has not said why it is not."""
     clearing, tiers = core.tiers._clearing, core.tiers.infos
     pending = [one for one in core.tiers.index.closed if tiers[one].name not in clearing._errors]
-    return clearing._answer is None and not pending
+    return not (clearing._answers or pending)
 
 
 def _in_flight(core: WorkerCore, vocabulary: Vocabulary) -> tuple[Running, ...]:
@@ -186,9 +186,9 @@ def make_canonical(core: WorkerCore) -> None:
         entry.repeat_ms = core.limits.commit_repeat_ms
     core.tiers.writes._look_at_events()
     core.tiers.writes._next_event = 0
-    answer = core.tiers._clearing._answer
-    if answer is not None:
-        core.tiers._clearing._answer = PrefixCacheReset(answer.number, 0)
+    answers = core.tiers._clearing._answers
+    for router, answer in answers.items():
+        answers[router] = PrefixCacheReset(answer.number, 0, router=router)
     core.kv.events._events.clear()
     core.kv.events.next_seq = 0
     pool, steps = core.kv.pool, core.kv._steps

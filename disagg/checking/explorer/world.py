@@ -13,6 +13,7 @@ from disagg.checking.explorer.checksums import checksum_steps
 from disagg.checking.explorer.exploration import Exploration, Goal, Step, explore
 from disagg.checking.explorer.moves import Moves
 from disagg.checking.explorer.rounds import rounds
+from disagg.checking.explorer.router_losses import router_steps
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.state import (
     ASK_TIMEOUT_MS,
@@ -104,6 +105,7 @@ class World:
             elif worker == CRASHED:
                 yield from self._crashed_steps(now, side, over)
         yield from self._message_steps(now)
+        yield from router_steps(self.moves, now)
         for read in now.reads:
             yield from self._read_steps(now, read, over)
         yield from checksum_steps(self.moves, now)
@@ -123,7 +125,7 @@ class World:
 
     def _order_steps(self, now: State, side: int) -> Iterator[Step[State]]:
         queue = now.down[side]
-        submitted: list[RequestKey | None] = []
+        submitted: list[RequestKey | None] = []  # of all routers: each has a stream of its own
         for place, index in enumerate(queue):
             order = self.moves.messages[index]
             assert isinstance(order, Submit | Cancel | ResetPrefixCache)
@@ -132,8 +134,10 @@ class World:
             elif isinstance(order, Cancel):
                 waits = order.key in submitted and not self.setting.cancel_overtakes
             else:
-                waits = bool(submitted) and not self.setting.any_order
-                submitted.append(order.key if isinstance(order, Submit) else None)
+                key = order.key if isinstance(order, Submit) else None
+                before = [one for one in submitted if not (one and key) or one.router == key.router]
+                waits = bool(before) and not self.setting.any_order
+                submitted.append(key)
             if not waits:
                 after = now._replace(down=put(now.down, side, queue[:place] + queue[place + 1 :]))
                 label = f"hears {shown(order)}"

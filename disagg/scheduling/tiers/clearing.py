@@ -1,6 +1,7 @@
 """A reset of the prefix cache at the tiers: they would bring back what was forgotten."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from disagg.messages.session import PrefixCacheReset
 from disagg.scheduling.actions import Actions, ClearTier, ToRouter
@@ -14,7 +15,7 @@ class TierClearing:
     Until then it is *closed*: nothing of it is found, nothing is read or written. What such a copy
     still writes is dropped with the rest. One that could not be emptied stays closed: it may have
     blocks from before the reset.
-    The router gets its answer when every tier is empty, or said why it is not.
+    Routers get their answers when every tier is empty, or said why it is not.
     """
 
     def __init__(
@@ -26,7 +27,8 @@ class TierClearing:
         self._again: set[int] = set()
         """Those of them that were to be emptied once more meanwhile."""
         self._errors: dict[str, str] = {}
-        self._answer: PrefixCacheReset | None = None
+        self._answers: dict[str, PrefixCacheReset] = {}
+        """By the router that began the reset."""
 
     def begin(self) -> None:
         """Close all tiers; everything in them is to be dropped."""
@@ -36,13 +38,13 @@ class TierClearing:
             self._index.close(tier)
 
     def answer(self, answer: PrefixCacheReset) -> None:
-        """Send the answer to a reset when all tiers are done; the newest counts."""
-        self._answer = answer
+        """Send the answer to a reset when all tiers are done; a router's newest counts."""
+        self._answers[answer.router] = answer
         self.pump()
 
-    def forget_answer(self) -> None:
+    def forget_answer(self, router: str) -> None:
         """The router is gone."""
-        self._answer = None
+        self._answers.pop(router, None)
 
     def pump(self) -> None:
         """Empty those that nothing is copied to or from any more; answer after the last one."""
@@ -52,9 +54,10 @@ class TierClearing:
             if not self._copies.is_busy(tier):
                 self._told.add(tier)
                 self._out.add(ClearTier(self._tiers[tier].name))
-        if self._answer is not None and not pending:
-            self._out.add(ToRouter(self._with_errors(self._answer)))
-            self._answer = None
+        if not pending:
+            for answer in self._answers.values():
+                self._out.add(ToRouter(self._with_errors(answer)))
+            self._answers.clear()
 
     def on_cleared(self, name: str, error: str) -> None:
         """The shell has emptied a tier, or failed to."""
@@ -71,4 +74,4 @@ class TierClearing:
         if answer.refused or not self._errors:
             return answer
         why = "; ".join(f"tier {name}: {error}" for name, error in self._errors.items())
-        return PrefixCacheReset(answer.number, answer.num_forgotten, answer.in_use, why)
+        return replace(answer, refused=why)

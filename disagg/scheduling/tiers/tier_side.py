@@ -101,9 +101,9 @@ class TierSide:
         """Answer a reset once all tiers are empty."""
         self._clearing.answer(answer)
 
-    def forget_answer(self) -> None:
-        """Nobody waits for the answer to a reset any more."""
-        self._clearing.forget_answer()
+    def forget_answer(self, router: str) -> None:
+        """Nobody waits for the answer to that router's reset any more."""
+        self._clearing.forget_answer(router)
 
     def on_cleared(self, now_ms: int, tier: str, error: str) -> None:
         """A tier was emptied; with an error it stays closed."""

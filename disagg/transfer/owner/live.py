@@ -1,6 +1,6 @@
 """Leases that hold blocks, from their creation to their end."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from disagg.messages.identity import Incarnation, LeaseRequest, RequestKey
 from disagg.transfer.actions import BlockHolds, LeaseEnded, LeaseListener, Outbox, Send
@@ -87,6 +87,11 @@ class LiveLeases:
     def find(self, lease_id: int) -> Lease | None:
         """A lease that is live, or committed and remembered."""
         return self._live.get(lease_id) or self._committed.find(lease_id)
+
+    @property
+    def handed_over(self) -> Collection[RequestKey]:
+        """Generations whose hand-over has a live lease."""
+        return self._by_key.keys()
 
     def hand_over_of(self, key: RequestKey) -> Lease | None:
         """The live lease of a generation's hand-over."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64isagg/wire/v1/identity.proto\x12\x0e\x64isagg.wire.v1\"/\n\x0bIncarnation\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\"4\n\nRequestKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\"/\n\x07\x41ttempt\x12\x14\n\x0creader_epoch\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64isagg/wire/v1/identity.proto\x12\x0e\x64isagg.wire.v1\"/\n\x0bIncarnation\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\"D\n\nRequestKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06router\x18\x03 \x01(\t\"/\n\x07\x41ttempt\x12\x14\n\x0creader_epoch\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INCARNATION']._serialized_start=49
   _globals['_INCARNATION']._serialized_end=96
   _globals['_REQUESTKEY']._serialized_start=98
-  _globals['_REQUESTKEY']._serialized_end=150
-  _globals['_ATTEMPT']._serialized_start=152
-  _globals['_ATTEMPT']._serialized_end=199
+  _globals['_REQUESTKEY']._serialized_end=166
+  _globals['_ATTEMPT']._serialized_start=168
+  _globals['_ATTEMPT']._serialized_end=215
 # @@protoc_insertion_point(module_scope)

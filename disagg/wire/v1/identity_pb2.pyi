@@ -34,15 +34,19 @@ class RequestKey(google.protobuf.message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
+    ROUTER_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     generation: builtins.int
+    router: builtins.str
+    """whose request it is; in a session that router, whatever is said here"""
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         generation: builtins.int = ...,
+        router: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "request_id", b"request_id", "router", b"router"]) -> None: ...
 
 global___RequestKey = RequestKey
 

@@ -27,7 +27,7 @@ from disagg.wire.v1 import outputs_pb2 as disagg_dot_wire_dot_v1_dot_outputs__pb
 from disagg.wire.v1 import sampling_pb2 as disagg_dot_wire_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isagg/wire/v1/session.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a\x1c\x64isagg/wire/v1/outputs.proto\x1a\x1d\x64isagg/wire/v1/sampling.proto\"P\n\x0bPeerAddress\x12\x30\n\x0bincarnation\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"J\n\x08PullPlan\x12*\n\x05owner\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\xaa\x02\n\x06Submit\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.disagg.wire.v1.SamplingParams\x12)\n\x04peer\x18\x07 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12&\n\x04pull\x18\x08 \x01(\x0b\x32\x18.disagg.wire.v1.PullPlan\x12-\n\ttake_over\x18\t \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\"A\n\x06\x43\x61ncel\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\"\n\x10ResetPrefixCache\x12\x0e\n\x06number\x18\x01 \x01(\x04\"@\n\x0fWorkerIdClaimed\x12-\n\x08\x63laimant\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\"M\n\x0bSessionOpen\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12+\n\x06worker\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\"\x86\x02\n\x0eSessionRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.SessionOpenH\x00\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.disagg.wire.v1.SubmitH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.disagg.wire.v1.CancelH\x00\x12\x31\n\x05reset\x18\x08 \x01(\x0b\x32 .disagg.wire.v1.ResetPrefixCacheH\x00\x12\x35\n\nid_claimed\x18\x14 \x01(\x0b\x32\x1f.disagg.wire.v1.WorkerIdClaimedH\x00\x42\t\n\x07message\"U\n\tPartEnded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"W\n\x0fPrefillProgress\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\r\"\xb7\x01\n\rPrefillReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nhit_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\r\x12\x15\n\rpulled_tokens\x18\x05 \x01(\r\x12\x1e\n\x16uncached_common_tokens\x18\t \x01(\r\"\xd8\x01\n\rGroupTransfer\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_map\x18\x05 \x01(\t\x12\x15\n\rpulled_blocks\x18\x06 \x01(\r\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x14\n\x0cuseful_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x66ull_blocks\x18\t \x01(\r\x12\x12\n\nfull_bytes\x18\n \x01(\x04\"\xfe\x01\n\x0eTransferReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12*\n\x05owner\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12-\n\x06groups\x18\x03 \x03(\x0b\x32\x1d.disagg.wire.v1.GroupTransfer\x12\x11\n\tnum_reads\x18\x04 \x01(\r\x12\x0f\n\x07read_ms\x18\x05 \x01(\r\x12\x12\n\nexposed_ms\x18\x06 \x01(\r\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\t\"\xb5\x01\n\x10PrefixCacheReset\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rnum_forgotten\x18\x02 \x01(\x04\x12;\n\x06in_use\x18\x03 \x03(\x0b\x32+.disagg.wire.v1.PrefixCacheReset.InUseEntry\x12\x0f\n\x07refused\x18\x04 \x01(\t\x1a,\n\nInUseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"B\n\x12ResidencyHistogram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0e\n\x06sum_ms\x18\x03 \x01(\x04\"\xa5\x03\n\x0bWorkerStats\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12!\n\x19num_prefill_tokens_queued\x18\x03 \x01(\r\x12\x19\n\x11num_blocks_usable\x18\x04 \x01(\x04\x12\x17\n\x0fnum_blocks_free\x18\x05 \x01(\x04\x12\x12\n\nnum_leases\x18\x06 \x01(\r\x12\x18\n\x10num_reservations\x18\x07 \x01(\r\x12\x13\n\x0bnum_inbound\x18\x08 \x01(\r\x12\x1e\n\x16num_blocks_quarantined\x18\t \x01(\x04\x12\r\n\x05ready\x18\n \x01(\x08\x12;\n\x08\x63ounters\x18\x0b \x03(\x0b\x32).disagg.wire.v1.WorkerStats.CountersEntry\x12\x35\n\tresidency\x18\x0f \x03(\x0b\x32\".disagg.wire.v1.ResidencyHistogram\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xf9\x02\n\x0fSessionResponse\x12.\n\x07outputs\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.StepOutputsH\x00\x12/\n\npart_ended\x18\x02 \x01(\x0b\x32\x19.disagg.wire.v1.PartEndedH\x00\x12\x30\n\x07prefill\x18\x03 \x01(\x0b\x32\x1d.disagg.wire.v1.PrefillReportH\x00\x12\x32\n\x08transfer\x18\x04 \x01(\x0b\x32\x1e.disagg.wire.v1.TransferReportH\x00\x12,\n\x05stats\x18\x05 \x01(\x0b\x32\x1b.disagg.wire.v1.WorkerStatsH\x00\x12\x33\n\x08progress\x18\x06 \x01(\x0b\x32\x1f.disagg.wire.v1.PrefillProgressH\x00\x12\x31\n\x05reset\x18\x0c \x01(\x0b\x32 .disagg.wire.v1.PrefixCacheResetH\x00\x42\t\n\x07messageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isagg/wire/v1/session.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a\x1c\x64isagg/wire/v1/outputs.proto\x1a\x1d\x64isagg/wire/v1/sampling.proto\"P\n\x0bPeerAddress\x12\x30\n\x0bincarnation\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"J\n\x08PullPlan\x12*\n\x05owner\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\xaa\x02\n\x06Submit\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.disagg.wire.v1.SamplingParams\x12)\n\x04peer\x18\x07 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12&\n\x04pull\x18\x08 \x01(\x0b\x32\x18.disagg.wire.v1.PullPlan\x12-\n\ttake_over\x18\t \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\"A\n\x06\x43\x61ncel\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"2\n\x10ResetPrefixCache\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06router\x18\x14 \x01(\t\">\n\x05\x43laim\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0c\n\x04name\x18\x02 \x01(\x0c\"@\n\x0fWorkerIdClaimed\x12-\n\x08\x63laimant\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\"M\n\x0bSessionOpen\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12+\n\x06worker\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\"\xae\x02\n\x0eSessionRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.SessionOpenH\x00\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.disagg.wire.v1.SubmitH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.disagg.wire.v1.CancelH\x00\x12\x31\n\x05reset\x18\x08 \x01(\x0b\x32 .disagg.wire.v1.ResetPrefixCacheH\x00\x12\x35\n\nid_claimed\x18\x14 \x01(\x0b\x32\x1f.disagg.wire.v1.WorkerIdClaimedH\x00\x12&\n\x05\x63laim\x18\x1e \x01(\x0b\x32\x15.disagg.wire.v1.ClaimH\x00\x42\t\n\x07message\"5\n\nSuperseded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\"U\n\tPartEnded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"W\n\x0fPrefillProgress\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\r\"\xb7\x01\n\rPrefillReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nhit_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\r\x12\x15\n\rpulled_tokens\x18\x05 \x01(\r\x12\x1e\n\x16uncached_common_tokens\x18\t \x01(\r\"\xd8\x01\n\rGroupTransfer\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_map\x18\x05 \x01(\t\x12\x15\n\rpulled_blocks\x18\x06 \x01(\r\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x14\n\x0cuseful_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x66ull_blocks\x18\t \x01(\r\x12\x12\n\nfull_bytes\x18\n \x01(\x04\"\xfe\x01\n\x0eTransferReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12*\n\x05owner\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12-\n\x06groups\x18\x03 \x03(\x0b\x32\x1d.disagg.wire.v1.GroupTransfer\x12\x11\n\tnum_reads\x18\x04 \x01(\r\x12\x0f\n\x07read_ms\x18\x05 \x01(\r\x12\x12\n\nexposed_ms\x18\x06 \x01(\r\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\t\"\xc5\x01\n\x10PrefixCacheReset\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rnum_forgotten\x18\x02 \x01(\x04\x12;\n\x06in_use\x18\x03 \x03(\x0b\x32+.disagg.wire.v1.PrefixCacheReset.InUseEntry\x12\x0f\n\x07refused\x18\x04 \x01(\t\x12\x0e\n\x06router\x18\x14 \x01(\t\x1a,\n\nInUseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"B\n\x12ResidencyHistogram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0e\n\x06sum_ms\x18\x03 \x01(\x04\"\xb7\x03\n\x0bWorkerStats\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12!\n\x19num_prefill_tokens_queued\x18\x03 \x01(\r\x12\x19\n\x11num_blocks_usable\x18\x04 \x01(\x04\x12\x17\n\x0fnum_blocks_free\x18\x05 \x01(\x04\x12\x12\n\nnum_leases\x18\x06 \x01(\r\x12\x18\n\x10num_reservations\x18\x07 \x01(\r\x12\x13\n\x0bnum_inbound\x18\x08 \x01(\r\x12\x1e\n\x16num_blocks_quarantined\x18\t \x01(\x04\x12\r\n\x05ready\x18\n \x01(\x08\x12;\n\x08\x63ounters\x18\x0b \x03(\x0b\x32).disagg.wire.v1.WorkerStats.CountersEntry\x12\x35\n\tresidency\x18\x0f \x03(\x0b\x32\".disagg.wire.v1.ResidencyHistogram\x12\x10\n\x08\x64raining\x18\x1e \x01(\x08\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x03\n\x0fSessionResponse\x12.\n\x07outputs\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.StepOutputsH\x00\x12/\n\npart_ended\x18\x02 \x01(\x0b\x32\x19.disagg.wire.v1.PartEndedH\x00\x12\x30\n\x07prefill\x18\x03 \x01(\x0b\x32\x1d.disagg.wire.v1.PrefillReportH\x00\x12\x32\n\x08transfer\x18\x04 \x01(\x0b\x32\x1e.disagg.wire.v1.TransferReportH\x00\x12,\n\x05stats\x18\x05 \x01(\x0b\x32\x1b.disagg.wire.v1.WorkerStatsH\x00\x12\x33\n\x08progress\x18\x06 \x01(\x0b\x32\x1f.disagg.wire.v1.PrefillProgressH\x00\x12\x31\n\x05reset\x18\x0c \x01(\x0b\x32 .disagg.wire.v1.PrefixCacheResetH\x00\x12\x30\n\nsuperseded\x18\x14 \x01(\x0b\x32\x1a.disagg.wire.v1.SupersededH\x00\x42\t\n\x07messageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,33 +47,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_start=599
   _globals['_CANCEL']._serialized_end=664
   _globals['_RESETPREFIXCACHE']._serialized_start=666
-  _globals['_RESETPREFIXCACHE']._serialized_end=700
-  _globals['_WORKERIDCLAIMED']._serialized_start=702
-  _globals['_WORKERIDCLAIMED']._serialized_end=766
-  _globals['_SESSIONOPEN']._serialized_start=768
-  _globals['_SESSIONOPEN']._serialized_end=845
-  _globals['_SESSIONREQUEST']._serialized_start=848
-  _globals['_SESSIONREQUEST']._serialized_end=1110
-  _globals['_PARTENDED']._serialized_start=1112
-  _globals['_PARTENDED']._serialized_end=1197
-  _globals['_PREFILLPROGRESS']._serialized_start=1199
-  _globals['_PREFILLPROGRESS']._serialized_end=1286
-  _globals['_PREFILLREPORT']._serialized_start=1289
-  _globals['_PREFILLREPORT']._serialized_end=1472
-  _globals['_GROUPTRANSFER']._serialized_start=1475
-  _globals['_GROUPTRANSFER']._serialized_end=1691
-  _globals['_TRANSFERREPORT']._serialized_start=1694
-  _globals['_TRANSFERREPORT']._serialized_end=1948
-  _globals['_PREFIXCACHERESET']._serialized_start=1951
-  _globals['_PREFIXCACHERESET']._serialized_end=2132
-  _globals['_PREFIXCACHERESET_INUSEENTRY']._serialized_start=2088
-  _globals['_PREFIXCACHERESET_INUSEENTRY']._serialized_end=2132
-  _globals['_RESIDENCYHISTOGRAM']._serialized_start=2134
-  _globals['_RESIDENCYHISTOGRAM']._serialized_end=2200
-  _globals['_WORKERSTATS']._serialized_start=2203
-  _globals['_WORKERSTATS']._serialized_end=2624
-  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_start=2577
-  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_end=2624
-  _globals['_SESSIONRESPONSE']._serialized_start=2627
-  _globals['_SESSIONRESPONSE']._serialized_end=3004
+  _globals['_RESETPREFIXCACHE']._serialized_end=716
+  _globals['_CLAIM']._serialized_start=718
+  _globals['_CLAIM']._serialized_end=780
+  _globals['_WORKERIDCLAIMED']._serialized_start=782
+  _globals['_WORKERIDCLAIMED']._serialized_end=846
+  _globals['_SESSIONOPEN']._serialized_start=848
+  _globals['_SESSIONOPEN']._serialized_end=925
+  _globals['_SESSIONREQUEST']._serialized_start=928
+  _globals['_SESSIONREQUEST']._serialized_end=1230
+  _globals['_SUPERSEDED']._serialized_start=1232
+  _globals['_SUPERSEDED']._serialized_end=1285
+  _globals['_PARTENDED']._serialized_start=1287
+  _globals['_PARTENDED']._serialized_end=1372
+  _globals['_PREFILLPROGRESS']._serialized_start=1374
+  _globals['_PREFILLPROGRESS']._serialized_end=1461
+  _globals['_PREFILLREPORT']._serialized_start=1464
+  _globals['_PREFILLREPORT']._serialized_end=1647
+  _globals['_GROUPTRANSFER']._serialized_start=1650
+  _globals['_GROUPTRANSFER']._serialized_end=1866
+  _globals['_TRANSFERREPORT']._serialized_start=1869
+  _globals['_TRANSFERREPORT']._serialized_end=2123
+  _globals['_PREFIXCACHERESET']._serialized_start=2126
+  _globals['_PREFIXCACHERESET']._serialized_end=2323
+  _globals['_PREFIXCACHERESET_INUSEENTRY']._serialized_start=2279
+  _globals['_PREFIXCACHERESET_INUSEENTRY']._serialized_end=2323
+  _globals['_RESIDENCYHISTOGRAM']._serialized_start=2325
+  _globals['_RESIDENCYHISTOGRAM']._serialized_end=2391
+  _globals['_WORKERSTATS']._serialized_start=2394
+  _globals['_WORKERSTATS']._serialized_end=2833
+  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_start=2786
+  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_end=2833
+  _globals['_SESSIONRESPONSE']._serialized_start=2836
+  _globals['_SESSIONRESPONSE']._serialized_end=3263
 # @@protoc_insertion_point(module_scope)

@@ -134,15 +134,41 @@ class ResetPrefixCache(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
+    ROUTER_FIELD_NUMBER: builtins.int
     number: builtins.int
+    router: builtins.str
+    """who began it and counts; "": who sends this"""
     def __init__(
         self,
         *,
         number: builtins.int = ...,
+        router: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "router", b"router"]) -> None: ...
 
 global___ResetPrefixCache = ResetPrefixCache
+
+@typing.final
+class Claim(google.protobuf.message.Message):
+    """This request is the one that is served under the name; whoever claimed it before is superseded."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.bytes
+    @property
+    def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
+        name: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "name", b"name"]) -> None: ...
+
+global___Claim = Claim
 
 @typing.final
 class WorkerIdClaimed(google.protobuf.message.Message):
@@ -170,6 +196,7 @@ class SessionOpen(google.protobuf.message.Message):
     ROUTER_ID_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
     router_id: builtins.str
+    """of the router's life: nobody else opens a session with it"""
     @property
     def worker(self) -> disagg.wire.v1.identity_pb2.Incarnation:
         """who the router believes to talk to"""
@@ -194,6 +221,7 @@ class SessionRequest(google.protobuf.message.Message):
     CANCEL_FIELD_NUMBER: builtins.int
     RESET_FIELD_NUMBER: builtins.int
     ID_CLAIMED_FIELD_NUMBER: builtins.int
+    CLAIM_FIELD_NUMBER: builtins.int
     @property
     def open(self) -> global___SessionOpen: ...
     @property
@@ -204,6 +232,8 @@ class SessionRequest(google.protobuf.message.Message):
     def reset(self) -> global___ResetPrefixCache: ...
     @property
     def id_claimed(self) -> global___WorkerIdClaimed: ...
+    @property
+    def claim(self) -> global___Claim: ...
     def __init__(
         self,
         *,
@@ -212,12 +242,32 @@ class SessionRequest(google.protobuf.message.Message):
         cancel: global___Cancel | None = ...,
         reset: global___ResetPrefixCache | None = ...,
         id_claimed: global___WorkerIdClaimed | None = ...,
+        claim: global___Claim | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel", "reset", "id_claimed"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "claim", b"claim", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "claim", b"claim", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel", "reset", "id_claimed", "claim"] | None: ...
 
 global___SessionRequest = SessionRequest
+
+@typing.final
+class Superseded(google.protobuf.message.Message):
+    """Another request has claimed the name of this one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    @property
+    def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
+    def __init__(
+        self,
+        *,
+        key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key"]) -> None: ...
+
+global___Superseded = Superseded
 
 @typing.final
 class PartEnded(google.protobuf.message.Message):
@@ -404,9 +454,12 @@ class PrefixCacheReset(google.protobuf.message.Message):
     NUM_FORGOTTEN_FIELD_NUMBER: builtins.int
     IN_USE_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    ROUTER_FIELD_NUMBER: builtins.int
     number: builtins.int
     num_forgotten: builtins.int
     refused: builtins.str
+    router: builtins.str
+    """who began it; "": the addressee"""
     @property
     def in_use(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """blocks by kind of holder"""
@@ -418,8 +471,9 @@ class PrefixCacheReset(google.protobuf.message.Message):
         num_forgotten: builtins.int = ...,
         in_use: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         refused: builtins.str = ...,
+        router: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["in_use", b"in_use", "num_forgotten", b"num_forgotten", "number", b"number", "refused", b"refused"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["in_use", b"in_use", "num_forgotten", b"num_forgotten", "number", b"number", "refused", b"refused", "router", b"router"]) -> None: ...
 
 global___PrefixCacheReset = PrefixCacheReset
 
@@ -481,6 +535,7 @@ class WorkerStats(google.protobuf.message.Message):
     READY_FIELD_NUMBER: builtins.int
     COUNTERS_FIELD_NUMBER: builtins.int
     RESIDENCY_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     num_waiting: builtins.int
     num_running: builtins.int
     num_prefill_tokens_queued: builtins.int
@@ -491,6 +546,8 @@ class WorkerStats(google.protobuf.message.Message):
     num_inbound: builtins.int
     num_blocks_quarantined: builtins.int
     ready: builtins.bool
+    draining: builtins.bool
+    """it takes no new work, and ends when what it has is over"""
     @property
     def counters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
     @property
@@ -510,8 +567,9 @@ class WorkerStats(google.protobuf.message.Message):
         ready: builtins.bool = ...,
         counters: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         residency: collections.abc.Iterable[global___ResidencyHistogram] | None = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counters", b"counters", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counters", b"counters", "draining", b"draining", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency"]) -> None: ...
 
 global___WorkerStats = WorkerStats
 
@@ -526,6 +584,7 @@ class SessionResponse(google.protobuf.message.Message):
     STATS_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     RESET_FIELD_NUMBER: builtins.int
+    SUPERSEDED_FIELD_NUMBER: builtins.int
     @property
     def outputs(self) -> disagg.wire.v1.outputs_pb2.StepOutputs: ...
     @property
@@ -540,6 +599,8 @@ class SessionResponse(google.protobuf.message.Message):
     def progress(self) -> global___PrefillProgress: ...
     @property
     def reset(self) -> global___PrefixCacheReset: ...
+    @property
+    def superseded(self) -> global___Superseded: ...
     def __init__(
         self,
         *,
@@ -550,9 +611,10 @@ class SessionResponse(google.protobuf.message.Message):
         stats: global___WorkerStats | None = ...,
         progress: global___PrefillProgress | None = ...,
         reset: global___PrefixCacheReset | None = ...,
+        superseded: global___Superseded | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "transfer", b"transfer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "transfer", b"transfer"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["outputs", "part_ended", "prefill", "transfer", "stats", "progress", "reset"] | None: ...
+    def HasField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "superseded", b"superseded", "transfer", b"transfer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "superseded", b"superseded", "transfer", b"transfer"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["outputs", "part_ended", "prefill", "transfer", "stats", "progress", "reset", "superseded"] | None: ...
 
 global___SessionResponse = SessionResponse

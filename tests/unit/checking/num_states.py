@@ -18,6 +18,8 @@ NUM_STATES = {
     "pair-restart": 2_532,
     "pair-strangers": 2_756,
     "pair-shared": 6_506,
+    "routers": 3_648,
+    "routers-hand-overs": 108_064,
     "pair-vanishes": 599,
     "pair-steps": 5_170,
     "pair-steps-growing": 3_338,

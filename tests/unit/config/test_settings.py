@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from pydantic import ValidationError
 
 from disagg.config import read_settings, router_options, worker_options
-from disagg.config.settings import CacheSettings, ModelSettings
+from disagg.config.settings import CacheSettings, ModelSettings, Settings
 from disagg.config.sources import Given, setting_types
 from disagg.errors import ConfigError
 from disagg.kv.blocks.cache_policy import EVICTIONS
@@ -100,7 +101,7 @@ def test_text_becomes_the_type_of_the_setting() -> None:
     ("text", "said"),
     [
         ("router:\n  http_prot: 1\n", "router.http_prot is not a setting (did you mean router.ht"),
-        ("routr:\n  http_port: 1\n", "routr is not a setting (did you mean router.host?)"),
+        ("routr:\n  http_port: 1\n", "routr is not a setting (did you mean router.name?)"),
         ("http_port: 1\n", "http_port is not a setting (did you mean router.http_port?)"),
         ("router:\n  num_blocks: 1\n", "(did you mean worker.num_blocks?)"),
         ("router:\n  <<: {http_port: 1}\n", "router.<< is not a setting"),
@@ -238,6 +239,26 @@ def test_workers_find_the_router(tmp_path: Path) -> None:
     flags["cluster.router_addresses"] = Given(["r1:1", "r2:2"], "flag:--set")
     options = worker_options(read_settings(flags=flags).settings, "prefill-0", "prefill")
     assert options.router_addresses == ("r1:1", "r2:2")
+
+
+@pytest.mark.parametrize(
+    ("source", "accepted"),
+    [
+        ("router:50051", True),
+        ("dns:routers.svc:50051", True),
+        ("ray", True),
+        ("dns:routers.svc", False),
+        ("etcd:routers:1", False),
+        ("rays", False),
+    ],
+)
+def test_where_routers_are_found(source: str, accepted: bool) -> None:
+    given = {"cluster": {"router_addresses": [source]}}
+    if accepted:
+        assert Settings.model_validate(given).cluster.router_addresses == (source,)
+    else:
+        with pytest.raises(ValidationError, match="router_addresses"):
+            Settings.model_validate(given)
 
 
 def test_a_missing_checkpoint_or_router_is_named(tmp_path: Path) -> None:

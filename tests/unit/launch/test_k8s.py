@@ -206,7 +206,8 @@ def test_pods_agree_with_the_settings() -> None:
         "grpc": router.grpc_port,
     }
     name = REGISTRATION["metadata"]["name"]
-    assert cluster.router_addresses == (f"{name}:{REGISTRATION['spec']['ports'][0]['port']}",)
+    port = REGISTRATION["spec"]["ports"][0]["port"]
+    assert cluster.router_addresses == (f"dns:{name}:{port}",)
     for pod in pods():
         if SETTINGS.model.dir.startswith("/models/") and "shareProcessNamespace" not in pod:
             mounts = [m["mountPath"] for m in pod["containers"][0]["volumeMounts"]]
@@ -252,10 +253,14 @@ def test_services_choose_the_router_and_probes_ask_it() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
 
 
-def test_one_router_at_a_time() -> None:
-    """A worker serves one session: a second router would take it from the first."""
-    assert ROUTER["spec"]["replicas"] == 1
-    assert ROUTER["spec"]["strategy"] == {"type": "Recreate"}
+def test_routers_are_rolled_one_by_one_and_have_time_to_drain() -> None:
+    assert ROUTER["spec"]["replicas"] > 1
+    assert ROUTER["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    # Workers find one that is not ready yet, which becomes so by them.
+    assert REGISTRATION["spec"]["clusterIP"] == "None"
+    assert REGISTRATION["spec"]["publishNotReadyAddresses"] is True
+    grace_s = ROUTER["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s * 1000 > SETTINGS.router.drain_timeout_ms
 
 
 def test_workers_run_at_the_niceness_of_others() -> None:

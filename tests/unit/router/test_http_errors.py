@@ -266,7 +266,7 @@ async def test_more_than_requests_max_is_refused_with_retry_after(open_house):
     assert (await first).status_code == 200
 
 
-async def test_a_live_request_id_is_refused_and_a_finished_one_is_free_again(house):
+async def test_a_live_request_id_is_refused_to_another_and_a_finished_one_is_free_again(house):
     worker = house.workers[0]
     worker.gate = asyncio.Semaphore(0)
     headers = {"x-request-id": "my-id.1"}
@@ -274,7 +274,8 @@ async def test_a_live_request_id_is_refused_and_a_finished_one_is_free_again(hou
         house.http.post("/v1/completions", json=COMPLETION, headers=headers)
     )
     await worker.until(lambda: worker.submits, "the first submit")
-    response = await house.http.post("/v1/completions", json=COMPLETION, headers=headers)
+    another = COMPLETION | {"prompt": "another one"}
+    response = await house.http.post("/v1/completions", json=another, headers=headers)
     check_error(response, 409, "request_id", "duplicate_request_id")
     for _ in range(6):
         worker.gate.release()

@@ -74,6 +74,7 @@ class Router:
         policy: str = DEFAULT_POLICY,
         accept_unlike_workers: bool = False,
         tenant_weights: dict[str, float] | None = None,
+        router_id: str = "",
         **limits: int,
     ) -> None:
         arguments = {
@@ -88,6 +89,7 @@ class Router:
             policy=policy,
             accept_unlike_workers=accept_unlike_workers,
             tenant_weights=tenant_weights,
+            router_id=router_id,
             **(arguments | limits),
         )
         self.now_ms = 0

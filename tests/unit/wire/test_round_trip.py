@@ -55,8 +55,12 @@ def tuples(
     return st.lists(inner, min_size=min_size, max_size=4).map(tuple)
 
 
-keys = st.builds(RequestKey, name, u32)
+ROUTER_ID = "router-0:0a1b"
+router_ids = st.sampled_from([ROUTER_ID, "another:1"])
+keys = st.builds(RequestKey, name, u32, text)
 incarnations = st.builds(Incarnation, name, name)
+own_keys = st.builds(RequestKey, name, u32, st.just(ROUTER_ID))
+"""Of the router whose session it is."""
 attempts = st.builds(Attempt, name, u32)
 tops = tuples(st.tuples(token, number))
 contracts = st.builds(
@@ -128,7 +132,7 @@ pulls = st.builds(session.PullPlan, addresses, u32)
 def submits(draw: st.DrawFn) -> session.Submit:
     role = draw(st.sampled_from(session.Role))
     return session.Submit(
-        key=draw(keys),
+        key=draw(own_keys),
         role=role,
         token_ids=draw(tuples(token, min_size=1)),
         hashes=draw(tuples(digest)),
@@ -136,15 +140,16 @@ def submits(draw: st.DrawFn) -> session.Submit:
         sampling=draw(sampling),
         peer=None if role is session.Role.LOCAL else draw(addresses),
         pull=None if role is session.Role.DECODE else draw(st.none() | pulls),
-        take_over=draw(st.none() | keys) if role is session.Role.DECODE else None,
+        take_over=draw(st.none() | own_keys) if role is session.Role.DECODE else None,
     )
 
 
 ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
     session.Submit: submits(),
-    session.Cancel: st.builds(session.Cancel, keys, text),
-    session.ResetPrefixCache: st.builds(session.ResetPrefixCache, u64),
+    session.Cancel: st.builds(session.Cancel, own_keys, text),
+    session.ResetPrefixCache: st.builds(session.ResetPrefixCache, u64, router_ids),
     session.WorkerIdClaimed: st.builds(session.WorkerIdClaimed, addresses),
+    session.Claim: st.builds(session.Claim, own_keys, st.binary(min_size=16, max_size=16)),
 }
 
 
@@ -155,11 +160,11 @@ def sequence_outputs(draw: st.DrawFn) -> outputs.SequenceOutput:
     score = st.builds(TokenLogprobs, number, tops)
     logprobs = tuple(draw(score) for _ in token_ids) if scored else ()
     finish = draw(st.sampled_from(outputs.FinishReason))
-    return outputs.SequenceOutput(draw(keys), draw(u32), token_ids, logprobs, finish)
+    return outputs.SequenceOutput(draw(own_keys), draw(u32), token_ids, logprobs, finish)
 
 
 prompt_logprobs = st.builds(
-    outputs.PromptLogprobs, keys, u32, tuples(st.builds(TokenLogprobs, number, tops, u32))
+    outputs.PromptLogprobs, own_keys, u32, tuples(st.builds(TokenLogprobs, number, tops, u32))
 )
 transfers = st.builds(
     session.GroupTransfer, u32, name, u32, u32, st.text("ph.n", max_size=5), u32, u64, u64, u32, u64
@@ -174,14 +179,16 @@ histograms = st.builds(
 )
 WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
     outputs.StepOutputs: st.builds(
-        outputs.StepOutputs, tuples(sequence_outputs()), tuples(prompt_logprobs)
+        outputs.StepOutputs, tuples(sequence_outputs(), min_size=1), tuples(prompt_logprobs)
     ),
-    session.PartEnded: st.builds(session.PartEnded, keys, st.sampled_from(session.EndReason), text),
-    session.PrefillProgress: st.builds(session.PrefillProgress, keys, u32),
-    session.PrefillReport: st.builds(session.PrefillReport, keys, u32, u32, u32, u32, u32),
+    session.PartEnded: st.builds(
+        session.PartEnded, own_keys, st.sampled_from(session.EndReason), text
+    ),
+    session.PrefillProgress: st.builds(session.PrefillProgress, own_keys, u32),
+    session.PrefillReport: st.builds(session.PrefillReport, own_keys, u32, u32, u32, u32, u32),
     session.TransferReport: st.builds(
         session.TransferReport,
-        keys,
+        own_keys,
         incarnations,
         tuples(transfers),
         u32,
@@ -205,8 +212,12 @@ WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
         st.booleans(),
         counters,
         tuples(histograms),
+        st.booleans(),
     ),
-    session.PrefixCacheReset: st.builds(session.PrefixCacheReset, u64, u64, counters, text),
+    session.PrefixCacheReset: st.builds(
+        session.PrefixCacheReset, u64, u64, counters, text, router_ids
+    ),
+    session.Superseded: st.builds(session.Superseded, own_keys),
 }
 
 
@@ -283,10 +294,11 @@ def test_peer_messages(kind: type) -> None:
 @pytest.mark.parametrize("kind", [*ROUTER, SessionOpen])
 def test_session_requests(kind: type) -> None:
     @settings(max_examples=60, deadline=None)
-    @given(ROUTER.get(kind, st.builds(SessionOpen, name, incarnations)))
+    @given(ROUTER.get(kind, st.builds(SessionOpen, router_ids, incarnations)))
     def check(message: typing.Any) -> None:
         sent = session_request_to_wire(message).SerializeToString()
-        assert session_request_from_wire(session_pb2.SessionRequest.FromString(sent)) == message
+        received = session_pb2.SessionRequest.FromString(sent)
+        assert session_request_from_wire(received, ROUTER_ID) == message
 
     check()
 
@@ -297,7 +309,8 @@ def test_session_responses(kind: type) -> None:
     @given(WORKER[kind])
     def check(message: typing.Any) -> None:
         sent = session_response_to_wire(message).SerializeToString()
-        assert session_response_from_wire(session_pb2.SessionResponse.FromString(sent)) == message
+        received = session_pb2.SessionResponse.FromString(sent)
+        assert session_response_from_wire(received, ROUTER_ID) == message
 
     check()
 

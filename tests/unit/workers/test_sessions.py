@@ -1,4 +1,4 @@
-"""A router's session that another one has replaced at the worker."""
+"""Sessions of routers at a worker: replaced by a later one, beside each other, bounded."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,7 @@ from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import (
+    Cancel,
     PeerAddress,
     Role,
     Submit,
@@ -27,13 +28,15 @@ from disagg.messages.session import (
 from disagg.scheduling.core import WorkerCore
 from disagg.wire.session_codec import session_request_to_wire
 from disagg.wire.stream_hello import SessionOpen
-from disagg.wire.v1 import session_pb2, worker_pb2_grpc
+from disagg.wire.v1 import kv_events_pb2, session_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
 from disagg.workers.service import WorkerService
 from disagg.workers.transfer_trace import TransferTrace
+from tests.unit.scheduling.test_cache_reset import core_with, serve
 
 ME = Incarnation("decode", "D")
 PEER = PeerAddress(Incarnation("prefill", "P"), "127.0.0.1:1")
+ROUTER, OTHER = "router:1", "router:2"
 TIMEOUT_S = 60.0
 
 
@@ -54,17 +57,23 @@ def new_core() -> WorkerCore:
     return worker_state.new_core(ME, layout, hasher, limits, setting.num_blocks)
 
 
+def key_of(request_id: str, router: str = ROUTER) -> RequestKey:
+    return RequestKey(request_id, 1, router)
+
+
 def submit(request_id: str) -> Submit:
-    key = RequestKey(request_id, 1)
-    return Submit(key, Role.DECODE, (5, 6), (), b"", SamplingParams(max_tokens=2), PEER)
+    return Submit(
+        key_of(request_id), Role.DECODE, (5, 6), (), b"", SamplingParams(max_tokens=2), PEER
+    )
 
 
 class Session:
     """A router's end of a session."""
 
-    def __init__(self, stub: Any) -> None:
+    def __init__(self, stub: Any, router: str = ROUTER) -> None:
+        self.router = router
         self._requests: asyncio.Queue[session_pb2.SessionRequest] = asyncio.Queue()
-        self._requests.put_nowait(session_request_to_wire(SessionOpen("router", ME)))
+        self._requests.put_nowait(session_request_to_wire(SessionOpen(router, ME)))
         self._call = stub.Session(self._send())
 
     async def _send(self) -> AsyncIterator[session_pb2.SessionRequest]:
@@ -89,11 +98,11 @@ class Session:
 
 
 @contextlib.asynccontextmanager
-async def serving(core: WorkerCore) -> AsyncIterator[tuple[Any, Control]]:
+async def serving(core: WorkerCore, **options: Any) -> AsyncIterator[tuple[Any, Control]]:
     """A worker's service as a router reaches it, and its control."""
     links = cast(Any, NoPeers())
     trace = TransferTrace(NoOpTracer())
-    control = Control(core, cast(Any, None), links, pytest.fail, trace)
+    control = Control(core, cast(Any, None), links, pytest.fail, trace, **options)
     server = grpc.aio.server()
     service = WorkerService(ME, "both", control, links)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
@@ -120,7 +129,9 @@ async def sequences_after_a_late_submit(
     async with serving(core) as (stub, control):
         if not end_old:
             opened = control.open_session
-            monkeypatch.setattr(control, "open_session", lambda send, end: opened(send))
+            monkeypatch.setattr(
+                control, "open_session", lambda send, end, router: opened(send, router=router)
+            )
         old = Session(stub)
         assert await old.hears()
         old.tell(submit("before"))
@@ -137,7 +148,7 @@ async def sequences_after_a_late_submit(
                 await asyncio.wait((ends,), timeout=0.01)
         new.tell(submit("after"))
         async with asyncio.timeout(TIMEOUT_S):
-            while RequestKey("after", 1) not in core.sequences:
+            while key_of("after") not in core.sequences:
                 await control.changed.wait()
         keys = set(core.sequences)
         ends.cancel()
@@ -149,7 +160,7 @@ def test_a_replaced_session_starts_nothing_any_more(
     monkeypatch: pytest.MonkeyPatch, end_old: bool
 ) -> None:
     kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=end_old))
-    assert kept == {RequestKey("after", 1)}
+    assert kept == {key_of("after")}
 
 
 async def first_answer_to_a_submit() -> object:
@@ -163,12 +174,12 @@ async def first_answer_to_a_submit() -> object:
             heard.append(message)
             seen.append(len(core.sequences))
 
-        control.open_session(hear)
+        control.open_session(hear, router=ROUTER)
         heard.clear()
         seen.clear()
         control.router_message(submit("r"))
         assert core.sequences
-        control.close_session(hear)
+        control.close_session(hear, ROUTER)
     return heard[0], seen[0]
 
 
@@ -194,7 +205,7 @@ async def end_of_a_session_that_opens_twice() -> str:
     async with serving(new_core()) as (stub, _):
         session = Session(stub)
         assert await session.hears()
-        session.tell(cast(ToWorkerMessage, SessionOpen("router", ME)))
+        session.tell(cast(ToWorkerMessage, SessionOpen(ROUTER, ME)))
         return await session.ends()
 
 
@@ -207,9 +218,9 @@ def test_a_message_that_breaks_the_protocol_ends_the_session_with_a_reason(
 
 
 def test_control_without_the_check_the_late_submit_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Control, "in_session", lambda self, send: True)
+    monkeypatch.setattr(Control, "in_session", lambda self, send, router: True)
     kept = asyncio.run(sequences_after_a_late_submit(monkeypatch, end_old=False))
-    assert kept == {RequestKey("late", 1), RequestKey("after", 1)}
+    assert kept == {key_of("late"), key_of("after")}
 
 
 async def told_of_a_claim() -> int:
@@ -229,3 +240,101 @@ async def told_of_a_claim() -> int:
 def test_who_holds_a_claimed_id_warns_with_the_address(caplog: pytest.LogCaptureFixture) -> None:
     assert asyncio.run(told_of_a_claim()) == 1
     assert any("epoch E at elsewhere:1" in line for line in caplog.messages)
+
+
+# -- several routers ----------------------------------------------------------------------------
+
+
+async def after_one_of_two_sessions_ended(how: str) -> set[RequestKey]:
+    """Two routers submit under one request id; the first one's session ends."""
+    core = new_core()
+    async with serving(core) as (stub, control):
+        one, other = Session(stub), Session(stub, OTHER)
+        for session in (one, other):
+            assert await session.hears()
+            session.tell(submit("same"))
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(core.sequences) < 2:
+                await control.changed.wait()
+        if how == "closed":
+            one._call.cancel()
+        else:
+            one.tell(cast(ToWorkerMessage, SessionOpen(ROUTER, ME)))
+        async with asyncio.timeout(TIMEOUT_S):
+            while key_of("same") in core.sequences:
+                await control.changed.wait()
+        assert await other.hears(), "its session goes on"
+        return set(core.sequences)
+
+
+@pytest.mark.parametrize("how", ["closed", "broke the protocol"])
+def test_a_session_that_ends_takes_only_its_routers_requests_along(how: str) -> None:
+    assert asyncio.run(after_one_of_two_sessions_ended(how)) == {key_of("same", OTHER)}
+
+
+async def cancel_of_anothers_request() -> set[RequestKey]:
+    core = new_core()
+    async with serving(core) as (stub, control):
+        one, other = Session(stub), Session(stub, OTHER)
+        assert await one.hears()
+        assert await other.hears()
+        one.tell(submit("mine"))
+        async with asyncio.timeout(TIMEOUT_S):
+            while not core.sequences:
+                await control.changed.wait()
+        other.tell(Cancel(key_of("mine"), "it names another router's id"))
+        other.tell(submit("own"))  # behind it in the same stream
+        async with asyncio.timeout(TIMEOUT_S):
+            while key_of("own", OTHER) not in core.sequences:
+                await control.changed.wait()
+        return set(core.sequences)
+
+
+def test_no_router_speaks_of_anothers_requests_whatever_it_says() -> None:
+    kept = asyncio.run(cancel_of_anothers_request())
+    assert kept == {key_of("mine"), key_of("own", OTHER)}
+
+
+async def a_router_too_many() -> tuple[str, bool]:
+    async with serving(new_core(), routers_max=1) as (stub, _):
+        first = Session(stub)
+        assert await first.hears()
+        said = await Session(stub, OTHER).ends()
+        again = Session(stub)  # the same router has its place
+        return said, await again.hears()
+
+
+def test_routers_are_bounded() -> None:
+    said, again = asyncio.run(a_router_too_many())
+    assert said == "RESOURCE_EXHAUSTED: 1 routers have sessions (worker.routers_max)"
+    assert again
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "x" * 129, "a/b"])
+def test_an_id_that_is_no_id_is_refused(bad: str) -> None:
+    async def said() -> str:
+        async with serving(new_core()) as (stub, _):
+            return await Session(stub, bad).ends()
+
+    assert not asyncio.run(said()).startswith("OK")
+
+
+async def events_of_two(core: WorkerCore) -> list[tuple[int, int]]:
+    """What a router hears that has heard nothing, and one that is further on."""
+    async with serving(core) as (stub, _):
+        starts = []
+        for start in (0, core.kv.events.next_seq - 1):
+            call = stub.KvEvents(kv_events_pb2.KvEventsRequest(from_sequence=start))
+            async with asyncio.timeout(TIMEOUT_S):
+                batch = await call.read()
+            starts.append((batch.first_sequence, len(batch.events)))
+            call.cancel()
+        return starts
+
+
+def test_every_router_follows_kv_events_from_where_it_is() -> None:
+    core = core_with()
+    serve(core, "a", range(16))
+    num = core.kv.events.next_seq
+    assert num > 1
+    assert asyncio.run(events_of_two(core)) == [(0, num), (num - 1, 1)]

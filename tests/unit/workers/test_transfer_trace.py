@@ -92,7 +92,7 @@ def test_a_committed_transfer_is_one_span_with_what_it_moved(traced: Traced) -> 
         (lambda t: t.reported(PartEnded(KEY, EndReason.READ_FAILED, "no route")), "read_failed"),
         (lambda t: t.reported(report(TransferKind.PREFIX, "none: gone")), "failed"),
         (lambda t: t.ended(KEY, "cancelled", "client left"), "cancelled"),
-        (lambda t: t.forget_all("router_lost"), "router_lost"),
+        (lambda t: t.forget_router("", "router_lost"), "router_lost"),
     ],
 )
 def test_every_other_end_is_an_error_with_its_cause(

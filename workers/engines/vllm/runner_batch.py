@@ -158,10 +158,11 @@ class RunnerBatch:
 
 def name_of(key: RequestKey) -> str:
     """The runner's name of a sequence."""
-    return f"{key.request_id}/{key.generation}"
+    return f"{key.router}/{key.request_id}/{key.generation}"
 
 
 def key_of(name: str) -> RequestKey:
     """The sequence that the runner knows by a name."""
+    router, _, name = name.partition("/")  # a request's id may have some of its own
     request_id, _, generation = name.rpartition("/")
-    return RequestKey(request_id, int(generation))
+    return RequestKey(request_id, int(generation), router)

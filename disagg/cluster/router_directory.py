@@ -1,0 +1,109 @@
+"""The routers of a Ray cluster: each announces itself to an actor, which workers ask."""
+
+import logging
+import secrets
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from disagg.cluster.ray_cluster import join_ray, stop_ray
+from disagg.config import Settings, local_router_address
+from disagg.workers.actor import DIRECTORY_TIMEOUT_S, ROUTER_DIRECTORY
+
+log = logging.getLogger(__name__)
+
+HEARTBEATS_MISSED_MAX = 10
+"""A router that has not announced itself for so many heartbeats is gone."""
+ROUTERS_MAX = 1024
+
+
+class RouterDirectory:
+    """Who has announced itself lately; after a restart of the actor all do so again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def announce(self, announcer: str, address: str, valid_s: float) -> None:
+        """A router lives; it is known for so long."""
+        self._forget_late()
+        if announcer in self._known or len(self._known) < ROUTERS_MAX:
+            self._known[announcer] = address, time.monotonic() + valid_s
+
+    def withdraw(self, announcer: str) -> None:
+        """A router is about to end."""
+        self._known.pop(announcer, None)
+
+    def addresses(self) -> list[str]:
+        """host:port of every router's gRPC service."""
+        self._forget_late()
+        return sorted({address for address, _ in self._known.values()})
+
+    def _forget_late(self) -> None:
+        now_s = time.monotonic()
+        self._known = {who: one for who, one in self._known.items() if one[1] > now_s}
+
+
+class Announcement:
+    """Announces a router again and again, on a thread of its own, until it is withdrawn."""
+
+    def __init__(self, address: str, heartbeat_s: float) -> None:
+        self._address = address
+        self._heartbeat_s = heartbeat_s
+        self._announcer = secrets.token_hex(8)
+        self._withdrawn = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="announcement", daemon=True)
+        self._thread.start()
+
+    def withdraw(self) -> None:
+        """Let nobody find this router any more, and leave the cluster."""
+        self._withdrawn.set()
+        self._thread.join(DIRECTORY_TIMEOUT_S)
+        try:
+            ray.get(_directory().withdraw.remote(self._announcer), timeout=DIRECTORY_TIMEOUT_S)
+        except (RayError, ValueError, OSError) as error:
+            log.warning("not withdrawn, it expires: %s", error)
+        stop_ray()
+
+    def _run(self) -> None:
+        valid_s = self._heartbeat_s * HEARTBEATS_MISSED_MAX
+        said = ""
+        while not self._withdrawn.is_set():
+            try:
+                announced = _directory().announce.remote(self._announcer, self._address, valid_s)
+                ray.get(announced, timeout=DIRECTORY_TIMEOUT_S)
+                now = f"announced as {self._address}"
+            except Exception as error:  # Ray has many; the next try may work
+                now = f"not announced: {type(error).__name__}"
+            if now != said:
+                log.info("in the Ray cluster %s", now)
+                said = now
+            self._withdrawn.wait(self._heartbeat_s)
+
+
+def announce(settings: Settings) -> Announcement:
+    """Join the cluster and announce the router of these settings there.
+
+    Raises:
+        ConfigError: the router's port is not given.
+        ExpiredError: no cluster answered in ``cluster.start_timeout_s``.
+    """
+    host, _, port = local_router_address(settings).rpartition(":")
+    join_ray(settings)
+    if settings.router.host in ("0.0.0.0", "::"):
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return Announcement(f"{host}:{port}", settings.cluster.heartbeat_ms / 1000)
+
+
+def _directory() -> Any:
+    """The one actor of the cluster, made by whoever comes first."""
+    actor: Any = ray.remote(RouterDirectory)
+    return actor.options(
+        name=ROUTER_DIRECTORY,
+        get_if_exists=True,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=-1,
+    ).remote()

@@ -1,0 +1,180 @@
+"""Requests of several routers at one worker: scoped, superseded, ended apart."""
+
+from dataclasses import replace
+
+from disagg.messages.identity import RequestKey
+from disagg.messages.outputs import StepOutputs
+from disagg.messages.sampling import SampledToken, SamplingParams
+from disagg.messages.session import (
+    Claim,
+    EndReason,
+    PartEnded,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    Role,
+    Submit,
+    Superseded,
+    router_of,
+)
+from disagg.scheduling.actions import Drained, ToRouter, WorkerAction
+from disagg.scheduling.claims import CLAIMS_MAX, Claims
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.draining import NOTICE_MS
+from disagg.scheduling.stats import worker_stats
+from disagg.scheduling.step import StepResult
+from tests.unit.scheduling.test_cache_reset import core_with, reported
+
+A, B = "a:1", "b:1"
+NAME = b"n" * 16
+
+
+def key(router: str, name: str = "r") -> RequestKey:
+    return RequestKey(name, 1, router)
+
+
+def submit(core: WorkerCore, one: RequestKey) -> list[WorkerAction]:
+    prompt = (1, 2)
+    return core.on_router_message(
+        0, Submit(one, Role.LOCAL, prompt, (), b"", SamplingParams(max_tokens=4))
+    )
+
+
+def step(core: WorkerCore, now_ms: int = 0) -> list[WorkerAction]:
+    planned, _ = core.next_step(now_ms)
+    assert planned is not None
+    samples = tuple(SampledToken(7) if part.sampling else None for part in planned.slices)
+    return core.on_step_done(now_ms, StepResult(planned.step_id, samples))
+
+
+def test_one_id_at_two_routers_is_two_requests_and_tokens_go_to_their_own() -> None:
+    core = core_with()
+    submit(core, key(A))
+    submit(core, key(B))
+    assert set(core.sequences) == {key(A), key(B)}
+    outputs = reported(step(core), StepOutputs)
+    assert [router_of(one) for one in outputs] == [A, B]
+    assert [{output.key for output in one.outputs} for one in outputs] == [{key(A)}, {key(B)}]
+
+
+def test_without_the_routers_in_the_keys_one_of_them_would_be_taken_for_a_repeated_submit() -> None:
+    core = core_with()
+    for router in (A, B):
+        submit(core, key(router)._replace(router=""))
+    assert len(core.sequences) == 1
+
+
+def test_the_end_of_one_router_ends_only_what_it_asked_for() -> None:
+    core = core_with()
+    for router in (A, B):
+        submit(core, key(router))
+    core.on_router_lost(0, A)
+    assert set(core.sequences) == {key(B)}
+    core.on_router_lost(0, "of nobody")
+    assert set(core.sequences) == {key(B)}
+    core.on_router_lost(0, B)
+    assert not core.sequences
+    assert core.kv.num_free_blocks == core.kv.num_usable_blocks
+
+
+def test_load_counts_whoever_causes_it() -> None:
+    core = core_with()
+    submit(core, key(A))
+    assert worker_stats(core).num_waiting == 1
+    submit(core, key(B))
+    assert worker_stats(core).num_waiting == 2
+    core.on_router_lost(0, A)
+    assert worker_stats(core).num_waiting == 1
+
+
+def test_a_later_claim_ends_the_earlier_request_and_tells_its_router() -> None:
+    core = core_with()
+    core.on_router_message(0, Claim(key(A), NAME))
+    submit(core, key(A))
+    submit(core, key(A, "other"))
+    step(core)
+    actions = core.on_router_message(0, Claim(key(B), NAME))
+    assert actions == [ToRouter(Superseded(key(A)))]
+    assert router_of(Superseded(key(A))) == A
+    assert set(core.sequences) == {key(A, "other")}
+    assert core.on_router_message(0, Claim(key(B), NAME)) == [], "its own claim, repeated"
+    planned_anew = key(B)._replace(generation=9)
+    assert core.on_router_message(0, Claim(planned_anew, NAME)) == [], "of the same request"
+    assert core.on_router_message(0, Claim(key(A), b"m" * 16)) == [], "another name"
+
+
+def test_a_lost_router_has_no_claims() -> None:
+    core = core_with()
+    core.on_router_message(0, Claim(key(A), NAME))
+    core.on_router_lost(0, A)
+    assert core.on_router_message(0, Claim(key(B), NAME)) == []
+
+
+def test_claims_are_bounded() -> None:
+    claims = Claims()
+    for number in range(CLAIMS_MAX + 1):
+        assert claims.take(Claim(key(A, str(number)), number.to_bytes(16, "big"))) is None
+    assert claims.take(Claim(key(B), bytes(16))) is None, "the oldest is forgotten"
+    assert claims.take(Claim(key(B), (2).to_bytes(16, "big"))) == key(A, "2")
+
+
+def test_a_reset_names_who_began_it_and_is_told_to_all() -> None:
+    core = core_with()
+    actions = core.on_router_message(0, ResetPrefixCache(3, A))
+    (answer,) = reported(actions, PrefixCacheReset)
+    assert (answer.number, answer.router) == (3, A)
+    assert router_of(answer) == "", "to everybody"
+
+
+# -- draining ---------------------------------------------------------------------------------
+
+
+def drained(core: WorkerCore, now_ms: int) -> bool:
+    return Drained() in core.tick(now_ms)
+
+
+def test_what_runs_ends_first_and_new_work_is_refused_without_blame() -> None:
+    core = core_with()
+    submit(core, key(A))
+    step(core)
+    core.drain(0, 60_000)
+    stats = worker_stats(core)
+    assert stats.draining
+    assert not stats.ready
+    (refused,) = reported(submit(core, key(B)), PartEnded)
+    assert (refused.key, refused.reason) == (key(B), EndReason.DRAINING)
+    assert not drained(core, 30_000)
+    for _ in range(3):
+        step(core, 30_000)
+    assert not core.sequences
+    assert drained(core, 30_001)
+
+
+def test_an_idle_worker_stays_until_routers_may_have_heard() -> None:
+    core = core_with()
+    core.drain(0, 60_000)
+    assert not drained(core, NOTICE_MS - 1)
+    assert drained(core, NOTICE_MS)
+
+
+def test_what_still_runs_at_the_end_of_its_time_is_planned_anew() -> None:
+    core = core_with()
+    submit(core, key(A))
+    core.drain(0, 1_000)
+    assert core.tick(999) == []
+    (ended,) = reported(core.tick(1_000), PartEnded)
+    assert (ended.key, ended.reason) == (key(A), EndReason.DRAINING)
+    assert drained(core, 1_001)
+
+
+def test_asked_twice_its_time_does_not_begin_anew() -> None:
+    core = core_with()
+    submit(core, key(A))
+    core.drain(0, 1_000)
+    core.drain(900, 1_000)
+    assert reported(core.tick(1_000), PartEnded)
+
+
+def test_a_worker_that_was_not_asked_goes_on() -> None:
+    core = core_with()
+    assert not drained(core, 10**9)
+    assert replace(worker_stats(core), draining=True) != worker_stats(core)

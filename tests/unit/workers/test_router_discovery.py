@@ -1,0 +1,185 @@
+"""Where a worker finds routers, and how it registers with them as they come and go."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from disagg.messages.identity import Incarnation
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.tls.connections import Connections
+from disagg.wire.v1 import registration_pb2, router_pb2_grpc
+from disagg.workers import registration
+from disagg.workers.registration import BACK_OFF_MAX_S, keep_registered_everywhere, pause_s
+from disagg.workers.router_discovery import RouterDiscovery
+
+NAME = "routers.test"
+BOUND_S = 60.0
+INFO = WorkerInfo(
+    Incarnation("w", "e"),
+    "127.0.0.1:1",
+    "both",
+    "m",
+    Contract("model", "float32", ("full",), "pages", 2, 1, "scheme", 1, 1),
+    (GroupInfo("full_attention", 1, 0, 1, 2),),
+    8,
+    8,
+    8,
+)
+
+
+class Names:
+    """What a name resolves to, as DNS would say it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: tuple[str, ...] = ()
+        self.fails = False
+        real = socket.getaddrinfo
+
+        def getaddrinfo(host: Any, port: Any, *args: Any, **named: Any) -> Any:
+            if host != NAME:
+                return real(host, port, *args, **named)
+            if self.fails:
+                raise socket.gaierror("no answer")
+            return [entry for one in self.addresses for entry in real(one, port, *args, **named)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    return Names(monkeypatch)
+
+
+def found(discovery: RouterDiscovery) -> list[str]:
+    asyncio.run(discovery.look_up())
+    return sorted(discovery.found)
+
+
+def test_all_addresses_of_a_name_beside_a_list_and_the_cluster(names: Names) -> None:
+    names.addresses = ("127.0.0.2", "127.0.0.3", "::1")
+    sources = ("127.0.0.9:1", f"dns:{NAME}:5", "ray")
+    discovery = RouterDiscovery(sources, 16, lambda: ["127.0.0.8:7"])
+    assert found(discovery) == [
+        "127.0.0.2:5",
+        "127.0.0.3:5",
+        "127.0.0.8:7",
+        "127.0.0.9:1",
+        "[::1]:5",
+    ]
+    names.addresses = ("127.0.0.3", "127.0.0.4")
+    assert found(discovery)[:2] == ["127.0.0.3:5", "127.0.0.4:5"], "it follows changes"
+
+
+def test_a_source_that_fails_keeps_what_it_said(names: Names) -> None:
+    names.addresses = ("127.0.0.2",)
+    known: list[str] = ["127.0.0.8:7"]
+
+    def cluster() -> list[str]:
+        if not known:
+            raise RuntimeError("Ray is away")
+        return list(known)
+
+    discovery = RouterDiscovery((f"dns:{NAME}:5", "ray"), 16, cluster)
+    before = found(discovery)
+    names.fails = True
+    known.clear()
+    assert found(discovery) == before
+    names.fails, names.addresses = False, ()
+    assert found(discovery) == ["127.0.0.8:7"], "an answer that is empty is an answer"
+
+
+def test_no_more_than_the_setting_allows(names: Names, caplog: pytest.LogCaptureFixture) -> None:
+    names.addresses = tuple(f"127.0.0.{n}" for n in range(2, 8))
+    with caplog.at_level(logging.INFO):
+        assert len(found(RouterDiscovery((f"dns:{NAME}:5",), 4))) == 4
+    assert "6 routers, worker.routers_max is 4" in caplog.text
+
+
+def test_a_worker_outside_a_cluster_finds_nobody_there(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert found(RouterDiscovery(("ray",), 4)) == []
+    assert "belongs to no cluster" in caplog.text
+
+
+class RouterService(router_pb2_grpc.RouterServicer):
+    """Counts registrations."""
+
+    def __init__(self) -> None:
+        self.num_registered = 0
+
+    async def Register(
+        self, request: registration_pb2.RegisterRequest, context: object
+    ) -> registration_pb2.RegisterResponse:
+        self.num_registered += 1
+        return registration_pb2.RegisterResponse(heartbeat_ms=10)
+
+    def Generate(self, request: object, context: object) -> Any:
+        raise NotImplementedError
+
+    async def Match(self, request: object, context: object) -> Any:
+        raise NotImplementedError
+
+
+@contextlib.asynccontextmanager
+async def router_at(host: str, port: int = 0) -> AsyncIterator[tuple[RouterService, int]]:
+    server, service = grpc.aio.server(), RouterService()
+    router_pb2_grpc.add_RouterServicer_to_server(service, server)
+    port = server.add_insecure_port(f"{host}:{port}")
+    await server.start()
+    try:
+        yield service, port
+    finally:
+        await server.stop(0)
+
+
+async def until(state: Callable[[], bool], what: str) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not state():  # noqa: ASYNC110 - of servers and logs, which tell nobody
+            await asyncio.sleep(0.01)
+    assert state(), what
+
+
+async def registered_as_routers_come_and_go(names: Names, logged: Callable[[], str]) -> None:
+    async with router_at("127.0.0.2") as (first, port):
+        names.addresses = ("127.0.0.2", "127.0.0.3")
+        discovery = RouterDiscovery((f"dns:{NAME}:{port}",), 16)
+        registering = keep_registered_everywhere(discovery, INFO, 20, 20, Connections(""))
+        task = asyncio.create_task(registering)
+        await until(lambda: first.num_registered > 1, "registered, again and again")
+        async with router_at("127.0.0.3", port) as (second, _):
+            await until(lambda: second.num_registered > 0, "one that was away is tried again")
+            names.addresses = ("127.0.0.3",)
+            await until(lambda: discovery.found == {f"127.0.0.3:{port}"}, "the change")
+            before = first.num_registered
+            await until(lambda: first.num_registered > before + 2, "it still serves, and is told")
+    away = [f"router 127.0.0.{n}:{port}: not registered" for n in (2, 3)]
+    await until(lambda: all(logged().count(one) for one in away), "both to be missed")
+    assert not task.done(), "that routers are away ends nothing"
+    async with router_at("127.0.0.2", port) as (back, _), router_at("127.0.0.3", port) as (kept, _):
+        await until(lambda: kept.num_registered > 0, "the one that is found")
+        assert not back.num_registered, "not found any more, and was away: it is left alone"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_every_router_is_registered_with_as_they_come_and_go(
+    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registration, "REGISTER_TIMEOUT_S", 1.0)
+    asyncio.run(registered_as_routers_come_and_go(names, lambda: caplog.text))
+
+
+def test_who_is_away_is_tried_less_and_less_often_up_to_a_bound() -> None:
+    assert pause_s(1.0, 0) == 1.0
+    for num_failures, longest in ((1, 1.0), (2, 2.0), (3, 4.0), (4, BACK_OFF_MAX_S), (99, 5.0)):
+        pauses = [pause_s(1.0, num_failures) for _ in range(50)]
+        assert longest / 2 <= min(pauses)
+        assert max(pauses) <= longest
+        assert len(set(pauses)) > 1, "never the same for all workers"
+    assert pause_s(60.0, 50) >= 30.0, "a rare heartbeat is not made more frequent"
