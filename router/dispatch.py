@@ -172,10 +172,13 @@ class Dispatcher:
     def generate(self, request: NewRequest) -> ClientStream:
         """Start a request; a live one that its client has sent again ends in its favour.
 
+        What was accepted before a drain may still start: choices follow their prompt's first one.
+
         Raises:
             DisaggError: it cannot be served; nothing was sent to a worker.
         """
-        self.check_accepts()
+        if self.stopping:
+            raise StoppingError
         if (live := self._live.get(request.request_id)) is not None:
             if live.stream.request.claim != request.claim:
                 raise DuplicateRequestError(

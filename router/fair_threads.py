@@ -64,7 +64,7 @@ class FairThreads:
         longest = self._queue.longest()
         if longest is None or not self._queue.is_longer(longest, tenant):
             raise refusal
-        job = self._queue.newest(longest)
+        job = self._queue.last(longest)
         self._queue.remove(longest, job.key)
         if not job.done.done():
             job.done.set_exception(refusal)

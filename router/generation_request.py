@@ -7,7 +7,8 @@ from disagg.errors import RequestError
 from disagg.messages.sampling import GRAMMAR_BYTES_MAX, STOP_TOKENS_MAX, TOP_LOGPROBS_MAX
 from disagg.router.chat import Chat
 
-STOP_STRINGS_MAX = 4
+STOP_STRINGS_MAX = 16
+"""OpenAI has 4; tasks of lm-eval have more."""
 STOP_CHARS_MAX = 1000
 TEMPERATURE_MAX = 2.0
 PENALTY_MAX = 2.0
@@ -55,6 +56,10 @@ class GenerationRequest:
     """Besides those of the checkpoint, which ``ignore_eos`` leaves out."""
     stop: tuple[str, ...] = field(default=(), repr=False)
     ignore_eos: bool = False
+    add_special_tokens: bool | None = None
+    """To the prompt's text; None: to a plain one, and not to what a chat template has written."""
+    priority: int = 0
+    """See ``NewRequest``."""
     cache_salt: str = field(default="", repr=False)
     grammar: str = field(default="", repr=False)
     """See ``SamplingParams.grammar``; "": the answer is free."""

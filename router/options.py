@@ -76,6 +76,8 @@ class RouterOptions:
     """Requests at a worker beyond those that it runs at once."""
     tenant_weights: tuple[str, ...] = ()
     """``NAME=WEIGHT`` each."""
+    choices_max: int = 256
+    """Choices of one HTTP request: its prompts times those of each."""
     prompt_logprobs_max: int = 262_144
     """Of its prompt's log-probabilities a request may ask for so many."""
     replans_max: int = 3

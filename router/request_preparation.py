@@ -82,7 +82,7 @@ class Preparation:
             )
 
     async def prepare(
-        self, request: GenerationRequest, request_id: str, caller: Caller
+        self, request: GenerationRequest, request_id: str, caller: Caller, num_choices: int = 1
     ) -> NewRequest:
         """Check, tokenise and hash.
 
@@ -91,6 +91,7 @@ class Preparation:
             request_id: as the client gave it, "" for an own one; what its tenant sends again under
                 the same one is served once, by all routers together.
             caller: whose request it is; it meets no other tenant's prefixes and records.
+            num_choices: that generate so many tokens, for the client's one request.
 
         Raises:
             RequestError: a field is wrong, by name.
@@ -107,7 +108,12 @@ class Preparation:
             raise RemoteFault("no worker is ready", retry_after_s=1)
         salt = tenant_salt(caller.tenant, request.cache_salt)
         token_ids, hashes = await self.tokens(
-            request.prompt, request.prompt_field, limit, salt, caller.tenant
+            request.prompt,
+            request.prompt_field,
+            limit,
+            salt,
+            caller.tenant,
+            request.add_special_tokens,
         )
         room = limit - len(token_ids)
         if room < 1:
@@ -118,11 +124,12 @@ class Preparation:
         max_tokens = request.max_tokens
         if max_tokens is None:
             usual = self._dispatcher.core.default_model_tokens - len(token_ids)
-            most = min(room, self._options.generation_tokens_max)
+            most = min(room, max(1, self._options.generation_tokens_max // num_choices))
             max_tokens = min(request.default_max_tokens or (usual if usual > 0 else room), most)
-        elif max_tokens > self._options.generation_tokens_max:
+        elif max_tokens * num_choices > self._options.generation_tokens_max:
+            each = f" for each of {num_choices} choices" if num_choices > 1 else ""
             raise RequestError(
-                f"{max_tokens} tokens are more than limits.generation_tokens_max, "
+                f"{max_tokens} tokens{each} are more than limits.generation_tokens_max, "
                 f"{self._options.generation_tokens_max}, lets a request generate",
                 param=request.max_tokens_field,
             )
@@ -148,6 +155,7 @@ class Preparation:
             sampling,
             caller.tenant,
             _claim(caller.tenant, request_id, token_ids) if request_id else b"",
+            request.priority,
         )
 
     async def tokens(
@@ -157,8 +165,11 @@ class Preparation:
         limit: int,
         salt: bytes,
         tenant: str,
+        add_special_tokens: bool | None = None,
     ) -> tuple[tuple[int, ...], list[bytes]]:
         """Tokens and block hashes of a prompt, computed in a thread when it is long.
+
+        See ``GenerationRequest.add_special_tokens``.
 
         Raises:
             RequestError: an id outside the vocabulary, or a prompt certainly too long.
@@ -167,9 +178,9 @@ class Preparation:
         self.check_size(prompt, field, limit)
         size = _size(prompt)
         if size <= INLINE_CHARS_MAX:
-            found = self._tokens(prompt, field, salt)
+            found = self._tokens(prompt, field, salt, add_special_tokens)
         else:
-            work = functools.partial(self._tokens, prompt, field, salt)
+            work = functools.partial(self._tokens, prompt, field, salt, add_special_tokens)
             found = await self.in_thread(tenant, size, work)
         most, why = self._tokens_max(limit)
         if why and len(found[0]) > most:
@@ -269,13 +280,15 @@ class Preparation:
             await self.in_thread(tenant, len(grammar), check)
 
     def _tokens(
-        self, prompt: Prompt, field: str, salt: bytes
+        self, prompt: Prompt, field: str, salt: bytes, add_special: bool | None
     ) -> tuple[tuple[int, ...], list[bytes]]:
         token_ids: tuple[int, ...]
         if isinstance(prompt, str):
-            token_ids = self._tokenizer.encode(prompt)
+            special = add_special is not False
+            token_ids = self._tokenizer.encode(prompt, add_special_tokens=special)
         elif isinstance(prompt, Chat):
-            token_ids = self._tokenizer.encode_chat(prompt)
+            special = bool(add_special)
+            token_ids = self._tokenizer.encode_chat(prompt, add_special_tokens=special)
         else:
             token_ids = prompt
         if not token_ids:

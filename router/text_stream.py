@@ -62,18 +62,26 @@ class StopMatcher:
 
 
 async def pieces(
-    stream: ClientStream, tokenizer: Tokenizer, stop: tuple[str, ...], *, with_marks: bool = False
+    stream: ClientStream,
+    tokenizer: Tokenizer,
+    stop: tuple[str, ...],
+    *,
+    with_marks: bool = False,
+    skip_special_tokens: bool = True,
 ) -> AsyncGenerator[Piece, None]:
     """Decode a token stream; a stop string ends it and cancels the rest at the workers.
 
     A token that ends the request by being a stop token is counted but not shown. Tokens are
     reported when they arrive, their text when it can no longer be part of a stop string. Within the
-    first ``min_tokens`` no stop string ends. See ``Tokenizer.detokenizer`` for ``with_marks``.
+    first ``min_tokens`` no stop string ends. See ``Tokenizer.detokenizer`` for ``with_marks``
+    and ``skip_special_tokens``.
 
     Raises:
         DisaggError: the request failed.
     """
-    detokenizer = tokenizer.detokenizer(stream.request.token_ids, with_marks=with_marks)
+    detokenizer = tokenizer.detokenizer(
+        stream.request.token_ids, with_marks=with_marks, skip_special_tokens=skip_special_tokens
+    )
     matcher = StopMatcher(stop)
     sampling = stream.request.sampling
     stop_ids = sampling.stop_token_ids

@@ -1,24 +1,21 @@
 """Text to tokens and back for clients: what a prompt would cost, and what ids stand for."""
 
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from disagg.router.chat import Chat
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import Exchange
 from disagg.router.openai.tokenize_request import (
-    DetokenizeRequest,
     TokenizeRequest,
     parse_detokenize,
     parse_tokenize,
 )
+from disagg.router.request_bodies import RequestBodies
 from disagg.router.request_preparation import Preparation
 from disagg.router.tokenizer import Tokenizer
 
 ANY_TOKENS = 2**31
 """No worker is there to say how many a prompt may have."""
-ReadBody = Callable[[Exchange, Callable[[bytes], Any]], Awaitable[Any]]
 
 
 class TokenPages:
@@ -29,16 +26,16 @@ class TokenPages:
         tokenizer: Tokenizer,
         preparation: Preparation,
         dispatcher: Dispatcher,
-        read_body: ReadBody,
+        bodies: RequestBodies,
     ) -> None:
         self._tokenizer = tokenizer
         self._preparation = preparation
         self._dispatcher = dispatcher
-        self._read_body = read_body
+        self._bodies = bodies
 
     async def tokenize(self, exchange: Exchange) -> None:
         """POST /tokenize: the ids of a prompt or of rendered messages."""
-        request: TokenizeRequest = await self._read_body(exchange, parse_tokenize)
+        request = await self._bodies.read(exchange, parse_tokenize)
         self._check_model(request.model)
         limit = self._dispatcher.core.max_model_tokens
         given = request.chat() if request.prompt is None else request.prompt
@@ -62,7 +59,7 @@ class TokenPages:
 
     async def detokenize(self, exchange: Exchange) -> None:
         """POST /detokenize: the text of ids, special tokens by name."""
-        request: DetokenizeRequest = await self._read_body(exchange, parse_detokenize)
+        request = await self._bodies.read(exchange, parse_detokenize)
         self._check_model(request.model)
         self._preparation.check_ids(request.tokens, "tokens")
         work = partial(self._tokenizer.decode_all, request.tokens)

@@ -83,6 +83,9 @@ class Tokenizer:
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
         )
+        added = self._backend.get_added_tokens_decoder().values()
+        special = frozenset(token.content for token in added if token.special)
+        self._vocabulary_of_all = Vocabulary(self._backend, special)
         self._vocabulary_with_marks = Vocabulary(self._backend, frozenset(self.messages.marks))
         self.grammars = GrammarCompiler(path)
         vocab: dict[str, int] = self._backend.get_vocab(True)
@@ -132,15 +135,26 @@ class Tokenizer:
         """The bytes one token stands for, special tokens by name; empty for an unused id."""
         return self._vocabulary.token_bytes(token_id)
 
-    def shows(self, token_id: int) -> bool:
-        """Whether `decode` leaves a token in: it exists and is not special."""
-        return self._vocabulary.shows(token_id)
+    def shows(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
+        """Whether texts have a token: it exists and is not a special one to be skipped."""
+        vocabulary = self._vocabulary if skip_special_tokens else self._vocabulary_of_all
+        return vocabulary.shows(token_id)
 
     def detokenizer(
-        self, prompt_token_ids: Sequence[int], *, with_marks: bool = False
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        with_marks: bool = False,
+        skip_special_tokens: bool = True,
     ) -> Detokenizer:
-        """Start decoding what follows a prompt, with the marks of the model's messages or not."""
+        """Start decoding what follows a prompt.
+
+        Special tokens have no text, but for the marks of the model's messages ``with_marks``, or
+        all of them if none is skipped.
+        """
         vocabulary = self._vocabulary_with_marks if with_marks else self._vocabulary
+        if not skip_special_tokens:
+            vocabulary = self._vocabulary_of_all
         return vocabulary.detokenizer(prompt_token_ids)
 
     def end_of(self, prompt_token_ids: Sequence[int]) -> str:

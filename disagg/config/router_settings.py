@@ -124,6 +124,8 @@ class LimitSettings(Section):
     requests_max: Positive = 1024
     """Live requests, waiting ones included. Of more the tenant with the longest queue loses its
     newest; a new request of that tenant is answered 429."""
+    choices_max: Positive = 256
+    """Choices of a request: its prompts times n or best_of. Each is one of the live requests."""
     streams_per_key_max: Positive = 1024
     """Requests in progress of one API key; more are answered 429."""
     worker_prefill_tokens_max: Positive = 16_384

@@ -25,6 +25,8 @@ class NewRequest:
     claim: bytes = field(default=b"", repr=False)
     """Name of the request at all routers (`Claim`): it supersedes an earlier one of the same name.
     Empty where the client gave it none."""
+    priority: int = 0
+    """Where several requests of its tenant wait: lower goes first, then who came first."""
 
     @property
     def num_prompt_numbers(self) -> int:

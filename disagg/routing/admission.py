@@ -20,8 +20,9 @@ class Admission:
     """The one way from a client's request to a worker; see `RouterCore` for the arguments.
 
     A request goes to the workers at once while those that its plan names have room, else it waits
-    here. Where requests wait, tenants are served by turns in tokens, and within a tenant who came
-    first goes first. Only first plans wait: what has begun goes on elsewhere at once.
+    here. Where requests wait, tenants are served by turns in tokens, and within a tenant the lowest
+    priority goes first, of equal ones who came first. Only first plans wait: what has begun goes on
+    elsewhere at once.
 
     Args:
         turns: the queue; whoever delivers tokens charges it.
@@ -86,7 +87,7 @@ class Admission:
         if len(self._requests) + len(self._waiting) >= self._requests_max:
             actions += self._make_place(now_ms, request)
         self._waiting[request.request_id] = routed
-        self._queue.push(request.tenant, request.request_id, routed)
+        self._queue.push(request.tenant, request.request_id, routed, request.priority)
         self.counters["requests", ""] += 1
         return actions
 
@@ -156,7 +157,7 @@ class Admission:
         return None
 
     def _make_place(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
-        """Refuse the newest of the longest queue, or the new request itself."""
+        """Refuse the last of the longest queue, or the new request itself."""
         refusal = CapacityError(
             f"{self._requests_max} requests are being served or wait (limits.requests_max)",
             request_id=request.request_id,
@@ -166,7 +167,7 @@ class Admission:
         longest = self._queue.longest()
         if longest is None or not self._queue.is_longer(longest, request.tenant):
             raise refusal
-        return [self._fail(now_ms, self._queue.newest(longest), refusal)]
+        return [self._fail(now_ms, self._queue.last(longest), refusal)]
 
     def _leave(self, request: RoutedRequest) -> None:
         self._queue.remove(request.tenant, request.request_id)

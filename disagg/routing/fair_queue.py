@@ -1,5 +1,6 @@
 """Who goes next when requests wait: tenants by the tokens they have been served, not by number."""
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -8,6 +9,8 @@ from disagg.errors import ConfigError
 
 WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0
 _Item = TypeVar("_Item")
+_Turn = tuple[int, int, str]
+"""Priority, number of arrival, key: who goes before whom in the queue of one tenant."""
 
 
 def parse_weights(given: Sequence[str]) -> dict[str, float]:
@@ -37,19 +40,38 @@ def parse_weights(given: Sequence[str]) -> dict[str, float]:
 class _Tenant(Generic[_Item]):
     virtual: float
     """Tokens served per weight; a tenant that comes back starts at the queue's virtual time."""
-    waiting: dict[str, tuple[int, _Item]] = field(default_factory=dict)
-    """By key, in order of arrival: its number, and the item."""
+    items: dict[str, tuple[_Turn, _Item]] = field(default_factory=dict)
+    """By key."""
+    turns: list[_Turn] = field(default_factory=list)
+    """Those of the items, sorted."""
+
+    @property
+    def first(self) -> _Item:
+        """Who goes first of those that wait."""
+        return self.items[self.turns[0][-1]][1]
+
+    def push(self, turn: _Turn, item: _Item) -> None:
+        """Let an item wait; bounded queues may be sorted as they grow."""
+        insort(self.turns, turn)
+        self.items[turn[-1]] = (turn, item)
+
+    def pop(self, key: str) -> _Item:
+        """Take an item that waits out."""
+        turn, item = self.items.pop(key)
+        del self.turns[bisect_left(self.turns, turn)]
+        return item
 
 
 class FairQueue(Generic[_Item]):
     """Start-time fair queueing whose costs are charged as they become known.
 
     Each tenant has a virtual time: its tokens divided by its weight. The tenant with the least goes
-    first, and of its items the one that came first. Virtual time of the whole is that of the tenant
-    that went last; a tenant without waiting items is raised to it when it comes again, so that
-    nobody saves up turns, and nobody pays for what others did before it came. (Start-time fair
-    queueing: Goyal, Vin, Cheng 1996. Charging what was served, since nobody knows how long an
-    answer will be: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024.)
+    first, and of its items the one with the lowest priority, of those the one that came first.
+    Virtual time of the whole is that of the tenant that went last; a tenant without waiting items
+    is raised to it when it comes again, so that nobody saves up turns, and nobody pays for what
+    others did before it came. (Start-time fair queueing: Goyal, Vin, Cheng 1996. Charging what was
+    served, since nobody knows how long an answer will be: Sheng et al., Fairness in Serving Large
+    Language Models, OSDI 2024.)
 
     Args:
         weights: by tenant; 1 where there is none.
@@ -62,47 +84,47 @@ class FairQueue(Generic[_Item]):
         self._num_arrived = 0
 
     def __len__(self) -> int:
-        return sum(len(tenant.waiting) for tenant in self._tenants.values())
+        return sum(len(tenant.items) for tenant in self._tenants.values())
 
     def __iter__(self) -> Iterator[_Item]:
         for tenant in self._tenants.values():
-            for _, item in tenant.waiting.values():
+            for _, item in tenant.items.values():
                 yield item
 
     def num_waiting(self, name: str) -> int:
         """Items of one tenant that wait."""
         tenant = self._tenants.get(name)
-        return len(tenant.waiting) if tenant is not None else 0
+        return len(tenant.items) if tenant is not None else 0
 
     def virtual(self, name: str) -> float:
         """The virtual time at which a tenant stands."""
         tenant = self._tenants.get(name)
         return self._virtual if tenant is None else tenant.virtual
 
-    def push(self, name: str, key: str, item: _Item) -> None:
-        """Let an item wait behind its tenant's others; keys are unique."""
+    def push(self, name: str, key: str, item: _Item, priority: int = 0) -> None:
+        """Let an item wait behind its tenant's others up to this priority; keys are unique."""
         self._num_arrived += 1
         tenant = self._tenants.get(name)
         if tenant is None:
             self._forget()
             tenant = self._tenants[name] = _Tenant(self._virtual)
-        elif not tenant.waiting:
+        elif not tenant.items:
             tenant.virtual = max(tenant.virtual, self._virtual)
-        tenant.waiting[key] = (self._num_arrived, item)
+        tenant.push((priority, self._num_arrived, key), item)
 
     def heads(self) -> list[tuple[str, _Item]]:
         """The first item of each tenant that has any, who goes first first."""
         order = sorted(
-            (tenant.virtual, *next(iter(tenant.waiting.values()))[:1], name)
+            (tenant.virtual, tenant.turns[0][1], name)
             for name, tenant in self._tenants.items()
-            if tenant.waiting
+            if tenant.items
         )
-        return [(name, next(iter(self._tenants[name].waiting.values()))[1]) for *_, name in order]
+        return [(name, self._tenants[name].first) for *_, name in order]
 
     def take(self, name: str, num_tokens: int) -> _Item:
         """Take a tenant's first item out to be served, and charge what it is known to cost."""
         tenant = self._tenants[name]
-        _, item = tenant.waiting.pop(next(iter(tenant.waiting)))
+        item = tenant.pop(tenant.turns[0][-1])
         # Who is passed over because its workers are full keeps its place, and moves no clock back.
         self._virtual = max(self._virtual, tenant.virtual)
         self.charge(name, num_tokens)
@@ -118,16 +140,16 @@ class FairQueue(Generic[_Item]):
     def remove(self, name: str, key: str) -> _Item | None:
         """Take an item out that will not be served; None when it does not wait."""
         tenant = self._tenants.get(name)
-        found = tenant.waiting.pop(key, None) if tenant is not None else None
-        return None if found is None else found[1]
+        return tenant.pop(key) if tenant is not None and key in tenant.items else None
 
-    def newest(self, name: str) -> _Item:
-        """The last of a tenant's waiting items."""
-        return next(reversed(self._tenants[name].waiting.values()))[1]
+    def last(self, name: str) -> _Item:
+        """Who goes last of a tenant's waiting items: the newest of the highest priority."""
+        tenant = self._tenants[name]
+        return tenant.items[tenant.turns[-1][-1]][1]
 
     def longest(self) -> str | None:
         """The tenant with the most waiting items per weight; None where nothing waits."""
-        waiting = [name for name, tenant in self._tenants.items() if tenant.waiting]
+        waiting = [name for name, tenant in self._tenants.items() if tenant.items]
         return max(
             waiting,
             key=lambda name: (self.num_waiting(name) / self._weights.get(name, 1.0), name),
@@ -144,7 +166,7 @@ class FairQueue(Generic[_Item]):
         idle = [
             name
             for name, tenant in self._tenants.items()
-            if not tenant.waiting and tenant.virtual <= self._virtual
+            if not tenant.items and tenant.virtual <= self._virtual
         ]
         for name in idle:
             del self._tenants[name]

@@ -51,6 +51,8 @@ class RequestRecord:
 
     request_id: str
     num_prompt_tokens: int
+    seed: int
+    """Of its sampling: another request with it has the same tokens."""
     submitted_ms: int
     first_token_ms: int | None
     finished_ms: int | None

@@ -206,6 +206,7 @@ class RoutedRequest:
         return RequestRecord(
             request_id=self.request_id,
             num_prompt_tokens=self.stream.num_prompt_tokens,
+            seed=self.sampling.seed,
             submitted_ms=self.submitted_ms,
             first_token_ms=self.first_token_ms,
             finished_ms=self.finished_ms,

@@ -1,35 +1,31 @@
 """What the answers of all endpoints have alike."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from disagg.errors import DisaggError
+from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.openai.sse import to_json
+from disagg.router.openai.usage import token_counts
 from disagg.router.text_stream import Piece
 from disagg.router.tokenizer import Tokenizer
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """What an answer of either kind collects while pieces arrive."""
+    """What all choices of one answer share."""
 
     response_id: str
     created: int
     model: str
     tokenizer: Tokenizer
-    prompt: ShownPrompt = field(repr=False)
-    with_usage_field: bool = False
-    """Streams that end with a usage chunk carry ``usage: null`` until then."""
-    texts: list[str] = field(default_factory=list, repr=False)
-    num_tokens: int = 0
-    finish_reason: str = ""
+    prompts: Sequence[ShownPrompt] = field(repr=False)
+    form: AnswerForm
 
-    def count(self, piece: Piece) -> None:
-        """Add a piece's tokens to the usage."""
-        self.num_tokens += len(piece.token_ids)
-        self.finish_reason = piece.finish_reason
-        self.prompt.take(piece)
+    def __len__(self) -> int:
+        return len(self.prompts) * self.form.num_each
 
     def frame(self, kind: str) -> dict[str, Any]:
         """The fields every body and chunk begins with."""
@@ -40,14 +36,73 @@ class Answer:
             "model": self.model,
         }
 
-    def chunk_frame(self, kind: str) -> tuple[bytes, bytes]:
-        """The bytes before and after a chunk's only choice."""
-        head = b"data: " + to_json(self.frame(kind))[:-1] + b',"choices":[{"index":0,'
-        return head, b'}],"usage":null}\n\n' if self.with_usage_field else b"}]}\n\n"
+
+class Choice:
+    """What a choice of either kind collects while its pieces arrive.
+
+    Attributes:
+        index: in the answer.
+        prompt: what it continues.
+        num_tokens: generated so far.
+        finish_reason: "" until it is complete.
+    """
+
+    def __init__(self, answer: Answer, index: int, chunk_kind: str) -> None:
+        self.index = index
+        self.prompt = answer.prompts[index // answer.form.num_each]
+        self.num_tokens = 0
+        self.finish_reason = ""
+        self._form = answer.form
+        self._token_ids: list[int] = []
+        frame = to_json(answer.frame(chunk_kind))[:-1]
+        self._head = b"data: " + frame + b',"choices":[{"index":%d,' % index
+
+    def take(self, piece: Piece) -> None:
+        """Count a piece, whichever way it is shown."""
+        self.num_tokens += len(piece.token_ids)
+        self.finish_reason = piece.finish_reason
+        self.prompt.take(piece)
+
+    def add(self, piece: Piece) -> None:
+        """Collect a piece of an answer that is not streamed."""
+        if self._form.with_token_ids:
+            self._token_ids += piece.token_ids
+
+    def chunk(self, fields: bytes, piece: Piece | None = None, more: bytes = b"") -> bytes:
+        """The SSE bytes of a chunk.
+
+        Args:
+            fields: the choice's, without braces.
+            piece: whose tokens are shown where token ids are; None: no tokens yet.
+            more: fields of the chunk, with a comma before.
+        """
+        ids = b""
+        if self._form.with_token_ids and piece is not None:
+            ids = b',"token_ids":' + to_json(piece.token_ids)
+        usage = b""
+        if self._form.with_running_usage:
+            counts = token_counts(len(self.prompt.token_ids), self.num_tokens)
+            usage = b',"usage":' + to_json(counts)
+        elif self._form.with_usage_field:
+            usage = b',"usage":null'
+        return b"".join((self._head, fields, ids, b"}]", more, usage, b"}\n\n"))
+
+    def shows_ids(self, piece: Piece) -> bool:
+        """Whether there are token ids to show of a piece."""
+        return self._form.with_token_ids and bool(piece.token_ids)
+
+    def prompt_ids(self) -> dict[str, Any]:
+        """The prompt's token ids where they are shown."""
+        shown = self._form.with_token_ids
+        return {"prompt_token_ids": list(self.prompt.token_ids)} if shown else {}
+
+    def ids(self) -> dict[str, Any]:
+        """The choice's own token ids where they are shown."""
+        return {"token_ids": self._token_ids} if self._form.with_token_ids else {}
 
 
 class Format(Protocol):
-    """How one endpoint shows pieces.
+    """How one endpoint shows the pieces of an answer; each comes with its choice's index.
 
     Attributes:
         done: what ends a stream that is complete.
@@ -58,7 +113,7 @@ class Format(Protocol):
     def first_chunk(self) -> bytes:
         """What a stream begins with, if anything."""
 
-    def chunk(self, piece: Piece) -> bytes:
+    def chunk(self, index: int, piece: Piece) -> bytes:
         """The SSE bytes of a piece; empty when there is nothing to show."""
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
@@ -67,7 +122,7 @@ class Format(Protocol):
     def error_chunk(self, error: DisaggError) -> bytes:
         """The last chunk of a stream that is not complete."""
 
-    def add(self, piece: Piece) -> None:
+    def add(self, index: int, piece: Piece) -> None:
         """Collect a piece of an answer that is not streamed."""
 
     def body(self, usage: dict[str, Any]) -> dict[str, Any]:

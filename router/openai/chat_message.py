@@ -99,6 +99,8 @@ def drop_ignored(messages: object) -> None:
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if not isinstance(message, dict):
             continue
+        if message.get("type") == "text":  # as lm-eval has it
+            del message["type"]
         for name in MESSAGE_IGNORED:
             if message.pop(name, None):
                 raise RequestError("is not supported", param=f"messages[{index}].{name}")

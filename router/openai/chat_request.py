@@ -9,6 +9,7 @@ from disagg.errors import RequestError
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.chat import Chat
 from disagg.router.generation_request import GenerationRequest
+from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.body import read_object, validate
 from disagg.router.openai.chat_message import Message, drop_ignored
 from disagg.router.openai.generation_fields import GenerationFields
@@ -71,15 +72,21 @@ class ChatRequest(GenerationFields):
             field_of={"reasoning_effort": "reasoning_effort"},
         )
 
-    def generation_request(self) -> GenerationRequest:
-        """The body as a `GenerationRequest`; see ``generation_request_of``."""
+    @property
+    def form(self) -> AnswerForm:
+        """What the answer is to be."""
+        return self.form_of((self.top_logprobs or 0) if self.logprobs else None)
+
+    def generation_requests(self) -> list[GenerationRequest]:
+        """The only `GenerationRequest` of the chat; see ``generation_request_of``."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return dataclasses.replace(
+        request = dataclasses.replace(
             self.generation_request_of(self.chat(), "messages"),
             max_tokens=getattr(self, field),
             max_tokens_field=field,
-            num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            num_logprobs=self.form.num_logprobs,
         )
+        return [request]
 
 
 def parse_chat(body: bytes) -> ChatRequest:

@@ -15,6 +15,7 @@ from disagg.router.generation_request import (
     GenerationRequest,
     Prompt,
 )
+from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.body import Strict
 from disagg.router.openai.logit_bias import LogitBias
 from disagg.router.openai.response_format import ResponseFormat
@@ -48,6 +49,7 @@ class GenerationFields(Strict):
     """What both kinds of body say about how to generate and how to show it."""
 
     model: str
+    n: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=TEMPERATURE_MAX)] | None = None
@@ -69,10 +71,28 @@ class GenerationFields(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    add_special_tokens: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(max_length=CACHE_SALT_CHARS_MAX)] | None = Field(
         default=None, repr=False
     )
     response_format: ResponseFormat | None = None
+
+    def form_of(self, num_logprobs: int | None) -> AnswerForm:
+        """What the answer is to be, with so many logprobs as the endpoint's own fields want."""
+        num_shown = 1 if self.n is None else self.n
+        options = self.stream_options or StreamOptions()
+        return AnswerForm(
+            num_shown=num_shown,
+            num_each=num_shown,
+            num_logprobs=num_logprobs,
+            skip_special_tokens=self.skip_special_tokens is not False,
+            with_token_ids=bool(self.return_token_ids),
+            with_usage_field=self.include_usage,
+            with_running_usage=self.include_usage and bool(options.continuous_usage_stats),
+        )
 
     @property
     def include_usage(self) -> bool:
@@ -90,8 +110,10 @@ class GenerationFields(Strict):
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("does not go with stream: true", param="prompt_logprobs")
 
-    def shown_prompt(self, token_ids: tuple[int, ...], tokenizer: Tokenizer) -> ShownPrompt:
-        """What of the prompt with these tokens the answer shows."""
+    def shown_prompt(
+        self, number: int, token_ids: tuple[int, ...], tokenizer: Tokenizer
+    ) -> ShownPrompt:
+        """What the answer shows of one of its prompts, which has these tokens."""
         return ShownPrompt(token_ids, self.prompt_logprobs)
 
     def generation_request_of(self, prompt: Prompt, prompt_field: str) -> GenerationRequest:
@@ -120,6 +142,8 @@ class GenerationFields(Strict):
             num_prompt_logprobs=self.prompt_logprobs,
             least_max_tokens=1 if self.prompt_logprobs is None else 0,
             ignore_eos=bool(self.ignore_eos),
+            priority=self.priority or 0,
+            add_special_tokens=self.add_special_tokens,
             cache_salt=self.cache_salt or "",
             grammar=self.response_format.grammar() if self.response_format else "",
         )

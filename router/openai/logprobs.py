@@ -14,8 +14,9 @@ LOGPROB_MIN = -9999.0
 class CompletionLogprobs:
     """Four lists in step, one entry per token. ``text_offset`` counts on from piece to piece."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
         self._num_chars = 0
 
     def of(self, piece: Piece) -> dict[str, list[Any]]:
@@ -49,7 +50,7 @@ class CompletionLogprobs:
             top.setdefault(name(token_id), _shown(logprobs.logprob))
         shown["top_logprobs"].append(top or None)
         shown["text_offset"].append(self._num_chars)
-        if self._tokenizer.shows(token_id):
+        if self._tokenizer.shows(token_id, skip_special_tokens=self._skip_special_tokens):
             # A character split over tokens counts where it begins.
             raw = self._tokenizer.token_bytes(token_id)
             self._num_chars += sum(byte & 0xC0 != 0x80 for byte in raw)

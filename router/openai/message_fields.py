@@ -41,6 +41,11 @@ class MessageFields:
         self._calls_max = math.inf if several_calls else 1
         self._num_calls = 0
 
+    @property
+    def reads_marks(self) -> bool:
+        """Whether the marks of messages have to be in the text."""
+        return self._parser is not None
+
     def parts(self, piece: Piece) -> list[Part]:
         """What a piece adds."""
         if self._parser is None:

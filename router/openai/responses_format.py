@@ -30,6 +30,7 @@ class ResponsesFormat:
         self._request = request
         self._fields = fields
         self._items = _Items(answer.response_id)
+        self._finish_reason = ""
         self._num_events = 0
         self._num_reasoning_tokens = 0
 
@@ -39,8 +40,8 @@ class ResponsesFormat:
         kinds = ("response.created", "response.in_progress")
         return self._events([{"type": kind, "response": response} for kind in kinds])
 
-    def chunk(self, piece: Piece) -> bytes:
-        """The events of a piece."""
+    def chunk(self, index: int, piece: Piece) -> bytes:
+        """The events of a piece of the only choice."""
         return self._events(self._take(piece))
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
@@ -54,7 +55,7 @@ class ResponsesFormat:
         response["error"] = {"code": "server_error", "message": error.message}
         return self._events([{"type": "response.failed", "response": response}])
 
-    def add(self, piece: Piece) -> None:
+    def add(self, index: int, piece: Piece) -> None:
         """Collect a piece of an answer that is not streamed."""
         self._take(piece)
 
@@ -63,7 +64,7 @@ class ResponsesFormat:
         return self._response(self._status(), usage)
 
     def _take(self, piece: Piece) -> list[Event]:
-        self._answer.count(piece)
+        self._finish_reason = piece.finish_reason
         parts = self._fields.parts(piece)
         if any(isinstance(part, Reasoning) for part in parts):
             self._num_reasoning_tokens += len(piece.token_ids)
@@ -71,7 +72,7 @@ class ResponsesFormat:
         return events + self._items.close(self._status()) if piece.finish_reason else events
 
     def _status(self) -> str:
-        cut = self._answer.finish_reason == FinishReason.LENGTH.value
+        cut = self._finish_reason == FinishReason.LENGTH.value
         return "incomplete" if cut else "completed"
 
     def _response(self, status: str, usage: dict[str, Any] | None) -> dict[str, Any]:

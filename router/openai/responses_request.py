@@ -12,6 +12,7 @@ from disagg.router.generation_request import (
     TEMPERATURE_MAX,
     GenerationRequest,
 )
+from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.body import Strict, read_object, validate
 from disagg.router.openai.response_format import JsonSchema, ResponseFormat
 from disagg.router.openai.responses_items import Item, as_items, messages_of
@@ -124,6 +125,11 @@ class ResponsesRequest(Strict):
         """Streams always end with the usage."""
         return True
 
+    @property
+    def form(self) -> AnswerForm:
+        """One answer, as plain as it is."""
+        return AnswerForm()
+
     def chat(self) -> Chat:
         """The items as a chat, and what its answer must be.
 
@@ -155,12 +161,17 @@ class ResponsesRequest(Strict):
             field_of={"reasoning_effort": "reasoning.effort"},
         )
 
-    def shown_prompt(self, token_ids: tuple[int, ...], tokenizer: Tokenizer) -> ShownPrompt:
+    def shown_prompt(
+        self, number: int, token_ids: tuple[int, ...], tokenizer: Tokenizer
+    ) -> ShownPrompt:
         """Nothing of the prompt."""
         return ShownPrompt(token_ids)
 
-    def generation_request(self) -> GenerationRequest:
-        """The body as a `GenerationRequest`, the form that all fronts share."""
+    def generation_requests(self) -> list[GenerationRequest]:
+        """The body as its only `GenerationRequest`, the form that all fronts share."""
+        return [self._generation_request()]
+
+    def _generation_request(self) -> GenerationRequest:
         return GenerationRequest(
             model=self.model,
             prompt=self.chat(),

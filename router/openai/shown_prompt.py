@@ -8,12 +8,12 @@ from disagg.router.text_stream import Piece
 
 @dataclass(slots=True)
 class ShownPrompt:
-    """The prompt as an answer shows it; its log-probabilities come with the first piece.
+    """A prompt as its choices show it; its log-probabilities come with the first piece of them.
 
     Attributes:
         token_ids: of the prompt.
         num_logprobs: of the best tokens in the field ``prompt_logprobs``; None: there is no field.
-        echo: text that the answer begins with; None where it does not, or it was taken.
+        echo: text that every choice begins with; None where it does not.
         num_echo_logprobs: of the best tokens in the logprobs of that text.
         logprobs: of each token; the first one has none.
     """
@@ -28,8 +28,3 @@ class ShownPrompt:
         """Keep what a piece says of the prompt."""
         if piece.prompt_logprobs:
             self.logprobs = piece.prompt_logprobs
-
-    def take_echo(self) -> str | None:
-        """The text that stands before the first piece's; None before those after it."""
-        echo, self.echo = self.echo, None
-        return echo

@@ -77,6 +77,8 @@ class ScriptedWorker(WorkerServicer):
         self.kv_asked: list[int] = []
         self.kv_first = 0  # new event streams begin with this batch
         self.misbehave: Callable[[Submit], list[Any] | None] | None = None
+        self.token_of: Callable[[Submit], Callable[[int], int]] | None = None
+        """Tokens that are not the same for all requests."""
         self.changed = asyncio.Condition()
         self._sessions: set[asyncio.Queue[Any]] = set()
         self._parts: dict[Any, Any] = {}
@@ -185,7 +187,10 @@ class ScriptedWorker(WorkerServicer):
             for message in scripted:
                 outgoing.put_nowait(message)
             return
-        for message in self.script.answers(submit):
+        script = self.script
+        if self.token_of is not None:
+            script = replace(script, token=self.token_of(submit))
+        for message in script.answers(submit):
             if isinstance(message, StepOutputs) and self.gate is not None:
                 await self.gate.acquire()
             outgoing.put_nowait(message)

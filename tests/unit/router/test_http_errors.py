@@ -43,7 +43,7 @@ CASES = [
             ("prompt_logprobs", -1),
             ("prompt_logprobs", 21),
             ("prompt_logprobs", True),
-            ("stop", ["a", "b", "c", "d", "e"]),
+            ("stop", ["a"] * 17),
             ("stop", ""),
             ("stop", [1]),
             ("stop", ["x" * 2000]),
@@ -51,8 +51,20 @@ CASES = [
             ("stream_options", 1),
             ("ignore_eos", 1),
             ("cache_salt", 5),
-            ("n", 2),
-            ("best_of", 2),
+            ("n", 0),
+            ("n", 257),
+            ("n", True),
+            ("best_of", 0),
+            ("priority", 0.5),
+            ("priority", 2**63),
+            ("add_special_tokens", 1),
+            ("skip_special_tokens", "no"),
+            ("return_token_ids", 1),
+            ("use_beam_search", True),
+            ("include_stop_str_in_output", True),
+            ("length_penalty", 2.0),
+            ("truncate_prompt_tokens", 5),
+            ("allowed_token_ids", [5]),
             ("frequency_penalty", 2.1),
             ("frequency_penalty", "1"),
             ("presence_penalty", -2.1),
@@ -85,8 +97,21 @@ CASES = [
     bad("completions", {"prompt": []}, "prompt"),
     bad("completions", {"prompt": None}, "prompt"),
     bad("completions", {"prompt": 5}, "prompt"),
-    bad("completions", {"prompt": ["a", "b"]}, "prompt"),
-    bad("completions", {"prompt": [[1], [2]]}, "prompt"),
+    bad("completions", {"prompt": ["a", 5]}, "prompt"),
+    bad("completions", {"prompt": [[5], ["a"]]}, "prompt"),
+    bad("completions", {"prompt": [[[5]]]}, "prompt"),
+    bad("completions", {"prompt": [[5], []]}, "prompt[1]"),
+    bad("completions", {"prompt": ["a", ""]}, "prompt[1]"),
+    bad("completions", {"prompt": ["a"] * 257}, "prompt"),
+    bad("completions", {"best_of": 257}, "best_of"),
+    bad("completions", {"n": 3, "best_of": 2}, "best_of"),
+    bad("chat/completions", {"best_of": 2}, "best_of"),
+    bad("completions", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    bad(
+        "completions",
+        {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
+        "stream_options.continuous_usage_stats",
+    ),
     bad("completions", {"prompt": [1, "a"]}, "prompt"),
     bad("completions", {"prompt": [1, True]}, "prompt"),
     bad("completions", {"prompt": [-1]}, "prompt"),
@@ -111,6 +136,7 @@ CASES = [
     bad("chat/completions", {"messages": [USER, {"role": "x", "content": ""}]}, "messages[1].role"),
     bad("chat/completions", {"messages": [USER | {"content": 5}]}, "messages[0].content"),
     bad("chat/completions", {"messages": [USER | {"x": 5}]}, "messages[0].x"),
+    bad("chat/completions", {"messages": [USER | {"type": "image"}]}, "messages[0].type"),
     bad(
         "chat/completions",
         {"messages": [USER | {"content": [{"type": "image_url", "image_url": {}}]}]},
@@ -168,6 +194,16 @@ async def test_harmless_and_neutral_fields_are_accepted(house):
         "best_of": 1,
         "echo": False,
         "suffix": None,
+        "add_special_tokens": None,
+        "skip_special_tokens": True,
+        "return_token_ids": False,
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "include_stop_str_in_output": False,
+        "spaces_between_special_tokens": True,
+        "return_tokens_as_token_ids": False,
+        "bad_words": [],
+        "allowed_token_ids": None,
         "frequency_penalty": 0,
         "presence_penalty": 0.0,
         "logit_bias": {},
@@ -183,7 +219,8 @@ async def test_harmless_and_neutral_fields_are_accepted(house):
     response = await house.http.post("/v1/completions", json=COMPLETION | neutral)
     assert response.status_code == 200, response.text
     echoed = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}
-    body = CHAT | {"messages": [USER, echoed, USER | {"name": "bob"}], "max_completion_tokens": 3}
+    messages = [USER, echoed, USER | {"name": "bob"}, USER | {"type": "text"}]
+    body = CHAT | {"messages": messages, "max_completion_tokens": 3, "stop": ["\n"] * 16}
     response = await house.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
 
@@ -287,7 +324,7 @@ async def test_a_live_request_id_is_refused_to_another_and_a_finished_one_is_fre
 
 
 async def test_bodies_of_all_connections_together_are_bounded(house, monkeypatch):
-    bodies = house.app._http_server.config.app._bodies
+    bodies = house.app._http_server.config.app._generation._bodies._budget
     monkeypatch.setattr(bodies, "_bytes_max", 1000)
     body = COMPLETION | {"prompt": [5] * 500}
     check_error(

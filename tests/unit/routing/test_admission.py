@@ -1,6 +1,7 @@
 """Requests wait at the router: when, in which order, and what ends their waiting."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,27 @@ def test_who_floods_waits_behind_who_does_not() -> None:
     for _ in range(4):
         same.finish(same.order[-1])
     assert same.order == [f"flood{n}" for n in range(5)]
+
+
+def test_the_lowest_priority_of_a_tenant_goes_first_and_other_tenants_keep_their_turns() -> None:
+    fleet = Fleet("both")
+    fleet.ask("hold", tenant="z")
+    for name, tenant, priority in [
+        ("a-usual", "a", 0),
+        ("a-late", "a", 5),
+        ("b-late", "b", 9),
+        ("a-soon", "a", -1),
+        ("a-soon-too", "a", -1),
+        ("b-later", "b", 10),
+    ]:
+        fleet.generate(replace(request(name, 10, 2, tenant=tenant), priority=priority))
+    while len(fleet.order) < 7:
+        fleet.finish(fleet.order[-1])
+    of_a = [name for name in fleet.order if name.startswith("a")]
+    assert of_a == ["a-soon", "a-soon-too", "a-usual", "a-late"]
+    # b's are no later for a number that says nothing to others.
+    assert fleet.order.index("b-late") < fleet.order.index("a-soon-too")
+    assert fleet.order.index("b-later") < fleet.order.index("a-usual")
 
 
 def test_tokens_count_not_requests() -> None:

@@ -26,6 +26,7 @@ class Job:
     tenant: str
     prompt: int
     output: int
+    priority: int = 0
 
 
 class Server:
@@ -42,7 +43,8 @@ class Server:
 
     def arrive(self, job: Job) -> None:
         self.jobs.append(job)
-        self.queue.push(job.tenant, str(len(self.jobs)), len(self.jobs) - 1)
+        number = len(self.jobs) - 1
+        self.queue.push(job.tenant, str(number), number, job.priority)
         self.look()
 
     def step(self) -> None:
@@ -59,6 +61,8 @@ class Server:
     def look(self) -> None:
         while len(self.running) < SLOTS and (heads := self.queue.heads()):
             tenant, number = heads[0]
+            waits = [n for n in self.queue if self.jobs[n].tenant == tenant]
+            assert number == min(waits, key=lambda n: (self.jobs[n].priority, n))
             assert self.queue.take(tenant, self.jobs[number].prompt) == number
             self.served[tenant] += self.jobs[number].prompt
             self.running.append(number)
@@ -79,13 +83,19 @@ class Server:
 
 
 JOBS = st.builds(
-    Job, st.sampled_from(sorted(WEIGHTS)), st.integers(1, PROMPT_MAX), st.integers(1, OUTPUT_MAX)
+    Job,
+    st.sampled_from(sorted(WEIGHTS)),
+    st.integers(1, PROMPT_MAX),
+    st.integers(1, OUTPUT_MAX),
+    st.sampled_from((0, 0, -1, 5)),
 )
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(JOBS, st.integers(1, 30)), max_size=60))
-def test_tenants_that_wait_are_served_alike_and_each_by_arrival(script: list[Job | int]) -> None:
+def test_tenants_that_wait_are_served_alike_and_each_by_priority_then_by_arrival(
+    script: list[Job | int],
+) -> None:
     server = Server(FairQueue(WEIGHTS))
     for event in [*script, 10_000]:
         if isinstance(event, Job):
@@ -96,9 +106,19 @@ def test_tenants_that_wait_are_served_alike_and_each_by_arrival(script: list[Job
             if not server.running:
                 break
     assert sorted(server.started) == list(range(len(server.jobs)))  # nobody waits for ever
-    for tenant in WEIGHTS:
-        mine = [number for number in server.started if server.jobs[number].tenant == tenant]
-        assert mine == sorted(mine)
+
+
+def test_what_is_taken_out_of_the_middle_leaves_the_order() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number, priority in enumerate((0, 7, -2, 0, 7)):
+        queue.push("a", str(number), number, priority)
+    assert queue.last("a") == 4
+    assert queue.remove("a", "3") == 3
+    assert queue.remove("a", "3") is None
+    order = []
+    while heads := queue.heads():
+        order.append(queue.take(*heads[0][:1], num_tokens=1))
+    assert order == [2, 0, 1, 4]
 
 
 def flood(queue: FairQueue[int]) -> Server:

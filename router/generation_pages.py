@@ -1,0 +1,212 @@
+"""The pages that generate: completions, chat completions, responses."""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any
+
+from disagg.errors import CancelledError, DisaggError, RequestError
+from disagg.router.chat import Chat
+from disagg.router.choices import Choices, Texts
+from disagg.router.dispatch import Dispatcher
+from disagg.router.http_exchange import Exchange
+from disagg.router.metrics import Metrics
+from disagg.router.open_streams import OpenStreams
+from disagg.router.openai.answer import Answer, Format
+from disagg.router.openai.chat_format import ChatFormat
+from disagg.router.openai.chat_request import ChatRequest, parse_chat
+from disagg.router.openai.completion_format import CompletionFormat
+from disagg.router.openai.completion_request import CompletionRequest, parse_completion
+from disagg.router.openai.message_fields import MessageFields
+from disagg.router.openai.responses_format import ResponsesFormat
+from disagg.router.openai.responses_request import ResponsesRequest, parse_responses
+from disagg.router.openai.usage import usage_body
+from disagg.router.options import RouterOptions
+from disagg.router.request_bodies import RequestBodies
+from disagg.router.request_preparation import Preparation
+from disagg.router.text_stream import pieces
+from disagg.router.tokenizer import Tokenizer
+from disagg.routing.actions import NewRequest
+
+RequestBody = CompletionRequest | ChatRequest | ResponsesRequest
+
+
+class GenerationPages:
+    """From a body to its answer, streamed or whole."""
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        tokenizer: Tokenizer,
+        dispatcher: Dispatcher,
+        preparation: Preparation,
+        metrics: Metrics,
+        streams: OpenStreams,
+        bodies: RequestBodies,
+    ) -> None:
+        self._options = options
+        self._tokenizer = tokenizer
+        self._dispatcher = dispatcher
+        self._preparation = preparation
+        self._metrics = metrics
+        self._streams = streams
+        self._bodies = bodies
+
+    async def completions(self, exchange: Exchange) -> None:
+        """POST /v1/completions."""
+        await self._generate(exchange, parse_completion, "cmpl-")
+
+    async def chat(self, exchange: Exchange) -> None:
+        """POST /v1/chat/completions."""
+        await self._generate(exchange, parse_chat, "chatcmpl-")
+
+    async def responses(self, exchange: Exchange) -> None:
+        """POST /v1/responses."""
+        await self._generate(exchange, parse_responses, "resp_")
+
+    async def _generate(
+        self, exchange: Exchange, parse: Callable[[bytes], RequestBody], id_prefix: str
+    ) -> None:
+        caller = exchange.caller
+        try:
+            counted = self._streams.open(caller)
+        except DisaggError as error:
+            self._metrics.refused(error.code, caller.tenant)
+            raise
+        with counted:
+            await self._serve(exchange, parse, id_prefix)
+
+    async def _serve(
+        self, exchange: Exchange, parse: Callable[[bytes], RequestBody], id_prefix: str
+    ) -> None:
+        caller = exchange.caller
+        try:
+            body = await self._bodies.read(exchange, parse)
+            left = asyncio.create_task(exchange.disconnected())
+        except DisaggError as error:
+            self._metrics.refused(error.code, caller.tenant)
+            raise
+        try:
+            try:
+                prompts = await self._prepare(exchange, body)
+                if left.done():
+                    raise CancelledError("the client left")
+                request_id = caller.shown_id(prompts[0].request_id)
+                shown, texts = self._reading(body, prompts, id_prefix + request_id)
+                choices = Choices(self._dispatcher, prompts, body.form.num_each, texts)
+                left.add_done_callback(lambda _: choices.cancel("client left"))
+                await choices.start()
+            except DisaggError as error:
+                self._metrics.refused(error.code, caller.tenant)
+                raise
+            exchange.request_id = request_id
+            try:
+                await self._answer(exchange, body, choices, shown)
+            finally:
+                choices.cancel("not answered")  # only what still lives: the handler failed
+        finally:
+            left.cancel()
+
+    async def _prepare(self, exchange: Exchange, body: RequestBody) -> list[NewRequest]:
+        """Prepare every prompt of a body; no worker hears of them."""
+        wanted, form = body.generation_requests(), body.form
+        num_choices, most = len(wanted) * form.num_each, self._options.choices_max
+        if num_choices > most:
+            raise RequestError(
+                f"{num_choices} choices are more than limits.choices_max, {most}",
+                param=form.num_each_field,
+            )
+        prompts: list[NewRequest] = []
+        for request in wanted:
+            prompts.append(
+                await self._preparation.prepare(
+                    request, exchange.request_id, exchange.caller, num_choices
+                )
+            )
+            await asyncio.sleep(0)  # what is short is prepared here, and others wait
+        return prompts
+
+    def _reading(
+        self, body: RequestBody, prompts: list[NewRequest], response_id: str
+    ) -> tuple[Format, Texts]:
+        """How the answer is shown, and how the tokens of its choices become text."""
+        answer = Answer(
+            response_id,
+            int(time.time()),
+            self._options.model_name,
+            self._tokenizer,
+            [
+                body.shown_prompt(number, prompt.token_ids, self._tokenizer)
+                for number, prompt in enumerate(prompts)
+            ],
+            body.form,
+        )
+        shown: Format
+        with_marks = False
+        if isinstance(body, CompletionRequest):
+            shown = CompletionFormat(answer)
+        else:
+            messages = self._messages(answer, body.chat())
+            with_marks = messages[0].reads_marks
+            if isinstance(body, ResponsesRequest):
+                shown = ResponsesFormat(answer, body, messages[0])
+            else:
+                shown = ChatFormat(answer, messages)
+        texts = functools.partial(
+            pieces,
+            tokenizer=self._tokenizer,
+            stop=body.stop,
+            with_marks=with_marks,
+            skip_special_tokens=body.form.skip_special_tokens,
+        )
+        return shown, texts
+
+    def _messages(self, answer: Answer, chat: Chat) -> list[MessageFields]:
+        """What reads the message of each choice; the ids of its calls are its own."""
+        answer_id, token_ids = answer.response_id, answer.prompts[0].token_ids
+        one_only = len(answer) == 1
+        return [
+            MessageFields(
+                self._tokenizer.message_parser(token_ids, chat.schemas),
+                answer_id if one_only else f"{answer_id}-{index}",
+                several_calls=chat.several_calls,
+            )
+            for index in range(len(answer))
+        ]
+
+    async def _answer(
+        self, exchange: Exchange, body: RequestBody, choices: Choices, shown: Format
+    ) -> None:
+        async with aclosing(choices.pieces()) as texts:
+            if not body.stream:
+                async for index, piece in texts:
+                    shown.add(index, piece)
+                await exchange.json(shown.body(_usage(choices)))
+                return
+            first = await anext(texts)  # until here an error still has its own status
+            head = shown.first_chunk() + shown.chunk(*first)
+            await exchange.start(
+                HTTPStatus.OK,
+                b"text/event-stream; charset=utf-8",
+                [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")],
+            )
+            await exchange.write(head)
+            try:
+                async for index, piece in texts:
+                    chunk = shown.chunk(index, piece)
+                    if chunk:
+                        await exchange.write(chunk)
+            except CancelledError:
+                raise
+            except DisaggError as error:
+                await exchange.write(shown.error_chunk(error), more=False)
+                return
+        tail = shown.usage_chunk(_usage(choices)) if body.include_usage else b""
+        await exchange.write(tail + shown.done, more=False)
+
+
+def _usage(choices: Choices) -> dict[str, Any]:
+    return usage_body(choices.num_prompt_tokens, choices.num_tokens, choices.num_cached_tokens)

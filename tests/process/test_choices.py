@@ -1,0 +1,160 @@
+"""Several choices of one request: one computed prompt; exact though a worker was killed."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import make_checkpoint
+from tests.process.harness import MODEL, Cluster, running, wait_until
+from tests.process.served_model import (
+    BLOCK_TOKENS,
+    WINDOW,
+    ServedModel,
+    pulled_bytes,
+)
+
+pytestmark = pytest.mark.timeout(600)
+
+ANSWER_S = 60
+NUM_CHOICES = 3
+NUM_TOKENS = 40
+NUM_BEFORE = 4
+"""Tokens that each choice has, at least, when a decode worker is killed."""
+PROMPT = list(range(10, 110))
+MESSAGES: Any = [{"role": "user", "content": "What is it? " + "the cat sat on the mat " * 8}]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 12, "maxLength": 16},
+        "size": {"type": "integer", "minimum": 0, "maximum": 999},
+    },
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+JSON_CHAT = {
+    "messages": MESSAGES,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+    "max_tokens": 100,
+}
+TEXT = {"prompt": PROMPT, "max_tokens": NUM_TOKENS}
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("choices")
+    directory = make_checkpoint(folder / "gemma3", "gemma3", window=WINDOW)
+    cluster = Cluster(directory, folder, {"max_step_tokens": 96})
+    with running(cluster, p0="prefill", d0="decode", d1="decode"):
+        yield ServedModel(cluster)
+
+
+@pytest.fixture
+def served(started: ServedModel) -> Iterator[ServedModel]:
+    started.restore()
+    yield started
+    started.settle()
+
+
+def ask(served: ServedModel, request_id: str, body: dict[str, Any]) -> list[str]:
+    """The texts of an answer's choices."""
+    client = served.cluster.client
+    headers = {"X-Request-Id": request_id}
+    given: dict[str, Any] = {"model": MODEL, "temperature": 1.0} | body
+    if "prompt" in body:
+        text = client.completions.create(**given, extra_headers=headers)
+        return [choice.text for choice in text.choices]
+    chat = client.chat.completions.create(**given, extra_headers=headers)
+    return [choice.message.content for choice in chat.choices]
+
+
+def records(served: ServedModel, request_id: str, num: int = NUM_CHOICES) -> list[dict[str, Any]]:
+    return [served.cluster.record(f"{request_id}-{index}") for index in range(num)]
+
+
+def test_several_prompts_are_those_of_transformers(served: ServedModel) -> None:
+    expected = [served.prompt(length) for length in (40, 65, 90)]
+    completion = served.cluster.client.completions.create(
+        **served.body(expected[0], prompt=[list(one.prompt) for one in expected])
+    )
+    for one, choice in zip(expected, completion.choices, strict=True):
+        assert choice.logprobs is not None
+        assert choice.logprobs.tokens == list(one.texts)
+        assert choice.logprobs.token_logprobs == pytest.approx(list(one.logprobs), abs=1e-4)
+        assert choice.text == "".join(one.texts)
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens == 40 + 65 + 90
+
+
+def test_the_prompt_of_several_choices_is_computed_and_moved_once(served: ServedModel) -> None:
+    name = served.new_id()
+    ask(served, name, TEXT | {"n": NUM_CHOICES, "seed": 3})
+
+    def reported() -> list[dict[str, Any]] | None:
+        generations = [record["generations"][0] for record in records(served, name)]
+        known = all(one["hit_tokens"] is not None and one["transfer"] for one in generations)
+        return generations if known else None
+
+    first, *others = wait_until(reported, "the reports")
+    assert first["computed_tokens"] == len(PROMPT)
+    usable = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    for other in others:
+        assert other["hit_tokens"] == usable
+    # Those that decode where the first one does need no full-attention block but the last.
+    same = [one for one in others if one["decode"] == first["decode"]]
+    for one in same:
+        assert pulled_bytes(one) < pulled_bytes(first) / 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [TEXT | {"seed": 11}, TEXT, TEXT | {"temperature": 0.0}, JSON_CHAT | {"seed": 5}, JSON_CHAT],
+    ids=["seeded", "unseeded", "greedy", "json seeded", "json unseeded"],
+)
+def test_choices_go_on_where_their_worker_was_killed(
+    served: ServedModel, body: dict[str, Any]
+) -> None:
+    """Each has the tokens that it would have had."""
+    cluster = served.cluster
+    decode = ["d0", "d1"]
+    for name in decode:
+        cluster.tell(name, "hold steps")
+    name = served.new_id()
+
+    def all_are_under_way() -> bool:
+        for worker in decode:
+            cluster.tell(worker, "pass steps 1")
+        found = [
+            cluster.admin.get(f"/v1/disagg/requests/{name}-{index}") for index in range(NUM_CHOICES)
+        ]
+        return all(one.status_code == 200 for one in found) and all(
+            one.json()["num_tokens"] >= NUM_BEFORE for one in found
+        )
+
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(ask, served, name, body | {"n": NUM_CHOICES})
+        wait_until(all_are_under_way, f"{NUM_BEFORE} tokens of each choice")
+        before = records(served, name)
+        assert not any(record["outcome"] for record in before), before
+        homes = [record["generations"][0]["decode"]["worker_id"] for record in before]
+        killed = max(decode, key=homes.count)
+        cluster.workers[killed].kill()
+        for other in cluster.living():
+            cluster.tell(other, "pass steps")
+        texts = answer.result(ANSWER_S)
+    after = records(served, name)
+    for home, record in zip(homes, after, strict=True):
+        first, *more = record["generations"]
+        assert first["num_tokens"] >= NUM_BEFORE
+        assert len(more) == (home == killed)
+        if more:
+            assert first["cause"].startswith("worker_lost")
+    assert homes.count(killed) > 1  # the fault met several of them
+    for record, text in zip(after, texts, strict=True):
+        alone = ask(served, served.new_id(), body | {"seed": record["seed"]})
+        assert alone == [text]
+    if body.get("temperature") != 0.0:
+        assert len(set(texts)) == NUM_CHOICES
