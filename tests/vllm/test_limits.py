@@ -59,8 +59,8 @@ def empty(engine: Any) -> None:
 
 def engine_keys(engine: Any) -> tuple[RequestKey, ...]:
     """Of the sequences the engine holds."""
-    split = (name.rpartition("/") for name in engine.batch.names)
-    return tuple(RequestKey(request, int(generation)) for request, _, generation in split)
+    split = (name.split("/") for name in engine.batch.names)
+    return tuple(RequestKey(request, int(number), router) for router, request, number in split)
 
 
 def part(
@@ -257,13 +257,13 @@ def test_a_step_fails_when_the_next_one_is_described(
     for number in range(beside, 3):
         result = engine.run(Step(6, (decode(other, number),)))
         assert result.samples[0].token_id == tokens[number]
-    assert engine.batch.names == {"x/1", "other/1"}
+    assert engine.batch.names == {"/x/1", "/other/1"}
     assert engine.runner.num_requests == 2 + (forgetful and not beside)
     assert engine.runner.num_rows == 1
     last = part("y", 5, groups=groups)
     ended = (good.key, other.key, gone.key)
     assert engine.run(Step(7, (last,), ended=ended)).error == ""
-    assert engine.batch.names == {"y/1"}
+    assert engine.batch.names == {"/y/1"}
     assert engine.runner.num_requests == engine.runner.num_rows == 1
 
 
@@ -306,7 +306,7 @@ def test_nobody_is_left_behind(engine: Any) -> None:
         # Ends reach the engine with the step after.
         serving.submit("last", [9], replace(GREEDY, max_tokens=1))
         assert serving.step() == ""
-        assert engine.batch.names == {"last/1"}
+        assert engine.batch.names == {"/last/1"}
         assert engine.runner.num_requests == engine.runner.num_rows == 1
         preemptions += serving.core.batcher.num_preemptions
     assert preemptions
@@ -329,7 +329,7 @@ def test_an_exception_in_the_runner_or_at_its_batch_is_the_end(
         with pytest.raises(EngineFailedError, match="IndexError: out of everything"):
             engine.run(Step(1, (part("x", 10, groups=groups),)))
         if where == "batch.names_of":
-            del engine.batch._num_sent["x/1"]  # which was not told
+            del engine.batch._num_sent["/x/1"]  # which was not told
     with pytest.raises(EngineFailedError, match="out of everything"):  # and stays it
         engine.run(Step(2, (part("x", 10, groups=groups),)))
     engine._failed = ""  # the runner itself was not touched

@@ -89,7 +89,7 @@ def test_answers_do_not_depend_on_it(load: Callable[[str], Loaded], family: str)
         num_cancelled += sum(not serving.samples[name] for name in cancelled)
         serving.submit("last", [9], SamplingParams(1))
         serving.run()
-        assert engine.batch.names == {"last/1"}
+        assert engine.batch.names == {"/last/1"}
         assert engine.runner.num_requests == engine.runner.num_rows == 1
         assert engine.runner.num_histories == 0
     assert num_preemptions
