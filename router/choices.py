@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from disagg.errors import CancelledError, DisaggError
+from disagg.errors import CancelledError
 from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
 from disagg.router.text_stream import Piece
@@ -28,7 +28,9 @@ class Choices:
 
     A prompt is computed once: its first choice starts first, the others when they can find its
     blocks in the prefix caches. A prompt that fills no block leaves nothing to find: all of its
-    choices start at once.
+    choices start at once. All are accepted or none: those that start later have their places.
+
+    What a client does not read is bounded for all choices together.
 
     Args:
         dispatcher: generates.
@@ -49,14 +51,18 @@ class Choices:
         self.num_tokens = 0
         """Generated and read so far."""
         self._dispatcher = dispatcher
+        self._group = dispatcher.new_group()
         self._num_each = num_each
         self._texts = texts
+        self._num_cached_tokens = 0
         self._streams: dict[int, ClientStream] = {}
+        self._claim = _claim_together([prompt.claim for prompt in prompts])
         self._why_ended = ""
         self._readers: set[asyncio.Task[None]] = set()
-        # Where the client reads slowly each reader waits with one piece. What comes behind it stays
-        # in its ClientStream, whose bounds hold.
-        self._ready: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(1)
+        # Pieces count as unread until the client's answer takes them. There is room for one of each
+        # choice, so that all of a step are read in one turn, however many they are.
+        self._unread = dispatcher.unread()
+        self._ready: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(len(self))
 
     def __len__(self) -> int:
         return len(self.prompts) * self._num_each
@@ -68,12 +74,8 @@ class Choices:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts, as their first choices found them."""
-        found = 0
-        for number, prompt in enumerate(self.prompts):
-            record = self._dispatcher.core.record(self._request(number * self._num_each).request_id)
-            found += min(record.cached_tokens, len(prompt.token_ids)) if record is not None else 0
-        return found
+        """Of the prompts, as their first choices found them; those that have ended."""
+        return self._num_cached_tokens
 
     async def start(self) -> None:
         """Start what waits for nothing.
@@ -83,6 +85,7 @@ class Choices:
         """
         try:
             for number, prompt in enumerate(self.prompts):
+                self._check_lives()
                 self._generate(number * self._num_each)
                 if not _leaves_blocks(prompt):
                     self._start_others(number)
@@ -101,7 +104,7 @@ class Choices:
             if len(self) == 1:
                 async with aclosing(self._texts(self._streams[0])) as texts:
                     async for piece in texts:
-                        self.num_tokens += len(piece.token_ids)
+                        self._count(0, piece)
                         yield 0, piece
                 return
             for index in self._streams:
@@ -112,12 +115,10 @@ class Choices:
                 if isinstance(item, Exception):
                     raise item
                 index, piece = item
-                self.num_tokens += len(piece.token_ids)
+                self._unread.add(-len(piece.token_ids))
+                self._count(index, piece)
                 num_live -= bool(piece.finish_reason)
                 yield index, piece
-        except DisaggError:
-            self.cancel("another choice failed")
-            raise
         finally:
             for reader in self._readers:
                 reader.cancel()
@@ -126,8 +127,19 @@ class Choices:
     def cancel(self, reason: str) -> None:
         """End what still runs, and start nothing more; idempotent."""
         self._why_ended = self._why_ended or reason
+        self._dispatcher.free_places(self._group)
         for stream in self._streams.values():
             stream.cancel(reason)
+
+    def _count(self, index: int, piece: Piece) -> None:
+        self.num_tokens += len(piece.token_ids)
+        number, nth = divmod(index, self._num_each)
+        if nth or not piece.finish_reason:
+            return
+        # Not later: of those that have ended only the last ones have a record.
+        record = self._dispatcher.core.record(self._id_of(index))
+        found = record.cached_tokens if record is not None else 0
+        self._num_cached_tokens += min(found, len(self.prompts[number].token_ids))
 
     def _request(self, index: int) -> NewRequest:
         number, nth = divmod(index, self._num_each)
@@ -139,18 +151,31 @@ class Choices:
             sampling = replace(sampling, num_prompt_logprobs=None)
         return replace(
             prompt,
-            request_id=f"{self.prompts[0].request_id}-{index}",
+            request_id=self._id_of(index),
             sampling=sampling,
-            claim=_claim_of(prompt.claim, index),
+            claim=_claim_of(self._claim, index),
+            group=self._group,
+            num_following=0 if index else len(self) - 1,
         )
 
-    def _generate(self, index: int) -> None:
+    def _id_of(self, index: int) -> str:
+        request_id = self.prompts[0].request_id
+        return request_id if len(self) == 1 else f"{request_id}-{index}"
+
+    def _check_lives(self) -> None:
+        """Raise why no more may start: a choice has failed, or the client is gone."""
+        for stream in self._streams.values():
+            if stream.failure is not None:
+                raise stream.failure
         if self._why_ended:
             raise CancelledError(self._why_ended)
-        self._streams[index] = self._dispatcher.generate(self._request(index))
+
+    def _generate(self, index: int) -> None:
+        self._streams[index] = self._dispatcher.generate(self._request(index), self._unread)
 
     def _start_others(self, number: int) -> list[int]:
         """Start all choices of a prompt but its first; returns which ones these are."""
+        self._check_lives()
         first = number * self._num_each
         others = list(range(first + 1, first + self._num_each))
         for index in others:
@@ -172,8 +197,10 @@ class Choices:
                         others_wait = False
                         for other in self._start_others(number):
                             self._read_soon(other)
+                    self._unread.add(len(piece.token_ids))
                     await self._ready.put((index, piece))
         except Exception as error:
+            self.cancel("another choice failed")  # whenever the client comes to hear of it
             await self._ready.put(error)
 
 
@@ -182,9 +209,16 @@ def _leaves_blocks(prompt: NewRequest) -> bool:
     return bool(prompt.hashes) or prompt.sampling.num_prompt_logprobs is not None
 
 
+def _claim_together(claims: Sequence[bytes]) -> bytes:
+    """The name of a client's request at all routers: a list's is that of all of its prompts."""
+    if len(claims) == 1 or not all(claims):
+        return claims[0]
+    return hashlib.blake2b(b"".join(claims), digest_size=len(claims[0])).digest()
+
+
 def _claim_of(claim: bytes, index: int) -> bytes:
-    """The name of a choice at all routers: prompts of one list may be equal, choices are not."""
-    if not claim:
+    """The name of a choice: prompts of one list may be equal, choices are not."""
+    if not claim or not index:
         return claim
     return hashlib.blake2b(index.to_bytes(8, "little"), key=claim, digest_size=len(claim)).digest()
 

@@ -22,27 +22,66 @@ class SlowReaderError(RequestError):
     code = "slow_reader"
 
 
+class Unread:
+    """Tokens that wait for one client, of all streams of its answer together.
+
+    Past ``tokens_max`` it is given up: all of these streams end.
+    """
+
+    def __init__(self, tokens_max: int) -> None:
+        self._tokens_max = tokens_max
+        self._num_tokens = 0
+        self._streams: list[ClientStream] = []
+
+    def share(self, stream: "ClientStream") -> None:
+        """Let a stream end with the others."""
+        self._streams.append(stream)
+
+    def add(self, num_tokens: int) -> None:
+        """Tokens came, or, where it is negative, were read."""
+        self._num_tokens += num_tokens
+        if num_tokens > 0 and self._num_tokens > self._tokens_max:
+            # Not from here: the dispatcher is in the middle of a list of actions.
+            asyncio.get_running_loop().call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        if self._num_tokens <= self._tokens_max:
+            return
+        for stream in self._streams:
+            stream.give_up(
+                SlowReaderError(
+                    f"more than {self._tokens_max} tokens waited for the client to read "
+                    "(limits.unread_tokens_max)",
+                    request_id=stream.request_id,
+                )
+            )
+
+
 class ClientStream:
     """Deltas that wait for one client: written by the dispatcher, read by its answer.
 
-    One writer, one reader, one event loop. A slow client delays nobody else; one for which more
-    than ``unread_tokens_max`` tokens wait is given up: the workers hold nothing for it any more.
+    One writer, one reader, one event loop. A slow client delays nobody else; one for which too many
+    tokens wait is given up: the workers hold nothing for it any more.
 
     Attributes:
         request: the client's request.
+        failure: why it is not complete; None while that is not known, and where its reader ended
+            it.
     """
 
     def __init__(
         self,
         request: NewRequest,
         cancel: Callable[[str, str], None],
-        unread_tokens_max: int,
+        unread: Unread,
         on_closed: "Callable[[ClientStream], None]" = lambda stream: None,
     ) -> None:
         self.request = request
+        self.failure: DisaggError | None = None
         self._cancel = cancel
         self._on_closed = on_closed
-        self._unread_tokens_max = unread_tokens_max
+        self._unread = unread
+        unread.share(self)
         self._num_unread = 0
         self._pending: list[Deliver] = []
         self._error: DisaggError | None = None
@@ -60,12 +99,14 @@ class ClientStream:
         self._num_unread += len(delta.token_ids)
         self._ended = delta.finish_reason is not FinishReason.NONE
         self._wake()
-        if self._num_unread > self._unread_tokens_max:
-            # Not from here: the dispatcher is in the middle of a list of actions.
-            asyncio.get_running_loop().call_soon(self._give_up)
+        self._unread.add(len(delta.token_ids))
 
     def fail(self, error: DisaggError) -> None:
         """Dispatcher's side: the request ended without being complete."""
+        self.failure = error
+        self._end(error)
+
+    def _end(self, error: DisaggError) -> None:
         self._error = error
         self._ended = True
         self._wake()
@@ -86,8 +127,7 @@ class ClientStream:
             if not self._pending:
                 assert self._error is not None
                 raise self._error
-        pending, self._pending = self._pending, []
-        self._num_unread = 0
+        pending = self._take()
         if len(pending) == 1:
             return pending[0]
         tokens: list[int] = []
@@ -101,25 +141,28 @@ class ClientStream:
     def cancel(self, reason: str) -> None:
         """Close the stream: its client is gone, or has its answer; idempotent.
 
-        If its request still runs, it ends, and the workers are informed at once.
+        If its request still runs, it ends, and the workers are informed at once. A stop string
+        ends the request only.
         """
-        self._on_closed(self)
+        if reason != STOP_STRING:  # what was found is still to be sent
+            self._on_closed(self)
         if not self._ended:
             self._cancel(self.request_id, reason)
-            self._pending.clear()
-            self.fail(CancelledError(reason, request_id=self.request_id))
+            self._take()
+            self._end(CancelledError(reason, request_id=self.request_id))
 
-    def _give_up(self) -> None:
-        if not self._ended and self._num_unread > self._unread_tokens_max:
+    def give_up(self, error: DisaggError) -> None:
+        """End the request, if it still runs, because its client does not read."""
+        if not self._ended:
             self._cancel(self.request_id, SLOW_READER)
-            self._pending.clear()
-            self.fail(
-                SlowReaderError(
-                    f"more than {self._unread_tokens_max} tokens waited for the client to read "
-                    "(limits.unread_tokens_max)",
-                    request_id=self.request_id,
-                )
-            )
+            self._take()
+            self.fail(error)
+
+    def _take(self) -> list[Deliver]:
+        pending, self._pending = self._pending, []
+        self._unread.add(-self._num_unread)
+        self._num_unread = 0
+        return pending
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -1,6 +1,7 @@
 """Performs the actions of the router's core, on one event loop."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from disagg.messages.kv_events import BlocksStored, KVEvent, KVEventBatch, KVSna
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
-from disagg.router.client_stream import STOP_STRING, ClientStream
+from disagg.router.client_stream import STOP_STRING, ClientStream, Unread
 from disagg.router.fleet_hasher import FleetHasher
 from disagg.router.metrics import Metrics
 from disagg.router.open_answers import OpenAnswers
@@ -74,6 +75,8 @@ class Dispatcher:
         draining: no new requests; those that run go on.
         stopping: no requests at all.
         open_answers: what a drain waits for.
+        new_group: a new number for the requests of one client's request.
+        unread: a new account of what waits for a client.
         broken: set when nothing here can be relied on any more; the process should end.
     """
 
@@ -105,6 +108,8 @@ class Dispatcher:
         self.router_id = router_id
         self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
         self._live: dict[str, _Live] = {}
+        self.new_group = itertools.count(1).__next__
+        self.unread = partial(Unread, options.unread_tokens_max)
         self.open_answers = OpenAnswers()
         self._sessions: dict[Incarnation, WorkerSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -169,10 +174,15 @@ class Dispatcher:
         if self.draining:
             raise StoppingError
 
-    def generate(self, request: NewRequest) -> ClientStream:
+    def free_places(self, group: int) -> None:
+        """Nothing more of this group will come."""
+        self.core.free_places(group)
+
+    def generate(self, request: NewRequest, unread: Unread | None = None) -> ClientStream:
         """Start a request; a live one that its client has sent again ends in its favour.
 
         What was accepted before a drain may still start: choices follow their prompt's first one.
+        Streams of one answer share ``unread``.
 
         Raises:
             DisaggError: it cannot be served; nothing was sent to a worker.
@@ -187,8 +197,8 @@ class Dispatcher:
             self._do(self.core.replace(self.now_ms(), request.request_id))
         self._check_prompt_logprobs(request)
         actions = self.core.generate(self.now_ms(), request)
-        unread_max = self._options.unread_tokens_max
-        stream = ClientStream(request, self.cancel, unread_max, self.open_answers.close)
+        unread = unread or self.unread()
+        stream = ClientStream(request, self.cancel, unread, self.open_answers.close)
         self.open_answers.add(stream)
         self._live[request.request_id] = _Live(stream, time.monotonic())
         self._metrics.accepted(len(request.token_ids), request.tenant)

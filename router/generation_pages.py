@@ -11,7 +11,7 @@ from typing import Any
 from disagg.errors import CancelledError, DisaggError, RequestError
 from disagg.router.chat import Chat
 from disagg.router.choices import Choices, Texts
-from disagg.router.dispatch import Dispatcher
+from disagg.router.dispatch import PROMPT_LOGPROBS_SHARE, Dispatcher
 from disagg.router.http_exchange import Exchange
 from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
@@ -113,12 +113,13 @@ class GenerationPages:
     async def _prepare(self, exchange: Exchange, body: RequestBody) -> list[NewRequest]:
         """Prepare every prompt of a body; no worker hears of them."""
         wanted, form = body.generation_requests(), body.form
-        num_choices, most = len(wanted) * form.num_each, self._options.choices_max
-        if num_choices > most:
-            raise RequestError(
-                f"{num_choices} choices are more than limits.choices_max, {most}",
-                param=form.num_each_field,
-            )
+        num_choices = len(wanted) * form.num_each
+        for setting in ("choices_max", "requests_max"):
+            if num_choices > (most := getattr(self._options, setting)):
+                raise RequestError(
+                    f"{num_choices} choices are more than limits.{setting}, {most}",
+                    param=form.num_each_field,
+                )
         prompts: list[NewRequest] = []
         for request in wanted:
             prompts.append(
@@ -127,6 +128,13 @@ class GenerationPages:
                 )
             )
             await asyncio.sleep(0)  # what is short is prepared here, and others wait
+        num_numbers = sum(prompt.num_prompt_numbers for prompt in prompts)
+        if num_numbers > (most := PROMPT_LOGPROBS_SHARE * self._options.prompt_logprobs_max):
+            raise RequestError(
+                f"{num_numbers} log-probabilities of all prompts are more than "
+                f"{PROMPT_LOGPROBS_SHARE} times limits.prompt_logprobs_max, {most}",
+                param=wanted[0].prompt_logprobs_field,
+            )
         return prompts
 
     def _reading(

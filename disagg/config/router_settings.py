@@ -111,7 +111,8 @@ class LimitSettings(Section):
     send_buffer_bytes: int = Field(default=128 << 10, ge=4096, le=1 << 30)
     """Bytes of an answer that wait in the router's memory for a client that reads slowly."""
     unread_tokens_max: Positive = 2048
-    """Tokens that may wait behind them; one more, and the generation is cancelled, its KV freed."""
+    """Tokens of an answer, all its choices together, that may wait behind them; one more, and its
+    generations are cancelled, their KV freed."""
     prompt_bytes_max: Positive = 8 << 20
     """A prompt's text, checked before it is tokenised."""
     prompt_tokens_max: int = Field(default=0, ge=0)
@@ -119,15 +120,17 @@ class LimitSettings(Section):
     generation_tokens_max: Positive = 1 << 20
     """Sum of max_tokens over the choices of a request."""
     prompt_logprobs_max: Positive = 262_144
-    """Log-probabilities of its prompt that a request may ask for: tokens of the prompt times one
-    and the number of best tokens at each. All requests together may have eight times as many."""
+    """Log-probabilities that a request may ask for of a prompt: its tokens times one and the number
+    of best tokens at each. A list of prompts, and all requests together, may have eight times as
+    many."""
     requests_max: Positive = 1024
     """Live requests, waiting ones included. Of more the tenant with the longest queue loses its
     newest; a new request of that tenant is answered 429."""
     choices_max: Positive = 256
-    """Choices of a request: its prompts times n or best_of. Each is one of the live requests."""
+    """Choices of a request: its prompts times n or best_of. Each is one of the live requests; all
+    are accepted, or none."""
     streams_per_key_max: Positive = 1024
-    """Requests in progress of one API key; more are answered 429."""
+    """Requests in progress of one API key, each with all its choices; more are answered 429."""
     worker_prefill_tokens_max: Positive = 16_384
     """While so many tokens of prompts are still to be computed at a worker, it is given no more
     requests. What has no room anywhere waits at the router, where tenants take turns in tokens."""

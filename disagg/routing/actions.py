@@ -27,6 +27,11 @@ class NewRequest:
     Empty where the client gave it none."""
     priority: int = 0
     """Where several requests of its tenant wait: lower goes first, then who came first."""
+    group: int = 0
+    """Number of the client's request, where several requests here make it up; 0: it is the only
+    one."""
+    num_following: int = 0
+    """Requests of its group that come later: a place is kept for each."""
 
     @property
     def num_prompt_numbers(self) -> int:

@@ -56,6 +56,8 @@ class Admission:
         self._queue = turns
         self._pace = pace
         self._waiting: dict[str, RoutedRequest] = {}
+        self._places_kept: dict[int, int] = {}
+        """For requests that are still to come, by their group."""
         self._moved_ms = 0
 
     def __len__(self) -> int:
@@ -64,8 +66,8 @@ class Admission:
     def enter(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
         """Let a request in, to wait; `admit` starts what has its turn.
 
-        Where ``requests_max`` live, the tenant with the longest queue gives a place up for one with
-        a shorter: a flood fills its own queue only.
+        Where ``requests_max`` live, the tenant with the longest queue gives places up for one with
+        a shorter: a flood fills its own queue only. Later ones of a group have their places.
 
         Raises:
             CapacityError: ``requests_max`` live, and no queue is longer than this tenant's.
@@ -84,8 +86,15 @@ class Admission:
         routed = RoutedRequest(now_ms, request, self._router_id)
         self._planner.check(routed)
         actions: list[RouterAction] = []
-        if len(self._requests) + len(self._waiting) >= self._requests_max:
-            actions += self._make_place(now_ms, request)
+        if self._places_kept.get(request.group):
+            self._places_kept[request.group] -= 1
+        else:
+            num_taken = len(self._requests) + len(self._waiting) + sum(self._places_kept.values())
+            num_missing = num_taken + 1 + request.num_following - self._requests_max
+            if num_missing > 0:
+                actions += self._make_places(now_ms, request, num_missing)
+            if request.num_following:
+                self._places_kept[request.group] = request.num_following
         self._waiting[request.request_id] = routed
         self._queue.push(request.tenant, request.request_id, routed, request.priority)
         self.counters["requests", ""] += 1
@@ -127,6 +136,10 @@ class Admission:
                 actions.append(self._fail(now_ms, request, error))
         return actions
 
+    def free_places(self, group: int) -> None:
+        """Nothing more of this group will come; unknown ones are ignored."""
+        self._places_kept.pop(group, None)
+
     def find(self, request_id: str) -> RoutedRequest | None:
         """The waiting request of that id."""
         return self._waiting.get(request_id)
@@ -156,18 +169,25 @@ class Admission:
             return actions
         return None
 
-    def _make_place(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
-        """Refuse the last of the longest queue, or the new request itself."""
-        refusal = CapacityError(
+    def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:
+        """Refuse the last ones of the longest queue, or the new request itself."""
+        longest = self._queue.longest()
+        if longest is None or not self._queue.is_longer(longest, request.tenant, num):
+            self.counters["requests_refused", "capacity"] += 1
+            raise self._refusal(now_ms, request.request_id)
+        self.counters["requests_refused", "capacity"] += num
+        actions: list[RouterAction] = []
+        for _ in range(num):
+            last = self._queue.last(longest)
+            actions.append(self._fail(now_ms, last, self._refusal(now_ms, last.request_id)))
+        return actions
+
+    def _refusal(self, now_ms: int, request_id: str) -> CapacityError:
+        return CapacityError(
             f"{self._requests_max} requests are being served or wait (limits.requests_max)",
-            request_id=request.request_id,
+            request_id=request_id,
             retry_after_s=self.retry_after_s(now_ms),
         )
-        self.counters["requests_refused", "capacity"] += 1
-        longest = self._queue.longest()
-        if longest is None or not self._queue.is_longer(longest, request.tenant):
-            raise refusal
-        return [self._fail(now_ms, self._queue.last(longest), refusal)]
 
     def _leave(self, request: RoutedRequest) -> None:
         self._queue.remove(request.tenant, request.request_id)

@@ -291,6 +291,10 @@ class RouterCore:
         actions += self._requests.cancel(now_ms, request_id, reason)
         return actions + self._admit_freed(now_ms)
 
+    def free_places(self, group: int) -> None:
+        """Keep no places for a group of which nothing more comes; unknown ones are ignored."""
+        self._admission.free_places(group)
+
     def replace(self, now_ms: int, request_id: str) -> list[RouterAction]:
         """Fail a live request because its client sent it again; unknown ids are ignored."""
         error = SupersededError(SENT_AGAIN)

@@ -156,10 +156,14 @@ class FairQueue(Generic[_Item]):
             default=None,
         )
 
-    def is_longer(self, name: str, other: str) -> bool:
-        """Whether one tenant's queue, by weight, is longer than the other's with one item more."""
+    def is_longer(self, name: str, other: str, num: int = 1) -> bool:
+        """Whether one tenant's queue, by weight, is longer than another's as items change places.
+
+        With the last one of ``num`` items still to be given up, and the other's already there.
+        """
         ours, theirs = self._weights.get(name, 1.0), self._weights.get(other, 1.0)
-        return self.num_waiting(name) / ours > (self.num_waiting(other) + 1) / theirs
+        left = self.num_waiting(name) - (num - 1)
+        return left / ours > (self.num_waiting(other) + num) / theirs
 
     def _forget(self) -> None:
         """Drop tenants that would begin where they stand anyway."""

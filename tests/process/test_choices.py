@@ -34,12 +34,15 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "size"],
     "additionalProperties": False,
 }
-JSON_CHAT = {
-    "messages": MESSAGES,
+JSON: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
     "max_tokens": 100,
 }
-TEXT = {"prompt": PROMPT, "max_tokens": NUM_TOKENS}
+JSON_CHAT: dict[str, Any] = {"messages": MESSAGES} | JSON
+TEXT: dict[str, Any] = {"prompt": PROMPT, "max_tokens": NUM_TOKENS}
+SAMPLED = TEXT | {"n": NUM_CHOICES, "seed": 11}
+LIST = TEXT | {"n": 2, "seed": 7, "prompt": [PROMPT, PROMPT[:50]]}
+"""Both prompts have the same seeds."""
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +62,42 @@ def served(started: ServedModel) -> Iterator[ServedModel]:
     started.settle()
 
 
-def ask(served: ServedModel, request_id: str, body: dict[str, Any]) -> list[str]:
-    """The texts of an answer's choices."""
+def ask(served: ServedModel, request_id: str, body: dict[str, Any]) -> list[list[int]]:
+    """The tokens of an answer's choices, whose order is checked."""
     client = served.cluster.client
-    headers = {"X-Request-Id": request_id}
-    given: dict[str, Any] = {"model": MODEL, "temperature": 1.0} | body
+    create: Any = client.completions.create if "prompt" in body else client.chat.completions.create
+    own = {name: body[name] for name in ("prompt", "messages", "stream") if name in body}
+    more = {"temperature": 1.0, "return_token_ids": True} | {
+        name: value for name, value in body.items() if name not in own
+    }
+    answer = create(model=MODEL, **own, extra_body=more, extra_headers={"X-Request-Id": request_id})
+    if not body.get("stream"):
+        assert [one.index for one in answer.choices] == list(range(len(answer.choices)))
+        return [one.token_ids for one in answer.choices]
+    found: dict[int, list[int]] = {}
+    for chunk in answer:
+        for one in chunk.choices:
+            found.setdefault(one.index, []).extend(getattr(one, "token_ids", None) or ())
+    assert sorted(found) == list(range(len(found)))
+    return [found[index] for index in range(len(found))]
+
+
+def prompts_of(body: dict[str, Any]) -> list[Any]:
+    """The prompts of a list, or the only one."""
+    prompt = body.get("prompt")
+    return prompt if prompt and isinstance(prompt[0], list) else [prompt]
+
+
+def alone(served: ServedModel, body: dict[str, Any], number: int, seed: int) -> list[int]:
+    """The tokens of one choice that is asked for by itself: of a list, to its prompt."""
+    more: dict[str, Any] = {"n": 1, "seed": seed, "stream": False}
     if "prompt" in body:
-        text = client.completions.create(**given, extra_headers=headers)
-        return [choice.text for choice in text.choices]
-    chat = client.chat.completions.create(**given, extra_headers=headers)
-    return [choice.message.content for choice in chat.choices]
+        more["prompt"] = prompts_of(body)[number // body["n"]]
+    (tokens,) = ask(served, served.new_id(), body | more)
+    return tokens
 
 
-def records(served: ServedModel, request_id: str, num: int = NUM_CHOICES) -> list[dict[str, Any]]:
+def records(served: ServedModel, request_id: str, num: int) -> list[dict[str, Any]]:
     return [served.cluster.record(f"{request_id}-{index}") for index in range(num)]
 
 
@@ -91,10 +117,10 @@ def test_several_prompts_are_those_of_transformers(served: ServedModel) -> None:
 
 def test_the_prompt_of_several_choices_is_computed_and_moved_once(served: ServedModel) -> None:
     name = served.new_id()
-    ask(served, name, TEXT | {"n": NUM_CHOICES, "seed": 3})
+    ask(served, name, SAMPLED)
 
     def reported() -> list[dict[str, Any]] | None:
-        generations = [record["generations"][0] for record in records(served, name)]
+        generations = [record["generations"][0] for record in records(served, name, NUM_CHOICES)]
         known = all(one["hit_tokens"] is not None and one["transfer"] for one in generations)
         return generations if known else None
 
@@ -109,10 +135,42 @@ def test_the_prompt_of_several_choices_is_computed_and_moved_once(served: Served
         assert pulled_bytes(one) < pulled_bytes(first) / 2
 
 
+@pytest.mark.parametrize("body", [SAMPLED, JSON_CHAT | {"n": NUM_CHOICES, "seed": 5}, LIST])
+def test_choices_are_in_the_order_of_prompts_and_seeds(
+    served: ServedModel, body: dict[str, Any]
+) -> None:
+    """Prompt by prompt and seed by seed, as vLLM has them, streamed or not."""
+    whole = ask(served, served.new_id(), body)
+    assert whole == [
+        alone(served, body, number, body["seed"] + number % body["n"])
+        for number in range(len(whole))
+    ]
+    assert len({tuple(tokens) for tokens in whole}) == len(whole)
+    assert ask(served, served.new_id(), body | {"stream": True}) == whole
+
+
 @pytest.mark.parametrize(
     "body",
-    [TEXT | {"seed": 11}, TEXT, TEXT | {"temperature": 0.0}, JSON_CHAT | {"seed": 5}, JSON_CHAT],
-    ids=["seeded", "unseeded", "greedy", "json seeded", "json unseeded"],
+    [
+        SAMPLED,
+        SAMPLED | {"stream": True},
+        TEXT | {"n": NUM_CHOICES},
+        TEXT | {"n": NUM_CHOICES, "temperature": 0.0},
+        LIST,
+        LIST | {"stream": True} | JSON,
+        JSON_CHAT | {"n": NUM_CHOICES, "seed": 5},
+        JSON_CHAT | {"n": NUM_CHOICES, "stream": True},
+    ],
+    ids=[
+        "seeded",
+        "streamed",
+        "unseeded",
+        "greedy",
+        "list",
+        "json list streamed",
+        "json seeded",
+        "json streamed",
+    ],
 )
 def test_choices_go_on_where_their_worker_was_killed(
     served: ServedModel, body: dict[str, Any]
@@ -120,6 +178,7 @@ def test_choices_go_on_where_their_worker_was_killed(
     """Each has the tokens that it would have had."""
     cluster = served.cluster
     decode = ["d0", "d1"]
+    num = len(prompts_of(body)) * body["n"]
     for name in decode:
         cluster.tell(name, "hold steps")
     name = served.new_id()
@@ -127,25 +186,23 @@ def test_choices_go_on_where_their_worker_was_killed(
     def all_are_under_way() -> bool:
         for worker in decode:
             cluster.tell(worker, "pass steps 1")
-        found = [
-            cluster.admin.get(f"/v1/disagg/requests/{name}-{index}") for index in range(NUM_CHOICES)
-        ]
+        found = [cluster.admin.get(f"/v1/disagg/requests/{name}-{index}") for index in range(num)]
         return all(one.status_code == 200 for one in found) and all(
             one.json()["num_tokens"] >= NUM_BEFORE for one in found
         )
 
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(ask, served, name, body | {"n": NUM_CHOICES})
+        answer = thread.submit(ask, served, name, body)
         wait_until(all_are_under_way, f"{NUM_BEFORE} tokens of each choice")
-        before = records(served, name)
+        before = records(served, name, num)
         assert not any(record["outcome"] for record in before), before
         homes = [record["generations"][0]["decode"]["worker_id"] for record in before]
         killed = max(decode, key=homes.count)
         cluster.workers[killed].kill()
         for other in cluster.living():
             cluster.tell(other, "pass steps")
-        texts = answer.result(ANSWER_S)
-    after = records(served, name)
+        answers = answer.result(ANSWER_S)
+    after = records(served, name, num)
     for home, record in zip(homes, after, strict=True):
         first, *more = record["generations"]
         assert first["num_tokens"] >= NUM_BEFORE
@@ -153,8 +210,10 @@ def test_choices_go_on_where_their_worker_was_killed(
         if more:
             assert first["cause"].startswith("worker_lost")
     assert homes.count(killed) > 1  # the fault met several of them
-    for record, text in zip(after, texts, strict=True):
-        alone = ask(served, served.new_id(), body | {"seed": record["seed"]})
-        assert alone == [text]
-    if body.get("temperature") != 0.0:
-        assert len(set(texts)) == NUM_CHOICES
+    for number, (record, tokens) in enumerate(zip(after, answers, strict=True)):
+        assert alone(served, body, number, record["seed"]) == tokens
+        if sampled := body.get("temperature") != 0.0:
+            # Control: it is the seed that makes them the same.
+            assert alone(served, body, number, record["seed"] + 1000) != tokens
+    if sampled:
+        assert len({tuple(tokens) for tokens in answers}) == num

@@ -14,6 +14,7 @@ from disagg.router.options import RouterOptions
 from disagg.router.tokenizer import Tokenizer
 from disagg.testing.scripted_worker import HASH_KEY
 from tests.checkpoints import make_checkpoint
+from tests.unit.router.choices_client import token_of
 from tests.unit.router.message_examples import ASK, MAX_TOKENS, SCHEMAS, TEMPLATE, TOOLS
 from tests.unit.router.scripted_worker import BOUND_S, ScriptedWorker
 
@@ -116,6 +117,13 @@ async def house(open_house):
     """A router with one ready worker, for prompts of two tokens such as ``[5, 6]``."""
     house = await open_house()
     await house.add()
+    return house
+
+
+@pytest.fixture
+async def seeded(house):
+    """A house whose worker has other tokens for every seed."""
+    house.workers[0].token_of = token_of
     return house
 
 

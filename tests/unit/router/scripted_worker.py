@@ -13,12 +13,15 @@ from disagg.messages.outputs import StepOutputs
 from disagg.messages.registration import Contract, WorkerInfo
 from disagg.messages.session import (
     Cancel,
+    Claim,
     PrefixCacheReset,
     ResetPrefixCache,
     Submit,
+    Superseded,
     WorkerIdClaimed,
     WorkerStats,
 )
+from disagg.scheduling.claims import Claims, same_request
 from disagg.testing import scripted_worker
 from disagg.testing.scripted_worker import BLOCK_TOKENS, CONTRACT, READY
 from disagg.wire.kv_events_codec import kv_batch_to_wire
@@ -81,6 +84,8 @@ class ScriptedWorker(WorkerServicer):
         """Tokens that are not the same for all requests."""
         self.changed = asyncio.Condition()
         self._sessions: set[asyncio.Queue[Any]] = set()
+        self._routers: dict[str, asyncio.Queue[Any]] = {}
+        self._names = Claims()
         self._parts: dict[Any, Any] = {}
         self._server: Any = None
 
@@ -160,11 +165,16 @@ class ScriptedWorker(WorkerServicer):
             outgoing.put_nowait(None)
 
     async def _read(self, request_iterator, outgoing) -> None:
+        router = ""
         async for request in request_iterator:
-            message = session_request_from_wire(request)
+            message = session_request_from_wire(request, router)
             match message:
                 case SessionOpen():
                     self.opened.append(message)
+                    router = message.router_id
+                    self._routers[router] = outgoing
+                case Claim():
+                    self._claim(message)
                 case Submit():
                     self.submits.append(message)
                     self._parts[message.key] = asyncio.create_task(self._serve(message, outgoing))
@@ -180,6 +190,14 @@ class ScriptedWorker(WorkerServicer):
                     if part is not None:
                         part.cancel()
             await self._notify()
+
+    def _claim(self, claim: Claim) -> None:
+        superseded = self._names.take(claim)
+        if superseded is None:
+            return
+        for key in [key for key in self._parts if same_request(key, superseded)]:
+            self._parts.pop(key).cancel()
+        self._routers[superseded.router].put_nowait(Superseded(superseded))
 
     async def _serve(self, submit: Submit, outgoing) -> None:
         scripted = self.misbehave(submit) if self.misbehave else None

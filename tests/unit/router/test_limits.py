@@ -129,16 +129,35 @@ def never_reads(house, path: bytes, body: dict[str, Any] | None = None) -> socke
 
 
 STREAM = COMPLETION | {"stream": True, "max_tokens": 480, "logprobs": 5}
+MANY = 20_000
+"""Tokens that all buffers on the way to a client together never hold."""
+
+
+async def feed_until_cancelled(house, worker) -> None:
+    """Let a token come when those before it have been delivered: however fast the worker is."""
+    core, num = house.app.dispatcher.core, 0
+    await worker.until(lambda: worker.submits, "the submit")
+    request_id = worker.submits[0].key.request_id
+    while not core.record(request_id).outcome:
+        num += 1
+        worker.gate.release()
+        await house.until(
+            lambda num=num: (
+                core.record(request_id).outcome or core.record(request_id).num_tokens >= num
+            ),
+            f"token {num}",
+        )
+    await worker.until(lambda: worker.cancels, "the cancel")
+    assert worker.num_sent < MANY
 
 
 async def test_a_stream_that_nobody_reads_is_cancelled_at_the_workers(open_house):
     house = await open_house(unread_tokens_max=50, send_buffer_bytes=4096)
-    worker = await house.add()
-    client = never_reads(house, b"/v1/completions", STREAM)
+    worker = await house.add(max_model_tokens=2 * MANY, gate=asyncio.Semaphore(0))
+    client = never_reads(house, b"/v1/completions", STREAM | {"max_tokens": MANY})
     try:
-        await worker.until(lambda: worker.cancels, "the cancel")
+        await feed_until_cancelled(house, worker)
         assert worker.cancels[0].reason == "the client reads too slowly"
-        assert worker.num_sent < 480
         record = house.app.dispatcher.core.record("slow")
         assert record.outcome == "cancelled"
         # It reads at last: what was sent, then an error instead of an end.
@@ -209,17 +228,16 @@ async def test_a_slow_reader_that_keeps_the_rate_gets_all(open_house):
 
 async def test_a_grpc_client_that_does_not_read_is_given_up(open_house):
     house = await open_house(unread_tokens_max=40, send_timeout_ms=500)
-    worker = await house.add(tokens_per_step=4)
+    worker = await house.add(max_model_tokens=2 * MANY, gate=asyncio.Semaphore(0))
     options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
     address = f"127.0.0.1:{house.app.grpc_port}"
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         stub: Any = RouterStub(channel)
         request = router_pb2.GenerateRequest(model="tiny", token_ids=[5, 6])
-        request.sampling.max_tokens = 480
+        request.sampling.max_tokens = MANY
         request.sampling.num_logprobs = 20
         call = stub.Generate(request)
-        await call.read()
-        await worker.until(lambda: worker.cancels, "the cancel")
+        await feed_until_cancelled(house, worker)
         call.cancel()
     await house.until(
         lambda: not house.app._http_server.config.app._generation._streams._keys, "no stream"
