@@ -48,9 +48,9 @@ class Load:
                 "full": "l" * end + computed,
             },
             hit_tokens,
-            int(counts.get("tier_blocks_read_disk", 0)),
-            int(counts.get("tier_blocks_written_disk", 0)),
-            counts.get("tier_read_us_disk", 0.0) / 1000,
+            int(counts.get("tier_blocks_read", 0)),
+            int(counts.get("tier_blocks_written", 0)),
+            counts.get("tier_read_seconds", 0.0) * 1000,
         )
 
     @property

@@ -117,8 +117,9 @@ def _counts(http: httpx.Client) -> dict[str, float]:
     """The worker's counters, as the router's ``/metrics`` has them."""
     families = text_string_to_metric_families(http.get("/metrics").text)
     return {
-        sample.labels["name"]: sample.value
+        sample.name.removeprefix("disagg_worker_").removesuffix("_total"): sample.value
         for family in families
-        if family.name == "disagg_worker_count"
+        if family.name.startswith("disagg_worker_tier_") and family.type == "counter"
         for sample in family.samples
+        if sample.name.endswith("_total")
     }

@@ -4,6 +4,7 @@
 
     DisaggError
     ├── RequestError          the caller's mistake; names the field (400)
+    │   ├── DuplicateRequestError another live request has this id (409)
     │   ├── SupersededError       a later request with the same id is served (409)
     │   ├── ModelNotFoundError    no such model (404)
     │   └── ContextLengthError    prompt or prompt + max_tokens too long (400)
@@ -54,6 +55,14 @@ class RequestError(DisaggError):
     grpc_status = "INVALID_ARGUMENT"
     code = "invalid_value"
     type = "invalid_request_error"
+
+
+class DuplicateRequestError(RequestError):
+    """A live request has this id, and it is another request."""
+
+    http_status = 409
+    grpc_status = "ALREADY_EXISTS"
+    code = "duplicate_request_id"
 
 
 class ModelNotFoundError(RequestError):

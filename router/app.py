@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 
 from disagg.errors import ConfigError
@@ -18,8 +19,11 @@ from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
 from disagg.router.options import RouterOptions, why_exposed
 from disagg.router.request_preparation import Preparation
+from disagg.router.request_spans import RequestSpans
 from disagg.router.tokenizer import Tokenizer
 from disagg.router.worker_session import MESSAGE_BYTES_MAX
+from disagg.telemetry.exporters import exporter_named_in, tracer_for
+from disagg.telemetry.log_format import configure_logging
 from disagg.tls.addresses import check_exposure
 from disagg.tls.connections import Connections
 from disagg.wire.v1.router_pb2_grpc import add_RouterServicer_to_server
@@ -82,6 +86,12 @@ class RouterApp:
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
         )
+        self._tracer = tracer_for(
+            exporter_named_in(os.environ, options.traces),
+            "disagg-router",
+            {"service.instance.id": secrets.token_hex(8), "disagg.role": "router"},
+            options.traces_endpoint,
+        )
 
     async def start(self) -> None:
         """Bind all ports and serve.
@@ -109,8 +119,9 @@ class RouterApp:
             bound.pop_all()
         self.http_port = http_socket.getsockname()[1]
         self.admin_port = admin_socket.getsockname()[1]
-        self._metrics = Metrics()
-        self.dispatcher = Dispatcher(options, self._metrics, self._connections)
+        self._metrics = Metrics(options.model_name)
+        spans = RequestSpans(self._tracer, options.model_name)
+        self.dispatcher = Dispatcher(options, self._metrics, self._connections, spans)
         self._preparation = Preparation(options, self._tokenizer, self.dispatcher)
         parts = (options, ring, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
         streams = OpenStreams(options.streams_per_key_max)
@@ -187,15 +198,20 @@ def run(options: RouterOptions) -> int:
         The process's exit code: 0 after a clean stop, 1 when it could not go on, 2 when it could
         not start.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    log_as(options)
     try:
         return asyncio.run(_serve(RouterApp(options)))
     except ConfigError as error:
         logger.error("%s: %s", error.param, error.message)
         return 2
+
+
+def log_as(options: RouterOptions) -> None:
+    """Let this process log to standard error, in the format that is set."""
+    configure_logging(
+        options.log_format, "%(asctime)s %(levelname)s %(name)s: %(message)s", {"role": "router"}
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 async def _serve(app: RouterApp) -> int:

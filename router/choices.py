@@ -9,6 +9,7 @@ from dataclasses import replace
 from disagg.errors import CancelledError
 from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
+from disagg.router.observed_call import ObservedCall
 from disagg.router.text_stream import Piece
 from disagg.routing.actions import NewRequest
 
@@ -38,6 +39,7 @@ class Choices:
             choices append their index to it.
         num_each: choices of each prompt.
         texts: decodes a stream.
+        call: that they belong to.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Choices:
         prompts: Sequence[NewRequest],
         num_each: int,
         texts: Texts,
+        call: ObservedCall,
     ) -> None:
         self.prompts = prompts
         self.num_tokens = 0
@@ -55,6 +58,8 @@ class Choices:
         self._num_each = num_each
         self._texts = texts
         self._num_cached_tokens = 0
+        self._call = call
+        call.num_choices = len(self)
         self._streams: dict[int, ClientStream] = {}
         self._claim = _claim_together([prompt.claim for prompt in prompts])
         self._why_ended = ""
@@ -147,8 +152,11 @@ class Choices:
         if len(self) == 1:
             return prompt
         sampling = replace(prompt.sampling, seed=_following(prompt.sampling.seed, nth))
+        received_ms = prompt.received_ms
         if nth:  # the first one says what there is to say of the prompt
             sampling = replace(sampling, num_prompt_logprobs=None)
+            if _leaves_blocks(prompt):  # it has waited for the first one: its own time begins now
+                received_ms = None
         return replace(
             prompt,
             request_id=self._id_of(index),
@@ -156,6 +164,7 @@ class Choices:
             claim=_claim_of(self._claim, index),
             group=self._group,
             num_following=0 if index else len(self) - 1,
+            received_ms=received_ms,
         )
 
     def _id_of(self, index: int) -> str:
@@ -171,7 +180,12 @@ class Choices:
             raise CancelledError(self._why_ended)
 
     def _generate(self, index: int) -> None:
-        self._streams[index] = self._dispatcher.generate(self._request(index), self._unread)
+        self._streams[index] = self._dispatcher.generate(
+            self._request(index),
+            self._call,
+            self._unread,
+            shares_prompt=bool(index % self._num_each),
+        )
 
     def _start_others(self, number: int) -> list[int]:
         """Start all choices of a prompt but its first; returns which ones these are."""

@@ -5,22 +5,32 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import NamedTuple
 
-from disagg.errors import CapacityError, RequestError, StoppingError
+from disagg.errors import CapacityError, DuplicateRequestError, StoppingError
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import BlocksStored, KVEvent, KVEventBatch, KVSnapshot
+from disagg.messages.kv_events import KVEventBatch, KVSnapshot
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
+from disagg.messages.session import (
+    Submit,
+    ToRouterMessage,
+    ToWorkerMessage,
+    TransferReport,
+    WorkerStats,
+)
 from disagg.router.client_stream import STOP_STRING, ClientStream, Unread
 from disagg.router.fleet_hasher import FleetHasher
 from disagg.router.metrics import Metrics
+from disagg.router.observed_call import CANCELLED, STOP, ObservedCall, ObservedChoice, Observers
 from disagg.router.open_answers import OpenAnswers
 from disagg.router.options import RouterOptions
+from disagg.router.registrations import warn_of_strangers
+from disagg.router.request_spans import RequestSpans
 from disagg.router.router_id import new_router_id
+from disagg.router.ticker import tick_forever
 from disagg.router.worker_session import SessionEvents, WorkerSession
 from disagg.routing.actions import (
     CacheResetEnded,
@@ -35,35 +45,19 @@ from disagg.routing.actions import (
 )
 from disagg.routing.core import RouterCore
 from disagg.routing.fair_queue import parse_weights
+from disagg.routing.record import RequestRecord
 from disagg.tls.connections import Connections
 
 logger = logging.getLogger(__name__)
 
 PROMPT_LOGPROBS_SHARE = 8
 """All live requests may have so many times what one may."""
-TICK_S = 0.1
-TICK_FAILURES_MAX = 50
 """Ticks in a row that may fail, 5 s: later the fleet's losses would go unseen for too long."""
 
 
-class DuplicateRequestError(RequestError):
-    """A live request has this id, and it is another request."""
-
-    http_status: ClassVar[int] = 409
-    grpc_status: ClassVar[str] = "ALREADY_EXISTS"
-    code: ClassVar[str] = "duplicate_request_id"
-
-
-@dataclass(slots=True)
-class _Live:
+class _Live(NamedTuple):
     stream: ClientStream
-    last_s: float
-    """When it was accepted, then of its last delivery."""
-    has_tokens: bool = False
-
-    @property
-    def tenant(self) -> str:
-        return self.stream.request.tenant
+    observed: ObservedChoice
 
 
 class Dispatcher:
@@ -72,6 +66,7 @@ class Dispatcher:
     Attributes:
         core: the decisions; read freely, change only through this class.
         hasher: names the blocks of prompts.
+        observers: who is told of calls and requests.
         draining: no new requests; those that run go on.
         stopping: no requests at all.
         open_answers: what a drain waits for.
@@ -80,7 +75,13 @@ class Dispatcher:
         broken: set when nothing here can be relied on any more; the process should end.
     """
 
-    def __init__(self, options: RouterOptions, metrics: Metrics, connections: Connections) -> None:
+    def __init__(
+        self,
+        options: RouterOptions,
+        metrics: Metrics,
+        connections: Connections,
+        spans: RequestSpans,
+    ) -> None:
         self.hasher = FleetHasher(options.hash_key)
         self.core = RouterCore(
             hash_extend=self.hasher.extend,
@@ -99,6 +100,7 @@ class Dispatcher:
             router_id=(router_id := new_router_id(options.name)),
         )
         metrics.show_core(self.core.counters, lambda: self.core.num_waiting)
+        self.observers = Observers(metrics, spans, log_requests=options.log_requests)
         self.draining = self.stopping = False
         self.broken = asyncio.Event()
         self._was_complete = False
@@ -114,7 +116,9 @@ class Dispatcher:
         self._sessions: dict[Incarnation, WorkerSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._reset: asyncio.Future[CacheResetEnded] | None = None
-        self._ticker = asyncio.create_task(self._tick(), name="router tick")
+        self._ticker = asyncio.create_task(
+            tick_forever(self._tick, self._metrics, self.broken.set), name="router tick"
+        )
 
     @property
     def can_serve(self) -> bool:
@@ -153,21 +157,13 @@ class Dispatcher:
         hasher = self.hasher.hasher_for(info)
         actions = self.core.register(self.now_ms(), info)
         if any(isinstance(action, Connect) for action in actions):
-            self._warn_of_strangers(info)
+            warn_of_strangers(info, self.core.fleet)
         self._do(actions)
         for action in actions:
             if isinstance(action, RefuseRegistration):
                 raise action.error
         if self.core.contract is not None:
             self.hasher.adopt(hasher)
-
-    def _warn_of_strangers(self, info: WorkerInfo) -> None:
-        """Name the workers of the fleet that a new one never exchanges KV with: once a contract."""
-        name = info.incarnation.worker_id
-        others = {view.info.contract: view.info.incarnation.worker_id for view in self.core.fleet}
-        for contract, other in others.items():
-            if why := info.contract.refusal(name, contract, other):
-                logger.warning("%s: nothing is handed over between them", why)
 
     def check_accepts(self) -> None:
         """Raise StoppingError if no new request is accepted any more."""
@@ -178,11 +174,24 @@ class Dispatcher:
         """Nothing more of this group will come."""
         self.core.free_places(group)
 
-    def generate(self, request: NewRequest, unread: Unread | None = None) -> ClientStream:
-        """Start a request; a live one that its client has sent again ends in its favour.
+    def generate(
+        self,
+        request: NewRequest,
+        call: ObservedCall,
+        unread: Unread | None = None,
+        *,
+        shares_prompt: bool = False,
+    ) -> ClientStream:
+        """Start a choice of a call; a live one that its client has sent again ends in its favour.
 
         What was accepted before a drain may still start: choices follow their prompt's first one.
         Streams of one answer share ``unread``.
+
+        Args:
+            request: the choice, as the core takes it.
+            call: it belongs to.
+            unread: what its client has not read; None: an account of its own.
+            shares_prompt: another choice has its prompt, and counts it.
 
         Raises:
             DisaggError: it cannot be served; nothing was sent to a worker.
@@ -200,8 +209,8 @@ class Dispatcher:
         unread = unread or self.unread()
         stream = ClientStream(request, self.cancel, unread, self.open_answers.close)
         self.open_answers.add(stream)
-        self._live[request.request_id] = _Live(stream, time.monotonic())
-        self._metrics.accepted(len(request.token_ids), request.tenant)
+        observed = ObservedChoice(call, request, shares_prompt=shares_prompt)
+        self._live[request.request_id] = _Live(stream, observed)
         self._do(actions)
         return stream
 
@@ -219,12 +228,15 @@ class Dispatcher:
 
     def cancel(self, request_id: str, reason: str) -> None:
         """End a request at all workers; unknown ids are ignored."""
+        self._end(request_id, reason, STOP if reason == STOP_STRING else CANCELLED)
+
+    def _end(self, request_id: str, reason: str, outcome: str) -> None:
         live = self._live.pop(request_id, None)
         if live is None:
             return
-        outcome = FinishReason.STOP.value if reason == STOP_STRING else "cancelled"
-        self._metrics.ended(outcome, live.tenant)
-        self._do(self.core.cancel(self.now_ms(), request_id, reason))
+        actions = self.core.cancel(self.now_ms(), request_id, reason)
+        live.observed.ended(outcome, self._record(request_id))
+        self._do(actions)
 
     async def reset_prefix_caches(self) -> CacheResetEnded:
         """Let every worker forget its prefix cache; returns what each made of it.
@@ -256,7 +268,7 @@ class Dispatcher:
         """Cancel what lives, inform the workers, close all streams."""
         self.draining = self.stopping = True
         for request_id, live in list(self._live.items()):
-            self.cancel(request_id, "router stops")
+            self._end(request_id, "router stops", StoppingError.code)
             live.stream.fail(StoppingError(request_id=request_id))
         if self._reset is not None and not self._reset.done():
             self._reset.set_exception(StoppingError())
@@ -278,12 +290,12 @@ class Dispatcher:
                 case ToWorker(worker, message):
                     session = self._sessions.get(worker)
                     if session is not None:
-                        session.send(message)
+                        session.send(self._traced(message))
                 case Fail(request_id, error):
                     live = self._live.pop(request_id, None)
                     if live is not None:
-                        self._metrics.ended(error.code, live.tenant)
-                        logger.warning("request %s failed: %s", request_id, error.message)
+                        record = self._record(request_id)
+                        live.observed.ended(error.code, record, error.message)
                         live.stream.fail(error)
                 case Connect(info):
                     self._connect(info)
@@ -298,15 +310,23 @@ class Dispatcher:
         live = self._live.get(delta.request_id)
         if live is None:
             return
-        now_s = time.monotonic()
-        self._metrics.delivered(
-            len(delta.token_ids), now_s - live.last_s, live.tenant, first=not live.has_tokens
-        )
-        live.last_s, live.has_tokens = now_s, True
+        live.observed.delivered(len(delta.token_ids), partial(self._record, delta.request_id))
         if delta.finish_reason is not FinishReason.NONE:
             del self._live[delta.request_id]
-            self._metrics.ended(delta.finish_reason.value, live.tenant)
+            live.observed.ended(delta.finish_reason.value, self._record(delta.request_id))
         live.stream.put(delta)
+
+    def _record(self, request_id: str) -> RequestRecord:
+        """Of a request that lives, or has ended just now."""
+        record = self.core.record(request_id)
+        assert record is not None
+        return record
+
+    def _traced(self, message: ToWorkerMessage) -> ToWorkerMessage:
+        """A message for a worker; a submit with the trace context of its request."""
+        if isinstance(message, Submit) and (live := self._live.get(message.key.request_id)):
+            return replace(message, traceparent=live.observed.traceparent)
+        return message
 
     def _connect(self, info: WorkerInfo) -> None:
         worker = info.incarnation
@@ -330,7 +350,7 @@ class Dispatcher:
         if session is None:
             return
         logger.info("worker %s (epoch %s) left", worker.worker_id, worker.epoch)
-        self._metrics.worker_left(worker)
+        self._metrics.worker_left(worker.worker_id)
         if not self.core.ready:
             self._was_complete = False  # nobody is left: a new fleet starts
         session.close()
@@ -353,7 +373,8 @@ class Dispatcher:
 
     def _message(self, worker: Incarnation, message: ToRouterMessage) -> None:
         if isinstance(message, WorkerStats) and worker in self._sessions:
-            self._metrics.worker_stats(worker, message)
+            role = self._sessions[worker].info.role
+            self._metrics.worker_stats(worker.worker_id, role, message)
         elif isinstance(message, TransferReport):
             self._metrics.transfer(message)
         self._do(self.core.from_worker(self.now_ms(), worker, message))
@@ -368,30 +389,8 @@ class Dispatcher:
         if isinstance(batch, KVEventBatch):
             return self.core.kv_events(worker, epoch, batch.first_seq, False, batch.events)
         session = self._sessions.get(worker)
-        groups = session.info.groups if session is not None else ()
-        stored = [
-            BlocksStored(index, hashes, None, 0, group.block_tokens)
-            for index, (group, hashes) in enumerate(zip(groups, batch.hashes, strict=False))
-        ]
-        events: list[KVEvent] = [*stored, *batch.tiers]
+        events = session.events_of(batch) if session is not None else []
         return self.core.kv_events(worker, epoch, batch.next_seq, True, events)
 
-    async def _tick(self) -> None:
-        """Tick the core for ever.
-
-        One failure need not concern the other workers and requests, so the next tick is tried. A
-        router whose ticks keep failing notices no lost worker and no late request: it ends, and
-        whoever runs it starts another.
-        """
-        num_failures = 0
-        while num_failures < TICK_FAILURES_MAX:
-            await asyncio.sleep(TICK_S)
-            try:
-                self._do(self.core.tick(self.now_ms()))
-                num_failures = 0
-            except Exception:
-                num_failures += 1
-                logger.exception("tick failed, %d in a row", num_failures)
-                self._metrics.task_failed("tick")
-        logger.error("no tick succeeds any more: the router ends")
-        self.broken.set()
+    def _tick(self) -> None:
+        self._do(self.core.tick(self.now_ms()))

@@ -13,7 +13,7 @@ from disagg.router.chat import Chat
 from disagg.router.choices import Choices, Texts
 from disagg.router.dispatch import PROMPT_LOGPROBS_SHARE, Dispatcher
 from disagg.router.http_exchange import Exchange
-from disagg.router.metrics import Metrics
+from disagg.router.observed_call import ObservedCall
 from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.answer import Answer, Format
 from disagg.router.openai.chat_format import ChatFormat
@@ -31,6 +31,8 @@ from disagg.router.text_stream import pieces
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import NewRequest
 
+TEXT, CHAT = "text_completion", "chat"
+"""``gen_ai.operation.name`` of OpenTelemetry."""
 RequestBody = CompletionRequest | ChatRequest | ResponsesRequest
 
 
@@ -43,7 +45,6 @@ class GenerationPages:
         tokenizer: Tokenizer,
         dispatcher: Dispatcher,
         preparation: Preparation,
-        metrics: Metrics,
         streams: OpenStreams,
         bodies: RequestBodies,
     ) -> None:
@@ -51,57 +52,54 @@ class GenerationPages:
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
         self._preparation = preparation
-        self._metrics = metrics
         self._streams = streams
         self._bodies = bodies
 
     async def completions(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
-        await self._generate(exchange, parse_completion, "cmpl-")
+        await self._generate(exchange, parse_completion, "cmpl-", TEXT)
 
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
-        await self._generate(exchange, parse_chat, "chatcmpl-")
+        await self._generate(exchange, parse_chat, "chatcmpl-", CHAT)
 
     async def responses(self, exchange: Exchange) -> None:
         """POST /v1/responses."""
-        await self._generate(exchange, parse_responses, "resp_")
+        await self._generate(exchange, parse_responses, "resp_", CHAT)
 
     async def _generate(
-        self, exchange: Exchange, parse: Callable[[bytes], RequestBody], id_prefix: str
+        self,
+        exchange: Exchange,
+        parse: Callable[[bytes], RequestBody],
+        id_prefix: str,
+        operation: str,
     ) -> None:
-        caller = exchange.caller
-        try:
-            counted = self._streams.open(caller)
-        except DisaggError as error:
-            self._metrics.refused(error.code, caller.tenant)
-            raise
-        with counted:
-            await self._serve(exchange, parse, id_prefix)
+        name, caller = f"{exchange.method} {exchange.path}", exchange.caller
+        observers = self._dispatcher.observers
+        with (
+            observers.call(name, operation, exchange.headers, caller.tenant) as call,
+            self._streams.open(caller),
+        ):
+            await self._serve(exchange, parse, id_prefix, call)
 
     async def _serve(
-        self, exchange: Exchange, parse: Callable[[bytes], RequestBody], id_prefix: str
+        self,
+        exchange: Exchange,
+        parse: Callable[[bytes], RequestBody],
+        id_prefix: str,
+        call: ObservedCall,
     ) -> None:
-        caller = exchange.caller
+        body = await self._bodies.read(exchange, parse)
+        left = asyncio.create_task(exchange.disconnected())
         try:
-            body = await self._bodies.read(exchange, parse)
-            left = asyncio.create_task(exchange.disconnected())
-        except DisaggError as error:
-            self._metrics.refused(error.code, caller.tenant)
-            raise
-        try:
-            try:
-                prompts = await self._prepare(exchange, body)
-                if left.done():
-                    raise CancelledError("the client left")
-                request_id = caller.shown_id(prompts[0].request_id)
-                shown, texts = self._reading(body, prompts, id_prefix + request_id)
-                choices = Choices(self._dispatcher, prompts, body.form.num_each, texts)
-                left.add_done_callback(lambda _: choices.cancel("client left"))
-                await choices.start()
-            except DisaggError as error:
-                self._metrics.refused(error.code, caller.tenant)
-                raise
+            prompts = await self._prepare(exchange, body)
+            if left.done():
+                raise CancelledError("the client left")
+            request_id = exchange.caller.shown_id(prompts[0].request_id)
+            shown, texts = self._reading(body, prompts, id_prefix + request_id)
+            choices = Choices(self._dispatcher, prompts, body.form.num_each, texts, call)
+            left.add_done_callback(lambda _: choices.cancel("client left"))
+            await choices.start()
             exchange.request_id = request_id
             try:
                 await self._answer(exchange, body, choices, shown)
@@ -120,11 +118,12 @@ class GenerationPages:
                     f"{num_choices} choices are more than limits.{setting}, {most}",
                     param=form.num_each_field,
                 )
+        received_ms = self._dispatcher.now_ms()
         prompts: list[NewRequest] = []
         for request in wanted:
             prompts.append(
                 await self._preparation.prepare(
-                    request, exchange.request_id, exchange.caller, num_choices
+                    request, exchange.request_id, exchange.caller, received_ms, num_choices
                 )
             )
             await asyncio.sleep(0)  # what is short is prepared here, and others wait

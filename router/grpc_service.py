@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import logging
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
@@ -16,6 +15,7 @@ from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest, check_cache_salt
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
+from disagg.router.observed_call import ObservedCall
 from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 else:
     Context = grpc.aio.ServicerContext  # not subscriptable at run time
+NAME = "disagg.wire.v1.Router/Generate"
+"""Of the span of a call, as OpenTelemetry names calls."""
 FIELD_KEY = "disagg-field"
 CODE_KEY = "disagg-code"
 RETRY_AFTER_KEY = "retry-after"
@@ -94,49 +96,58 @@ class GrpcService(RouterServicer):
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> None:
         """Stream text and tokens; a cancelled call is cancelled at the workers."""
-        tenant = ""
-        in_progress = ExitStack()
         try:
-            try:
-                caller = self._caller(context)
-                tenant = caller.tenant
-                in_progress.enter_context(self._streams.open(caller))
-                if request.request_id and not usable_as_request_id(request.request_id):
-                    raise RequestError(
-                        "must be 1 to 128 letters, digits or any of . _ : / + = @ | ~ , ; -",
-                        param="request_id",
-                    )
-                new = await self._preparation.prepare(
-                    _generation_request(request), request.request_id, caller
-                )
-                stream = self._dispatcher.generate(new)
-            except DisaggError as error:
-                self._metrics.refused(error.code, tenant)
-                raise
-            try:
-                async for piece in pieces(stream, self._tokenizer, ()):
-                    response = router_pb2.GenerateResponse(
-                        request_id=caller.shown_id(stream.request_id),
-                        text=piece.text,
-                        token_ids=piece.token_ids,
-                        logprobs=[token.logprob for token in piece.logprobs],
-                        top=[top_to_wire(token.top) for token in piece.logprobs],
-                        finish_reason=piece.finish_reason,
-                        num_prompt_tokens=len(new.token_ids),
-                    )
-                    if piece.prompt_logprobs:
-                        scores = [one for one in piece.prompt_logprobs if one is not None]
-                        response.prompt_logprobs.CopyFrom(prompt_logprobs_to_wire(1, scores))
-                    if piece.finish_reason:
-                        record = self._dispatcher.core.record(stream.request_id)
-                        response.num_cached_tokens = record.cached_tokens if record else 0
-                    await self._write(context, response)
-            finally:
-                stream.cancel("client left")
+            caller = self._caller(context)
+        except DisaggError as error:
+            self._metrics.ended(error.code, "")
+            await _abort(context, error)
+        observers, head = self._dispatcher.observers, _headers(context)
+        try:
+            with (
+                observers.call(NAME, "text_completion", head, caller.tenant) as call,
+                self._streams.open(caller),
+            ):
+                await self._generate(request, context, caller, call)
         except DisaggError as error:
             await _abort(context, error)
+
+    async def _generate(
+        self,
+        request: router_pb2.GenerateRequest,
+        context: Context,
+        caller: Caller,
+        call: ObservedCall,
+    ) -> None:
+        received_ms = self._dispatcher.now_ms()
+        if request.request_id and not usable_as_request_id(request.request_id):
+            raise RequestError(
+                "must be 1 to 128 letters, digits or any of . _ : / + = @ | ~ , ; -",
+                param="request_id",
+            )
+        new = await self._preparation.prepare(
+            _generation_request(request), request.request_id, caller, received_ms
+        )
+        stream = self._dispatcher.generate(new, call)
+        try:
+            async for piece in pieces(stream, self._tokenizer, ()):
+                response = router_pb2.GenerateResponse(
+                    request_id=caller.shown_id(stream.request_id),
+                    text=piece.text,
+                    token_ids=piece.token_ids,
+                    logprobs=[token.logprob for token in piece.logprobs],
+                    top=[top_to_wire(token.top) for token in piece.logprobs],
+                    finish_reason=piece.finish_reason,
+                    num_prompt_tokens=len(new.token_ids),
+                )
+                if piece.prompt_logprobs:
+                    scores = [one for one in piece.prompt_logprobs if one is not None]
+                    response.prompt_logprobs.CopyFrom(prompt_logprobs_to_wire(1, scores))
+                if piece.finish_reason:
+                    record = self._dispatcher.core.record(stream.request_id)
+                    response.num_cached_tokens = record.cached_tokens if record else 0
+                await self._write(context, response)
         finally:
-            in_progress.close()
+            stream.cancel("client left")
 
     async def _write(self, context: Context, response: router_pb2.GenerateResponse) -> None:
         """Send one message; flow control lets it wait for a client that does not read.
@@ -184,11 +195,15 @@ class GrpcService(RouterServicer):
 
     def _caller(self, context: Context) -> Caller:
         """Who calls, by the metadata that are HTTP's headers; AccessError where he may not."""
-        given = dict(context.invocation_metadata() or ())
-        headers = {name.encode(): str(value).encode() for name, value in given.items()}
-        caller = self._keys.caller(presented_key(headers))
+        caller = self._keys.caller(presented_key(_headers(context)))
         caller.check(frozenset((SERVE,)))
         return caller
+
+
+def _headers(context: Context) -> dict[bytes, bytes]:
+    """A call's metadata, in the form of HTTP's headers."""
+    given = dict(context.invocation_metadata() or ())
+    return {name.encode(): str(value).encode() for name, value in given.items()}
 
 
 def _prompt(

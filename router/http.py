@@ -38,7 +38,7 @@ class HttpApp:
         self._created = int(time.time())
         bodies = RequestBodies(options)
         self._generation = generation = GenerationPages(
-            options, tokenizer, dispatcher, preparation, metrics, streams, bodies
+            options, tokenizer, dispatcher, preparation, streams, bodies
         )
         tokens = TokenPages(tokenizer, preparation, dispatcher, bodies)
         status = StatusPages(options, dispatcher)

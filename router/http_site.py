@@ -75,13 +75,17 @@ class Site:
             pass  # nobody is there to read an answer
         except DisaggError as error:
             if isinstance(error, AccessError):
-                self._metrics.refused(error.code, "")
+                self._metrics.ended(error.code, "")
             if not exchange.started:
                 await exchange.fail(error)
             else:
-                logger.warning("request %s: %s", exchange.request_id, error.message)
+                logger.warning(
+                    "request %s: %s", exchange.request_id, error.message, extra=_fields(exchange)
+                )
         except Exception:
-            logger.exception("request %s: a bug of ours", exchange.request_id)
+            logger.exception(
+                "request %s: a bug of ours", exchange.request_id, extra=_fields(exchange)
+            )
             if exchange.started:
                 raise  # the server cuts the connection: an answer must not look complete
             await exchange.fail(DisaggError("internal error"))
@@ -114,3 +118,8 @@ class Site:
         if allowed:
             return MethodError(f"{clip(path)} takes {', '.join(allowed)}")
         return RouteError(f"there is no {clip(path)}")
+
+
+def _fields(exchange: Exchange) -> dict[str, str]:
+    """What a line in the log names of an exchange."""
+    return {"request_id": exchange.request_id, "tenant": exchange.caller.tenant}

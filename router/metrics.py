@@ -1,7 +1,7 @@
-"""Prometheus metrics of one router; every series is named here."""
+"""Prometheus metrics of one router; docs/metrics.md lists every series."""
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -10,188 +10,167 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-from disagg.messages.identity import Incarnation
-from disagg.messages.session import (
-    RESIDENCY_BOUNDS_MS,
-    ResidencyHistogram,
-    TransferReport,
-    WorkerStats,
-)
+from disagg.messages.session import TransferReport, WorkerStats
+from disagg.router.core_metrics import CoreCollector
 from disagg.router.keys import TENANTS_MAX
+from disagg.router.vllm_metrics import Collects, VllmCollector
+from disagg.router.worker_metrics import WorkerCollector
+from disagg.routing.measurements import FirstToken, PromptSources, RequestEnd
 
-TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 600)
+PART_BUCKETS = (0.001, *TTFT_BUCKETS)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+REQUEST_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 TRANSFER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-GAUGES = (
-    "num_waiting",
-    "num_running",
-    "num_prefill_tokens_queued",
-    "num_blocks_usable",
-    "num_blocks_free",
-    "num_leases",
-    "num_reservations",
-    "num_inbound",
-    "num_blocks_quarantined",
-    "ready",
-)
-
-
-RESIDENCY = {
-    "lifetime": "Of an observed block, from the caching of a content to its eviction.",
-    "idle": "Of an observed block, from when its content was last found to its eviction.",
-    "reuse_gap": "Of an observed block, between two times that its content was found.",
-}
 TENANT_LABELS_MAX = 2 * TENANTS_MAX
 OTHER_TENANTS = "(others)"
 """No name of a tenant."""
-CORE_LABELS = {
-    "cache_resets": "outcome",
-    "full_bytes": "kind",
-    "plans": "kind",
-    "prefill_tokens": "source",
-    "prefix_pulled_bytes": "kind",
-    "prefix_pulls": "outcome",
-    "pulled_bytes": "kind",
-    "replans": "cause",
-    "requests_ended": "outcome",
-    "requests_refused": "cause",
-    "workers_lost": "cause",
-}
-"""How the label of each of the core's counters is called; the others have none."""
-
-
-class CoreCollector:
-    """Shows the core's own counters as ``disagg_routing_<name>_total``."""
-
-    def __init__(self, counters: Mapping[tuple[str, str], int]) -> None:
-        self._counters = counters
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """All metrics, for the registry that calls it."""
-        families: dict[str, CounterMetricFamily] = {}
-        for (name, label), value in sorted(self._counters.items()):
-            label_name = CORE_LABELS.get(name, "label" if label else "")
-            if name not in families:
-                families[name] = CounterMetricFamily(
-                    f"disagg_routing_{name}",
-                    f"{name.replace('_', ' ').capitalize()}, counted by the router's core.",
-                    labels=[label_name] if label_name else [],
-                )
-            families[name].add_metric([label] if label_name else [], value)
-        yield from families.values()
-
-
-class ResidencyCollector:
-    """Shows how long contents stay in the workers' prefix caches, of the blocks they observe.
-
-    Attributes:
-        workers: by worker id the histograms of its last stats.
-    """
-
-    def __init__(self) -> None:
-        self.workers: dict[str, tuple[ResidencyHistogram, ...]] = {}
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        """All metrics, for the registry that calls it."""
-        families: dict[str, HistogramMetricFamily] = {}
-        bounds = [*(str(bound_ms / 1000) for bound_ms in RESIDENCY_BOUNDS_MS), "+Inf"]
-        for worker, histograms in sorted(self.workers.items()):
-            for one in histograms:
-                if one.name not in families:
-                    families[one.name] = HistogramMetricFamily(
-                        f"disagg_cache_block_{one.name}_seconds", RESIDENCY[one.name],
-                        labels=["worker"],
-                    )  # fmt: skip
-                buckets = list(zip(bounds, accumulate(one.counts), strict=True))
-                families[one.name].add_metric([worker], buckets, one.sum_ms / 1000)
-        yield from families.values()
+Shown = TypeVar("Shown", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """Counts what the dispatcher sees. A registry of its own: several routers per process."""
+    """Counts what the dispatcher sees. A registry of its own: several routers per process.
 
-    def __init__(self) -> None:
+    Args:
+        model_name: the one clients use; a label of every series about requests and workers.
+    """
+
+    def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
-        reg = self.registry
-        self._requests = Counter(
-            "disagg_requests", "Ended requests by outcome.", ["outcome", "tenant"], registry=reg
-        )
-        self._live = Gauge("disagg_requests_live", "Requests in progress.", registry=reg)
-        self._ttft = Histogram(
-            "disagg_time_to_first_token_seconds",
-            "From acceptance to the first token at the router.",
-            buckets=TTFT_BUCKETS,
-            registry=reg,
-        )
-        self._itl = Histogram(
-            "disagg_inter_token_latency_seconds",
-            "Between deliveries of one request, per token.",
-            buckets=ITL_BUCKETS,
-            registry=reg,
-        )
-        self._prompt_tokens = Counter(
-            "disagg_prompt_tokens", "Prompt tokens.", ["tenant"], registry=reg
-        )
-        self._tokens = Counter(
-            "disagg_generation_tokens", "Delivered tokens.", ["tenant"], registry=reg
-        )
+        self._model_name = model_name
+        self._own: list[Collects] = []
         self._tenants: set[str] = set()
-        self._transfer_read = Histogram(
-            "disagg_transfer_read_seconds",
-            "Of a committed transfer, from its first READ posted to the last one done.",
-            ["kind"],
-            buckets=TRANSFER_BUCKETS,
-            registry=reg,
+        self._requests = self._counter(
+            "requests",
+            "Ended requests by outcome, with several choices once; errors by their code.",
+            "outcome",
+            "tenant",
         )
-        self._transfer_exposed = Histogram(
-            "disagg_transfer_exposed_seconds",
+        self._live = self._gauge("requests_live", "Requests in progress.")
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds",
+            "From a request's arrival to its first token at the router.",
+            TTFT_BUCKETS,
+        )
+        self._ttft_part = self._histogram(
+            "time_to_first_token_part_seconds",
+            "The parts of it, which add up: queue, prefill, transfer, router.",
+            PART_BUCKETS,
+            "part",
+        )
+        self._itl = self._histogram(
+            "inter_token_latency_seconds",
+            "Between deliveries of one choice, per token.",
+            ITL_BUCKETS,
+        )
+        self._tpot = self._histogram(
+            "time_per_output_token_seconds",
+            "Of a finished choice, mean over its tokens after the first.",
+            ITL_BUCKETS,
+            "role",
+        )
+        self._decode = self._histogram(
+            "request_decode_seconds",
+            "Of a finished choice, from its first token to its end.",
+            REQUEST_BUCKETS,
+            "role",
+        )
+        self._e2e = self._histogram(
+            "request_seconds",
+            "Of a finished request, from its arrival to the end of its last choice.",
+            REQUEST_BUCKETS,
+        )
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "Tokens of prompts whose first token came.", "tenant"
+        )
+        self._prompt_sources = self._counter(
+            "prompt_tokens_by_source",
+            "The same, by where their KV came from, and the role of the worker that prefilled.",
+            "source",
+            "role",
+        )
+        self._tokens = self._counter("generation_tokens", "Delivered tokens.", "tenant")
+        self._transfer_read = self._histogram(
+            "transfer_read_seconds",
+            "Of a committed transfer, from its first READ posted to the last one done.",
+            TRANSFER_BUCKETS,
+            "kind",
+        )
+        self._transfer_exposed = self._histogram(
+            "transfer_exposed_seconds",
             "Of a committed transfer, from the end of its offers to the commit.",
-            ["kind"],
-            buckets=TRANSFER_BUCKETS,
-            registry=reg,
+            TRANSFER_BUCKETS,
+            "kind",
         )
         self._task_failures = Counter(
             "disagg_router_task_failures",
             "Exceptions in the router's own tasks: tick, kv_events, session, http, admin, keys; "
             "each is a bug.",
             ["task"],
-            registry=reg,
+            registry=self.registry,
         )
-        self._worker = Gauge(
-            "disagg_worker", "A worker's last report.", ["worker", "name"], registry=reg
-        )
-        self._worker_counters = Gauge(
-            "disagg_worker_count",
-            "A worker's own monotonic counts; a new incarnation starts at 0.",
-            ["worker", "name"],
-            registry=reg,
-        )
-        self._residency = ResidencyCollector()
-        reg.register(self._residency)
+        self._workers = WorkerCollector(model_name)
+        self.registry.register(self._workers)
+        self._own.append(self._workers)
+        self.registry.register(VllmCollector(model_name, self._own))
 
-    def accepted(self, num_prompt_tokens: int, tenant: str) -> None:
-        """A request went to the core."""
-        self._live.inc()
-        self._prompt_tokens.labels(self._label(tenant)).inc(num_prompt_tokens)
+    def accepted(self) -> None:
+        """A request was accepted, and is in progress."""
+        self._live.labels(self._model_name).inc()
 
-    def refused(self, outcome: str, tenant: str) -> None:
-        """A request ended before it was accepted."""
-        self._requests.labels(outcome, self._label(tenant)).inc()
+    def released(self) -> None:
+        """An accepted request is in progress no more."""
+        self._live.labels(self._model_name).dec()
 
     def ended(self, outcome: str, tenant: str) -> None:
-        """An accepted request ended: ``stop``, ``length`` or an error's code."""
-        self._live.dec()
-        self._requests.labels(outcome, self._label(tenant)).inc()
+        """A request ended, accepted or not: ``stop``, ``length`` or an error's code."""
+        self._requests.labels(self._model_name, outcome, self._label(tenant)).inc()
 
-    def delivered(self, num_tokens: int, waited_s: float, tenant: str, *, first: bool) -> None:
+    def finished(self, e2e_ms: int) -> None:
+        """A request ended as its client wanted it, so long after it came."""
+        self._e2e.labels(self._model_name).observe(e2e_ms / 1000)
+
+    def choice_finished(self, end: RequestEnd) -> None:
+        """A choice of a request ended as its client wanted it."""
+        model = self._model_name
+        if end.decode_ms is not None:
+            self._decode.labels(model, end.decode_role).observe(end.decode_ms / 1000)
+        if end.time_per_output_token_ms is not None:
+            per_token_s = end.time_per_output_token_ms / 1000
+            self._tpot.labels(model, end.decode_role).observe(per_token_s)
+
+    def first_token(self, first: FirstToken) -> None:
+        """A request had its first token."""
+        model = self._model_name
+        self._ttft.labels(model).observe(first.ttft_ms / 1000)
+        for part, part_ms in (
+            ("queue", first.queue_ms),
+            ("prefill", first.prefill_ms),
+            ("transfer", first.transfer_ms),
+            ("router", first.router_ms),
+        ):
+            self._ttft_part.labels(model, part).observe(part_ms / 1000)
+
+    def prompt(self, sources: PromptSources, role: str, tenant: str) -> None:
+        """A prompt had its first token: now it counts, once for all; ``role``: who prefilled."""
+        model = self._model_name
+        self._prompt_tokens.labels(model, self._label(tenant)).inc(sources.num_tokens)
+        for source, num_tokens in (
+            ("local_compute", sources.local_compute),
+            ("local_cache_hit", sources.local_cache_hit),
+            ("external_kv_transfer", sources.external_kv_transfer),
+        ):
+            self._prompt_sources.labels(model, source, role).inc(num_tokens)
+
+    def delivered(self, num_tokens: int, tenant: str) -> None:
         """Count tokens delivered to a client."""
-        self._tokens.labels(self._label(tenant)).inc(num_tokens)
-        if first:
-            self._ttft.observe(waited_s)
-        elif num_tokens:
-            self._itl.observe(waited_s / num_tokens)
+        self._tokens.labels(self._model_name, self._label(tenant)).inc(num_tokens)
+
+    def waited(self, num_tokens: int, waited_s: float) -> None:
+        """So long passed since the delivery before of the same choice."""
+        if num_tokens:
+            self._itl.labels(self._model_name).observe(waited_s / num_tokens)
 
     def _label(self, tenant: str) -> str:
         """The tenant; OTHER_TENANTS for those that came, with new files of keys, after so many."""
@@ -205,40 +184,53 @@ class Metrics:
     def transfer(self, report: TransferReport) -> None:
         """A transfer was committed; those that failed are counted by their workers and plans."""
         if not report.failed:
-            self._transfer_read.labels(report.kind).observe(report.read_ms / 1000)
-            self._transfer_exposed.labels(report.kind).observe(report.exposed_ms / 1000)
+            model, kind = self._model_name, report.kind
+            self._transfer_read.labels(model, kind).observe(report.read_ms / 1000)
+            self._transfer_exposed.labels(model, kind).observe(report.exposed_ms / 1000)
 
     def task_failed(self, task: str) -> None:
         """Count an exception in one of the router's own tasks."""
         self._task_failures.labels(task).inc()
 
-    def worker_stats(self, worker: Incarnation, stats: WorkerStats) -> None:
+    def worker_stats(self, worker_id: str, role: str, stats: WorkerStats) -> None:
         """A worker's load and counters."""
-        for name in GAUGES:
-            self._worker.labels(worker.worker_id, name).set(float(getattr(stats, name)))
-        for name, value in stats.counters:
-            self._worker_counters.labels(worker.worker_id, name).set(value)
-        known = (one for one in stats.residency if one.name in RESIDENCY)
-        self._residency.workers[worker.worker_id] = tuple(known)
+        self._workers.report(worker_id, role, stats)
 
-    def worker_left(self, worker: Incarnation) -> None:
-        """Forget a worker's gauges, so that a dead one does not look alive."""
-        self._worker.remove_by_labels({"worker": worker.worker_id})
-        self._worker_counters.remove_by_labels({"worker": worker.worker_id})
-        self._residency.workers.pop(worker.worker_id, None)
+    def worker_left(self, worker_id: str) -> None:
+        """Forget a worker, so that a dead one does not look alive."""
+        self._workers.forget(worker_id)
 
     def show_core(
         self, counters: Mapping[tuple[str, str], int], num_waiting: Callable[[], int]
     ) -> None:
         """Include the core's counters and its queue, read at every scrape."""
-        self.registry.register(CoreCollector(counters))
-        waiting = Gauge(
-            "disagg_requests_waiting",
-            "Requests that wait at the router for room at a worker.",
-            registry=self.registry,
+        core = CoreCollector(self._model_name, counters)
+        self.registry.register(core)
+        self._own.append(core)
+        waiting = self._gauge(
+            "requests_waiting", "Requests that wait at the router for room at a worker."
         )
-        waiting.set_function(num_waiting)
+        waiting.labels(self._model_name).set_function(num_waiting)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' exposition format."""
         return generate_latest(self.registry)
+
+    # --- making series
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return self._shown(Counter(f"disagg_{name}", text, ["model_name", *labels], registry=None))
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return self._shown(Gauge(f"disagg_{name}", text, ["model_name", *labels], registry=None))
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        names = ["model_name", *labels]
+        return self._shown(Histogram(f"disagg_{name}", text, names, buckets=buckets, registry=None))
+
+    def _shown(self, metric: Shown) -> Shown:
+        self.registry.register(metric)
+        self._own.append(metric)
+        return metric

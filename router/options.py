@@ -1,6 +1,7 @@
 """Plain numbers and names the router is built from; settings are read elsewhere."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from disagg.router.message_parts.formats import AUTO
 from disagg.routing.policy.registry import DEFAULT_POLICY as DEFAULT_POLICY
@@ -100,6 +101,13 @@ class RouterOptions:
     request, a READ and a commit before the first chunk; fewer tokens are computed as fast."""
     decode_prefill_tokens_max: int = 512
     """Tokens that a decode worker may compute of a prompt whose prefix its tiers have."""
+    log_format: Literal["text", "json"] = "text"
+    log_requests: bool = False
+    """A line in the log per request that has ended."""
+    traces: str = "auto"
+    """Where spans go: ``none``, ``console``, ``otlp``; auto: as the variables OTEL_* say."""
+    traces_endpoint: str = ""
+    """Of an OTLP collector; "": that of the variables."""
     accept_unlike_workers: bool = False
     """Take in workers that exchange no KV with the others; each serves alone."""
     tls_directory: str = ""

@@ -82,7 +82,12 @@ class Preparation:
             )
 
     async def prepare(
-        self, request: GenerationRequest, request_id: str, caller: Caller, num_choices: int = 1
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        caller: Caller,
+        received_ms: int,
+        num_choices: int = 1,
     ) -> NewRequest:
         """Check, tokenise and hash.
 
@@ -91,6 +96,7 @@ class Preparation:
             request_id: as the client gave it, "" for an own one; what its tenant sends again under
                 the same one is served once, by all routers together.
             caller: whose request it is; it meets no other tenant's prefixes and records.
+            received_ms: when all of it had come.
             num_choices: that generate so many tokens, for the client's one request.
 
         Raises:
@@ -156,6 +162,7 @@ class Preparation:
             caller.tenant,
             _claim(caller.tenant, request_id, token_ids) if request_id else b"",
             request.priority,
+            received_ms,
         )
 
     async def tokens(

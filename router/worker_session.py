@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import grpc
 
 from disagg.errors import ProtocolError
-from disagg.messages.kv_events import KVEventBatch, KVSnapshot
+from disagg.messages.kv_events import BlocksStored, KVEvent, KVEventBatch, KVSnapshot
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, ToWorkerMessage
 from disagg.tls.connections import Connections
@@ -99,6 +99,16 @@ class WorkerSession:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_TIMEOUT_S):
                     await self._outgoing.join()
+
+    def events_of(self, snapshot: KVSnapshot) -> list[KVEvent]:
+        """What would have led to a snapshot of this worker's caches."""
+        stored = [
+            BlocksStored(index, hashes, None, 0, group.block_tokens)
+            for index, (group, hashes) in enumerate(
+                zip(self.info.groups, snapshot.hashes, strict=False)
+            )
+        ]
+        return [*stored, *snapshot.tiers]
 
     def close(self) -> None:
         """End both streams; nothing is reported any more."""

@@ -3,7 +3,6 @@
 import importlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Protocol
 
 from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
+from disagg.telemetry.log_format import configure_logging
 from disagg.workers.options import WorkerOptions
 from disagg.workers.router_discovery import RoutersOfCluster
 from disagg.workers.signals import drain_on_signals
@@ -72,10 +72,10 @@ class WorkerActor:
     """
 
     def __init__(self, options: WorkerOptions, worker_path: str = WORKER_PATH) -> None:
-        logging.basicConfig(
-            level=logging.INFO,
-            stream=sys.stderr,
-            format=f"%(asctime)s %(levelname)s {options.worker_id} %(name)s: %(message)s",
+        configure_logging(
+            options.log_format,
+            f"%(asctime)s %(levelname)s {options.worker_id} %(name)s: %(message)s",
+            {"worker_id": options.worker_id, "role": options.role},
         )
         if options.host == NODE_HOST:
             import ray  # reads its environment when imported, which has to be complete by then

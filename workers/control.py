@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.peer import Offers, PeerMessage, Release
+from disagg.messages.peer import PeerMessage
 from disagg.messages.session import (
     Cancel,
     Claim,
@@ -44,10 +44,10 @@ from disagg.workers.checksums import ComputesChecksums
 from disagg.workers.engine_threads import EngineThreads
 from disagg.workers.engines.protocol import EngineFailedError, RunsSteps
 from disagg.workers.own_transport import OwnTransport
+from disagg.workers.request_trace import RequestTrace
 from disagg.workers.router_sessions import End, RouterSessions
 from disagg.workers.router_sessions import Send as SendToRouter
 from disagg.workers.tiers.protocol import CopiesBlocks
-from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import KVTransport
 from disagg.workers.worker_clock import WorkerClock
 
@@ -96,7 +96,7 @@ class Control:
         engine: RunsSteps,
         transport: KVTransport,
         on_failed: Callable[[str], None],
-        trace: TransferTrace,
+        trace: RequestTrace,
         tiers: CopiesBlocks | None = None,
         checksums: ComputesChecksums | None = None,
         *,
@@ -175,6 +175,7 @@ class Control:
             self._sessions.report_again(message.key.router)
         if isinstance(message, Submit):
             self._sessions.send(receipt_of(message))
+            self._trace.submitted(message)
         self._guard(lambda: self.core.on_router_message(self._now_ms(), message))
         if isinstance(message, WorkerIdClaimed):
             log.warning(
@@ -183,7 +184,7 @@ class Control:
                 message.claimant.address,
             )
         if isinstance(message, Cancel):
-            self._trace.ended(message.key, "cancelled", message.reason)
+            self._trace.cancelled(message.key, message.reason)
 
     def peer_known(self, peer: Incarnation, plan: ReadPlan | None) -> None:
         """A peer's hello arrived; ``plan``: how its blocks are read, None: whole."""
@@ -192,10 +193,7 @@ class Control:
     def peer_message(self, sender: Incarnation, message: PeerMessage) -> None:
         """Handle another worker's message."""
         self._guard(lambda: self.core.on_peer_message(self._now_ms(), sender, message))
-        if isinstance(message, Offers):
-            self._trace.offered(sender, message)
-        elif isinstance(message, Release):
-            self._trace.ended(message.key, "released")
+        self._trace.received(sender, message)
 
     def peer_lost(self, peer: Incarnation) -> None:
         """A stream to or from the peer ended."""
@@ -259,7 +257,7 @@ class Control:
                     self._trace.reported(message)
                     self._sessions.send(message)
                 case Send(to, peer_message):
-                    self._links.send(to, peer_message)
+                    self._links.send(to, self._trace.sent(peer_message))
                 case PostRead():
                     self._trace.posted(action)
                     self._transport.read(action)

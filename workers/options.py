@@ -102,6 +102,12 @@ class WorkerOptions:
     """Share of the pool in quarantine at which this worker is not ready any more."""
     drain_ms: int = 5_000
     """Time for what goes on to end, then; the process ends after it."""
+    # telemetry
+    log_format: Literal["text", "json"] = "text"
+    traces: str = AUTO
+    """Where spans go: ``none``, ``console``, ``otlp``; auto: as the variables OTEL_* say."""
+    traces_endpoint: str = ""
+    """Of an OTLP collector; "": that of the variables."""
     # registration
     heartbeat_ms: int = 1_000
     discovery_ms: int = 5_000

@@ -6,13 +6,13 @@ first READ (or from its report, where nothing had to be read) to its commit or i
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Offers
 from disagg.messages.session import PartEnded, ToRouterMessage, TransferReport
@@ -21,64 +21,6 @@ from disagg.transfer.actions import PostRead
 log = logging.getLogger(__name__)
 
 SPAN_NAME = "kv.transfer"
-EXPORTERS = ("none", "console", "otlp")
-
-
-def exporter_named_in(environ: Mapping[str, str]) -> str:
-    """``OTEL_TRACES_EXPORTER``; where it is not set, ``otlp`` if an endpoint is, else ``none``."""
-    has_endpoint = any(
-        environ.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("ENDPOINT", "TRACES_ENDPOINT")
-    )
-    return environ.get("OTEL_TRACES_EXPORTER") or ("otlp" if has_endpoint else "none")
-
-
-def tracer_for(exporter: str, me: Incarnation, role: str) -> trace.Tracer:
-    """A tracer that exports as the variables ``OTEL_*`` of OpenTelemetry set; one per process.
-
-    Args:
-        exporter: ``OTEL_TRACES_EXPORTER``: ``none``, ``console`` (standard output) or ``otlp``
-            (gRPC, to ``OTEL_EXPORTER_OTLP_ENDPOINT``).
-        me: named in every span.
-        role: as ``me``.
-
-    Raises:
-        ConfigError: the exporter is not known, or not installed.
-    """
-    if exporter == "none":
-        return trace.NoOpTracer()
-    if exporter not in EXPORTERS:
-        raise ConfigError(
-            f"OTEL_TRACES_EXPORTER is {exporter!r}; known are {', '.join(EXPORTERS)}",
-            param="OTEL_TRACES_EXPORTER",
-        )
-    try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import (
-            BatchSpanProcessor,
-            ConsoleSpanExporter,
-            SimpleSpanProcessor,
-        )
-    except ImportError as error:
-        raise ConfigError(
-            f"traces need the extra packages of disagg[tracing]: {error}",
-            param="OTEL_TRACES_EXPORTER",
-        ) from error
-    resource = Resource.create(
-        {
-            "service.name": "disagg-worker",
-            "service.instance.id": f"{me.worker_id}:{me.epoch}",
-            "disagg.role": role,
-        }
-    )
-    provider = TracerProvider(resource=resource)
-    if exporter == "console":
-        one_line = ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
-        provider.add_span_processor(SimpleSpanProcessor(one_line))
-    else:
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider.get_tracer("disagg.workers")
 
 
 @dataclass(slots=True)
@@ -93,10 +35,20 @@ class _Open:
 
 
 class TransferTrace:
-    """Transfers in progress, until they end; at most one per generation of a request."""
+    """Transfers in progress, until they end; at most one per generation of a request.
 
-    def __init__(self, tracer: trace.Tracer) -> None:
+    Args:
+        tracer: makes the spans.
+        context_of: the context of a generation's span that its transfers belong to.
+    """
+
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        context_of: Callable[[RequestKey], Context | None] = lambda _: None,
+    ) -> None:
         self._tracer = tracer
+        self._context_of = context_of
         self._open: dict[RequestKey, _Open] = {}
 
     @property
@@ -155,8 +107,10 @@ class TransferTrace:
             outcome,
             one.num_reads,
             why,
+            extra={"request_id": key.request_id, "generation": key.generation},
         )
-        span = self._tracer.start_span(SPAN_NAME, start_time=one.started_ns)
+        context = self._context_of(key)
+        span = self._tracer.start_span(SPAN_NAME, context, start_time=one.started_ns)
         if span.is_recording():
             span.set_attributes(
                 {

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import secrets
 import threading
@@ -42,6 +41,7 @@ from disagg.workers.pool_region import PoolRegion
 from disagg.workers.ranked_checksums import start_checksums
 from disagg.workers.ranked_transport import RankedTransport
 from disagg.workers.registration import keep_registered_everywhere
+from disagg.workers.request_trace import trace_of_worker
 from disagg.workers.router_discovery import RouterDiscovery, RoutersOfCluster
 from disagg.workers.service import WorkerService
 from disagg.workers.tiers.copies import TierCopies
@@ -49,7 +49,6 @@ from disagg.workers.tiers.kinds import open_tiers
 from disagg.workers.tiers.known import known_to_core
 from disagg.workers.tiers.protocol import CopiesBlocks
 from disagg.workers.tiers.ranked_copies import RankedCopies, open_on_ranks
-from disagg.workers.transfer_trace import TransferTrace, exporter_named_in, tracer_for
 from disagg.workers.transport import KVTransport, agent_name
 
 log = logging.getLogger(__name__)
@@ -121,7 +120,6 @@ class Worker:
         Raises:
             ConfigError: the options, checkpoint or address cannot be used.
         """
-        exporter = exporter_named_in(os.environ)
         check_exposure(
             "worker.host",
             self.options.host,
@@ -129,7 +127,7 @@ class Worker:
             allow_insecure=self.options.allow_insecure,
         )
         self._connections = Connections(self.options.tls_directory)
-        self._trace = TransferTrace(tracer_for(exporter, self.incarnation, self.options.role))
+        self._trace = trace_of_worker(self.options, self.incarnation)
         self._engine = self._engine_factory(self.options)
         self._hash_key = block_hash_key(self.options.hash_key, self._engine.fingerprint)
         self._layout = hashed_layout(self._engine.layout, self.options.hash_block_tokens)

@@ -46,8 +46,8 @@ from disagg.workers.control import Control
 from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.peer_links import GrpcPeerLinks
+from disagg.workers.request_trace import RequestTrace
 from disagg.workers.service import WorkerService
-from disagg.workers.transfer_trace import TransferTrace
 from disagg.workers.transport import agent_name
 
 WAIT_S = 120.0
@@ -130,7 +130,7 @@ class Node:
             self.engine,
             self.transport,
             self._fail,
-            TransferTrace(NoOpTracer()),
+            RequestTrace(NoOpTracer()),
             checksums=self._start_checksums(loop) if plan.checksums else None,
         )
         server = grpc.aio.server(options=CHANNEL_OPTIONS)

@@ -1,7 +1,6 @@
 """`disagg serve`, `disagg router`, `disagg workers`: what runs until it is stopped."""
 
 import logging
-import sys
 import time
 from typing import Annotated
 
@@ -24,6 +23,7 @@ from disagg.commands.arguments import (
 )
 from disagg.commands.signals import exit_on_signals, hurry_on_signals, interrupt_on_signals
 from disagg.config import router_options
+from disagg.telemetry.log_format import configure_logging
 from disagg.workers.router_discovery import FROM_CLUSTER
 
 
@@ -111,7 +111,7 @@ def router(
     )
     from disagg.router.app import run
 
-    _log_to_stderr()
+    _log_to_stderr(effective.settings.telemetry.log_format)
     options = router_options(effective.settings)
     announcement = None
     if FROM_CLUSTER in effective.settings.cluster.router_addresses:
@@ -154,7 +154,7 @@ def workers(
     )
     from disagg.cluster.ray_cluster import join_ray, stop_ray
 
-    _log_to_stderr()
+    _log_to_stderr(effective.settings.telemetry.log_format)
     log = logging.getLogger("disagg")
     supervisor = None
     interrupt_on_signals()
@@ -175,10 +175,6 @@ def workers(
         stop_ray()
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(log_format: str) -> None:
     logging.Formatter.converter = time.gmtime
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)sZ %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logging(log_format, "%(asctime)sZ %(levelname)s %(name)s: %(message)s", {})

@@ -95,6 +95,7 @@ def router_options(settings: Settings) -> RouterOptions:
         roles_wanted=tuple(role for role, num in counts.items() if num or cluster.num_both),
         **settings.router.model_dump(),
         **settings.limits.model_dump(),
+        **settings.telemetry.model_dump(),
     )
 
 
@@ -123,4 +124,5 @@ def worker_options(settings: Settings, worker_id: str, role: str) -> WorkerOptio
         **settings.cache.model_dump(),
         **settings.scheduling.model_dump(),
         **settings.transfer.model_dump(),
+        **settings.telemetry.model_dump(exclude={"log_requests"}),
     )

@@ -16,6 +16,7 @@ from disagg.config.fields import (
     Share,
 )
 from disagg.config.router_settings import LimitSettings, RouterSettings
+from disagg.config.telemetry_settings import TelemetrySettings
 from disagg.errors import ConfigError
 from disagg.workers.options import AUTO, Auto, Dtype
 from disagg.workers.tiers.options import parse_tiers
@@ -285,6 +286,7 @@ class Settings(Section):
     transfer: TransferSettings = TransferSettings()
     router: RouterSettings = RouterSettings()
     limits: LimitSettings = LimitSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     cluster: ClusterSettings = ClusterSettings()
 
     @model_validator(mode="after")

@@ -46,6 +46,8 @@ class Reserve:
 
     key: RequestKey
     number: int
+    traceparent: str = ""
+    """W3C trace context of the prefill, the parent of the transfer; "" where nothing is traced."""
 
 
 @dataclass(frozen=True, slots=True)

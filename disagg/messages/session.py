@@ -64,6 +64,8 @@ class Submit:
     take_over: RequestKey | None = None
     """For a decode: the generation whose sealed lease it takes over. ``token_ids`` then ends with
     the token that the lease carries, and nothing is prefilled for it."""
+    traceparent: str = ""
+    """W3C trace context of the router's span; "" where nothing is traced."""
 
     @property
     def asks(self) -> tuple[PeerAddress, ...]:
@@ -173,6 +175,22 @@ def receipt_of(submit: Submit) -> PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillTimes:
+    """Where the time of a prefill went, from the arrival of its submit to its report.
+
+    What was lost to a refused reservation or a preemption counts as waiting.
+    """
+
+    queue_ms: int
+    """Until it had its turn, for good."""
+    transfer_ms: int
+    """From then until it was first computed: the reservation elsewhere, a prefix from another
+    worker or from a tier."""
+    compute_ms: int
+    """From then to the first token."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillReport:
     """What the prefill (or local) part found in its cache; sent when its prefill completes."""
 
@@ -184,6 +202,8 @@ class PrefillReport:
     """Pulled from another worker's cache, after the own hits."""
     uncached_common_tokens: int = 0
     """Of those computed: a prefix that full attention had cached, and windows or states had not."""
+    times: PrefillTimes | None = None
+    """None from a worker that does not measure them."""
 
 
 @dataclass(frozen=True, slots=True)

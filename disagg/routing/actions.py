@@ -32,6 +32,8 @@ class NewRequest:
     one."""
     num_following: int = 0
     """Requests of its group that come later: a place is kept for each."""
+    received_ms: int | None = None
+    """When its client had sent it, before it was prepared; None: when it is handed to the core."""
 
     @property
     def num_prompt_numbers(self) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.session import TransferReport
+from disagg.messages.session import PrefillTimes, TransferReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,9 @@ class GenerationRecord:
     prefill: Incarnation
     decode: Incarnation
     """Equal to ``prefill`` for a local plan."""
+    prefill_role: str
+    """As which the prefill worker is registered."""
+    decode_role: str
     reason: str
     """Why these workers were chosen."""
     num_prompt_tokens: int
@@ -30,6 +33,8 @@ class GenerationRecord:
     """Of those computed: a prefix that full attention had cached, and windows or states had not."""
     prefill_ms: int | None
     """When the prefill worker's report arrived."""
+    prefill_times: PrefillTimes | None
+    """Where the time of the prefill went, as its worker reported."""
     transfer: TransferReport | None
     """Report of the hand-over; None until it was committed, and for a local plan."""
     pull: TransferReport | None
@@ -53,7 +58,10 @@ class RequestRecord:
     num_prompt_tokens: int
     seed: int
     """Of its sampling: another request with it has the same tokens."""
+    received_ms: int
+    """When its client had sent it."""
     submitted_ms: int
+    """When it was prepared, and waited for its turn."""
     first_token_ms: int | None
     finished_ms: int | None
     """None while the request lives."""

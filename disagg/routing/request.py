@@ -64,6 +64,7 @@ class RoutedRequest:
         self.generations: list[Generation] = []
         self.progress_ms = now_ms
         self._num_computed_tokens = 0
+        self.received_ms = now_ms if request.received_ms is None else request.received_ms
         self.submitted_ms = now_ms
         self.first_token_ms: int | None = None
         self.finished_ms: int | None = None
@@ -207,6 +208,7 @@ class RoutedRequest:
             request_id=self.request_id,
             num_prompt_tokens=self.stream.num_prompt_tokens,
             seed=self.sampling.seed,
+            received_ms=self.received_ms,
             submitted_ms=self.submitted_ms,
             first_token_ms=self.first_token_ms,
             finished_ms=self.finished_ms,

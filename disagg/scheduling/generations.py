@@ -52,6 +52,7 @@ class Generations:
             request,
             self._num_arrivals,
             self._limits.max_model_tokens,
+            arrived_ms=now_ms,
             progress_shown_ms=now_ms,
         )
         self._num_arrivals += 1

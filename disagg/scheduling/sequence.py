@@ -9,7 +9,14 @@ from disagg.kv.sequence import KVSequence
 from disagg.messages.identity import RequestKey
 from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput
 from disagg.messages.sampling import SampledToken, TokenLogprobs
-from disagg.messages.session import PeerAddress, PrefillReport, PullPlan, Role, Submit
+from disagg.messages.session import (
+    PeerAddress,
+    PrefillReport,
+    PrefillTimes,
+    PullPlan,
+    Role,
+    Submit,
+)
 from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.ngrams import NgramIndex
 
@@ -83,6 +90,11 @@ class Sequence:
     prefill_reported: bool = False
     sent_tables: SentTables | None = None
     """What the engine has of its block tables; None before its first step."""
+    arrived_ms: int = 0
+    turn_ms: int = 0
+    """When it had its turn, the last time."""
+    computed_from_ms: int = 0
+    """When the first step after that was launched."""
     progress_shown_ms: int = 0
     """When it began here, or those who wait for it were last shown that it goes on."""
     scored_end: int = field(init=False)
@@ -210,8 +222,8 @@ class Sequence:
         self.pulled_tokens = num_cached - self.hit_tokens
         self.begins_at(num_cached)
 
-    def prefill_report(self) -> PrefillReport:
-        """What its prefill found in the cache here."""
+    def prefill_report(self, now_ms: int) -> PrefillReport:
+        """What its prefill, just completed, found in the cache here, and where its time went."""
         found = self.hit_tokens + self.pulled_tokens
         known_end = found if self.scored_end else self.known_end  # it did not want to find more
         return PrefillReport(
@@ -221,6 +233,11 @@ class Sequence:
             computed_tokens=self.num_prompt_tokens - found,
             pulled_tokens=self.pulled_tokens,
             uncached_common_tokens=max(0, known_end - found),
+            times=PrefillTimes(
+                queue_ms=self.turn_ms - self.arrived_ms,
+                transfer_ms=self.computed_from_ms - self.turn_ms,
+                compute_ms=now_ms - self.computed_from_ms,
+            ),
         )
 
     def _finish_reason(self, token_id: int) -> FinishReason:

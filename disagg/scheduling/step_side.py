@@ -41,6 +41,7 @@ class StepSide:
             return None
         num_elsewhere = self._generations.num_holding - len(self._batcher.running)
         for seq in self._batcher.take_startable(num_elsewhere, self._reserve_elsewhere):
+            seq.turn_ms = now_ms
             if seq.phase is Phase.LOADING:
                 self._tiers.begin(now_ms, seq)
             elif seq.phase is Phase.PULLING_PREFIX:
@@ -54,6 +55,9 @@ class StepSide:
             else:
                 seq.preempted = True
             self._parts.queue(seq)
+        for part in step.slices if step else ():
+            if part.is_new:
+                self._generations.sequences[part.key].computed_from_ms = now_ms
         return step
 
     def _reserve_elsewhere(self, seq: Sequence, hit: CacheHit) -> bool:
@@ -117,7 +121,7 @@ class StepSide:
         self._kv.unpromise(seq.key)  # the prompt is complete; from here on memory is requested
         if not seq.prefill_reported:
             seq.prefill_reported = True
-            self._out.add(ToRouter(seq.prefill_report()))
+            self._out.add(ToRouter(seq.prefill_report(now_ms)))
         if output.finish_reason is not FinishReason.NONE:
             if seq.role is Role.PREFILL:
                 self._prefill_side.give_back(seq, "token 0 ended the request")

@@ -63,8 +63,10 @@ def peer_to_wire(
     match message:
         case PeerHello():
             envelope.hello.CopyFrom(_hello_to_wire(message))
-        case Reserve(key, number):
-            envelope.reserve.CopyFrom(peer_pb2.Reserve(key=key_to_wire(key), number=number))
+        case Reserve(key, number, traceparent):
+            envelope.reserve.CopyFrom(
+                peer_pb2.Reserve(key=key_to_wire(key), number=number, traceparent=traceparent)
+            )
         case Reserved(key, number, granted, reason, first_lacked):
             envelope.reserved.CopyFrom(
                 peer_pb2.Reserved(
@@ -164,7 +166,7 @@ def _body_from_wire(envelope: peer_pb2.PeerEnvelope) -> PeerMessage | PeerHello:
             return _hello_from_wire(envelope.hello)
         case "reserve":
             reserve = envelope.reserve
-            return Reserve(key_from_wire(reserve), reserve.number)
+            return Reserve(key_from_wire(reserve), reserve.number, reserve.traceparent)
         case "reserved":
             reserved = envelope.reserved
             return Reserved(

@@ -15,6 +15,7 @@ from disagg.messages.session import (
     PeerAddress,
     PrefillProgress,
     PrefillReport,
+    PrefillTimes,
     PrefixCacheReset,
     PullPlan,
     ResetPrefixCache,
@@ -144,6 +145,7 @@ def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionRes
                 computed_tokens=message.computed_tokens,
                 pulled_tokens=message.pulled_tokens,
                 uncached_common_tokens=message.uncached_common_tokens,
+                times=None if message.times is None else _times_to_wire(message.times),
             )
             return session_pb2.SessionResponse(prefill=prefill)
         case TransferReport():
@@ -198,6 +200,7 @@ def session_response_from_wire(
                 prefill.computed_tokens,
                 prefill.pulled_tokens,
                 prefill.uncached_common_tokens,
+                _times_from_wire(prefill.times) if prefill.HasField("times") else None,
             )
         case "transfer":
             return _transfer_from_wire(response.transfer, router)
@@ -256,6 +259,16 @@ def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
     )
 
 
+def _times_to_wire(times: PrefillTimes) -> session_pb2.PrefillTimes:
+    return session_pb2.PrefillTimes(
+        queue_ms=times.queue_ms, transfer_ms=times.transfer_ms, compute_ms=times.compute_ms
+    )
+
+
+def _times_from_wire(wire: session_pb2.PrefillTimes) -> PrefillTimes:
+    return PrefillTimes(wire.queue_ms, wire.transfer_ms, wire.compute_ms)
+
+
 def _residency_from_wire(wire: session_pb2.ResidencyHistogram) -> ResidencyHistogram:
     if len(wire.counts) != len(RESIDENCY_BOUNDS_MS) + 1:
         raise malformed(wire, "counts", f"has {len(wire.counts)} entries")
@@ -277,6 +290,7 @@ def _submit_to_wire(submit: Submit) -> session_pb2.Submit:
         peer=None if submit.peer is None else _address_to_wire(submit.peer),
         pull=pull,
         take_over=None if submit.take_over is None else key_to_wire(submit.take_over),
+        traceparent=submit.traceparent,
     )
 
 
@@ -317,6 +331,7 @@ def _submit_from_wire(wire: session_pb2.Submit, router: str) -> Submit:
         peer=peer,
         pull=pull,
         take_over=take_over,
+        traceparent=wire.traceparent,
     )
 
 

@@ -34,6 +34,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "wire": GRPC,
     "grammar": {"llguidance", "numpy"},
     "tls": {"grpc", "cryptography"},
+    "telemetry": {"opentelemetry"},
     "checking": set(),
     "testing": set(),
     "workers": GRPC
@@ -42,7 +43,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     | {"obstore", "xxhash"},
     "router": GRPC
     | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
-    | {"prometheus_client"},
+    | {"prometheus_client", "opentelemetry"},
 }
 RAY_AT = (
     "disagg.workers.actor",
@@ -164,7 +165,7 @@ def _why_forbidden(item: Import) -> str:
         return "shells are named disagg.workers and disagg.router"
     if room == "":
         return "disagg/__init__ imports nothing"
-    if room not in (*CORE, *CHECKING, *SHELLS, *COMPOSITION, "wire", "grammar", "tls"):
+    if room not in (*CORE, *CHECKING, *SHELLS, *COMPOSITION, "wire", "grammar", "tls", "telemetry"):
         return f"room {room} is not in the design"
     if top == "disagg":
         return _why_not_inside(room, item.target)
@@ -192,12 +193,12 @@ def _why_not_inside(room: str, module: str) -> str:
         allowed = CORE[room]
     elif room == "wire":
         allowed = ("errors", "messages")
-    elif room in ("grammar", "tls"):
+    elif room in ("grammar", "tls", "telemetry"):
         allowed = ("errors",)
     elif room in CHECKING:
         allowed = (*CORE, *CHECKING)
     elif room in SHELLS:
-        allowed = (*CORE, "wire", "grammar", "tls")
+        allowed = (*CORE, "wire", "grammar", "tls", "telemetry")
     if any(f"{module}.".startswith(f"disagg.{name}.") for name in allowed):
         return ""
     return f"{room} may import only {', '.join(allowed) or 'nothing'}"

@@ -27,6 +27,8 @@ SOUND = {
     "disagg/wire/codec.py": "import grpc\nimport google.protobuf\nfrom ..messages import peer\n",
     "disagg/grammar/__init__.py": "",
     "disagg/grammar/compiler.py": "import llguidance\nfrom disagg.errors import E\n",
+    "disagg/telemetry/__init__.py": "",
+    "disagg/telemetry/exporters.py": "import opentelemetry\nfrom disagg.errors import E\n",
     "disagg/checking/__init__.py": "",
     "disagg/checking/explorer.py": "import random\nfrom disagg.transfer import owner\n",
     "disagg/testing/__init__.py": "",
@@ -79,6 +81,10 @@ FORBIDDEN = [
     ("disagg/grammar/compiler.py", "import torch", "not a third-party package of grammar"),
     ("disagg/wire/codec.py", "import disagg.grammar.compiler", "wire may import only"),
     ("router/app.py", "import llguidance", "not a third-party package of router"),
+    # telemetry
+    ("disagg/telemetry/exporters.py", "import grpc", "not a third-party package of telemetry"),
+    ("disagg/telemetry/exporters.py", "import disagg.messages", "telemetry may import only"),
+    ("disagg/routing/policy.py", "import disagg.telemetry.exporters", "routing may import only"),
     # checking and testing
     ("disagg/checking/explorer.py", "import disagg.wire.codec", "checking may import only"),
     ("disagg/testing/__init__.py", "import disagg.workers.options", "testing may import only"),

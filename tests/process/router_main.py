@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import logging
 import os
 import sys
 
-from disagg.router.app import RouterApp
+from disagg.router.app import RouterApp, log_as
 from disagg.router.options import RouterOptions
 
 
@@ -21,6 +20,7 @@ async def serve(options: RouterOptions) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
-    asyncio.run(serve(RouterOptions(**json.loads(sys.argv[1]))))
+    given = RouterOptions(**json.loads(sys.argv[1]))
+    log_as(given)
+    asyncio.run(serve(given))
     os._exit(0)  # the interpreter's own end takes seconds

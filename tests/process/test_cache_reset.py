@@ -43,7 +43,9 @@ def test_after_a_reset_a_known_prompt_is_computed_anew(pair: ServedModel) -> Non
     pair.settle()
     assert pair.serve(prompt)["hit_tokens"] == COMMON  # control: it would have been found
     pair.settle()
-    gaps = 'disagg_cache_block_reuse_gap_seconds_count{worker="p0"}'
+    gaps = (
+        'disagg_cache_block_reuse_gap_seconds_count{model_name="tiny",role="prefill",worker="p0"}'
+    )
     wait_until(lambda: pair.cluster.metric(gaps) > 0, "the times of what was found")
     answer = pair.cluster.admin.post(PATH)
     assert answer.status_code == 200, answer.text

@@ -11,7 +11,7 @@ import torch
 
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.direct_router import Workers
-from tests.process.harness import Cluster, running, wait_until
+from tests.process.harness import MODEL, Cluster, running, wait_until
 from tests.process.served_model import (
     GAP_MIN,
     PRINTABLE_IDS,
@@ -29,7 +29,8 @@ LENGTH, NUM_TOKENS, BOUNDARY = 150, 6, 144
 OPTIONS: dict[str, Any] = {"max_step_tokens": 96, "checksums": True}
 FLIPPED_GROUPS = (0, 5)
 """A window's, and full attention's."""
-MISMATCHES = 'disagg_worker_count{name="checksum_mismatches",worker="d0"}'
+ROLES = {"p0": "prefill", "d0": "decode"}
+MISMATCHES = 'disagg_worker_checksum_mismatches_total{model_name="tiny",role="decode",worker="d0"}'
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def checked_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     directory = make_checkpoint(folder / "gemma3", "gemma3", window=WINDOW)
     options = OPTIONS | {"reserve_timeout_ms": 30_000, "reserve_passes_max": 1_000}
     cluster = Cluster(directory, folder, options, {"worker_silent_ms": 60_000})
-    with running(cluster, p0="prefill", d0="decode"):
+    with running(cluster, **ROLES):
         yield ServedModel(cluster)
 
 
@@ -79,7 +80,8 @@ def test_blocks_that_come_well_are_committed(checked: ServedModel) -> None:
             checked.cluster.tell("d0", "forget")
     assert checked.cluster.counters("d0")["checksum_mismatches"] == mismatches
     for name in ("p0", "d0"):
-        series = f'disagg_worker_count{{name="checksummed_blocks",worker="{name}"}}'
+        labels = f'model_name="{MODEL}",role="{ROLES[name]}",worker="{name}"'
+        series = f"disagg_worker_checksummed_blocks_total{{{labels}}}"
         wait_until(partial(checked.cluster.metric, series), f"checksums of {name} to be counted")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
-from tests.process.harness import Cluster, running, wait_until
+from tests.process.harness import MODEL, Cluster, running, wait_until
 from tests.process.served_model import (
     GAP_MIN,
     WINDOW,
@@ -70,7 +70,8 @@ def test_a_handed_over_answer_is_exact_and_drafts_are_counted(served: ServedMode
     decode = handed_over(served.cluster.record(request_id))["decode"]["worker_id"]
     right, drafted = (counted(served, f"{one}draft_tokens") for one in ("accepted_", ""))
     assert 0 < right < drafted
-    series = f'disagg_worker_count{{name="accepted_draft_tokens",worker="{decode}"}}'
+    labels = f'model_name="{MODEL}",role="decode",worker="{decode}"'
+    series = f"disagg_worker_accepted_draft_tokens_total{{{labels}}}"
     wait_until(lambda: served.cluster.metric(series) == right, "the router to show them")
     asked: Any = served.body(expected, **BIAS) | {"stream": True}
     stream = served.cluster.client.completions.create(**asked)

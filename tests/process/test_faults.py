@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 ANSWER_S = 60
 NUM_PULLED = 5 * 3 + 10
 """Blocks of a prompt of 150 tokens: three of each window, all of full attention."""
-REPLANS = 'disagg_routing_replans_total{{cause="{}"}}'
+REPLANS = 'disagg_routing_replans_total{{cause="{}",model_name="tiny"}}'
 
 
 PHASES: dict[str, tuple[str, str, int]] = {

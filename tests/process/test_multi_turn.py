@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 FIRST, ANSWER, TURN = 150, 60, 20
 BOUNDARY = 208
 """The last block end of which d0 has computed every token: the last one was never an input."""
-COMMITTED = 'disagg_routing_prefix_pulls_total{outcome="committed"}'
+COMMITTED = 'disagg_routing_prefix_pulls_total{model_name="tiny",outcome="committed"}'
 
 
 def next_turn(served: ServedModel) -> Expected:

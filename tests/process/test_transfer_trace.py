@@ -14,7 +14,8 @@ pytestmark = pytest.mark.timeout(600)
 
 def spans(served: ServedModel, request_id: str) -> list[dict[str, Any]]:
     """Of a request, as the decode worker exported them."""
-    lines = [line for line in served.cluster.workers["d0"].lines if line.startswith('{"name"')]
+    start = '{"name": "kv.transfer"'
+    lines = [line for line in served.cluster.workers["d0"].lines if line.startswith(start)]
     found = [json.loads(line) for line in lines]
     return [span for span in found if span["attributes"]["disagg.request_id"] == request_id]
 

@@ -56,7 +56,9 @@ def test_who_lives_keeps_its_id(cluster: Cluster) -> None:
         claim = f"another process claims this worker's id: epoch {epoch}"
         wait_until(lambda: claim in holder.logged(), "the warning at the holder")
         wait_until(lambda: cluster.counters("p0").get("worker_id_claims"), "its counter")
-        refused = 'disagg_routing_registrations_refused_total{label="worker_id_taken"}'
+        refused = (
+            'disagg_routing_registrations_refused_total{cause="worker_id_taken",model_name="tiny"}'
+        )
         assert cluster.metric(refused) >= 1
         assert "refused until it has gone" in cluster.router.logged()
         assert cluster.known()["p0"]["info"]["incarnation"]["epoch"] == cluster.epochs["p0"]

@@ -27,7 +27,7 @@ from disagg.wire.v1 import registration_pb2 as disagg_dot_wire_dot_v1_dot_regist
 from disagg.wire.v1 import sampling_pb2 as disagg_dot_wire_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64isagg/wire/v1/peer.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a!disagg/wire/v1/registration.proto\x1a\x1d\x64isagg/wire/v1/sampling.proto\"q\n\tPeerHello\x12*\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x18.disagg.wire.v1.Contract\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05pools\x18\x03 \x03(\x0b\x32\x18.disagg.wire.v1.PoolInfo\"\x8d\x01\n\x08PoolInfo\x12\x1a\n\x12transport_metadata\x18\x01 \x01(\x0c\x12\x14\n\x0cpool_address\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bmemory_kind\x18\x05 \x01(\t\x12\x11\n\tdevice_id\x18\x06 \x01(\r\"k\n\x0cOfferedRange\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x62lock_index\x18\x02 \x01(\r\x12\x10\n\x08\x62lock_id\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x11\n\tchecksums\x18\x05 \x03(\x06\"\xa5\x01\n\x04Seal\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x12\n\nnum_ranges\x18\x02 \x03(\r\x12\x1b\n\x0e\x66irst_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rfirst_logprob\x18\x04 \x01(\x01\x12.\n\tfirst_top\x18\x05 \x01(\x0b\x32\x1b.disagg.wire.v1.TopLogprobsB\x11\n\x0f_first_token_id\"B\n\x07Reserve\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\"z\n\x08Reserved\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0f\n\x07granted\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0c\x66irst_lacked\x18\x05 \x03(\r\"B\n\x07Release\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\"\xff\x01\n\x06Offers\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12,\n\x06ranges\x18\x04 \x03(\x0b\x32\x1c.disagg.wire.v1.OfferedRange\x12\"\n\x04seal\x18\x05 \x01(\x0b\x32\x14.disagg.wire.v1.Seal\x12\x0c\n\x04\x64\x65\x61\x64\x18\x06 \x01(\x08\x12\x1b\n\x0erequest_number\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x13num_computed_tokens\x18\x08 \x01(\rB\x11\n\x0f_request_number\"b\n\x0cReadProgress\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12\x17\n\x0fnum_blocks_read\x18\x03 \x01(\r\"g\n\tAskOffers\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x15\n\x08lease_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x66irst\x18\x03 \x01(\rB\x0b\n\t_lease_id\"\x81\x01\n\x06\x43ommit\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12(\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x17.disagg.wire.v1.Attempt\x12\x12\n\nnum_ranges\x18\x04 \x03(\r\"\x8f\x01\n\x0c\x43ommitAnswer\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12(\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x17.disagg.wire.v1.Attempt\x12\n\n\x02ok\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\"q\n\nCommitSeen\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12(\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x17.disagg.wire.v1.Attempt\"\xab\x01\n\x08\x41skLease\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x12\n\nfirst_hash\x18\x04 \x01(\r\x12\x0e\n\x06hashes\x18\x05 \x01(\x0c\x12\x14\n\x0c\x66irst_lacked\x18\x06 \x03(\r\x12\x18\n\x10\x61lignment_tokens\x18\x07 \x01(\r\"\x82\x01\n\x08TakeOver\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\'\n\x03old\x18\x03 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x14\n\x0c\x66irst_lacked\x18\x04 \x03(\r\"O\n\x0cLeaseRefused\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x16\n\x0erequest_number\x18\x02 \x01(\r\"c\n\x0cLeaseLoading\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x16\n\x0erequest_number\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"X\n\rWithdrawLease\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"@\n\x05\x45nded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"$\n\nWrongEpoch\x12\x16\n\x0e\x65xpected_epoch\x18\x01 \x01(\t\"\x97\x07\n\x0cPeerEnvelope\x12+\n\x06sender\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x17\n\x0f\x61\x64\x64ressee_epoch\x18\x02 \x01(\t\x12*\n\x05hello\x18\x03 \x01(\x0b\x32\x19.disagg.wire.v1.PeerHelloH\x00\x12*\n\x07reserve\x18\x04 \x01(\x0b\x32\x17.disagg.wire.v1.ReserveH\x00\x12,\n\x08reserved\x18\x05 \x01(\x0b\x32\x18.disagg.wire.v1.ReservedH\x00\x12*\n\x07release\x18\x06 \x01(\x0b\x32\x17.disagg.wire.v1.ReleaseH\x00\x12(\n\x06offers\x18\x07 \x01(\x0b\x32\x16.disagg.wire.v1.OffersH\x00\x12/\n\nask_offers\x18\x08 \x01(\x0b\x32\x19.disagg.wire.v1.AskOffersH\x00\x12(\n\x06\x63ommit\x18\t \x01(\x0b\x32\x16.disagg.wire.v1.CommitH\x00\x12\x35\n\rcommit_answer\x18\n \x01(\x0b\x32\x1c.disagg.wire.v1.CommitAnswerH\x00\x12\x31\n\x0b\x63ommit_seen\x18\x0b \x01(\x0b\x32\x1a.disagg.wire.v1.CommitSeenH\x00\x12&\n\x05\x65nded\x18\x0c \x01(\x0b\x32\x15.disagg.wire.v1.EndedH\x00\x12\x31\n\x0bwrong_epoch\x18\r \x01(\x0b\x32\x1a.disagg.wire.v1.WrongEpochH\x00\x12-\n\task_lease\x18\x0e \x01(\x0b\x32\x18.disagg.wire.v1.AskLeaseH\x00\x12-\n\ttake_over\x18\x0f \x01(\x0b\x32\x18.disagg.wire.v1.TakeOverH\x00\x12\x37\n\x0ewithdraw_lease\x18\x10 \x01(\x0b\x32\x1d.disagg.wire.v1.WithdrawLeaseH\x00\x12\x35\n\rlease_refused\x18\x11 \x01(\x0b\x32\x1c.disagg.wire.v1.LeaseRefusedH\x00\x12\x35\n\rread_progress\x18\x12 \x01(\x0b\x32\x1c.disagg.wire.v1.ReadProgressH\x00\x12\x35\n\rlease_loading\x18\x13 \x01(\x0b\x32\x1c.disagg.wire.v1.LeaseLoadingH\x00\x42\t\n\x07messageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64isagg/wire/v1/peer.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a!disagg/wire/v1/registration.proto\x1a\x1d\x64isagg/wire/v1/sampling.proto\"q\n\tPeerHello\x12*\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x18.disagg.wire.v1.Contract\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05pools\x18\x03 \x03(\x0b\x32\x18.disagg.wire.v1.PoolInfo\"\x8d\x01\n\x08PoolInfo\x12\x1a\n\x12transport_metadata\x18\x01 \x01(\x0c\x12\x14\n\x0cpool_address\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bmemory_kind\x18\x05 \x01(\t\x12\x11\n\tdevice_id\x18\x06 \x01(\r\"k\n\x0cOfferedRange\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x62lock_index\x18\x02 \x01(\r\x12\x10\n\x08\x62lock_id\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x11\n\tchecksums\x18\x05 \x03(\x06\"\xa5\x01\n\x04Seal\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x12\n\nnum_ranges\x18\x02 \x03(\r\x12\x1b\n\x0e\x66irst_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rfirst_logprob\x18\x04 \x01(\x01\x12.\n\tfirst_top\x18\x05 \x01(\x0b\x32\x1b.disagg.wire.v1.TopLogprobsB\x11\n\x0f_first_token_id\"W\n\x07Reserve\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x13\n\x0btraceparent\x18\x1e \x01(\t\"z\n\x08Reserved\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0f\n\x07granted\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0c\x66irst_lacked\x18\x05 \x03(\r\"B\n\x07Release\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\"\xff\x01\n\x06Offers\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12,\n\x06ranges\x18\x04 \x03(\x0b\x32\x1c.disagg.wire.v1.OfferedRange\x12\"\n\x04seal\x18\x05 \x01(\x0b\x32\x14.disagg.wire.v1.Seal\x12\x0c\n\x04\x64\x65\x61\x64\x18\x06 \x01(\x08\x12\x1b\n\x0erequest_number\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x13num_computed_tokens\x18\x08 \x01(\rB\x11\n\x0f_request_number\"b\n\x0cReadProgress\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12\x17\n\x0fnum_blocks_read\x18\x03 \x01(\r\"g\n\tAskOffers\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x15\n\x08lease_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x66irst\x18\x03 \x01(\rB\x0b\n\t_lease_id\"\x81\x01\n\x06\x43ommit\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12(\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x17.disagg.wire.v1.Attempt\x12\x12\n\nnum_ranges\x18\x04 \x03(\r\"\x8f\x01\n\x0c\x43ommitAnswer\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12(\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x17.disagg.wire.v1.Attempt\x12\n\n\x02ok\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\"q\n\nCommitSeen\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12(\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x17.disagg.wire.v1.Attempt\"\xab\x01\n\x08\x41skLease\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x12\n\nfirst_hash\x18\x04 \x01(\r\x12\x0e\n\x06hashes\x18\x05 \x01(\x0c\x12\x14\n\x0c\x66irst_lacked\x18\x06 \x03(\r\x12\x18\n\x10\x61lignment_tokens\x18\x07 \x01(\r\"\x82\x01\n\x08TakeOver\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\'\n\x03old\x18\x03 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x14\n\x0c\x66irst_lacked\x18\x04 \x03(\r\"O\n\x0cLeaseRefused\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x16\n\x0erequest_number\x18\x02 \x01(\r\"c\n\x0cLeaseLoading\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x16\n\x0erequest_number\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"X\n\rWithdrawLease\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"@\n\x05\x45nded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"$\n\nWrongEpoch\x12\x16\n\x0e\x65xpected_epoch\x18\x01 \x01(\t\"\x97\x07\n\x0cPeerEnvelope\x12+\n\x06sender\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x17\n\x0f\x61\x64\x64ressee_epoch\x18\x02 \x01(\t\x12*\n\x05hello\x18\x03 \x01(\x0b\x32\x19.disagg.wire.v1.PeerHelloH\x00\x12*\n\x07reserve\x18\x04 \x01(\x0b\x32\x17.disagg.wire.v1.ReserveH\x00\x12,\n\x08reserved\x18\x05 \x01(\x0b\x32\x18.disagg.wire.v1.ReservedH\x00\x12*\n\x07release\x18\x06 \x01(\x0b\x32\x17.disagg.wire.v1.ReleaseH\x00\x12(\n\x06offers\x18\x07 \x01(\x0b\x32\x16.disagg.wire.v1.OffersH\x00\x12/\n\nask_offers\x18\x08 \x01(\x0b\x32\x19.disagg.wire.v1.AskOffersH\x00\x12(\n\x06\x63ommit\x18\t \x01(\x0b\x32\x16.disagg.wire.v1.CommitH\x00\x12\x35\n\rcommit_answer\x18\n \x01(\x0b\x32\x1c.disagg.wire.v1.CommitAnswerH\x00\x12\x31\n\x0b\x63ommit_seen\x18\x0b \x01(\x0b\x32\x1a.disagg.wire.v1.CommitSeenH\x00\x12&\n\x05\x65nded\x18\x0c \x01(\x0b\x32\x15.disagg.wire.v1.EndedH\x00\x12\x31\n\x0bwrong_epoch\x18\r \x01(\x0b\x32\x1a.disagg.wire.v1.WrongEpochH\x00\x12-\n\task_lease\x18\x0e \x01(\x0b\x32\x18.disagg.wire.v1.AskLeaseH\x00\x12-\n\ttake_over\x18\x0f \x01(\x0b\x32\x18.disagg.wire.v1.TakeOverH\x00\x12\x37\n\x0ewithdraw_lease\x18\x10 \x01(\x0b\x32\x1d.disagg.wire.v1.WithdrawLeaseH\x00\x12\x35\n\rlease_refused\x18\x11 \x01(\x0b\x32\x1c.disagg.wire.v1.LeaseRefusedH\x00\x12\x35\n\rread_progress\x18\x12 \x01(\x0b\x32\x1c.disagg.wire.v1.ReadProgressH\x00\x12\x35\n\rlease_loading\x18\x13 \x01(\x0b\x32\x1c.disagg.wire.v1.LeaseLoadingH\x00\x42\t\n\x07messageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,37 +43,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEAL']._serialized_start=511
   _globals['_SEAL']._serialized_end=676
   _globals['_RESERVE']._serialized_start=678
-  _globals['_RESERVE']._serialized_end=744
-  _globals['_RESERVED']._serialized_start=746
-  _globals['_RESERVED']._serialized_end=868
-  _globals['_RELEASE']._serialized_start=870
-  _globals['_RELEASE']._serialized_end=936
-  _globals['_OFFERS']._serialized_start=939
-  _globals['_OFFERS']._serialized_end=1194
-  _globals['_READPROGRESS']._serialized_start=1196
-  _globals['_READPROGRESS']._serialized_end=1294
-  _globals['_ASKOFFERS']._serialized_start=1296
-  _globals['_ASKOFFERS']._serialized_end=1399
-  _globals['_COMMIT']._serialized_start=1402
-  _globals['_COMMIT']._serialized_end=1531
-  _globals['_COMMITANSWER']._serialized_start=1534
-  _globals['_COMMITANSWER']._serialized_end=1677
-  _globals['_COMMITSEEN']._serialized_start=1679
-  _globals['_COMMITSEEN']._serialized_end=1792
-  _globals['_ASKLEASE']._serialized_start=1795
-  _globals['_ASKLEASE']._serialized_end=1966
-  _globals['_TAKEOVER']._serialized_start=1969
-  _globals['_TAKEOVER']._serialized_end=2099
-  _globals['_LEASEREFUSED']._serialized_start=2101
-  _globals['_LEASEREFUSED']._serialized_end=2180
-  _globals['_LEASELOADING']._serialized_start=2182
-  _globals['_LEASELOADING']._serialized_end=2281
-  _globals['_WITHDRAWLEASE']._serialized_start=2283
-  _globals['_WITHDRAWLEASE']._serialized_end=2371
-  _globals['_ENDED']._serialized_start=2373
-  _globals['_ENDED']._serialized_end=2437
-  _globals['_WRONGEPOCH']._serialized_start=2439
-  _globals['_WRONGEPOCH']._serialized_end=2475
-  _globals['_PEERENVELOPE']._serialized_start=2478
-  _globals['_PEERENVELOPE']._serialized_end=3397
+  _globals['_RESERVE']._serialized_end=765
+  _globals['_RESERVED']._serialized_start=767
+  _globals['_RESERVED']._serialized_end=889
+  _globals['_RELEASE']._serialized_start=891
+  _globals['_RELEASE']._serialized_end=957
+  _globals['_OFFERS']._serialized_start=960
+  _globals['_OFFERS']._serialized_end=1215
+  _globals['_READPROGRESS']._serialized_start=1217
+  _globals['_READPROGRESS']._serialized_end=1315
+  _globals['_ASKOFFERS']._serialized_start=1317
+  _globals['_ASKOFFERS']._serialized_end=1420
+  _globals['_COMMIT']._serialized_start=1423
+  _globals['_COMMIT']._serialized_end=1552
+  _globals['_COMMITANSWER']._serialized_start=1555
+  _globals['_COMMITANSWER']._serialized_end=1698
+  _globals['_COMMITSEEN']._serialized_start=1700
+  _globals['_COMMITSEEN']._serialized_end=1813
+  _globals['_ASKLEASE']._serialized_start=1816
+  _globals['_ASKLEASE']._serialized_end=1987
+  _globals['_TAKEOVER']._serialized_start=1990
+  _globals['_TAKEOVER']._serialized_end=2120
+  _globals['_LEASEREFUSED']._serialized_start=2122
+  _globals['_LEASEREFUSED']._serialized_end=2201
+  _globals['_LEASELOADING']._serialized_start=2203
+  _globals['_LEASELOADING']._serialized_end=2302
+  _globals['_WITHDRAWLEASE']._serialized_start=2304
+  _globals['_WITHDRAWLEASE']._serialized_end=2392
+  _globals['_ENDED']._serialized_start=2394
+  _globals['_ENDED']._serialized_end=2458
+  _globals['_WRONGEPOCH']._serialized_start=2460
+  _globals['_WRONGEPOCH']._serialized_end=2496
+  _globals['_PEERENVELOPE']._serialized_start=2499
+  _globals['_PEERENVELOPE']._serialized_end=3418
 # @@protoc_insertion_point(module_scope)

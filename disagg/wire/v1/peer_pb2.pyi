@@ -145,7 +145,10 @@ class Reserve(google.protobuf.message.Message):
 
     KEY_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     number: builtins.int
+    traceparent: builtins.str
+    """W3C trace context of the prefill"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     def __init__(
@@ -153,9 +156,10 @@ class Reserve(google.protobuf.message.Message):
         *,
         key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
         number: builtins.int = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "number", b"number"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "number", b"number", "traceparent", b"traceparent"]) -> None: ...
 
 global___Reserve = Reserve
 

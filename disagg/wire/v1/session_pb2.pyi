@@ -70,11 +70,14 @@ class Submit(google.protobuf.message.Message):
     PEER_FIELD_NUMBER: builtins.int
     PULL_FIELD_NUMBER: builtins.int
     TAKE_OVER_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     role: builtins.str
     """local, prefill, decode"""
     hashes: builtins.bytes
     """32 bytes each"""
     cache_salt: builtins.bytes
+    traceparent: builtins.str
+    """W3C trace context of the router's span"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     @property
@@ -101,9 +104,10 @@ class Submit(google.protobuf.message.Message):
         peer: global___PeerAddress | None = ...,
         pull: global___PullPlan | None = ...,
         take_over: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key", "peer", b"peer", "pull", b"pull", "sampling", b"sampling", "take_over", b"take_over"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "hashes", b"hashes", "key", b"key", "peer", b"peer", "pull", b"pull", "role", b"role", "sampling", b"sampling", "take_over", b"take_over", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "hashes", b"hashes", "key", b"key", "peer", b"peer", "pull", b"pull", "role", b"role", "sampling", b"sampling", "take_over", b"take_over", "token_ids", b"token_ids", "traceparent", b"traceparent"]) -> None: ...
 
 global___Submit = Submit
 
@@ -313,6 +317,30 @@ class PrefillProgress(google.protobuf.message.Message):
 global___PrefillProgress = PrefillProgress
 
 @typing.final
+class PrefillTimes(google.protobuf.message.Message):
+    """Where the time of a prefill went, from the arrival of its submit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUE_MS_FIELD_NUMBER: builtins.int
+    TRANSFER_MS_FIELD_NUMBER: builtins.int
+    COMPUTE_MS_FIELD_NUMBER: builtins.int
+    queue_ms: builtins.int
+    transfer_ms: builtins.int
+    """reservation, prefix from elsewhere"""
+    compute_ms: builtins.int
+    def __init__(
+        self,
+        *,
+        queue_ms: builtins.int = ...,
+        transfer_ms: builtins.int = ...,
+        compute_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms"]) -> None: ...
+
+global___PrefillTimes = PrefillTimes
+
+@typing.final
 class PrefillReport(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -322,6 +350,7 @@ class PrefillReport(google.protobuf.message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
     PULLED_TOKENS_FIELD_NUMBER: builtins.int
     UNCACHED_COMMON_TOKENS_FIELD_NUMBER: builtins.int
+    TIMES_FIELD_NUMBER: builtins.int
     num_prompt_tokens: builtins.int
     hit_tokens: builtins.int
     computed_tokens: builtins.int
@@ -329,6 +358,8 @@ class PrefillReport(google.protobuf.message.Message):
     uncached_common_tokens: builtins.int
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
+    @property
+    def times(self) -> global___PrefillTimes: ...
     def __init__(
         self,
         *,
@@ -338,9 +369,10 @@ class PrefillReport(google.protobuf.message.Message):
         computed_tokens: builtins.int = ...,
         pulled_tokens: builtins.int = ...,
         uncached_common_tokens: builtins.int = ...,
+        times: global___PrefillTimes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["computed_tokens", b"computed_tokens", "hit_tokens", b"hit_tokens", "key", b"key", "num_prompt_tokens", b"num_prompt_tokens", "pulled_tokens", b"pulled_tokens", "uncached_common_tokens", b"uncached_common_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key", "times", b"times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["computed_tokens", b"computed_tokens", "hit_tokens", b"hit_tokens", "key", b"key", "num_prompt_tokens", b"num_prompt_tokens", "pulled_tokens", b"pulled_tokens", "times", b"times", "uncached_common_tokens", b"uncached_common_tokens"]) -> None: ...
 
 global___PrefillReport = PrefillReport
 

@@ -20,13 +20,13 @@ def answer_with(hit_tokens: int, num_prompt_tokens: int = 85) -> Answer:
 
 
 def test_what_was_not_there_is_drawn_as_computed() -> None:
-    load = Load.of(answer_with(0), {"tier_blocks_written_disk": 20.0})
+    load = Load.of(answer_with(0), {"tier_blocks_written": 20.0})
     assert load.maps == {"window 16": "c" * 11, "full": "c" * 11}
     assert (load.num_loaded, load.num_read, load.num_written) == (0, 0, 20)
 
 
 def test_of_a_window_only_what_is_seen_is_drawn_as_loaded() -> None:
-    counts = {"tier_blocks_read_disk": 12.0, "tier_read_us_disk": 3000.0}
+    counts = {"tier_blocks_read": 12.0, "tier_read_seconds": 0.003}
     load = Load.of(answer_with(80), counts)
     assert load.maps == {"window 16": "........llc", "full": "llllllllllc"}
     assert (load.num_loaded, load.num_read, load.read_ms) == (12, 12, 3.0)
@@ -35,7 +35,7 @@ def test_of_a_window_only_what_is_seen_is_drawn_as_loaded() -> None:
 @pytest.mark.parametrize(("said", "shown"), [("7", "same as one process"), ("8", "says 8")])
 def test_another_answer_is_shown(said: str, shown: str) -> None:
     out = io.StringIO()
-    load = Load.of(answer_with(80), {"tier_blocks_read_disk": 12.0})
+    load = Load.of(answer_with(80), {"tier_blocks_read": 12.0})
     Console(file=out, width=100).print(draw_load(answer_with(80), said, "again", load))
     assert shown in out.getvalue()
     assert "80 tokens loaded: 12 blocks" in out.getvalue()

@@ -29,7 +29,7 @@ async def test_every_worker_forgets_and_the_answer_says_what(open_house):
     assert [worker.resets for worker in workers] == [[1], [1]]
     assert "error" not in body
     metrics = (await house.admin.get("/metrics")).text
-    assert 'disagg_routing_cache_resets_total{outcome="complete"} 1.0' in metrics
+    assert 'disagg_routing_cache_resets_total{model_name="tiny",outcome="complete"} 1.0' in metrics
 
 
 async def test_a_worker_that_refuses_or_is_lost_makes_it_a_503_that_names_it(open_house):
@@ -79,9 +79,10 @@ async def test_times_in_the_cache_are_histograms_until_the_worker_leaves(open_ho
     worker = await house.add("w1", stats=stats)
     metrics = (await house.admin.get("/metrics")).text
     line = "disagg_cache_block_idle_seconds"
-    assert f'{line}_bucket{{le="0.01",worker="w1"}} 2.0' in metrics
-    assert f'{line}_bucket{{le="+Inf",worker="w1"}} 3.0' in metrics
-    assert f'{line}_sum{{worker="w1"}} 7.0' in metrics
+    labels = 'model_name="tiny",role="both",worker="w1"'
+    assert f'{line}_bucket{{le="0.01",{labels}}} 2.0' in metrics
+    assert f'{line}_bucket{{le="+Inf",{labels}}} 3.0' in metrics
+    assert f"{line}_sum{{{labels}}} 7.0" in metrics
     shown = (await house.admin.get("/v1/disagg/workers")).json()["workers"][0]
     assert "residency" not in shown["stats"]
     await worker.stop()
@@ -90,8 +91,7 @@ async def test_times_in_the_cache_are_histograms_until_the_worker_leaves(open_ho
 
 
 def test_a_histogram_of_an_unknown_name_is_left_out():
-    metrics = Metrics()
+    metrics = Metrics("tiny")
     stats = type(READY)(*(0,) * 9, ready=True, residency=(ResidencyHistogram("mood", (), 0),))
-    worker = type("W", (), {"worker_id": "w"})()
-    metrics.worker_stats(worker, stats)
+    metrics.worker_stats("w", "both", stats)
     assert b"mood" not in metrics.text()

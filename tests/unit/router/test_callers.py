@@ -103,7 +103,10 @@ async def test_a_stranger_reaches_neither_worker_nor_body(locked):
     assert (await locked.http.post(SERVE, content=b"{")).status_code == 401
     assert locked.workers[0].submits == []
     metrics = (await locked.admin.get("/metrics", headers=bearer("grafana"))).text
-    assert 'disagg_requests_total{outcome="invalid_api_key",tenant=""} 2.0' in metrics
+    assert (
+        'disagg_requests_total{model_name="tiny",outcome="invalid_api_key",tenant=""} 2.0'
+        in metrics
+    )
 
 
 async def test_the_openai_client_is_admitted_and_refused_as_by_openai(locked):
@@ -182,7 +185,9 @@ async def test_equal_ids_of_two_tenants_are_two_requests(locked):
     second = asyncio.create_task(ask(locked, "bob", "same", max_tokens=2))
     await worker.until(lambda: len(worker.submits) == 2, "bob's submit")
     taken = await locked.http.post(
-        SERVE, json=BODY, headers=bearer("alice", **{"x-request-id": "same"})
+        SERVE,
+        json=BODY | {"prompt": [7, 8]},
+        headers=bearer("alice", **{"x-request-id": "same"}),
     )
     assert taken.status_code == 409  # control: within a tenant it is one id
     for _ in range(5):
@@ -296,25 +301,26 @@ async def test_requests_and_tokens_are_counted_by_tenant(locked):
     await locked.http.post(SERVE, json=BODY | {"n": -1}, headers=bearer("bob"))
     lines = (await locked.admin.get("/metrics", headers=bearer("grafana"))).text.splitlines()
     for line in (
-        'disagg_requests_total{outcome="length",tenant="alice"} 1.0',
-        'disagg_requests_total{outcome="length",tenant="bob"} 1.0',
-        'disagg_requests_total{outcome="invalid_value",tenant="bob"} 1.0',
-        'disagg_prompt_tokens_total{tenant="alice"} 12.0',
-        'disagg_generation_tokens_total{tenant="alice"} 3.0',
-        'disagg_generation_tokens_total{tenant="bob"} 2.0',
+        'disagg_requests_total{model_name="tiny",outcome="length",tenant="alice"} 1.0',
+        'disagg_requests_total{model_name="tiny",outcome="length",tenant="bob"} 1.0',
+        'disagg_requests_total{model_name="tiny",outcome="invalid_value",tenant="bob"} 1.0',
+        'disagg_prompt_tokens_total{model_name="tiny",tenant="alice"} 12.0',
+        'disagg_generation_tokens_total{model_name="tiny",tenant="alice"} 3.0',
+        'disagg_generation_tokens_total{model_name="tiny",tenant="bob"} 2.0',
     ):
         assert line in lines, line
 
 
 def test_tenants_that_come_and_go_are_a_bounded_number_of_labels():
-    metrics = Metrics()
+    metrics = Metrics("tiny")
     for number in range(TENANT_LABELS_MAX + 50):
-        metrics.refused("x", f"t{number}")
-        metrics.refused("x", "t0")
+        metrics.ended("x", f"t{number}")
+        metrics.ended("x", "t0")
     lines = [line for line in metrics.text().decode().splitlines() if "requests_total{" in line]
     assert len(lines) == TENANT_LABELS_MAX + 1
-    assert 'disagg_requests_total{outcome="x",tenant="(others)"} 50.0' in lines
-    assert f'disagg_requests_total{{outcome="x",tenant="t0"}} {TENANT_LABELS_MAX + 51}.0' in lines
+    assert 'disagg_requests_total{model_name="tiny",outcome="x",tenant="(others)"} 50.0' in lines
+    labels = 'model_name="tiny",outcome="x",tenant="t0"'
+    assert f"disagg_requests_total{{{labels}}} {TENANT_LABELS_MAX + 51}.0" in lines
 
 
 # --- the cluster's secret

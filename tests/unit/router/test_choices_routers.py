@@ -12,6 +12,7 @@ from disagg.router.callers import ANYBODY
 from disagg.router.choices import Choices
 from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest
+from disagg.router.observed_call import ObservedCall
 from disagg.router.text_stream import pieces
 from tests.unit.router.choices_client import BODY, LONG, PROMPT, alone, ask, texts
 from tests.unit.router.test_http_errors import check_error
@@ -97,12 +98,17 @@ async def test_what_is_sent_again_before_its_choices_have_started_is_served_once
     ]
 
 
+def call_at(dispatcher):
+    with dispatcher.observers.spans.call("POST /v1/completions", "text_completion", {}) as span:
+        return ObservedCall(dispatcher.observers, "", span)
+
+
 async def test_what_is_superseded_starts_nothing_though_its_tokens_wait_to_be_read(seeded):
     """Its other choices would take the place of those that the client waits for."""
     worker, dispatcher = seeded.workers[0], seeded.app.dispatcher
     worker.gate = asyncio.Semaphore(0)
     wanted = GenerationRequest("tiny", tuple(LONG), "prompt", max_tokens=6, seed=40)
-    prompt = await seeded.app._preparation.prepare(wanted, "again", ANYBODY)
+    prompt = await seeded.app._preparation.prepare(wanted, "again", ANYBODY, 0)
     reads = asyncio.Event()
 
     async def late(stream):
@@ -113,13 +119,14 @@ async def test_what_is_superseded_starts_nothing_though_its_tokens_wait_to_be_re
     async def to_end(choices):
         return [index async for index, piece in choices.pieces() if piece.finish_reason]
 
-    first = Choices(dispatcher, [prompt], 3, late)
+    first = Choices(dispatcher, [prompt], 3, late, call_at(dispatcher))
     await first.start()
     reading = asyncio.create_task(to_end(first))
     await worker.until(lambda: worker.submits, "the first choice")
     feed(worker, 2)
     await seeded.until(lambda: dispatcher.core.record("again-0").num_tokens == 2, "its tokens")
-    second = Choices(dispatcher, [prompt], 3, partial(pieces, tokenizer=seeded.tokenizer, stop=()))
+    now = partial(pieces, tokenizer=seeded.tokenizer, stop=())
+    second = Choices(dispatcher, [prompt], 3, now, call_at(dispatcher))
     await second.start()
     served = asyncio.create_task(to_end(second))
     await worker.until(lambda: len(worker.submits) == 2 and worker.cancels, "it in its place")
@@ -172,9 +179,9 @@ async def test_claims_of_choices_differ_and_are_those_of_the_request_sent_again(
     claims: list[bytes] = []
     generate = Dispatcher.generate
 
-    def noted(self, request, *more):
+    def noted(self, request, *more, **options):
         claims.append(request.claim)
-        return generate(self, request, *more)
+        return generate(self, request, *more, **options)
 
     bodies: list[dict[str, Any]] = [
         {"prompt": [PROMPT, PROMPT]},

@@ -103,9 +103,9 @@ async def test_claims_are_of_id_and_prompt(house):
     generate = Dispatcher.generate
     bodies = [COMPLETION, COMPLETION | {"max_tokens": 2}, COMPLETION | {"prompt": [5, 7]}]
 
-    def noted(self, request, *more):
+    def noted(self, request, *more, **options):
         claims.append(request.claim)
-        return generate(self, request, *more)
+        return generate(self, request, *more, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Dispatcher, "generate", noted)

@@ -43,7 +43,7 @@ async def test_a_lost_workers_request_goes_on_elsewhere_without_gap_or_repetitio
     other = next(w for w in workers if w is not lost)
     assert other.submits[-1].key.generation > users[0].submits[0].key.generation
     metrics = (await house.admin.get("/metrics")).text
-    assert 'disagg_routing_replans_total{cause="worker_lost"} 1.0' in metrics
+    assert 'disagg_routing_replans_total{cause="worker_lost",model_name="tiny"} 1.0' in metrics
     assert f'worker="{lost.incarnation.worker_id}"' not in metrics
 
 

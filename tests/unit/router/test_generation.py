@@ -355,15 +355,15 @@ async def test_records_models_workers_and_metrics(house):
         assert caught.value.param == "n"
     metrics = (await house.admin.get("/metrics")).text
     for line in (
-        'disagg_requests_total{outcome="length",tenant=""} 1.0',
-        'disagg_requests_total{outcome="invalid_value",tenant=""} 1.0',
-        'disagg_generation_tokens_total{tenant=""} 12.0',
-        "disagg_time_to_first_token_seconds_count 1.0",
+        'disagg_requests_total{model_name="tiny",outcome="length",tenant=""} 1.0',
+        'disagg_requests_total{model_name="tiny",outcome="invalid_value",tenant=""} 1.0',
+        'disagg_generation_tokens_total{model_name="tiny",tenant=""} 12.0',
+        'disagg_time_to_first_token_seconds_count{model_name="tiny"} 1.0',
         "disagg_inter_token_latency_seconds_count",
-        'disagg_worker{name="num_blocks_free",worker="w1"} 100.0',
-        'disagg_worker_count{name="steps",worker="w1"} 3.0',
-        'disagg_routing_plans_total{kind="local"} 1.0',
-        "disagg_requests_live 0.0",
+        'disagg_worker_num_blocks_free{model_name="tiny",role="both",worker="w1"} 100.0',
+        'disagg_worker_other_total{model_name="tiny",name="steps",role="both",worker="w1"} 3.0',
+        'disagg_routing_plans_total{kind="local",model_name="tiny"} 1.0',
+        'disagg_requests_live{model_name="tiny"} 0.0',
     ):
         assert line in metrics, f"{line} is not in\n{metrics}"
     health = (await house.http.get("/health")).json()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from disagg.router import app as router_app
-from disagg.router import dispatch
+from disagg.router import ticker
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
 from disagg.routing.core import RouterCore
@@ -49,14 +49,14 @@ async def test_a_failed_tick_is_counted_and_the_next_one_comes(open_house, monke
 
 
 async def test_a_router_whose_ticks_never_succeed_ends(model_dir, monkeypatch):
-    monkeypatch.setattr(dispatch, "TICK_S", 0.001)
+    monkeypatch.setattr(ticker, "TICK_S", 0.001)
     tick = Failing(None, 10**9)
     monkeypatch.setattr(RouterCore, "tick", tick)
     app = RouterApp(RouterOptions(str(model_dir), "tiny", **ROUTER))
     serving = asyncio.create_task(router_app._serve(app))
     async with asyncio.timeout(BOUND_S):
         assert await serving == 1
-    assert tick.num_raised == dispatch.TICK_FAILURES_MAX
+    assert tick.num_raised == ticker.TICK_FAILURES_MAX
 
 
 async def test_a_failed_kv_event_is_counted_and_the_stream_opened_anew(house, monkeypatch, caplog):

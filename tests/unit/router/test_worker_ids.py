@@ -39,7 +39,10 @@ async def test_a_live_worker_keeps_its_id_and_its_requests(house, caplog):
     assert response.status_code == 200
     assert response.json()["usage"]["completion_tokens"] == NUM_TOKENS
     text = (await house.admin.get("/metrics")).text
-    assert 'disagg_routing_registrations_refused_total{label="worker_id_taken"} 1.0' in text
+    assert (
+        'disagg_routing_registrations_refused_total{cause="worker_id_taken",model_name="tiny"} 1.0'
+        in text
+    )
 
 
 async def test_a_restart_gets_in_as_soon_as_the_session_has_ended(house):

@@ -18,7 +18,7 @@ from disagg.workers import nixl_transport
 from disagg.workers.control import Control
 from disagg.workers.engines.native.paged_pool import region_of
 from disagg.workers.nixl_transport import NixlTransport
-from disagg.workers.transfer_trace import TransferTrace
+from disagg.workers.request_trace import RequestTrace
 from tests.unit.workers.test_ends import BOUND_S, until
 from tests.unit.workers.test_sessions import NoPeers, new_core
 
@@ -44,7 +44,7 @@ async def reads_taken(rooms: list[int]) -> list[list[int]]:
     """Read ids that a transport has, after each time that it has room for so many more."""
     core, transport, seen = new_core(), FullTransport(), []
     links = cast(Any, transport)
-    control = Control(core, cast(Any, None), links, pytest.fail, TransferTrace(NoOpTracer()))
+    control = Control(core, cast(Any, None), links, pytest.fail, RequestTrace(NoOpTracer()))
     control.start(links)
     posts = [PostRead(n, RequestKey("r", 1), OWNER, (n,), (n,)) for n in range(NUM_READS)]
     control._guard(lambda: posts)
@@ -137,7 +137,7 @@ def raise_(*_: object) -> None:
 
 def new_control(said: list[str]) -> Control:
     links = cast(Any, NoPeers())
-    return Control(new_core(), cast(Any, None), links, said.append, TransferTrace(NoOpTracer()))
+    return Control(new_core(), cast(Any, None), links, said.append, RequestTrace(NoOpTracer()))
 
 
 def test_stats_that_cannot_be_made_end_the_worker(

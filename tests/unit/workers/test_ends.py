@@ -20,7 +20,7 @@ from disagg.wire.stream_hello import PeerHello
 from disagg.wire.v1 import peer_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
 from disagg.workers.peer_links import GrpcPeerLinks
-from disagg.workers.transfer_trace import TransferTrace
+from disagg.workers.request_trace import RequestTrace
 from tests.unit.workers.test_sessions import NoPeers, new_core
 
 BOUND_S = 60.0
@@ -58,7 +58,7 @@ async def failures_of_a_stop(*, goes_on: bool) -> list[str]:
     """
     failures: list[str] = []
     engine, links = SlowEngine(), cast(Any, NoPeers())
-    control = Control(new_core(), engine, links, failures.append, TransferTrace(NoOpTracer()))
+    control = Control(new_core(), engine, links, failures.append, RequestTrace(NoOpTracer()))
     control.start(links)
     control.router_message(LOCAL)
     await until(lambda: engine.num_steps > 0)

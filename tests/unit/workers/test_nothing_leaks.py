@@ -24,8 +24,8 @@ from disagg.wire.session_codec import session_request_to_wire
 from disagg.wire.v1 import worker_pb2_grpc
 from disagg.workers.control import Control
 from disagg.workers.engines.vllm.start import why_not
+from disagg.workers.request_trace import RequestTrace
 from disagg.workers.service import WorkerService
-from disagg.workers.transfer_trace import TransferTrace
 from tests.unit.workers.test_sessions import ME, TIMEOUT_S, NoPeers, new_core
 
 TOKENS = (91_827_364, 56_473_829)
@@ -67,7 +67,7 @@ async def said_of_a_failing_run(engine: FailingEngine | ForgetfulEngine) -> list
     """What the router hears, and why the worker failed, if it did."""
     said: list[str] = []
     links = cast(Any, NoPeers())
-    control = Control(new_core(), engine, links, said.append, TransferTrace(NoOpTracer()))
+    control = Control(new_core(), engine, links, said.append, RequestTrace(NoOpTracer()))
     control.start(links)
     control.open_session(lambda message: said.append(f"{message}"), lambda reason: None)
     control.router_message(SUBMIT)
@@ -111,7 +111,7 @@ def test_control_with_pythons_own_reprs_it_leaks(
 
 async def details_of_a_session_that_begins_with_a_submit() -> str:
     links = cast(Any, NoPeers())
-    control = Control(new_core(), cast(Any, None), links, pytest.fail, TransferTrace(NoOpTracer()))
+    control = Control(new_core(), cast(Any, None), links, pytest.fail, RequestTrace(NoOpTracer()))
     server = grpc.aio.server()
     service = WorkerService(ME, "both", control, links)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)

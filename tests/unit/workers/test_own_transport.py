@@ -11,7 +11,7 @@ from disagg.scheduling.actions import CheckTransport
 from disagg.transfer.actions import Send
 from disagg.workers.control import Control
 from disagg.workers.own_transport import CHECKS
-from disagg.workers.transfer_trace import TransferTrace
+from disagg.workers.request_trace import RequestTrace
 from tests.unit.workers.test_sessions import new_core
 
 READER = Incarnation("reader", "R")
@@ -75,7 +75,7 @@ class CountedChecks:
 
 def test_however_much_is_doubted_it_looks_seldom() -> None:
     transport = CountedChecks()
-    trace = TransferTrace(NoOpTracer())
+    trace = RequestTrace(NoOpTracer())
     control = Control(new_core(), cast(Any, None), cast(Any, transport), pytest.fail, trace)
     control._links = cast(Any, object())
     own = control._transport

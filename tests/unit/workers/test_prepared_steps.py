@@ -19,7 +19,7 @@ from disagg.workers.control import Control
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.native.packed_batch import PackedBatch
 from disagg.workers.engines.protocol import EngineFailedError
-from disagg.workers.transfer_trace import TransferTrace
+from disagg.workers.request_trace import RequestTrace
 from tests.checkpoints import make_checkpoint
 from tests.unit.workers.engines.digest_engine import DigestEngine
 from tests.unit.workers.engines.serving import core_over, serve
@@ -84,7 +84,7 @@ async def answers_of(
     """Tokens, and reasons of ends that are none; ``hold`` is awaited in the first forward pass."""
     links = cast(Any, NoPeers())
     core = core_over(engine, 64, steps_max=2)
-    control = Control(core, engine, links, pytest.fail, TransferTrace(NoOpTracer()))
+    control = Control(core, engine, links, pytest.fail, RequestTrace(NoOpTracer()))
     control.start(links)
     tokens: dict[str, list[int]] = {}
     ends: dict[str, str] = {}
@@ -163,7 +163,7 @@ def test_an_engine_that_fails_while_it_prepares_ends_the_worker() -> None:
         links = cast(Any, NoPeers())
         engine = FailedEngine(64)
         core = core_over(engine, 64, steps_max=2)
-        control = Control(core, engine, links, said.append, TransferTrace(NoOpTracer()))
+        control = Control(core, engine, links, said.append, RequestTrace(NoOpTracer()))
         control.start(links)
         key = RequestKey("r", 1)
         control.router_message(

@@ -30,8 +30,8 @@ from disagg.wire.session_codec import session_request_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import kv_events_pb2, session_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
+from disagg.workers.request_trace import RequestTrace
 from disagg.workers.service import WorkerService
-from disagg.workers.transfer_trace import TransferTrace
 from tests.unit.scheduling.test_cache_reset import core_with, serve
 
 ME = Incarnation("decode", "D")
@@ -101,7 +101,7 @@ class Session:
 async def serving(core: WorkerCore, **options: Any) -> AsyncIterator[tuple[Any, Control]]:
     """A worker's service as a router reaches it, and its control."""
     links = cast(Any, NoPeers())
-    trace = TransferTrace(NoOpTracer())
+    trace = RequestTrace(NoOpTracer())
     control = Control(core, cast(Any, None), links, pytest.fail, trace, **options)
     server = grpc.aio.server()
     service = WorkerService(ME, "both", control, links)

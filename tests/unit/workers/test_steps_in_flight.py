@@ -13,7 +13,7 @@ from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import Role, Submit, ToRouterMessage
 from disagg.scheduling.step import PLACEHOLDER, SequenceSlice, Step, StepResult
 from disagg.workers.control import Control
-from disagg.workers.transfer_trace import TransferTrace
+from disagg.workers.request_trace import RequestTrace
 from tests.unit.scheduling.failure_worlds import LAYOUTS
 from tests.unit.scheduling.test_block_tables import new_core
 from tests.unit.workers.test_ends import BOUND_S, until
@@ -48,7 +48,7 @@ async def answer(steps_max: int) -> tuple[list[int], int]:
     """The answer's tokens, and how many steps were prepared while the engine was in its first."""
     engine, links = HeldEngine(), cast(Any, NoPeers())
     core = new_core(LAYOUTS["full"], 24, steps_max=steps_max)
-    control = Control(core, engine, links, pytest.fail, TransferTrace(NoOpTracer()))
+    control = Control(core, engine, links, pytest.fail, RequestTrace(NoOpTracer()))
     control.start(links)
     tokens: list[int] = []
 
@@ -84,7 +84,7 @@ async def neighbours(expected_ms: float) -> list[set[str]]:
     """Who is in the first two steps, when the second request comes while the first step runs."""
     engine, links = HeldEngine(), cast(Any, NoPeers())
     core = new_core(LAYOUTS["full"], 24, steps_max=2)
-    control = Control(core, engine, links, pytest.fail, TransferTrace(NoOpTracer()))
+    control = Control(core, engine, links, pytest.fail, RequestTrace(NoOpTracer()))
     one_token = SequenceSlice(RequestKey("before", 1), (5,), 0, True, ())
     control._pace.launched(0, Step(0, (one_token,)))
     control._pace.done(expected_ms)

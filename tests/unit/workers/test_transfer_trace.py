@@ -1,4 +1,4 @@
-"""One span per transfer, whatever its end; the exporter that the environment names."""
+"""One span per transfer, whatever its end."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import OfferedRange, Offers, Seal
 from disagg.messages.session import (
@@ -19,9 +18,8 @@ from disagg.messages.session import (
     TransferReport,
 )
 from disagg.transfer.actions import PostRead
-from disagg.workers.transfer_trace import TransferTrace, exporter_named_in, tracer_for
+from disagg.workers.transfer_trace import TransferTrace
 
-ME = Incarnation("d0", "mine")
 OWNER = Incarnation("p0", "epoch")
 KEY = RequestKey("request", 3)
 
@@ -124,31 +122,3 @@ def test_a_transfer_without_reads_is_a_span_too(traced: Traced) -> None:
     attributes = traced.one_span().attributes
     assert attributes is not None
     assert attributes["disagg.num_reads"] == 0
-
-
-@pytest.mark.parametrize(
-    ("environ", "exporter"),
-    [
-        ({}, "none"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"}, "otlp"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4317"}, "otlp"),
-        (
-            {
-                "OTEL_TRACES_EXPORTER": "console",
-                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
-            },
-            "console",
-        ),
-    ],
-)
-def test_the_exporter_follows_opentelemetrys_variables(
-    environ: dict[str, str], exporter: str
-) -> None:
-    assert exporter_named_in(environ) == exporter
-
-
-def test_an_unknown_exporter_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="OTEL_TRACES_EXPORTER is 'jaeger'; known are none") as e:
-        tracer_for("jaeger", ME, "decode")
-    assert e.value.param == "OTEL_TRACES_EXPORTER"
-    assert not tracer_for("none", ME, "decode").start_span("x").is_recording()

@@ -1,0 +1,110 @@
+"""Trace spans of the router: one per call, and one per choice in it, which workers go on from.
+
+Attributes ``gen_ai.*`` are OpenTelemetry's for generative models; ``gen_ai.latency.*`` are vLLM's,
+in seconds.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from disagg.errors import DisaggError
+from disagg.routing.actions import NewRequest
+from disagg.routing.measurements import measure_end, measure_first_token
+from disagg.routing.record import RequestRecord
+from disagg.telemetry.trace_context import context_of, traceparent_of
+
+TRACEPARENT = b"traceparent"
+SYSTEM = "disagg"
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """The span of one call of a client, as what belongs to it is told of it."""
+
+    operation: str = "text_completion"
+    """``gen_ai.operation.name``."""
+    traceparent: str = ""
+    """Of the span that follows are children of; "": of none."""
+
+
+class RequestSpans:
+    """Begins and ends the router's spans. With a tracer that does nothing it passes names on."""
+
+    def __init__(self, tracer: trace.Tracer, model_name: str) -> None:
+        self._tracer = tracer
+        self._model_name = model_name
+
+    @contextmanager
+    def call(self, name: str, operation: str, headers: Mapping[bytes, bytes]) -> Iterator[CallSpan]:
+        """The span of one call, below the client's if its head names one; errors end it as such."""
+        given = headers.get(TRACEPARENT, b"").decode("latin-1")
+        span = self._tracer.start_span(name, context_of(given), SpanKind.SERVER)
+        span.set_attribute("gen_ai.operation.name", operation)
+        try:
+            yield CallSpan(operation, traceparent_of(span) or given)
+        except DisaggError as error:
+            span.set_attribute("error.type", error.code)
+            if error.http_status >= 500:  # a client's mistake is no fault of the server's
+                span.set_status(StatusCode.ERROR, error.message)
+            raise
+        finally:
+            span.end()
+
+    def begin(self, request: NewRequest, call: CallSpan) -> tuple[Span, str]:
+        """Begin a choice; returns its span and the trace context for workers."""
+        start_ns = None if request.received_ms is None else request.received_ms * 1_000_000
+        span = self._tracer.start_span(
+            f"{call.operation} {self._model_name}",
+            context_of(call.traceparent),
+            start_time=start_ns,
+        )
+        if span.is_recording():
+            sampling = request.sampling
+            asked: dict[str, AttributeValue] = {
+                "gen_ai.operation.name": call.operation,
+                "gen_ai.provider.name": SYSTEM,
+                "gen_ai.request.model": self._model_name,
+                "gen_ai.request.max_tokens": sampling.max_tokens,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+                "disagg.request_id": request.request_id,
+                "disagg.tenant": request.tenant,
+            }
+            span.set_attributes(asked)
+        return span, traceparent_of(span) or call.traceparent
+
+    def end(self, span: Span, outcome: str, record: RequestRecord, error: str = "") -> None:
+        """A choice ended: ``stop``, ``length``, ``cancelled`` or an error's code."""
+        if span.is_recording():
+            span.set_attributes(_ended(record, outcome))
+            if error:
+                span.set_attribute("error.type", outcome)
+                span.set_status(StatusCode.ERROR, error)
+        span.end()
+
+
+def _ended(record: RequestRecord, outcome: str) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {
+        "gen_ai.response.id": record.request_id,
+        "gen_ai.response.finish_reasons": [outcome],
+        "gen_ai.usage.input_tokens": record.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": record.num_tokens,
+        "disagg.num_plans": len(record.generations),
+    }
+    if record.generations:
+        last = record.generations[-1]
+        found["disagg.prefill_worker"] = last.prefill.worker_id
+        found["disagg.decode_worker"] = last.decode.worker_id
+    if record.first_token_ms is not None:
+        first = measure_first_token(record)
+        found["gen_ai.usage.cache_read.input_tokens"] = record.cached_tokens
+        found["gen_ai.latency.time_to_first_token"] = first.ttft_ms / 1000
+        found["gen_ai.latency.time_in_queue"] = first.queue_ms / 1000
+        found["gen_ai.latency.time_in_model_prefill"] = first.prefill_ms / 1000
+    found["gen_ai.latency.e2e"] = measure_end(record).e2e_ms / 1000
+    return found

@@ -1,0 +1,40 @@
+"""The clock of the router's core."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from disagg.router.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+TICK_FAILURES_MAX = 50
+
+
+async def tick_forever(
+    tick: Callable[[], None], metrics: Metrics, on_broken: Callable[[], None]
+) -> None:
+    """Tick the core for ever.
+
+    One failure need not concern the other workers and requests, so the next tick is tried. A
+    router whose ticks keep failing notices no lost worker and no late request: it ends, and
+    whoever runs it starts another.
+
+    Args:
+        tick: advances the core.
+        metrics: count failures.
+        on_broken: called after `TICK_FAILURES_MAX` failures in a row, at the end.
+    """
+    num_failures = 0
+    while num_failures < TICK_FAILURES_MAX:
+        await asyncio.sleep(TICK_S)
+        try:
+            tick()
+            num_failures = 0
+        except Exception:
+            num_failures += 1
+            logger.exception("tick failed, %d in a row", num_failures)
+            metrics.task_failed("tick")
+    logger.error("no tick succeeds any more: the router ends")
+    on_broken()
