@@ -165,6 +165,7 @@ class Choices:
             group=self._group,
             num_following=0 if index else len(self) - 1,
             received_ms=received_ms,
+            accepted_ms=self.prompts[0].received_ms,
         )
 
     def _id_of(self, index: int) -> str:

@@ -11,6 +11,7 @@ from disagg.errors import (
     DisaggError,
     RequestError,
     StoppingError,
+    SupersededError,
 )
 from disagg.router.callers import NOBODY, AccessError, Caller
 from disagg.router.openai.errors import error_body
@@ -199,6 +200,9 @@ class Exchange:
         if error.http_status == 408 or isinstance(error, StoppingError):
             # The rest of the body is no next request; or the next one is for another replica.
             extra.append((b"connection", b"close"))
+        if isinstance(error, SupersededError):
+            # openai's client sends again after 409; it would end what is served in its place.
+            extra.append((b"x-should-retry", b"false"))
         if isinstance(error, AccessError):
             extra.append((b"www-authenticate", error.challenge))
         data = to_json(error_body(error))

@@ -10,6 +10,9 @@ log = logging.getLogger(__name__)
 FROM_CLUSTER = "ray"
 """Stands for all routers that have announced themselves in the cluster."""
 DNS = "dns:"
+ADDRESSES_MAX = 1024
+"""Looked after at once, the first ones in order. Not all need be alive: which routers a worker
+serves is decided where they open their sessions."""
 LOOK_UP_S = 5.0
 """A source that does not answer for so long has said nothing new."""
 
@@ -22,7 +25,6 @@ class RouterDiscovery:
 
     Args:
         sources: host:port; ``dns:name:port`` for every address of the name; `FROM_CLUSTER`.
-        routers_max: addresses taken at most, the first ones in order.
         routers_of_cluster: asked for `FROM_CLUSTER`; None where there is no cluster.
 
     Attributes:
@@ -32,11 +34,9 @@ class RouterDiscovery:
     def __init__(
         self,
         sources: Sequence[str],
-        routers_max: int,
         routers_of_cluster: RoutersOfCluster | None = None,
     ) -> None:
         self._sources = sources
-        self._routers_max = routers_max
         self._routers_of_cluster = routers_of_cluster
         self._of_source: dict[str, frozenset[str]] = {}
         self.found: frozenset[str] = frozenset()
@@ -54,9 +54,9 @@ class RouterDiscovery:
             self._of_source[source] = addresses
             self._say(source, ", ".join(sorted(addresses)) or "no routers")
         known = sorted(frozenset().union(*self._of_source.values()))
-        if len(known) > self._routers_max:
-            self._say("", f"{len(known)} routers, worker.routers_max is {self._routers_max}")
-        self.found = frozenset(known[: self._routers_max])
+        if len(known) > ADDRESSES_MAX:
+            self._say("", f"{len(known)} addresses, the first {ADDRESSES_MAX} are taken")
+        self.found = frozenset(known[:ADDRESSES_MAX])
 
     def finds(self, address: str) -> bool:
         """Whether a router was there when they were looked up last."""

@@ -17,8 +17,8 @@ from disagg.wire.kv_events_codec import kv_batch_to_wire
 from disagg.wire.session_codec import (
     session_request_from_wire,
     session_response_to_wire,
-    stats_to_wire,
 )
+from disagg.wire.stats_codec import stats_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import kv_events_pb2, peer_pb2, session_pb2, worker_pb2, worker_pb2_grpc
 from disagg.workers.control import Control

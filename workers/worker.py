@@ -231,9 +231,7 @@ class Worker:
         control.start(links)
         await server.start()
         info = announcement.worker_info(core)
-        discovery = RouterDiscovery(
-            options.router_addresses, options.routers_max, self.routers_of_cluster
-        )
+        discovery = RouterDiscovery(options.router_addresses, self.routers_of_cluster)
         registering = keep_registered_everywhere(
             discovery, info, options.heartbeat_ms, options.discovery_ms, self._connections
         )

@@ -105,7 +105,7 @@ class WorkerSettings(Section):
     kv_events_replay_endpoint: str = ""
     """Answer requests for missed KV events at this ZeroMQ address."""
     routers_max: int = Field(default=16, ge=1, le=1024)
-    """Routers that a worker registers with and that may have a session with it, at a time."""
+    """Routers that may have a session with a worker, at a time."""
     drain_timeout_ms: Milliseconds = 30_000
     """Asked to end by SIGTERM, a worker takes no new work and lets what goes on end for so long;
     the rest is planned anew on other workers. A second signal ends it at once."""

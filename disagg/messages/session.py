@@ -107,13 +107,17 @@ CLAIM_BYTES = 16
 class Claim:
     """A request is the one that is served under a name.
 
-    Another request that claimed the name before, at any router, is superseded: its generations end
-    at this worker, and its router is told by `Superseded`.
+    Of two requests that claim one name, at any routers, the earlier one is superseded: its
+    generations end at this worker, and its router is told by `Superseded`.
     """
 
     key: RequestKey
     name: bytes
     """`CLAIM_BYTES` bytes; what a client gives equal names to is one request, sent again."""
+    accepted_ms: int = 0
+    """When its router accepted it, by that router's clock, since the Unix epoch."""
+    again: bool = False
+    """It was claimed before and is planned anew."""
 
 
 ToWorkerMessage = Submit | Cancel | ResetPrefixCache | WorkerIdClaimed | Claim
@@ -275,6 +279,17 @@ class ResidencyHistogram:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterLoad:
+    """What a worker has going on for one router."""
+
+    router: str
+    num_requests: int
+    """That are decoded there, or wait for it."""
+    num_prefill_tokens: int
+    """Prompt tokens that are still to be computed there."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """Load and counters of a worker; sent when they changed, at most once a heartbeat."""
 
@@ -294,6 +309,8 @@ class WorkerStats:
     """How long contents stay in the prefix cache; none where no block is observed."""
     draining: bool = False
     """It takes no new work and ends when what it has is over; then it is not ready either."""
+    loads: tuple[RouterLoad, ...] = ()
+    """Of every router that has anything going on there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class NewRequest:
     """Requests of its group that come later: a place is kept for each."""
     received_ms: int | None = None
     """When its client had sent it, before it was prepared; None: when it is handed to the core."""
+    accepted_ms: int | None = None
+    """For its claim: when its group was received; None: ``received_ms``."""
 
     @property
     def num_prompt_numbers(self) -> int:

@@ -104,7 +104,13 @@ class Admission:
         """Start every waiting request whose turn it is and whose workers have room."""
         if not self._waiting:
             return []
-        rooms = Rooms(self._requests.generations(), self._prefill_tokens_max, self._waiting_max)
+        rooms = Rooms(
+            self._router_id,
+            self._requests.generations(),
+            self._fleet.loads(),
+            self._prefill_tokens_max,
+            self._waiting_max,
+        )
         actions: list[RouterAction] = []
         while (started := self._admit_one(now_ms, rooms)) is not None:
             self._moved_ms = now_ms

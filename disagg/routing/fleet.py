@@ -10,7 +10,7 @@ from disagg.errors import ConfigError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
-from disagg.messages.session import WorkerStats
+from disagg.messages.session import RouterLoad, WorkerStats
 from disagg.routing.index import PrefixHit, PrefixIndex
 
 ROLES = ("prefill", "decode", "both")
@@ -182,6 +182,14 @@ class Fleet:
         if worker is not None:
             worker.stats = stats
             worker.planned_requests = worker.planned_tokens = 0
+
+    def loads(self) -> dict[Incarnation, tuple[RouterLoad, ...]]:
+        """What each router has at each worker, by the worker's last stats."""
+        return {
+            worker.info.incarnation: worker.stats.loads
+            for worker in self._workers.values()
+            if worker.stats is not None
+        }
 
     def planned(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count a request submitted to the worker, which has ``num_tokens`` to prefill for it."""

@@ -66,6 +66,8 @@ class RoutedRequest:
         self._num_computed_tokens = 0
         self.received_ms = now_ms if request.received_ms is None else request.received_ms
         self.submitted_ms = now_ms
+        accepted_ms = request.accepted_ms
+        self._accepted_ms = self.received_ms if accepted_ms is None else accepted_ms
         self.first_token_ms: int | None = None
         self.finished_ms: int | None = None
         self.num_tokens = 0
@@ -141,7 +143,8 @@ class RoutedRequest:
             return []
         keeper = keeper_of(self.claim)
         workers = dict.fromkeys((*self.current.workers, *([keeper] if keeper else ())))
-        claim = Claim(self.current.key, self.claim)
+        again = len(self.generations) > 1
+        claim = Claim(self.current.key, self.claim, self._accepted_ms, again)
         return [ToWorker(worker, claim) for worker in workers]
 
     def computed(self, now_ms: int, num_computed_tokens: int) -> None:

@@ -1,10 +1,11 @@
-"""Which workers have room for one more request, by what this router has going on there."""
+"""Which workers have room for one more request: a bound that all routers keep together."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import RouterLoad
 from disagg.routing.generation import Generation
 
 
@@ -15,15 +16,31 @@ class Rooms:
     computed, and while it has less than ``waiting_max`` requests more than it runs at once. What
     has no room anywhere waits at the router, where tenants take turns: a worker serves by arrival.
 
+    These bounds are of all routers together, by what workers say each has there. Of ``n`` routers
+    that have something at a worker each may have its ``n``-th part, whatever the others have: who
+    has filled a worker hears of its own ends first and would never let another in. Beyond its part
+    it takes the ``n``-th part of what is free, as the others see it free at the same time. So the
+    bound may be exceeded where a router comes to a full worker, or several begin at one moment, by
+    once for each further router, and until those with more than their part have given it up.
+
     Args:
-        generations: those that are current.
+        router: id of this one.
+        generations: those of this router that are current.
+        loads: what each router has at each worker, by its last stats.
         prefill_tokens_max: so many tokens to prefill close a worker; one prompt may go beyond.
         waiting_max: requests at a worker beyond those that it runs at once.
     """
 
     def __init__(
-        self, generations: Iterable[Generation], prefill_tokens_max: int, waiting_max: int
+        self,
+        router: str,
+        generations: Iterable[Generation],
+        loads: Mapping[Incarnation, Sequence[RouterLoad]],
+        prefill_tokens_max: int,
+        waiting_max: int,
     ) -> None:
+        self._router = router
+        self._loads = loads
         self._prefill_tokens_max = prefill_tokens_max
         self._waiting_max = waiting_max
         self._prefill_tokens: Counter[Incarnation] = Counter()
@@ -39,8 +56,19 @@ class Rooms:
     def has_room(self, worker: WorkerInfo) -> bool:
         """Whether a request would not wait long there, whichever part of it."""
         name = worker.incarnation
-        if self._prefill_tokens[name] >= self._prefill_tokens_max:
+        loads = self._loads.get(name, ())
+        tokens = {load.router: load.num_prefill_tokens for load in loads}
+        if self._prefill_tokens[name] >= self._own_part(self._prefill_tokens_max, tokens):
             return False
-        # 0: it did not say how many it runs; only its prompts bound it then.
-        most = worker.max_sequences
-        return not most or self._num_requests[name] < most + self._waiting_max
+        if not worker.max_sequences:  # it did not say how many it runs; only its prompts bound it
+            return True
+        most = worker.max_sequences + self._waiting_max
+        requests = {load.router: load.num_requests for load in loads}
+        return self._num_requests[name] < self._own_part(most, requests)
+
+    def _own_part(self, most: int, loads: Mapping[str, int]) -> int:
+        """What this router may have of a bound."""
+        own = loads.get(self._router, 0)
+        num_using = 1 + sum(load > 0 for router, load in loads.items() if router != self._router)
+        free = most - sum(loads.values())
+        return max(1, most // num_using, own + free // num_using)

@@ -141,7 +141,7 @@ class WorkerCore:
             case Submit():
                 self._submit(now_ms, message)
             case Claim():
-                return self._claim(message)
+                return self._claim(now_ms, message)
         return self._out.take()
 
     def on_router_lost(self, now_ms: int, router: str = "") -> list[WorkerAction]:
@@ -152,9 +152,9 @@ class WorkerCore:
             self._cancel(key, "router lost")
         return self._take_without_reports()
 
-    def _claim(self, claim: Claim) -> list[WorkerAction]:
-        """Let a request take the place of another one of its name, which ends here."""
-        superseded = self._claims.take(claim)
+    def _claim(self, now_ms: int, claim: Claim) -> list[WorkerAction]:
+        """End the earlier one of two requests of one name."""
+        superseded = self._claims.take(now_ms, claim)
         if superseded is None:
             return []
         for key in self._parts_of(lambda key: same_request(key, superseded)):

@@ -1,11 +1,13 @@
 """A worker's core from outside: load, counters, self-check."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from disagg.errors import InvariantViolation
-from disagg.messages.session import WorkerStats
+from disagg.messages.session import Role, RouterLoad, WorkerStats
 from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.sequence import Sequence
 
 NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 NO_TIERS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
@@ -37,7 +39,7 @@ def worker_stats(
             + len(core.decode_side.awaiting)
         ),
         num_running=len(batcher.running),
-        num_prefill_tokens_queued=_num_prefill_tokens(core),
+        num_prefill_tokens_queued=sum(seq.num_uncomputed for seq in _to_prefill(core)),
         num_blocks_usable=core.kv.num_usable_blocks,
         num_blocks_free=core.kv.num_free_blocks,
         num_leases=core.leases.num_live,
@@ -48,20 +50,32 @@ def worker_stats(
         draining=core.draining,
         counters=tuple(sorted(counters.items())),
         residency=core.kv.pool.residency.histograms() if core.kv.pool.residency else (),
+        loads=_loads(core),
     )
 
 
-def _num_prefill_tokens(core: WorkerCore) -> int:
-    """Prompt tokens that are still to be computed here, wherever their sequences stand."""
-    not_running = (
+def _loads(core: WorkerCore) -> tuple[RouterLoad, ...]:
+    """What goes on here for each router."""
+    requests = Counter(
+        seq.key.router for seq in core.sequences.values() if seq.role is not Role.PREFILL
+    )
+    tokens: Counter[str] = Counter()
+    for seq in _to_prefill(core):
+        tokens[seq.key.router] += seq.num_uncomputed
+    routers = sorted({key.router for key in core.sequences})
+    return tuple(RouterLoad(router, requests[router], tokens[router]) for router in routers)
+
+
+def _to_prefill(core: WorkerCore) -> Iterator[Sequence]:
+    """Whose prompts are still to be computed here, wherever they stand."""
+    yield from (
         *core.batcher.waiting,
         *core.prefill_side.backing_off,
         *core.prefill_side.reserving.values(),
         *(pull.seq for pull in core.prefix_pull.pulls.values()),
         *(load.seq for load in core.tiers.loads.values() if load.seq is not None),
     )
-    prefilling = (seq for seq in core.batcher.running if seq.num_uncomputed > 1)
-    return sum(seq.num_uncomputed for seq in (*not_running, *prefilling))
+    yield from (seq for seq in core.batcher.running if seq.num_uncomputed > 1)
 
 
 def check_core(core: WorkerCore) -> None:

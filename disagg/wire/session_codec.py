@@ -6,7 +6,6 @@ from typing import assert_never
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.session import (
     CLAIM_BYTES,
-    RESIDENCY_BOUNDS_MS,
     Cancel,
     Claim,
     EndReason,
@@ -19,7 +18,6 @@ from disagg.messages.session import (
     PrefixCacheReset,
     PullPlan,
     ResetPrefixCache,
-    ResidencyHistogram,
     Role,
     Submit,
     Superseded,
@@ -46,6 +44,7 @@ from disagg.wire.identity_codec import (
 )
 from disagg.wire.outputs_codec import outputs_from_wire, outputs_to_wire
 from disagg.wire.sampling_codec import sampling_from_wire, sampling_to_wire
+from disagg.wire.stats_codec import stats_from_wire, stats_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import session_pb2
 
@@ -72,9 +71,11 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
         case ResetPrefixCache(number, router):
             order = session_pb2.ResetPrefixCache(number=number, router=router)
             return session_pb2.SessionRequest(reset=order)
-        case Claim(key, name):
+        case Claim(key, name, accepted_ms, again):
             return session_pb2.SessionRequest(
-                claim=session_pb2.Claim(key=key_to_wire(key), name=name)
+                claim=session_pb2.Claim(
+                    key=key_to_wire(key), name=name, accepted_ms=accepted_ms, again=again
+                )
             )
         case _:
             assert_never(message)
@@ -109,7 +110,8 @@ def session_request_from_wire(
             claim = request.claim
             if len(claim.name) != CLAIM_BYTES:
                 raise malformed(claim, "name", f"has {len(claim.name)} bytes")
-            return Claim(key_from_wire(claim, router=router), claim.name)
+            key = key_from_wire(claim, router=router)
+            return Claim(key, claim.name, claim.accepted_ms, claim.again)
         case _:
             raise malformed(request, "message", "is missing or of an unknown kind")
 
@@ -218,47 +220,6 @@ def session_response_from_wire(
             raise malformed(response, "message", "is missing or of an unknown kind")
 
 
-def stats_to_wire(stats: WorkerStats) -> session_pb2.WorkerStats:
-    """Encode a worker's load; also part of its status."""
-    return session_pb2.WorkerStats(
-        num_waiting=stats.num_waiting,
-        num_running=stats.num_running,
-        num_prefill_tokens_queued=stats.num_prefill_tokens_queued,
-        num_blocks_usable=stats.num_blocks_usable,
-        num_blocks_free=stats.num_blocks_free,
-        num_leases=stats.num_leases,
-        num_reservations=stats.num_reservations,
-        num_inbound=stats.num_inbound,
-        num_blocks_quarantined=stats.num_blocks_quarantined,
-        ready=stats.ready,
-        draining=stats.draining,
-        counters=dict(stats.counters),
-        residency=[
-            session_pb2.ResidencyHistogram(name=one.name, counts=one.counts, sum_ms=one.sum_ms)
-            for one in stats.residency
-        ],
-    )
-
-
-def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
-    """Decode a worker's load; counters come sorted by name."""
-    return WorkerStats(
-        num_waiting=wire.num_waiting,
-        num_running=wire.num_running,
-        num_prefill_tokens_queued=wire.num_prefill_tokens_queued,
-        num_blocks_usable=wire.num_blocks_usable,
-        num_blocks_free=wire.num_blocks_free,
-        num_leases=wire.num_leases,
-        num_reservations=wire.num_reservations,
-        num_inbound=wire.num_inbound,
-        num_blocks_quarantined=wire.num_blocks_quarantined,
-        ready=wire.ready,
-        draining=wire.draining,
-        counters=tuple(sorted(wire.counters.items())),
-        residency=tuple(_residency_from_wire(one) for one in wire.residency),
-    )
-
-
 def _times_to_wire(times: PrefillTimes) -> session_pb2.PrefillTimes:
     return session_pb2.PrefillTimes(
         queue_ms=times.queue_ms, transfer_ms=times.transfer_ms, compute_ms=times.compute_ms
@@ -267,12 +228,6 @@ def _times_to_wire(times: PrefillTimes) -> session_pb2.PrefillTimes:
 
 def _times_from_wire(wire: session_pb2.PrefillTimes) -> PrefillTimes:
     return PrefillTimes(wire.queue_ms, wire.transfer_ms, wire.compute_ms)
-
-
-def _residency_from_wire(wire: session_pb2.ResidencyHistogram) -> ResidencyHistogram:
-    if len(wire.counts) != len(RESIDENCY_BOUNDS_MS) + 1:
-        raise malformed(wire, "counts", f"has {len(wire.counts)} entries")
-    return ResidencyHistogram(wire.name, tuple(wire.counts), wire.sum_ms)
 
 
 def _submit_to_wire(submit: Submit) -> session_pb2.Submit:

@@ -15,7 +15,17 @@ import httpx
 from disagg.router.options import RouterOptions
 from disagg.tls.authority import create_for_one_run
 from disagg.workers.options import WorkerOptions
-from tests.process.harness import MODEL, ROUTER, SMALL, START_S, WAIT_S, Process, wait_until
+from tests.process.harness import (
+    HERE,
+    MODEL,
+    ROUTER,
+    SMALL,
+    START_S,
+    WAIT_S,
+    Process,
+    wait_until,
+)
+from tests.process.network import Place
 
 
 def free_port() -> int:
@@ -61,6 +71,9 @@ class Replicas:
 
     Attributes:
         sources: where workers look for routers; every router's address if it is empty.
+        client_headers: of every request of this test.
+        places: of workers that do not run here.
+        modules: what a worker's process runs, where that is not a plain worker.
     """
 
     model_dir: Path
@@ -68,6 +81,9 @@ class Replicas:
     router_options: dict[str, Any] = field(default_factory=dict)
     worker_options: dict[str, Any] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
+    client_headers: dict[str, str] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
     routers: dict[str, Router] = field(default_factory=dict)
     workers: dict[str, Process] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
@@ -94,18 +110,21 @@ class Replicas:
         whole = RouterOptions(str(self.model_dir), MODEL, **options)
         process = Process("tests.process.router_process", asdict(whole), self.logs / name)
         http, admin = (
-            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
-            for port in (whole.http_port, whole.admin_port)
+            httpx.Client(base_url=f"http://{host}:{port}", timeout=120, headers=self.client_headers)
+            for host, port in (
+                (whole.host, whole.http_port),
+                (whole.admin_host, whole.admin_port),
+            )
         )
         self.routers[name] = Router(name, options, process, http, admin)
 
-    def start_worker(self, name: str) -> None:
+    def start_worker(self, name: str, **changed: Any) -> None:
         """Start a worker, anew if it was there before."""
         found = self.sources or tuple(
             f"127.0.0.1:{one.options['grpc_port']}" for one in self.routers.values()
         )
         given = SMALL | {"heartbeat_ms": 200, "discovery_ms": 200} | self.worker_options
-        given["tls_directory"] = self.tls_directory
+        given |= {"tls_directory": self.tls_directory} | changed
         options = WorkerOptions(
             worker_id=name,
             role=self.roles[name],
@@ -114,8 +133,9 @@ class Replicas:
             router_addresses=found,
             **given,
         )
-        module = "tests.process.worker_process"
-        self.workers[name] = Process(module, asdict(options), self.logs / name)
+        module = self.modules.get(name, "tests.process.worker_process")
+        place = self.places.get(name, HERE)
+        self.workers[name] = Process(module, asdict(options), self.logs / name, place)
 
     def wait_ready(self, *routers: str) -> None:
         """Until each router, or those named, has every worker in its present life, and ready."""

@@ -60,9 +60,9 @@ def restored(two: Replicas) -> tuple[Router, Router]:
     return two.routers["a"], two.routers["b"]
 
 
-def begun(router: Router, salt: int, request_id: str = "") -> Iterator[str]:
+def begun(router: Router, salt: int, request_id: str = "", num_tokens: int = LONG) -> Iterator[str]:
     """A stream whose first tokens have come."""
-    events = stream(router.http, body(salt), request_id)
+    events = stream(router.http, body(salt, num_tokens), request_id)
     first = next(events)
 
     def all_of_it() -> Iterator[str]:

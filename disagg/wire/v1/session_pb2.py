@@ -27,7 +27,7 @@ from disagg.wire.v1 import outputs_pb2 as disagg_dot_wire_dot_v1_dot_outputs__pb
 from disagg.wire.v1 import sampling_pb2 as disagg_dot_wire_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isagg/wire/v1/session.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a\x1c\x64isagg/wire/v1/outputs.proto\x1a\x1d\x64isagg/wire/v1/sampling.proto\"P\n\x0bPeerAddress\x12\x30\n\x0bincarnation\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"J\n\x08PullPlan\x12*\n\x05owner\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\xbf\x02\n\x06Submit\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.disagg.wire.v1.SamplingParams\x12)\n\x04peer\x18\x07 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12&\n\x04pull\x18\x08 \x01(\x0b\x32\x18.disagg.wire.v1.PullPlan\x12-\n\ttake_over\x18\t \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x13\n\x0btraceparent\x18\x1e \x01(\t\"A\n\x06\x43\x61ncel\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"2\n\x10ResetPrefixCache\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06router\x18\x14 \x01(\t\">\n\x05\x43laim\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0c\n\x04name\x18\x02 \x01(\x0c\"@\n\x0fWorkerIdClaimed\x12-\n\x08\x63laimant\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\"M\n\x0bSessionOpen\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12+\n\x06worker\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\"\xae\x02\n\x0eSessionRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.SessionOpenH\x00\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.disagg.wire.v1.SubmitH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.disagg.wire.v1.CancelH\x00\x12\x31\n\x05reset\x18\x08 \x01(\x0b\x32 .disagg.wire.v1.ResetPrefixCacheH\x00\x12\x35\n\nid_claimed\x18\x14 \x01(\x0b\x32\x1f.disagg.wire.v1.WorkerIdClaimedH\x00\x12&\n\x05\x63laim\x18\x1e \x01(\x0b\x32\x15.disagg.wire.v1.ClaimH\x00\x42\t\n\x07message\"5\n\nSuperseded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\"U\n\tPartEnded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"W\n\x0fPrefillProgress\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\r\"I\n\x0cPrefillTimes\x12\x10\n\x08queue_ms\x18\x01 \x01(\r\x12\x13\n\x0btransfer_ms\x18\x02 \x01(\r\x12\x12\n\ncompute_ms\x18\x03 \x01(\r\"\xe4\x01\n\rPrefillReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nhit_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\r\x12\x15\n\rpulled_tokens\x18\x05 \x01(\r\x12\x1e\n\x16uncached_common_tokens\x18\t \x01(\r\x12+\n\x05times\x18\x1e \x01(\x0b\x32\x1c.disagg.wire.v1.PrefillTimes\"\xd8\x01\n\rGroupTransfer\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_map\x18\x05 \x01(\t\x12\x15\n\rpulled_blocks\x18\x06 \x01(\r\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x14\n\x0cuseful_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x66ull_blocks\x18\t \x01(\r\x12\x12\n\nfull_bytes\x18\n \x01(\x04\"\xfe\x01\n\x0eTransferReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12*\n\x05owner\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12-\n\x06groups\x18\x03 \x03(\x0b\x32\x1d.disagg.wire.v1.GroupTransfer\x12\x11\n\tnum_reads\x18\x04 \x01(\r\x12\x0f\n\x07read_ms\x18\x05 \x01(\r\x12\x12\n\nexposed_ms\x18\x06 \x01(\r\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\t\"\xc5\x01\n\x10PrefixCacheReset\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rnum_forgotten\x18\x02 \x01(\x04\x12;\n\x06in_use\x18\x03 \x03(\x0b\x32+.disagg.wire.v1.PrefixCacheReset.InUseEntry\x12\x0f\n\x07refused\x18\x04 \x01(\t\x12\x0e\n\x06router\x18\x14 \x01(\t\x1a,\n\nInUseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"B\n\x12ResidencyHistogram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0e\n\x06sum_ms\x18\x03 \x01(\x04\"\xb7\x03\n\x0bWorkerStats\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12!\n\x19num_prefill_tokens_queued\x18\x03 \x01(\r\x12\x19\n\x11num_blocks_usable\x18\x04 \x01(\x04\x12\x17\n\x0fnum_blocks_free\x18\x05 \x01(\x04\x12\x12\n\nnum_leases\x18\x06 \x01(\r\x12\x18\n\x10num_reservations\x18\x07 \x01(\r\x12\x13\n\x0bnum_inbound\x18\x08 \x01(\r\x12\x1e\n\x16num_blocks_quarantined\x18\t \x01(\x04\x12\r\n\x05ready\x18\n \x01(\x08\x12;\n\x08\x63ounters\x18\x0b \x03(\x0b\x32).disagg.wire.v1.WorkerStats.CountersEntry\x12\x35\n\tresidency\x18\x0f \x03(\x0b\x32\".disagg.wire.v1.ResidencyHistogram\x12\x10\n\x08\x64raining\x18\x1e \x01(\x08\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x03\n\x0fSessionResponse\x12.\n\x07outputs\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.StepOutputsH\x00\x12/\n\npart_ended\x18\x02 \x01(\x0b\x32\x19.disagg.wire.v1.PartEndedH\x00\x12\x30\n\x07prefill\x18\x03 \x01(\x0b\x32\x1d.disagg.wire.v1.PrefillReportH\x00\x12\x32\n\x08transfer\x18\x04 \x01(\x0b\x32\x1e.disagg.wire.v1.TransferReportH\x00\x12,\n\x05stats\x18\x05 \x01(\x0b\x32\x1b.disagg.wire.v1.WorkerStatsH\x00\x12\x33\n\x08progress\x18\x06 \x01(\x0b\x32\x1f.disagg.wire.v1.PrefillProgressH\x00\x12\x31\n\x05reset\x18\x0c \x01(\x0b\x32 .disagg.wire.v1.PrefixCacheResetH\x00\x12\x30\n\nsuperseded\x18\x14 \x01(\x0b\x32\x1a.disagg.wire.v1.SupersededH\x00\x42\t\n\x07messageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isagg/wire/v1/session.proto\x12\x0e\x64isagg.wire.v1\x1a\x1d\x64isagg/wire/v1/identity.proto\x1a\x1c\x64isagg/wire/v1/outputs.proto\x1a\x1d\x64isagg/wire/v1/sampling.proto\"P\n\x0bPeerAddress\x12\x30\n\x0bincarnation\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"J\n\x08PullPlan\x12*\n\x05owner\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\xbf\x02\n\x06Submit\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.disagg.wire.v1.SamplingParams\x12)\n\x04peer\x18\x07 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\x12&\n\x04pull\x18\x08 \x01(\x0b\x32\x18.disagg.wire.v1.PullPlan\x12-\n\ttake_over\x18\t \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x13\n\x0btraceparent\x18\x1e \x01(\t\"A\n\x06\x43\x61ncel\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"2\n\x10ResetPrefixCache\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06router\x18\x14 \x01(\t\"b\n\x05\x43laim\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0c\n\x04name\x18\x02 \x01(\x0c\x12\x13\n\x0b\x61\x63\x63\x65pted_ms\x18\x03 \x01(\x04\x12\r\n\x05\x61gain\x18\x04 \x01(\x08\"@\n\x0fWorkerIdClaimed\x12-\n\x08\x63laimant\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.PeerAddress\"M\n\x0bSessionOpen\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12+\n\x06worker\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\"\xae\x02\n\x0eSessionRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.SessionOpenH\x00\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.disagg.wire.v1.SubmitH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.disagg.wire.v1.CancelH\x00\x12\x31\n\x05reset\x18\x08 \x01(\x0b\x32 .disagg.wire.v1.ResetPrefixCacheH\x00\x12\x35\n\nid_claimed\x18\x14 \x01(\x0b\x32\x1f.disagg.wire.v1.WorkerIdClaimedH\x00\x12&\n\x05\x63laim\x18\x1e \x01(\x0b\x32\x15.disagg.wire.v1.ClaimH\x00\x42\t\n\x07message\"5\n\nSuperseded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\"U\n\tPartEnded\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"W\n\x0fPrefillProgress\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\r\"I\n\x0cPrefillTimes\x12\x10\n\x08queue_ms\x18\x01 \x01(\r\x12\x13\n\x0btransfer_ms\x18\x02 \x01(\r\x12\x12\n\ncompute_ms\x18\x03 \x01(\r\"\xe4\x01\n\rPrefillReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nhit_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\r\x12\x15\n\rpulled_tokens\x18\x05 \x01(\r\x12\x1e\n\x16uncached_common_tokens\x18\t \x01(\r\x12+\n\x05times\x18\x1e \x01(\x0b\x32\x1c.disagg.wire.v1.PrefillTimes\"\xd8\x01\n\rGroupTransfer\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x15\n\rwindow_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_map\x18\x05 \x01(\t\x12\x15\n\rpulled_blocks\x18\x06 \x01(\r\x12\x14\n\x0cpulled_bytes\x18\x07 \x01(\x04\x12\x14\n\x0cuseful_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x66ull_blocks\x18\t \x01(\r\x12\x12\n\nfull_bytes\x18\n \x01(\x04\"\xfe\x01\n\x0eTransferReport\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.disagg.wire.v1.RequestKey\x12*\n\x05owner\x18\x02 \x01(\x0b\x32\x1b.disagg.wire.v1.Incarnation\x12-\n\x06groups\x18\x03 \x03(\x0b\x32\x1d.disagg.wire.v1.GroupTransfer\x12\x11\n\tnum_reads\x18\x04 \x01(\r\x12\x0f\n\x07read_ms\x18\x05 \x01(\r\x12\x12\n\nexposed_ms\x18\x06 \x01(\r\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\t\"\xc5\x01\n\x10PrefixCacheReset\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rnum_forgotten\x18\x02 \x01(\x04\x12;\n\x06in_use\x18\x03 \x03(\x0b\x32+.disagg.wire.v1.PrefixCacheReset.InUseEntry\x12\x0f\n\x07refused\x18\x04 \x01(\t\x12\x0e\n\x06router\x18\x14 \x01(\t\x1a,\n\nInUseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"B\n\x12ResidencyHistogram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0e\n\x06sum_ms\x18\x03 \x01(\x04\"\xe2\x03\n\x0bWorkerStats\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12!\n\x19num_prefill_tokens_queued\x18\x03 \x01(\r\x12\x19\n\x11num_blocks_usable\x18\x04 \x01(\x04\x12\x17\n\x0fnum_blocks_free\x18\x05 \x01(\x04\x12\x12\n\nnum_leases\x18\x06 \x01(\r\x12\x18\n\x10num_reservations\x18\x07 \x01(\r\x12\x13\n\x0bnum_inbound\x18\x08 \x01(\r\x12\x1e\n\x16num_blocks_quarantined\x18\t \x01(\x04\x12\r\n\x05ready\x18\n \x01(\x08\x12;\n\x08\x63ounters\x18\x0b \x03(\x0b\x32).disagg.wire.v1.WorkerStats.CountersEntry\x12\x35\n\tresidency\x18\x0f \x03(\x0b\x32\".disagg.wire.v1.ResidencyHistogram\x12\x10\n\x08\x64raining\x18\x1e \x01(\x08\x12)\n\x05loads\x18\x1f \x03(\x0b\x32\x1a.disagg.wire.v1.RouterLoad\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"Q\n\nRouterLoad\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x03 \x01(\x04\"\xab\x03\n\x0fSessionResponse\x12.\n\x07outputs\x18\x01 \x01(\x0b\x32\x1b.disagg.wire.v1.StepOutputsH\x00\x12/\n\npart_ended\x18\x02 \x01(\x0b\x32\x19.disagg.wire.v1.PartEndedH\x00\x12\x30\n\x07prefill\x18\x03 \x01(\x0b\x32\x1d.disagg.wire.v1.PrefillReportH\x00\x12\x32\n\x08transfer\x18\x04 \x01(\x0b\x32\x1e.disagg.wire.v1.TransferReportH\x00\x12,\n\x05stats\x18\x05 \x01(\x0b\x32\x1b.disagg.wire.v1.WorkerStatsH\x00\x12\x33\n\x08progress\x18\x06 \x01(\x0b\x32\x1f.disagg.wire.v1.PrefillProgressH\x00\x12\x31\n\x05reset\x18\x0c \x01(\x0b\x32 .disagg.wire.v1.PrefixCacheResetH\x00\x12\x30\n\nsuperseded\x18\x14 \x01(\x0b\x32\x1a.disagg.wire.v1.SupersededH\x00\x42\t\n\x07messageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,37 +49,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESETPREFIXCACHE']._serialized_start=687
   _globals['_RESETPREFIXCACHE']._serialized_end=737
   _globals['_CLAIM']._serialized_start=739
-  _globals['_CLAIM']._serialized_end=801
-  _globals['_WORKERIDCLAIMED']._serialized_start=803
-  _globals['_WORKERIDCLAIMED']._serialized_end=867
-  _globals['_SESSIONOPEN']._serialized_start=869
-  _globals['_SESSIONOPEN']._serialized_end=946
-  _globals['_SESSIONREQUEST']._serialized_start=949
-  _globals['_SESSIONREQUEST']._serialized_end=1251
-  _globals['_SUPERSEDED']._serialized_start=1253
-  _globals['_SUPERSEDED']._serialized_end=1306
-  _globals['_PARTENDED']._serialized_start=1308
-  _globals['_PARTENDED']._serialized_end=1393
-  _globals['_PREFILLPROGRESS']._serialized_start=1395
-  _globals['_PREFILLPROGRESS']._serialized_end=1482
-  _globals['_PREFILLTIMES']._serialized_start=1484
-  _globals['_PREFILLTIMES']._serialized_end=1557
-  _globals['_PREFILLREPORT']._serialized_start=1560
-  _globals['_PREFILLREPORT']._serialized_end=1788
-  _globals['_GROUPTRANSFER']._serialized_start=1791
-  _globals['_GROUPTRANSFER']._serialized_end=2007
-  _globals['_TRANSFERREPORT']._serialized_start=2010
-  _globals['_TRANSFERREPORT']._serialized_end=2264
-  _globals['_PREFIXCACHERESET']._serialized_start=2267
-  _globals['_PREFIXCACHERESET']._serialized_end=2464
-  _globals['_PREFIXCACHERESET_INUSEENTRY']._serialized_start=2420
-  _globals['_PREFIXCACHERESET_INUSEENTRY']._serialized_end=2464
-  _globals['_RESIDENCYHISTOGRAM']._serialized_start=2466
-  _globals['_RESIDENCYHISTOGRAM']._serialized_end=2532
-  _globals['_WORKERSTATS']._serialized_start=2535
-  _globals['_WORKERSTATS']._serialized_end=2974
-  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_start=2927
-  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_end=2974
-  _globals['_SESSIONRESPONSE']._serialized_start=2977
-  _globals['_SESSIONRESPONSE']._serialized_end=3404
+  _globals['_CLAIM']._serialized_end=837
+  _globals['_WORKERIDCLAIMED']._serialized_start=839
+  _globals['_WORKERIDCLAIMED']._serialized_end=903
+  _globals['_SESSIONOPEN']._serialized_start=905
+  _globals['_SESSIONOPEN']._serialized_end=982
+  _globals['_SESSIONREQUEST']._serialized_start=985
+  _globals['_SESSIONREQUEST']._serialized_end=1287
+  _globals['_SUPERSEDED']._serialized_start=1289
+  _globals['_SUPERSEDED']._serialized_end=1342
+  _globals['_PARTENDED']._serialized_start=1344
+  _globals['_PARTENDED']._serialized_end=1429
+  _globals['_PREFILLPROGRESS']._serialized_start=1431
+  _globals['_PREFILLPROGRESS']._serialized_end=1518
+  _globals['_PREFILLTIMES']._serialized_start=1520
+  _globals['_PREFILLTIMES']._serialized_end=1593
+  _globals['_PREFILLREPORT']._serialized_start=1596
+  _globals['_PREFILLREPORT']._serialized_end=1824
+  _globals['_GROUPTRANSFER']._serialized_start=1827
+  _globals['_GROUPTRANSFER']._serialized_end=2043
+  _globals['_TRANSFERREPORT']._serialized_start=2046
+  _globals['_TRANSFERREPORT']._serialized_end=2300
+  _globals['_PREFIXCACHERESET']._serialized_start=2303
+  _globals['_PREFIXCACHERESET']._serialized_end=2500
+  _globals['_PREFIXCACHERESET_INUSEENTRY']._serialized_start=2456
+  _globals['_PREFIXCACHERESET_INUSEENTRY']._serialized_end=2500
+  _globals['_RESIDENCYHISTOGRAM']._serialized_start=2502
+  _globals['_RESIDENCYHISTOGRAM']._serialized_end=2568
+  _globals['_WORKERSTATS']._serialized_start=2571
+  _globals['_WORKERSTATS']._serialized_end=3053
+  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_start=3006
+  _globals['_WORKERSTATS_COUNTERSENTRY']._serialized_end=3053
+  _globals['_ROUTERLOAD']._serialized_start=3055
+  _globals['_ROUTERLOAD']._serialized_end=3136
+  _globals['_SESSIONRESPONSE']._serialized_start=3139
+  _globals['_SESSIONRESPONSE']._serialized_end=3566
 # @@protoc_insertion_point(module_scope)

@@ -160,7 +160,13 @@ class Claim(google.protobuf.message.Message):
 
     KEY_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    ACCEPTED_MS_FIELD_NUMBER: builtins.int
+    AGAIN_FIELD_NUMBER: builtins.int
     name: builtins.bytes
+    accepted_ms: builtins.int
+    """by the clock of its router, since the Unix epoch"""
+    again: builtins.bool
+    """it was claimed before and is planned anew"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     def __init__(
@@ -168,9 +174,11 @@ class Claim(google.protobuf.message.Message):
         *,
         key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
         name: builtins.bytes = ...,
+        accepted_ms: builtins.int = ...,
+        again: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_ms", b"accepted_ms", "again", b"again", "key", b"key", "name", b"name"]) -> None: ...
 
 global___Claim = Claim
 
@@ -568,6 +576,7 @@ class WorkerStats(google.protobuf.message.Message):
     COUNTERS_FIELD_NUMBER: builtins.int
     RESIDENCY_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    LOADS_FIELD_NUMBER: builtins.int
     num_waiting: builtins.int
     num_running: builtins.int
     num_prefill_tokens_queued: builtins.int
@@ -584,6 +593,10 @@ class WorkerStats(google.protobuf.message.Message):
     def counters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
     @property
     def residency(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResidencyHistogram]: ...
+    @property
+    def loads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RouterLoad]:
+        """of every router that has anything going on there"""
+
     def __init__(
         self,
         *,
@@ -600,10 +613,36 @@ class WorkerStats(google.protobuf.message.Message):
         counters: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         residency: collections.abc.Iterable[global___ResidencyHistogram] | None = ...,
         draining: builtins.bool = ...,
+        loads: collections.abc.Iterable[global___RouterLoad] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counters", b"counters", "draining", b"draining", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counters", b"counters", "draining", b"draining", "loads", b"loads", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency"]) -> None: ...
 
 global___WorkerStats = WorkerStats
+
+@typing.final
+class RouterLoad(google.protobuf.message.Message):
+    """What a worker has going on for one router."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: builtins.int
+    router_id: builtins.str
+    num_requests: builtins.int
+    """that are decoded there, or wait for it"""
+    num_prefill_tokens: builtins.int
+    """of prompts, still to be computed there"""
+    def __init__(
+        self,
+        *,
+        router_id: builtins.str = ...,
+        num_requests: builtins.int = ...,
+        num_prefill_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_prefill_tokens", b"num_prefill_tokens", "num_requests", b"num_requests", "router_id", b"router_id"]) -> None: ...
+
+global___RouterLoad = RouterLoad
 
 @typing.final
 class SessionResponse(google.protobuf.message.Message):

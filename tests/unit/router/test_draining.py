@@ -76,7 +76,8 @@ async def test_what_is_sent_again_takes_the_place_of_the_first(house):
     first = asyncio.create_task(house.http.post("/v1/completions", json=COMPLETION, headers=NAMED))
     await worker.until(lambda: worker.submits, "the first submit")
     second = asyncio.create_task(house.http.post("/v1/completions", json=COMPLETION, headers=NAMED))
-    check_error(await first, 409, None, "superseded")
+    check_error(superseded := await first, 409, None, "superseded")
+    assert superseded.headers["x-should-retry"] == "false", "or it would end what is served now"
     await worker.until(lambda: len(worker.submits) == 2, "the second submit")
     assert [one.key for one in worker.cancels] == [worker.submits[0].key]
     for _ in range(9):

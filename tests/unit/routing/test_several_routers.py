@@ -64,6 +64,18 @@ def test_a_name_is_claimed_where_it_is_served_before_that_and_at_one_worker_of_a
     assert keepers[0] == keepers[1], "whoever asks"
 
 
+def test_a_claim_says_when_it_was_accepted_and_whether_it_is_planned_anew() -> None:
+    router = Router(P, D, S)
+    router.now_ms = 70
+    router.generate(named())
+    assert {(claim.accepted_ms, claim.again) for _, claim in claims(router)} == {(70, False)}
+    router.now_ms = 90
+    router.ended(D, router.submits[0][1], EndReason.STEP_FAILED)
+    assert {(claim.accepted_ms, claim.again) for _, claim in claims(router)} == {(70, True)}
+    router.generate(replace(named("choice"), accepted_ms=60))
+    assert {claim.accepted_ms for _, claim in claims(router)} == {60}, "with others of its group"
+
+
 def test_a_request_without_a_name_claims_nothing() -> None:
     router = Router(P, D)
     router.generate()

@@ -2,22 +2,24 @@
 
 from dataclasses import replace
 
-from disagg.messages.identity import RequestKey
+from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SampledToken, SamplingParams
 from disagg.messages.session import (
     Claim,
     EndReason,
     PartEnded,
+    PeerAddress,
     PrefixCacheReset,
     ResetPrefixCache,
     Role,
+    RouterLoad,
     Submit,
     Superseded,
     router_of,
 )
 from disagg.scheduling.actions import Drained, ToRouter, WorkerAction
-from disagg.scheduling.claims import CLAIMS_MAX, Claims
+from disagg.scheduling.claims import CLAIMS_MAX, TOGETHER_MS, Claims
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.draining import NOTICE_MS
 from disagg.scheduling.stats import worker_stats
@@ -86,19 +88,38 @@ def test_load_counts_whoever_causes_it() -> None:
     assert worker_stats(core).num_waiting == 1
 
 
+def test_each_routers_part_of_the_load_is_told() -> None:
+    core = core_with()
+    assert worker_stats(core).loads == ()
+    submit(core, key(A))
+    step(core)
+    submit(core, key(B))
+    assert worker_stats(core).loads == (RouterLoad(A, 1, 0), RouterLoad(B, 1, 2)), "a decodes"
+    core.on_router_lost(0, B)
+    assert worker_stats(core).loads == (RouterLoad(A, 1, 0),)
+
+
+def test_a_part_that_only_prefills_is_no_request_of_this_worker() -> None:
+    core = core_with()
+    peer = PeerAddress(Incarnation("d", "1"), "127.0.0.1:1")
+    sampling = SamplingParams(max_tokens=4)
+    core.on_router_message(0, Submit(key(A), Role.PREFILL, (1, 2), (), b"", sampling, peer))
+    assert worker_stats(core).loads == (RouterLoad(A, 0, 2),)
+
+
 def test_a_later_claim_ends_the_earlier_request_and_tells_its_router() -> None:
     core = core_with()
-    core.on_router_message(0, Claim(key(A), NAME))
+    core.on_router_message(0, Claim(key(A), NAME, 10))
     submit(core, key(A))
     submit(core, key(A, "other"))
     step(core)
-    actions = core.on_router_message(0, Claim(key(B), NAME))
+    actions = core.on_router_message(0, Claim(key(B), NAME, 11))
     assert actions == [ToRouter(Superseded(key(A)))]
     assert router_of(Superseded(key(A))) == A
     assert set(core.sequences) == {key(A, "other")}
-    assert core.on_router_message(0, Claim(key(B), NAME)) == [], "its own claim, repeated"
-    planned_anew = key(B)._replace(generation=9)
-    assert core.on_router_message(0, Claim(planned_anew, NAME)) == [], "of the same request"
+    assert core.on_router_message(0, Claim(key(B), NAME, 11)) == [], "its own claim, repeated"
+    anew = Claim(key(B)._replace(generation=9), NAME, 11, again=True)
+    assert core.on_router_message(0, anew) == [], "of the same request"
     assert core.on_router_message(0, Claim(key(A), b"m" * 16)) == [], "another name"
 
 
@@ -109,12 +130,59 @@ def test_a_lost_router_has_no_claims() -> None:
     assert core.on_router_message(0, Claim(key(B), NAME)) == []
 
 
+def who_is_left(*arrivals: tuple[int, Claim]) -> set[str]:
+    """Routers whose request is not superseded; claims with the times they arrive at one worker."""
+    claims, left = Claims(), {claim.key.router for _, claim in arrivals}
+    for now_ms, claim in arrivals:
+        if superseded := claims.take(now_ms, claim):
+            left.discard(superseded.router)
+    return left
+
+
+def test_of_two_that_come_together_one_is_left_at_all_workers_whatever_the_order_there() -> None:
+    one, other = Claim(key(A), NAME, 10), Claim(key(B), NAME, 11)
+    assert who_is_left((0, one), (1, other)) == who_is_left((0, other), (1, one)) == {B}
+    same_ms = replace(one, accepted_ms=11)
+    assert who_is_left((0, same_ms), (1, other)) == who_is_left((0, other), (1, same_ms)) == {B}
+
+
+def test_what_is_sent_again_later_is_served_whatever_the_routers_clocks_say() -> None:
+    early, late = Claim(key(A), NAME, 999_999), Claim(key(B), NAME, 10)
+    assert who_is_left((0, early), (TOGETHER_MS, late)) == {B}
+    assert who_is_left((0, early), (TOGETHER_MS - 1, late)) == {A}, "as if they came together"
+
+
+def test_what_is_planned_anew_takes_no_name_from_what_was_sent_again_since() -> None:
+    """Its worker was lost, and with it the claim; where it goes on it comes as the later one."""
+    first, again = Claim(key(A), NAME, 10), Claim(key(B), NAME, 5_000)
+    anew = Claim(key(A)._replace(generation=2), NAME, 10, again=True)
+    assert who_is_left((5_000, again), (9_000, anew)) == {B}
+    as_new = replace(anew, again=False)
+    assert who_is_left((5_000, again), (9_000, as_new)) == {A}, "the control: what it must not be"
+    assert who_is_left((10, first), (5_000, again), (9_000, anew)) == {B}
+
+
+def test_who_loses_a_name_by_its_own_claim_is_told_and_ends() -> None:
+    core = core_with()
+    core.on_router_message(0, Claim(key(B), NAME, 11))
+    submit(core, key(B))
+    submit(core, key(A))
+    anew = Claim(key(A), NAME, 10, again=True)
+    assert core.on_router_message(5_000, anew) == [ToRouter(Superseded(key(A)))]
+    assert set(core.sequences) == {key(B)}
+
+
 def test_claims_are_bounded() -> None:
     claims = Claims()
     for number in range(CLAIMS_MAX + 1):
-        assert claims.take(Claim(key(A, str(number)), number.to_bytes(16, "big"))) is None
-    assert claims.take(Claim(key(B), bytes(16))) is None, "the oldest is forgotten"
-    assert claims.take(Claim(key(B), (2).to_bytes(16, "big"))) == key(A, "2")
+        assert claims.take(0, Claim(key(A, str(number)), number.to_bytes(16, "big"))) is None
+    assert len(claims) == CLAIMS_MAX
+    late = 10 * TOGETHER_MS
+    assert claims.take(late, Claim(key(B), bytes(16))) is None, "the oldest is forgotten"
+    assert claims.take(late, Claim(key(B), (2).to_bytes(16, "big"))) == key(A, "2")
+    claims.router_lost(A)
+    claims.router_lost(B)
+    assert not len(claims)
 
 
 def test_a_reset_names_who_began_it_and_is_told_to_all() -> None:

@@ -149,7 +149,9 @@ ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
     session.Cancel: st.builds(session.Cancel, own_keys, text),
     session.ResetPrefixCache: st.builds(session.ResetPrefixCache, u64, router_ids),
     session.WorkerIdClaimed: st.builds(session.WorkerIdClaimed, addresses),
-    session.Claim: st.builds(session.Claim, own_keys, st.binary(min_size=16, max_size=16)),
+    session.Claim: st.builds(
+        session.Claim, own_keys, st.binary(min_size=16, max_size=16), u64, st.booleans()
+    ),
 }
 
 
@@ -213,6 +215,7 @@ WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
         counters,
         tuples(histograms),
         st.booleans(),
+        tuples(st.builds(session.RouterLoad, router_ids, u32, u64)),
     ),
     session.PrefixCacheReset: st.builds(
         session.PrefixCacheReset, u64, u64, counters, text, router_ids

@@ -14,7 +14,7 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.tls.connections import Connections
 from disagg.wire.v1 import registration_pb2, router_pb2_grpc
-from disagg.workers import registration
+from disagg.workers import registration, router_discovery
 from disagg.workers.registration import BACK_OFF_MAX_S, keep_registered_everywhere, pause_s
 from disagg.workers.router_discovery import RouterDiscovery
 
@@ -64,7 +64,7 @@ def found(discovery: RouterDiscovery) -> list[str]:
 def test_all_addresses_of_a_name_beside_a_list_and_the_cluster(names: Names) -> None:
     names.addresses = ("127.0.0.2", "127.0.0.3", "::1")
     sources = ("127.0.0.9:1", f"dns:{NAME}:5", "ray")
-    discovery = RouterDiscovery(sources, 16, lambda: ["127.0.0.8:7"])
+    discovery = RouterDiscovery(sources, lambda: ["127.0.0.8:7"])
     assert found(discovery) == [
         "127.0.0.2:5",
         "127.0.0.3:5",
@@ -85,7 +85,7 @@ def test_a_source_that_fails_keeps_what_it_said(names: Names) -> None:
             raise RuntimeError("Ray is away")
         return list(known)
 
-    discovery = RouterDiscovery((f"dns:{NAME}:5", "ray"), 16, cluster)
+    discovery = RouterDiscovery((f"dns:{NAME}:5", "ray"), cluster)
     before = found(discovery)
     names.fails = True
     known.clear()
@@ -94,16 +94,19 @@ def test_a_source_that_fails_keeps_what_it_said(names: Names) -> None:
     assert found(discovery) == ["127.0.0.8:7"], "an answer that is empty is an answer"
 
 
-def test_no_more_than_the_setting_allows(names: Names, caplog: pytest.LogCaptureFixture) -> None:
+def test_addresses_are_bounded(
+    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(router_discovery, "ADDRESSES_MAX", 4)
     names.addresses = tuple(f"127.0.0.{n}" for n in range(2, 8))
     with caplog.at_level(logging.INFO):
-        assert len(found(RouterDiscovery((f"dns:{NAME}:5",), 4))) == 4
-    assert "6 routers, worker.routers_max is 4" in caplog.text
+        assert len(found(RouterDiscovery((f"dns:{NAME}:5",)))) == 4
+    assert "6 addresses, the first 4 are taken" in caplog.text
 
 
 def test_a_worker_outside_a_cluster_finds_nobody_there(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert found(RouterDiscovery(("ray",), 4)) == []
+        assert found(RouterDiscovery(("ray",))) == []
     assert "belongs to no cluster" in caplog.text
 
 
@@ -148,7 +151,7 @@ async def until(state: Callable[[], bool], what: str) -> None:
 async def registered_as_routers_come_and_go(names: Names, logged: Callable[[], str]) -> None:
     async with router_at("127.0.0.2") as (first, port):
         names.addresses = ("127.0.0.2", "127.0.0.3")
-        discovery = RouterDiscovery((f"dns:{NAME}:{port}",), 16)
+        discovery = RouterDiscovery((f"dns:{NAME}:{port}",))
         registering = keep_registered_everywhere(discovery, INFO, 20, 20, Connections(""))
         task = asyncio.create_task(registering)
         await until(lambda: first.num_registered > 1, "registered, again and again")
