@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent import futures
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from tests.process.served_model import WINDOW, ServedModel, assert_exact
 pytestmark = pytest.mark.timeout(900)
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+Totals = dict[str, dict[str, float]]
 PARTS = ("queue", "prefill", "transfer", "router")
 
 
@@ -69,15 +71,21 @@ def served(
         yield ServedModel(cluster)
 
 
-def totals(served: ServedModel) -> dict[str, dict[str, float]]:
+def totals(served: ServedModel) -> Totals:
     """Every series, summed by the label that splits it."""
-    found: dict[str, dict[str, float]] = {}
+    found: Totals = {}
     for family in text_string_to_metric_families(served.cluster.admin.get("/metrics").text):
         for sample in family.samples:
             split = sample.labels.get("source") or sample.labels.get("part") or ""
             sums = found.setdefault(sample.name, {})
             sums[split] = sums.get(split, 0) + sample.value
     return found
+
+
+def growth(before: Totals, now: Totals, name: str) -> dict[str, float]:
+    """By how much a series has grown."""
+    old = before.get(name, {})
+    return {label: value - old.get(label, 0) for label, value in now[name].items()}
 
 
 def ask(served: ServedModel, prompt: list[int], name: str, **headers: str) -> int:
@@ -128,6 +136,41 @@ def test_one_call_is_one_trace_from_the_client_to_the_decode(
     assert said["disagg.prefill_worker"].string_value == "p0"
 
 
+def test_choices_are_spans_of_one_call_which_counts_once(
+    served: ServedModel, collector: tuple[Collector, str]
+) -> None:
+    before, trace = totals(served), TRACE[::-1]
+    prompts = [list(served.prompt(length, salt="choices").prompt) for length in (100, 70)]
+    answer = served.cluster.http.post(
+        "/v1/completions",
+        json={"model": MODEL, "prompt": prompts, "n": 2, "max_tokens": 6, "seed": 3},
+        headers={"traceparent": f"00-{trace}-{PARENT}-01"},
+    )
+    usage = answer.json()["usage"]
+    assert usage["prompt_tokens"] == 170
+    grown = partial(growth, before, totals(served))
+    sources = grown("vllm:prompt_tokens_by_source_total")
+    assert sum(sources.values()) == 170
+    assert grown("vllm:prompt_tokens_total") == {"": 170}
+    # Control: both choices of both prompts were prefilled, the later ones mostly from the cache.
+    assert sum(grown("disagg_routing_prefill_tokens_total").values()) == 2 * 170
+    assert grown("disagg_routing_prefill_tokens_total")["hit"] > sources["local_cache_hit"]
+    assert sum(grown("vllm:request_success_total").values()) == 1
+    assert grown("disagg_request_seconds_count") == {"": 1}
+    assert grown("disagg_request_decode_seconds_count") == {"": 4}
+
+    def spans() -> list[Span] | None:
+        found = [span for _, span in collector[0].spans if span.trace_id.hex() == trace]
+        return found if sum(span.name.startswith("decode") for span in found) == 4 else None
+
+    named = wait_until(spans, "the spans of four choices")
+    (call,) = [span for span in named if span.name == "POST /v1/completions"]
+    choices = [span for span in named if span.name == f"text_completion {MODEL}"]
+    assert [span.parent_span_id for span in choices] == [call.span_id] * 4
+    prefills = [span for span in named if span.name == f"prefill {MODEL}"]
+    assert {span.parent_span_id for span in prefills} == {span.span_id for span in choices}
+
+
 def test_lines_of_the_log_are_json_with_the_requests_id(served: ServedModel) -> None:
     ask(served, list(served.prompt(40, 3).prompt), "logged")
 
@@ -154,18 +197,12 @@ def test_sources_and_parts_add_up_over_mixed_traffic_and_fail_over(served: Serve
     num_tokens += 150
     assert len(cluster.record("failed-over")["generations"]) > 1
 
-    now = totals(served)
-
-    def grown(name: str) -> dict[str, float]:
-        old = before.get(name, {})
-        return {label: value - old.get(label, 0) for label, value in now[name].items()}
-
+    grown = partial(growth, before, totals(served))
     for start in ("disagg_", "vllm:"):
         sources = grown(f"{start}prompt_tokens_by_source_total")
         assert sum(sources.values()) == num_tokens
         assert grown(f"{start}prompt_tokens_total") == {"": num_tokens}
         assert sources["local_cache_hit"] > 0
-    # What was computed in all is more: the negative control of "not counted twice".
     parts = grown("disagg_time_to_first_token_part_seconds_sum")
     assert set(parts) == set(PARTS)
     whole = grown("disagg_time_to_first_token_seconds_sum")[""]
