@@ -196,19 +196,19 @@ def test_choices_go_on_where_their_worker_was_killed(
         wait_until(all_are_under_way, f"{NUM_BEFORE} tokens of each choice")
         before = records(served, name, num)
         assert not any(record["outcome"] for record in before), before
-        homes = [record["generations"][0]["decode"]["worker_id"] for record in before]
+        homes = [record["generations"][-1]["decode"]["worker_id"] for record in before]
         killed = max(decode, key=homes.count)
         cluster.workers[killed].kill()
         for other in cluster.living():
             cluster.tell(other, "pass steps")
         answers = answer.result(ANSWER_S)
     after = records(served, name, num)
-    for home, record in zip(homes, after, strict=True):
-        first, *more = record["generations"]
-        assert first["num_tokens"] >= NUM_BEFORE
-        assert len(more) == (home == killed)
-        if more:
-            assert first["cause"].startswith("worker_lost")
+    for home, was, record in zip(homes, before, after, strict=True):
+        # Where the machine is busy it may have been planned anew before.
+        met, *more = record["generations"][len(was["generations"]) - 1 :]
+        if home == killed:
+            assert more
+            assert met["cause"].startswith("worker_lost")
     assert homes.count(killed) > 1  # the fault met several of them
     for number, (record, tokens) in enumerate(zip(after, answers, strict=True)):
         assert alone(served, body, number, record["seed"]) == tokens
