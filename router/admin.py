@@ -15,6 +15,7 @@ from disagg.router.metrics import Metrics
 from disagg.router.openai.errors import error_body
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import clip
+from disagg.router.revision_pages import RevisionPages
 from disagg.router.status_pages import OBSERVERS, StatusPages
 from disagg.routing.actions import CacheResetEnded
 from disagg.routing.fleet import WorkerView
@@ -26,7 +27,7 @@ ID_PREFIXES = ("", "cmpl-", "chatcmpl-", "resp_")
 
 
 class AdminApp:
-    """Metrics, workers, records of requests, the reset of prefix caches."""
+    """Metrics, workers, revisions, records of requests, the reset of prefix caches."""
 
     def __init__(
         self, options: RouterOptions, keys: KeyRing, dispatcher: Dispatcher, metrics: Metrics
@@ -41,6 +42,7 @@ class AdminApp:
                 ("GET", "/metrics"): Page(self._metrics_page, OBSERVERS),
                 ("GET", "/v1/disagg/workers"): Page(self._workers, OBSERVERS),
                 ("POST", "/reset_prefix_cache"): Page(self._reset, frozenset((ADMIN,))),
+                **RevisionPages(options, dispatcher).pages,
                 **StatusPages(options, dispatcher).pages,
             },
             {RECORDS: Page(self._record)},

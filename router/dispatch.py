@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -22,13 +22,14 @@ from disagg.messages.session import (
     WorkerStats,
 )
 from disagg.router.client_stream import STOP_STRING, ClientStream, Unread
-from disagg.router.fleet_hasher import FleetHasher
 from disagg.router.metrics import Metrics
+from disagg.router.new_core import new_core
 from disagg.router.observed_call import CANCELLED, STOP, ObservedCall, ObservedChoice, Observers
 from disagg.router.open_answers import OpenAnswers
 from disagg.router.options import RouterOptions
 from disagg.router.registrations import warn_of_strangers
 from disagg.router.request_spans import RequestSpans
+from disagg.router.revision_metrics import RevisionCollector
 from disagg.router.router_id import new_router_id
 from disagg.router.ticker import tick_forever
 from disagg.router.worker_session import SessionEvents, WorkerSession
@@ -43,8 +44,6 @@ from disagg.routing.actions import (
     RouterAction,
     ToWorker,
 )
-from disagg.routing.core import RouterCore
-from disagg.routing.fair_queue import parse_weights
 from disagg.routing.record import RequestRecord
 from disagg.tls.connections import Connections
 
@@ -65,7 +64,6 @@ class Dispatcher:
 
     Attributes:
         core: the decisions; read freely, change only through this class.
-        hasher: names the blocks of prompts.
         observers: who is told of calls and requests.
         draining: no new requests; those that run go on.
         stopping: no requests at all.
@@ -82,32 +80,17 @@ class Dispatcher:
         connections: Connections,
         spans: RequestSpans,
     ) -> None:
-        self.hasher = FleetHasher(options.hash_key)
-        self.core = RouterCore(
-            hash_extend=self.hasher.extend,
-            replans_max=options.replans_max,
-            requests_max=options.requests_max,
-            request_timeout_ms=options.request_timeout_ms,
-            records_max=options.records_max,
-            worker_silent_ms=options.worker_silent_ms,
-            policy=options.policy,
-            pull_tokens_min=options.pull_tokens_min,
-            decode_prefill_tokens_max=options.decode_prefill_tokens_max,
-            accept_unlike_workers=options.accept_unlike_workers,
-            worker_prefill_tokens_max=options.worker_prefill_tokens_max,
-            worker_waiting_max=options.worker_waiting_max,
-            tenant_weights=parse_weights(options.tenant_weights),
-            router_id=(router_id := new_router_id(options.name)),
-        )
+        self.router_id = new_router_id(options.name)
+        self.core = new_core(options, self.router_id)
         metrics.show_core(self.core.counters, lambda: self.core.num_waiting)
         self.observers = Observers(metrics, spans, log_requests=options.log_requests)
+        metrics.registry.register(RevisionCollector(self.core.revision_views))
         self.draining = self.stopping = False
         self.broken = asyncio.Event()
         self._was_complete = False
         self._options = options
         self._connections = connections
         self._metrics = metrics
-        self.router_id = router_id
         self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
         self._live: dict[str, _Live] = {}
         self.new_group = itertools.count(1).__next__
@@ -137,9 +120,14 @@ class Dispatcher:
 
     @property
     def missing_roles(self) -> list[str]:
-        """Roles wanted for which no worker is ready now."""
-        roles = {view.info.role for view in self.core.fleet if view.ready}
-        return [r for r in self._options.roles_wanted if roles.isdisjoint((r, "both"))]
+        """Roles wanted for which no worker is ready now, in the most complete revision serving."""
+        ready = {(view.info.revision, view.info.role) for view in self.core.fleet if view.ready}
+        wanted = self._options.roles_wanted
+        missing = [
+            [role for role in wanted if ready.isdisjoint(((one.name, role), (one.name, "both")))]
+            for one in self.core.serving
+        ]
+        return min(missing, key=len, default=list(wanted))
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch as of the start, never going backwards."""
@@ -150,11 +138,10 @@ class Dispatcher:
 
         Raises:
             WorkerIdTakenError: another process lives under its id.
-            ConfigError: it does not fit this fleet.
+            ConfigError: it does not fit its revision.
         """
         if self.stopping:
             return
-        hasher = self.hasher.hasher_for(info)
         actions = self.core.register(self.now_ms(), info)
         if any(isinstance(action, Connect) for action in actions):
             warn_of_strangers(info, self.core.fleet)
@@ -162,8 +149,6 @@ class Dispatcher:
         for action in actions:
             if isinstance(action, RefuseRegistration):
                 raise action.error
-        if self.core.contract is not None:
-            self.hasher.adopt(hasher)
 
     def check_accepts(self) -> None:
         """Raise StoppingError if no new request is accepted any more."""
@@ -259,6 +244,16 @@ class Dispatcher:
         log("reset %d of the prefix caches: %s", ended.number, ended.workers)
         if self._reset is not None and not self._reset.done():
             self._reset.set_result(ended)
+
+    def set_revision_weights(self, weights: Mapping[str, float]) -> None:
+        """Share new requests among revisions so from now on.
+
+        Raises:
+            ConfigError: a weight cannot be used.
+            RequestError: no revision that is ready would have any.
+        """
+        self.core.set_revision_weights(weights)
+        logger.info("weights of revisions: %s", dict(weights) or "all equal")
 
     def drain(self) -> None:
         """Accept no new request; those that run go on, on other workers if need be."""
@@ -363,10 +358,11 @@ class Dispatcher:
     def _up(self, info: WorkerInfo) -> None:
         worker = info.incarnation
         logger.info(
-            "worker %s (epoch %s, %s, %s) joined",
+            "worker %s (epoch %s, %s, revision %s, %s) joined",
             worker.worker_id,
             worker.epoch,
             info.role,
+            info.revision,
             info.address,
         )
         self._do(self.core.session_up(self.now_ms(), worker))

@@ -1,14 +1,13 @@
-"""How the fleet names KV blocks: known when its first worker registers."""
+"""How workers name KV blocks, as this router must: by its secret and their contract."""
 
-from collections.abc import Sequence
-
-from disagg.errors import ConfigError, RemoteFault
+from disagg.errors import ConfigError
 from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.registration import WorkerInfo
+from disagg.routing.revisions import HashExtend
 
 
 class FleetHasher:
-    """Hashes prompts as the workers do; what names blocks otherwise is refused.
+    """Hashes prompts as workers do; who names blocks otherwise is refused.
 
     Args:
         secret: ``cluster.hash_key``.
@@ -16,10 +15,9 @@ class FleetHasher:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
-        self._hasher: BlockHasher | None = None
 
-    def hasher_for(self, info: WorkerInfo) -> BlockHasher:
-        """What names blocks as this worker does.
+    def hasher_of(self, info: WorkerInfo) -> HashExtend:
+        """What names blocks as this worker does; may be used in any thread.
 
         Raises:
             ConfigError: its secret differs from this router's.
@@ -34,25 +32,4 @@ class FleetHasher:
                 f"{contract.hash_scheme[:64]!r} there, {hasher.scheme!r} here)",
                 param="cluster.hash_key",
             )
-        return hasher
-
-    def adopt(self, hasher: BlockHasher) -> None:
-        """Take the first worker's; all others have the same."""
-        self._hasher = self._hasher or hasher
-
-    def hashes(self, token_ids: Sequence[int], cache_salt: bytes) -> list[bytes]:
-        """Chain values of the full hash blocks; may run in any thread.
-
-        Raises:
-            RemoteFault: no worker has registered yet, so how blocks are hashed is unknown.
-        """
-        if self._hasher is None:
-            raise RemoteFault("no worker has registered yet", retry_after_s=1)
-        hashes: list[bytes] = []
-        self._hasher.extend(hashes, token_ids, cache_salt)
-        return hashes
-
-    def extend(self, hashes: list[bytes], token_ids: Sequence[int], cache_salt: bytes) -> None:
-        """Append the hashes of newly full blocks."""
-        assert self._hasher is not None  # a request was accepted, so a worker had registered
-        self._hasher.extend(hashes, token_ids, cache_salt)
+        return hasher.extend

@@ -123,7 +123,12 @@ class GenerationPages:
         for request in wanted:
             prompts.append(
                 await self._preparation.prepare(
-                    request, exchange.request_id, exchange.caller, received_ms, num_choices
+                    request,
+                    exchange.request_id,
+                    exchange.caller,
+                    received_ms,
+                    num_choices,
+                    prompts[0].revision if prompts else None,
                 )
             )
             await asyncio.sleep(0)  # what is short is prepared here, and others wait

@@ -83,6 +83,7 @@ class GrpcService(RouterServicer):
         try:
             info = worker_info_from_wire(request)
             self._preparation.check_model(info.model)
+            self._preparation.check_tokenizer(info)
             self._dispatcher.register(info)
         except DisaggError as error:
             refusal = f"registration of {request.worker.worker_id[:128]}: {error.message}"
@@ -167,7 +168,7 @@ class GrpcService(RouterServicer):
     async def Match(
         self, request: router_pb2.MatchRequest, context: Context
     ) -> router_pb2.MatchResponse:
-        """How much of a prompt each ready worker holds of the caller's tenant.
+        """How much of a prompt each worker that takes requests holds of the caller's tenant.
 
         Stale answers cost time, never tokens.
         """
@@ -176,19 +177,26 @@ class GrpcService(RouterServicer):
             self._preparation.check_model(request.model)
             prompt, field = _prompt(request)
             check_cache_salt(request.cache_salt)
-            limit = self._dispatcher.core.max_model_tokens
-            if not limit:
+            core = self._dispatcher.core
+            revisions = core.serving
+            if not revisions:
                 raise RemoteFault("no worker is ready", retry_after_s=1)
             token_ids, hashes = await self._preparation.tokens(
                 prompt,
                 field,
-                limit,
+                max(map(core.max_model_tokens_of, revisions)),
                 tenant_salt(caller.tenant, request.cache_salt),
                 caller.tenant,
+                revisions=revisions,
             )
         except DisaggError as error:
             await _abort(context, error)
-        found = self._dispatcher.core.match(len(token_ids), hashes)
+        found = [
+            match
+            for revision, chain in zip(revisions, hashes, strict=True)
+            for match in core.match(revision, len(token_ids), chain)
+        ]
+        found.sort(key=lambda match: -match.usable_tokens)
         return router_pb2.MatchResponse(
             num_tokens=len(token_ids), workers=[match_to_wire(match) for match in found]
         )

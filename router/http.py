@@ -79,4 +79,5 @@ class HttpApp:
             "created": self._created,
             "owned_by": "disagg",
             "max_model_len": self._dispatcher.core.max_model_tokens or None,
+            "revisions": [one.name for one in self._dispatcher.core.serving],
         }

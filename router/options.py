@@ -109,7 +109,9 @@ class RouterOptions:
     traces_endpoint: str = ""
     """Of an OTLP collector; "": that of the variables."""
     accept_unlike_workers: bool = False
-    """Take in workers that exchange no KV with the others; each serves alone."""
+    """Take in workers that exchange no KV with the others of their revision; each serves alone."""
+    revision_weights: tuple[str, ...] = ()
+    """``NAME=WEIGHT`` each: how new requests are shared among revisions; none: equally."""
     tls_directory: str = ""
     """Certificate of this node, see ``disagg/tls``; "": gRPC is plain."""
     allow_insecure: bool = False

@@ -13,10 +13,10 @@ from disagg.errors import (
     ConfigError,
     ContextLengthError,
     ModelNotFoundError,
-    RemoteFault,
     RequestError,
 )
 from disagg.kv.hashing import tenant_salt
+from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import CLAIM_BYTES
 from disagg.router.callers import Caller
@@ -28,6 +28,7 @@ from disagg.router.options import RouterOptions
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import NewRequest
 from disagg.routing.fair_queue import parse_weights
+from disagg.routing.revisions import Revision
 
 INLINE_CHARS_MAX = 2_000
 """Shorter prompts are tokenised on the event loop; a thread costs more."""
@@ -81,6 +82,23 @@ class Preparation:
                 param="model",
             )
 
+    def check_tokenizer(self, info: WorkerInfo) -> None:
+        """Refuse a worker whose checkpoint has another tokenizer than this router's.
+
+        Prompts and answers would be other text there.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        ours, theirs = self._tokenizer.digest, info.tokenizer_digest
+        if ours and theirs and ours != theirs:
+            raise ConfigError(
+                f"the checkpoint of {info.incarnation.worker_id} has another tokenizer or "
+                f"vocabulary than this router's model.dir ({theirs[:16]} there, {ours[:16]} here): "
+                "it needs a router of its own",
+                param="tokenizer_digest",
+            )
+
     async def prepare(
         self,
         request: GenerationRequest,
@@ -88,6 +106,7 @@ class Preparation:
         caller: Caller,
         received_ms: int,
         num_choices: int = 1,
+        revision: Revision | None = None,
     ) -> NewRequest:
         """Check, tokenise and hash.
 
@@ -98,6 +117,7 @@ class Preparation:
             caller: whose request it is; it meets no other tenant's prefixes and records.
             received_ms: when all of it had come.
             num_choices: that generate so many tokens, for the client's one request.
+            revision: that the client's other prompts have; None: one is assigned.
 
         Raises:
             RequestError: a field is wrong, by name.
@@ -109,17 +129,20 @@ class Preparation:
         self.check_model(request.model)
         if isinstance(request.prompt, Chat) and request.prompt.schemas:
             self._check_tools()
-        limit = self._dispatcher.core.max_model_tokens
-        if not limit or not self._dispatcher.can_serve:
-            raise RemoteFault("no worker is ready", retry_after_s=1)
+        own_id = caller.own_id(request_id or secrets.token_hex(12))
+        core = self._dispatcher.core
+        if revision is None:
+            revision = core.assign(own_id)
+        limit = core.max_model_tokens_of(revision)
         salt = tenant_salt(caller.tenant, request.cache_salt)
-        token_ids, hashes = await self.tokens(
+        token_ids, (hashes,) = await self.tokens(
             request.prompt,
             request.prompt_field,
             limit,
             salt,
             caller.tenant,
             request.add_special_tokens,
+            revisions=(revision,),
         )
         room = limit - len(token_ids)
         if room < 1:
@@ -129,7 +152,7 @@ class Preparation:
             )
         max_tokens = request.max_tokens
         if max_tokens is None:
-            usual = self._dispatcher.core.default_model_tokens - len(token_ids)
+            usual = core.default_model_tokens_of(revision) - len(token_ids)
             most = min(room, max(1, self._options.generation_tokens_max // num_choices))
             max_tokens = min(request.default_max_tokens or (usual if usual > 0 else room), most)
         elif max_tokens * num_choices > self._options.generation_tokens_max:
@@ -154,7 +177,7 @@ class Preparation:
             await self._check_grammar(request, caller.tenant)
         sampling = self._sampling(request, max_tokens, len(token_ids))
         return NewRequest(
-            caller.own_id(request_id or secrets.token_hex(12)),
+            own_id,
             token_ids,
             tuple(hashes),
             salt,
@@ -163,6 +186,7 @@ class Preparation:
             _claim(caller.tenant, request_id, token_ids) if request_id else b"",
             request.priority,
             received_ms,
+            revision=revision,
         )
 
     async def tokens(
@@ -173,8 +197,10 @@ class Preparation:
         salt: bytes,
         tenant: str,
         add_special_tokens: bool | None = None,
-    ) -> tuple[tuple[int, ...], list[bytes]]:
-        """Tokens and block hashes of a prompt, computed in a thread when it is long.
+        *,
+        revisions: Sequence[Revision],
+    ) -> tuple[tuple[int, ...], list[list[bytes]]]:
+        """Tokens of a prompt, and its block hashes by revision; in a thread when it is long.
 
         See ``GenerationRequest.add_special_tokens``.
 
@@ -185,9 +211,11 @@ class Preparation:
         self.check_size(prompt, field, limit)
         size = _size(prompt)
         if size <= INLINE_CHARS_MAX:
-            found = self._tokens(prompt, field, salt, add_special_tokens)
+            found = self._tokens(prompt, field, salt, add_special_tokens, revisions)
         else:
-            work = functools.partial(self._tokens, prompt, field, salt, add_special_tokens)
+            work = functools.partial(
+                self._tokens, prompt, field, salt, add_special_tokens, revisions
+            )
             found = await self.in_thread(tenant, size, work)
         most, why = self._tokens_max(limit)
         if why and len(found[0]) > most:
@@ -287,8 +315,13 @@ class Preparation:
             await self.in_thread(tenant, len(grammar), check)
 
     def _tokens(
-        self, prompt: Prompt, field: str, salt: bytes, add_special: bool | None
-    ) -> tuple[tuple[int, ...], list[bytes]]:
+        self,
+        prompt: Prompt,
+        field: str,
+        salt: bytes,
+        add_special: bool | None,
+        revisions: Sequence[Revision],
+    ) -> tuple[tuple[int, ...], list[list[bytes]]]:
         token_ids: tuple[int, ...]
         if isinstance(prompt, str):
             special = add_special is not False
@@ -301,7 +334,7 @@ class Preparation:
         if not token_ids:
             raise RequestError("has no tokens", param=field)
         self.check_ids(token_ids, field)
-        return token_ids, self._dispatcher.hasher.hashes(token_ids, salt)
+        return token_ids, [revision.hashes(token_ids, salt) for revision in revisions]
 
     def check_ids(self, token_ids: Sequence[int], field: str) -> None:
         """Raise RequestError, naming ``field``, where an id is none of the vocabulary."""

@@ -46,6 +46,7 @@ class StatusPages:
                 "router": self._dispatcher.router_id,
                 "missing": self._dispatcher.missing_roles,
                 "model": self._model_name,
+                "revisions": [one.name for one in self._dispatcher.core.serving],
                 "num_workers": len(fleet),
                 "num_workers_ready": sum(view.ready for view in fleet),
                 "num_requests": self._dispatcher.core.num_live,

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from disagg.errors import ConfigError
 from disagg.grammar.compiler import GrammarCompiler
+from disagg.grammar.tokenizer_digest import tokenizer_digest
 from disagg.router.chat import Chat
 from disagg.router.chat_template import GEMMA_TOOLS, ChatTemplate
 from disagg.router.detokenizer import Detokenizer, Vocabulary
@@ -26,6 +27,7 @@ class Tokenizer:
     """The tokenizer of a checkpoint directory. Encoding is safe from several threads.
 
     Attributes:
+        digest: of what its ids mean, see `tokenizer_digest`.
         vocab_size: token ids the model accepts are below it.
         eos_token_ids: tokens that end a generation unless the request ignores them.
         sampling_defaults: what generation_config.json has of ``SAMPLING_DEFAULTS``.
@@ -88,6 +90,7 @@ class Tokenizer:
         self._vocabulary_of_all = Vocabulary(self._backend, special)
         self._vocabulary_with_marks = Vocabulary(self._backend, frozenset(self.messages.marks))
         self.grammars = GrammarCompiler(path)
+        self.digest = tokenizer_digest(path)
         vocab: dict[str, int] = self._backend.get_vocab(True)
         text_config = config.get("text_config") or {}
         self.vocab_size: int = (

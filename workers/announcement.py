@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import Sequence
 
+from disagg.grammar.tokenizer_digest import tokenizer_digest
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import LAYOUT_VERSION, KVCacheLayout
 from disagg.messages.identity import Incarnation
@@ -46,6 +47,7 @@ class Announcement:
         self._options = options
         self._layout = layout
         self._address = address
+        self._tokenizer_digest = tokenizer_digest(options.model_dir)
         self._contract = contract_of(engine, layout, hash_key, options.checksums)
 
     def worker_info(self, core: WorkerCore) -> WorkerInfo:
@@ -72,6 +74,8 @@ class Announcement:
             num_blocks=core.kv.num_usable_blocks,
             tiers=core.tiers.infos,
             max_sequences=core.limits.max_sequences,
+            revision=options.revision,
+            tokenizer_digest=self._tokenizer_digest,
         )
 
     def _served_tokens_max(self, core: WorkerCore) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from disagg.messages.registration import DEFAULT_REVISION
+
 AUTO: Final = "auto"
 Auto = Literal["auto"]
 """Decided by the worker from its machine and checkpoint, see ``engine_plan.py``."""
@@ -22,6 +24,8 @@ class WorkerOptions:
     router_addresses: tuple[str, ...]
     """Where routers are found: host:port of a router's gRPC service, ``dns:name:port`` for all
     addresses of a name, ``ray`` for those that the cluster knows."""
+    revision: str = DEFAULT_REVISION
+    """Name of this checkpoint among those that are served side by side."""
     host: str = "127.0.0.1"
     """Address the gRPC service binds to and announces."""
     port: str = "0"

@@ -1,22 +1,16 @@
 """What every worker lends, pulls and quarantines, as the workers themselves report it."""
 
-import http.client
-import json
-import os
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from disagg.config.sources import KEY_VARIABLE
-from disagg.errors import ConfigError, RemoteFault
+from disagg.commands.router_client import call_router
+from disagg.errors import RemoteFault
 from disagg.tls.connections import client_channel
 from disagg.wire.v1 import identity_pb2, worker_pb2, worker_pb2_grpc
 
 WORKERS_PATH = "/v1/disagg/workers"
-ANSWER_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +39,11 @@ def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
         ConfigError: the URL is no http URL.
         RemoteFault: no router answers there in time, or something else does.
     """
-    if not router_url.startswith(("http://", "https://")):
-        raise ConfigError(f"{router_url!r} is no http:// URL", param="--router")
-    url = router_url.rstrip("/") + WORKERS_PATH
-    key = os.environ.get(KEY_VARIABLE)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    told = call_router(router_url, WORKERS_PATH, timeout_s, scope="observe")
     try:
-        asked = urllib.request.Request(url, headers=headers)
-        with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
-            views = json.loads(answer.read(ANSWER_BYTES_MAX))["workers"]
-        workers = [_address(view["info"]) for view in views]
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            why = f"{url} answered {error.code}: {KEY_VARIABLE} needs a key that may observe"
-            raise RemoteFault(why) from error
-        raise RemoteFault(f"{url} answered {error.code} {error.reason}: not a router?") from error
-    except (OSError, http.client.HTTPException) as error:  # URLError and time-outs among them
-        reason = getattr(error, "reason", error)
-        raise RemoteFault(f"no router answers at {url}: {reason}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
+        workers = [_address(view["info"]) for view in told["workers"]]
+    except (KeyError, TypeError) as error:
+        raise RemoteFault(f"{router_url} did not answer as a router does: {error!r}") from error
     return sorted(workers, key=lambda worker: worker.worker_id)
 
 

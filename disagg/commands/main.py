@@ -11,6 +11,7 @@ from disagg.commands.certificates import app as certificates
 from disagg.commands.keys import app as keys
 from disagg.commands.leases import leases
 from disagg.commands.plan import plan_kv_memory
+from disagg.commands.revisions import app as revisions
 from disagg.commands.serve import router, serve, workers
 from disagg.commands.show_config import show_config
 from disagg.errors import DisaggError
@@ -41,6 +42,7 @@ app.command("plan")(plan_kv_memory)
 app.add_typer(cache, name="cache")
 app.add_typer(certificates, name="certificates")
 app.add_typer(keys, name="keys")
+app.add_typer(revisions, name="revisions")
 
 
 def main() -> None:

@@ -114,6 +114,7 @@ def worker_options(settings: Settings, worker_id: str, role: str) -> WorkerOptio
         role=role,
         model_dir=str(Path(settings.model.dir).resolve()),
         model_name=name,
+        revision=settings.model.revision,
         hash_key=hash_key(settings),
         router_addresses=settings.cluster.router_addresses or (local_router_address(settings),),
         heartbeat_ms=settings.cluster.heartbeat_ms,

@@ -11,6 +11,7 @@ from disagg.config.fields import Milliseconds, Port, Positive, Section
 from disagg.errors import ConfigError
 from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES, why_exposed
 from disagg.routing.fair_queue import parse_weights
+from disagg.routing.revisions import parse_revision_weights
 
 
 class RouterSettings(Section):
@@ -61,8 +62,12 @@ class RouterSettings(Section):
     """A decode worker whose tiers have the prefix of a prompt loads it and serves the request alone
     if no more tokens are left to compute. 0: never."""
     accept_unlike_workers: bool = False
-    """Workers that exchange no KV with the others (another engine, another layout's release) are
-    taken in and serve requests alone. Else they are refused when they register, and told why."""
+    """Workers that exchange no KV with the others of their revision (another engine, another
+    layout's release) are taken in and serve requests alone. Else they are refused when they
+    register, and told why."""
+    revision_weights: tuple[str, ...] = Field(default=(), strict=False)
+    """NAME=WEIGHT: a revision's part of the new requests, 0 for none, as it is for those not named
+    here. Empty: all that have workers get the same. At run time: disagg revisions set."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -82,6 +87,10 @@ class RouterSettings(Section):
         )
         if why:
             raise ValueError(f"{at_fault}: {why}")
+        try:
+            parse_revision_weights(self.revision_weights)
+        except ConfigError as error:
+            raise ValueError(f"revision_weights: {error.message}") from None
         if self.policy not in POLICY_NAMES:
             known = ", ".join(POLICY_NAMES)
             raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")

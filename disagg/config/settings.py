@@ -18,6 +18,7 @@ from disagg.config.fields import (
 from disagg.config.router_settings import LimitSettings, RouterSettings
 from disagg.config.telemetry_settings import TelemetrySettings
 from disagg.errors import ConfigError
+from disagg.messages.registration import DEFAULT_REVISION, REVISION_NAME
 from disagg.workers.options import AUTO, Auto, Dtype
 from disagg.workers.tiers.options import parse_tiers
 
@@ -31,6 +32,10 @@ class ModelSettings(Section):
     """Checkpoint directory, the same path on every node; nothing is downloaded."""
     name: str = ""
     """The name clients use; "" takes the directory's."""
+    revision: str = Field(default=DEFAULT_REVISION, pattern=rf"^{REVISION_NAME.pattern}$")
+    """Of workers: the name of what they serve. Workers of two revisions are never paired; routers
+    share new requests among revisions by weight (router.revision_weights).
+    """
     chat_template: str = ""
     """A file with a chat template (Jinja) to use in place of the checkpoint's."""
     tool_call_parser: Literal["auto", "none", "deepseek", "gemma", "harmony", "hermes", "llama"] = (

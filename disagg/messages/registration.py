@@ -1,10 +1,14 @@
 """What a worker registers with: its contract, its KV cache groups, its limits."""
 
+import re
 from dataclasses import dataclass, fields
 
 from disagg.messages.forms import GroupForm, form_mismatches
 from disagg.messages.identity import Incarnation
 
+DEFAULT_REVISION = "default"
+"""Of workers that name none."""
+REVISION_NAME = re.compile(r"[A-Za-z0-9._-]{1,63}")
 _BY_FORM = ("groups", "block_bytes", "num_ranks", "forms")
 """Fields that may differ where blocks of one form can be read as parts of the other's."""
 
@@ -130,3 +134,7 @@ class WorkerInfo:
     tiers: tuple[TierInfo, ...] = ()
     max_sequences: int = 0
     """Requests that it runs at once; 0: from a release that did not say."""
+    revision: str = DEFAULT_REVISION
+    """Name of what is served: workers are paired within one revision only."""
+    tokenizer_digest: str = ""
+    """Of its checkpoint's tokenizer (`disagg/grammar/tokenizer_digest.py`); "": it did not say."""

@@ -8,6 +8,7 @@ from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.messages.session import ToWorkerMessage
+from disagg.routing.revisions import Revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,9 @@ class NewRequest:
     """When its client had sent it, before it was prepared; None: when it is handed to the core."""
     accepted_ms: int | None = None
     """For its claim: when its group was received; None: ``received_ms``."""
+    revision: Revision | None = None
+    """For which it was prepared, the one that `RouterCore.assign` gave. Where there is none, or it
+    has gone meanwhile, the core assigns one and names the blocks as that does."""
 
     @property
     def num_prompt_numbers(self) -> int:
@@ -43,11 +47,8 @@ class NewRequest:
         wanted = self.sampling.num_prompt_logprobs
         return 0 if wanted is None else len(self.token_ids) * (1 + wanted)
 
-    def check(self, hash_block_tokens: int | None) -> None:
+    def check(self) -> None:
         """Refuse what no worker can compute.
-
-        Args:
-            hash_block_tokens: of the fleet; None before a worker has registered.
 
         Raises:
             RequestError: naming the field.
@@ -58,7 +59,9 @@ class NewRequest:
         ):
             if bad:
                 raise RequestError(f"{param} is empty", param=param, request_id=self.request_id)
-        if hash_block_tokens and len(self.hashes) * hash_block_tokens > len(self.token_ids):
+        if self.revision is None:
+            return
+        if len(self.hashes) * self.revision.contract.hash_block_tokens > len(self.token_ids):
             # Surplus hashes would publish blocks under names that are not theirs.
             raise RequestError(
                 f"{len(self.hashes)} hashes are more than {len(self.token_ids)} tokens fill",

@@ -10,6 +10,7 @@ from disagg.routing.fleet import Fleet
 from disagg.routing.planner import Planner
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import RequestTable
+from disagg.routing.revisions import Revision
 from disagg.routing.rooms import Rooms
 
 HEADS_MAX = 16
@@ -81,8 +82,7 @@ class Admission:
                 param="request_id",
                 request_id=request.request_id,
             )
-        contract = self._fleet.contract
-        request.check(contract.hash_block_tokens if contract else None)
+        request.check()
         routed = RoutedRequest(now_ms, request, self._router_id)
         self._planner.check(routed)
         actions: list[RouterAction] = []
@@ -98,6 +98,8 @@ class Admission:
         self._waiting[request.request_id] = routed
         self._queue.push(request.tenant, request.request_id, routed, request.priority)
         self.counters["requests", ""] += 1
+        if routed.revision is not None:
+            routed.revision.num_requests += 1
         return actions
 
     def admit(self, now_ms: int) -> list[RouterAction]:
@@ -150,6 +152,11 @@ class Admission:
         """The waiting request of that id."""
         return self._waiting.get(request_id)
 
+    def num_waiting_by_revision(self) -> Counter[str]:
+        """How many wait for workers of each revision, by its name."""
+        waiting = (request.revision for request in self._waiting.values())
+        return Counter(revision.name for revision in waiting if revision is not None)
+
     def retry_after_s(self, now_ms: int) -> int:
         """Seconds until what waits now should have been started, at the pace of the last ends."""
         return self._pace.retry_after_s(now_ms, len(self._waiting) + 1)
@@ -161,19 +168,28 @@ class Admission:
         ready = [view.info for view in self._fleet.views() if view.ready]
         if ready and not any(rooms.has_room(info) for info in ready):
             return None  # no plan is worth making
-        for tenant, request in self._queue.heads()[:HEADS_MAX]:
+        for tenant, request in self._heads():
             try:
                 plan = self._planner.plan_in_turn(now_ms, request, rooms)
             except DisaggError as error:
                 return [self._fail(now_ms, request, error)]
             if plan is None:
                 continue
-            self._queue.take(tenant, max(1, request.stream.num_prompt_tokens - plan.found_tokens))
+            to_compute = max(1, request.stream.num_prompt_tokens - plan.found_tokens)
+            self._queue.take(tenant, to_compute, request.request_id)
             del self._waiting[request.request_id]
             actions = self._requests.begin(now_ms, request, plan)
             rooms.add(request.current)
             return actions
         return None
+
+    def _heads(self) -> list[tuple[str, RoutedRequest]]:
+        """Whose turn it is: of each tenant's requests the first of each revision.
+
+        Else those for a revision that is full would hold up those for another that has room.
+        """
+        side_by_side = len(list(self._fleet.revisions)) > 1
+        return self._queue.heads(_revision_of if side_by_side else None)[:HEADS_MAX]
 
     def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:
         """Refuse the last ones of the longest queue, or the new request itself."""
@@ -205,3 +221,7 @@ class Admission:
         said = f"{type(error).__name__}: {error.message}"
         self._requests.end_unplanned(now_ms, request, "failed", said)
         return Fail(request.request_id, error)
+
+
+def _revision_of(request: RoutedRequest) -> Revision | None:
+    return request.revision

@@ -7,7 +7,7 @@ from disagg.errors import SupersededError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.outputs import StepOutputs
-from disagg.messages.registration import Contract, WorkerInfo
+from disagg.messages.registration import WorkerInfo
 from disagg.messages.router import WorkerMatch
 from disagg.messages.session import (
     PartEnded,
@@ -39,7 +39,14 @@ from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY, make_policy
 from disagg.routing.record import RequestRecord
 from disagg.routing.request import RoutedRequest
-from disagg.routing.request_table import HashExtend, RequestTable
+from disagg.routing.request_table import RequestTable
+from disagg.routing.revisions import (
+    HasherOf,
+    Revision,
+    Revisions,
+    RevisionView,
+    refuse_to_serve_nobody,
+)
 
 PULL_TOKENS_MIN = 256
 """A pull costs a request, a READ and a commit before the first chunk: tens of milliseconds under
@@ -63,7 +70,7 @@ class RouterCore:
     Everything belongs to one thread.
 
     Args:
-        hash_extend: ``BlockHasher.extend``: appends the hashes of newly full blocks.
+        hasher_of: names the blocks of prompts as a worker does.
         replans_max: plans after the first, per request.
         requests_max: live requests, waiting ones included; more are refused.
         request_timeout_ms: without any progress for so long a request expires.
@@ -73,8 +80,9 @@ class RouterCore:
         pull_tokens_min: tokens of prefix that another worker must have more, to be pulled from.
         decode_prefill_tokens_max: tokens that a decode worker may compute of a prompt whose prefix
             its tiers have.
-        accept_unlike_workers: workers that exchange no KV with others may register; they serve
-            alone.
+        accept_unlike_workers: workers that exchange no KV with others of their revision may
+            register; they serve alone.
+        revision_weights: by which new requests are shared among revisions, see `Revisions`.
         router_id: of this life of the router, a part of every key; other routers have others.
 
         worker_prefill_tokens_max: while so many tokens of prompts are to be computed at a worker,
@@ -92,7 +100,7 @@ class RouterCore:
     def __init__(
         self,
         *,
-        hash_extend: HashExtend,
+        hasher_of: HasherOf,
         replans_max: int,
         requests_max: int,
         request_timeout_ms: int,
@@ -102,13 +110,17 @@ class RouterCore:
         pull_tokens_min: int = PULL_TOKENS_MIN,
         decode_prefill_tokens_max: int = DECODE_PREFILL_TOKENS_MAX,
         accept_unlike_workers: bool = False,
+        revision_weights: Mapping[str, float] | None = None,
         worker_prefill_tokens_max: int = WORKER_PREFILL_TOKENS_MAX,
         worker_waiting_max: int = WORKER_WAITING_MAX,
         tenant_weights: Mapping[str, float] | None = None,
         router_id: str = "",
     ) -> None:
         self.counters: Counter[tuple[str, str]] = Counter()
-        self._fleet = Fleet(worker_silent_ms, accept_unlike=accept_unlike_workers)
+        self._revisions = Revisions(
+            hasher_of, revision_weights, accept_unlike=accept_unlike_workers
+        )
+        self._fleet = Fleet(worker_silent_ms, self._revisions)
         self._resets = CacheResets(self.counters, router_id)
         rule = make_policy(policy, PolicyOptions(pull_tokens_min, decode_prefill_tokens_max))
         planner = Planner(self._fleet, rule, self._resets)
@@ -120,7 +132,6 @@ class RouterCore:
             turns,
             pace,
             self.counters,
-            hash_extend=hash_extend,
             replans_max=replans_max,
             request_timeout_ms=request_timeout_ms,
             records_max=records_max,
@@ -140,39 +151,60 @@ class RouterCore:
         )
 
     @property
-    def contract(self) -> Contract | None:
-        """The fleet's contract (of the first worker registered); None before."""
-        return self._fleet.contract
-
-    @property
     def fleet(self) -> tuple[WorkerView, ...]:
         """All workers known now, by id."""
         return tuple(self._fleet.views(self._requests.num_live()))
 
     @property
+    def serving(self) -> tuple[Revision, ...]:
+        """Revisions that take new requests, by name."""
+        return tuple(self._revisions.serving(self._fleet.ready_revisions()))
+
+    @property
     def ready(self) -> bool:
         """At least one worker can take requests."""
-        return any(view.ready for view in self._fleet.views())
+        return bool(self.serving)
 
     @property
     def max_model_tokens(self) -> int:
-        """Longest prompt plus output that some ready worker can end; 0 without one."""
-        return max(
-            (view.info.max_model_tokens for view in self._fleet.views() if view.ready), default=0
-        )
+        """Longest prompt plus output that every revision serving can end; 0 without one."""
+        return min(map(self._fleet.max_model_tokens, self.serving), default=0)
+
+    def max_model_tokens_of(self, revision: Revision) -> int:
+        """Longest prompt plus output that some ready worker of it can end; 0 without one."""
+        return self._fleet.max_model_tokens(revision)
+
+    def default_model_tokens_of(self, revision: Revision) -> int:
+        """Length to which a request grows that sets no bound itself; 0 without a ready worker."""
+        return self._fleet.default_model_tokens(revision)
+
+    def assign(self, request_id: str) -> Revision:
+        """The revision for which a new request is to be prepared; equal ids get the same.
+
+        Raises:
+            RemoteFault: no worker that takes new requests is ready.
+        """
+        return self._revisions.assign(request_id, self._fleet.ready_revisions())
 
     @property
-    def default_model_tokens(self) -> int:
-        """Length to which a request grows that sets no bound itself; 0 without a ready worker.
+    def revision_weights(self) -> Mapping[str, float]:
+        """By which new requests are shared among revisions."""
+        return self._revisions.weights
 
-        What all decode workers of comparable size can end, those with at least half as much room
-        as the largest: otherwise that one alone, a block larger than the others, would get all
-        such requests.
+    def set_revision_weights(self, weights: Mapping[str, float]) -> None:
+        """Share new requests so from now on; those assigned already stay where they are.
+
+        Raises:
+            ConfigError: a weight cannot be used.
+            RequestError: no revision that is ready would have any.
         """
-        ready = [view.info for view in self._fleet.views() if view.ready]
-        decodes = [info for info in ready if info.role != "prefill"] or ready
-        sizes = [info.max_model_tokens for info in decodes]
-        return min((size for size in sizes if 2 * size >= max(sizes)), default=0)
+        refuse_to_serve_nobody(weights, self._fleet.ready_revisions())
+        self._revisions.weights = weights
+
+    def revision_views(self) -> tuple[RevisionView, ...]:
+        """All revisions that have a worker or a weight, by name."""
+        running = Counter(one.decode.revision for one in self._requests.generations())
+        return self._fleet.revision_views(running, self._admission.num_waiting_by_revision())
 
     @property
     def num_live(self) -> int:
@@ -313,12 +345,14 @@ class RouterCore:
         """
         return self._resets.begin(now_ms, self._fleet.views())
 
-    def match(self, num_tokens: int, hashes: Sequence[bytes]) -> tuple[WorkerMatch, ...]:
-        """What each ready worker holds of a prompt, longest usable prefix first.
+    def match(
+        self, revision: Revision, num_tokens: int, hashes: Sequence[bytes]
+    ) -> tuple[WorkerMatch, ...]:
+        """What each ready worker of a revision holds of a prompt, longest usable prefix first.
 
         ``usable_tokens`` is at most ``num_tokens - 1``: a prefill computes at least one token.
         """
-        hits = self._fleet.match(num_tokens, hashes)
+        hits = self._fleet.match(revision, num_tokens, hashes)
         found = [
             WorkerMatch(
                 view.info.incarnation,
@@ -326,8 +360,7 @@ class RouterCore:
                 hits[view.info.incarnation].usable_tokens,
                 hits[view.info.incarnation].group_tokens,
             )
-            for view in self._fleet.views()
-            if view.ready
+            for view in self._fleet.ready_in(revision)
         ]
         return tuple(sorted(found, key=lambda m: (-m.usable_tokens, m.worker)))
 

@@ -1,7 +1,7 @@
 """Who goes next when requests wait: tenants by the tokens they have been served, not by number."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -112,19 +112,34 @@ class FairQueue(Generic[_Item]):
             tenant.virtual = max(tenant.virtual, self._virtual)
         tenant.push((priority, self._num_arrived, key), item)
 
-    def heads(self) -> list[tuple[str, _Item]]:
-        """The first item of each tenant that has any, who goes first first."""
+    def heads(self, kind_of: Callable[[_Item], object] | None = None) -> list[tuple[str, _Item]]:
+        """The first item of each tenant that has any, who goes first first.
+
+        Args:
+            kind_of: of a tenant's items the first of every kind: a kind that cannot go on does not
+                hold the others up.
+        """
         order = sorted(
             (tenant.virtual, tenant.turns[0][1], name)
             for name, tenant in self._tenants.items()
             if tenant.items
         )
-        return [(name, self._tenants[name].first) for *_, name in order]
+        if kind_of is None:
+            return [(name, self._tenants[name].first) for *_, name in order]
+        firsts: list[tuple[str, _Item]] = []
+        for *_, name in order:
+            tenant, kinds = self._tenants[name], set[object]()
+            for *_, key in tenant.turns:
+                item = tenant.items[key][1]
+                if (kind := kind_of(item)) not in kinds:
+                    kinds.add(kind)
+                    firsts.append((name, item))
+        return firsts
 
-    def take(self, name: str, num_tokens: int) -> _Item:
-        """Take a tenant's first item out to be served, and charge what it is known to cost."""
+    def take(self, name: str, num_tokens: int, key: str | None = None) -> _Item:
+        """Take a tenant's first item, or that of a key, out to be served; charge what is known."""
         tenant = self._tenants[name]
-        item = tenant.pop(tenant.turns[0][-1])
+        item = tenant.pop(tenant.turns[0][-1] if key is None else key)
         # Who is passed over because its workers are full keeps its place, and moves no clock back.
         self._virtual = max(self._virtual, tenant.virtual)
         self.charge(name, num_tokens)

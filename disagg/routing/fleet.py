@@ -1,25 +1,25 @@
 """The workers of the fleet: which of them are alive and ready, and how loaded they are."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
 from disagg.errors import ConfigError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.registration import GroupInfo, WorkerInfo
 from disagg.messages.session import RouterLoad, WorkerStats
 from disagg.routing.index import PrefixHit, PrefixIndex
+from disagg.routing.revisions import Revision, Revisions, RevisionView
 
 ROLES = ("prefill", "decode", "both")
 WORKERS_MAX = 4096
 RETIRED_MAX = 1024
 BAD_PAIRS_MAX = 4096
-_FIXED_FIELDS = ("contract", "groups", "tiers")
+_FIXED_FIELDS = ("contract", "groups", "tiers", "revision")
 """Of one incarnation."""
-_FLEET_FIELDS = ("model_fingerprint", "hash_block_tokens", "hash_scheme")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +74,15 @@ class Fleet:
     Args:
         silent_ms: a worker that sends nothing for so long is lost; also for how long a pair of
             workers that failed to transfer is not chosen again.
-        accept_unlike: workers that exchange no KV with the others may register.
-
-    Attributes:
-        contract: of the first worker registered; all others must hash the same model alike.
+        revisions: into which its workers fall; it adds and removes them.
     """
 
-    def __init__(self, silent_ms: int, *, accept_unlike: bool = False) -> None:
-        self.contract: Contract | None = None
-        self._accept_unlike = accept_unlike
+    def __init__(self, silent_ms: int, revisions: Revisions) -> None:
+        self.revisions = revisions
         self._silent_ms = silent_ms
         self._workers: dict[str, _Worker] = {}
-        self._indexes: dict[tuple[GroupInfo, ...], PrefixIndex] = {}
+        self._indexes: dict[tuple[str, tuple[GroupInfo, ...]], PrefixIndex] = {}
+        """By revision and layout."""
         self._latest: dict[str, Incarnation] = {}
         self._retired: deque[Incarnation] = deque(maxlen=RETIRED_MAX)
         self._bad_pairs: dict[frozenset[Incarnation], int] = {}
@@ -105,7 +102,7 @@ class Fleet:
         Raises:
             WorkerIdTakenError: another incarnation has this id, or has had it since; nothing
                 changed.
-            ConfigError: it does not fit this fleet; nothing changed.
+            ConfigError: it does not fit its revision; nothing changed.
         """
         known = self._workers.get(info.incarnation.worker_id)
         if known is not None and known.info == info:
@@ -113,7 +110,7 @@ class Fleet:
             return False
         self._check_id(info, known)
         self._check(info)
-        index = self._indexes.get(info.groups)
+        index = self._indexes.get((info.revision, info.groups))
         if index is None:
             index = PrefixIndex(info.groups, info.contract.hash_block_tokens)
         if known is None and len(self._workers) >= WORKERS_MAX:
@@ -127,13 +124,8 @@ class Fleet:
             known.heard_ms = now_ms
             return False
         self._retire_other_lives(info.incarnation)
-        self.contract = self.contract or info.contract
-        for worker in self._workers.values():
-            if worker.info.contract == info.contract:
-                # One object: policies compare contracts for every request.
-                info = replace(info, contract=worker.info.contract)
-                break
-        self._indexes[info.groups] = index
+        info = self.revisions.add(info)
+        self._indexes[info.revision, info.groups] = index
         tiers = [tier.num_blocks for tier in info.tiers]
         index.add(info.incarnation, info.num_blocks, tiers)
         self._workers[info.incarnation.worker_id] = _Worker(info, index, now_ms)
@@ -153,12 +145,9 @@ class Fleet:
         """Forget a worker and its blocks; it may register again."""
         worker = self._workers.pop(incarnation.worker_id)
         worker.index.remove(incarnation)
+        self.revisions.remove(worker.info)
         if not worker.index:
-            self._indexes = {
-                groups: index
-                for groups, index in self._indexes.items()
-                if index is not worker.index
-            }
+            del self._indexes[worker.info.revision, worker.info.groups]
         return LostWorker(incarnation, worker.heard_ms)
 
     def connected(self, now_ms: int, incarnation: Incarnation) -> None:
@@ -224,12 +213,70 @@ class Fleet:
             if now_ms - worker.heard_ms > self._silent_ms
         ]
 
-    def match(self, num_tokens: int, hashes: Sequence[bytes]) -> dict[Incarnation, PrefixHit]:
-        """The prefix of a prompt that each worker's cache and tiers hold, by the index."""
+    def match(
+        self, revision: Revision, num_tokens: int, hashes: Sequence[bytes]
+    ) -> dict[Incarnation, PrefixHit]:
+        """The prefix of a prompt that the cache and tiers of each worker of a revision hold."""
         hits: dict[Incarnation, PrefixHit] = {}
-        for index in self._indexes.values():
-            hits.update(index.match(num_tokens, hashes))
+        for (name, _), index in self._indexes.items():
+            if name == revision.name:
+                hits.update(index.match(num_tokens, hashes))
         return hits
+
+    def is_ready(self, revision: Revision) -> bool:
+        """Whether a revision has a ready worker."""
+        return revision in self.revisions and any(
+            worker.ready and worker.info.revision == revision.name
+            for worker in self._workers.values()
+        )
+
+    def ready_in(self, revision: Revision) -> list[WorkerView]:
+        """The ready workers of a revision; none once it has gone, whoever has its name now."""
+        if revision not in self.revisions:
+            return []
+        return [view for view in self.views() if view.ready and view.info.revision == revision.name]
+
+    def max_model_tokens(self, revision: Revision) -> int:
+        """Longest prompt plus output that some ready worker of it can end; 0 without one."""
+        return max((view.info.max_model_tokens for view in self.ready_in(revision)), default=0)
+
+    def default_model_tokens(self, revision: Revision) -> int:
+        """Length to which a request grows that sets no bound itself; 0 without a ready worker.
+
+        What all decode workers of comparable size can end, those with at least half as much room
+        as the largest: otherwise that one alone, a block larger than the others, would get all
+        such requests.
+        """
+        ready = [view.info for view in self.ready_in(revision)]
+        decodes = [info for info in ready if info.role != "prefill"] or ready
+        sizes = [info.max_model_tokens for info in decodes]
+        return min((size for size in sizes if 2 * size >= max(sizes)), default=0)
+
+    def revision_views(
+        self, running: Mapping[str, int], waiting: Mapping[str, int]
+    ) -> tuple[RevisionView, ...]:
+        """All revisions that have a worker or a weight, with the requests there, by name."""
+        known = {one.name: one for one in self.revisions}
+        return tuple(
+            RevisionView(
+                name,
+                self.revisions.weight(name),
+                known[name].contract if name in known else None,
+                known[name].num_workers if name in known else 0,
+                len(self.ready_in(known[name])) if name in known else 0,
+                self.max_model_tokens(known[name]) if name in known else 0,
+                known[name].num_requests if name in known else 0,
+                running.get(name, 0),
+                waiting.get(name, 0),
+            )
+            for name in sorted({*known, *self.revisions.weights})
+        )
+
+    def ready_revisions(self, num_tokens: int = 0) -> set[str]:
+        """Names of revisions that have a ready worker: one of that size, if there is any."""
+        ready = [worker.info for worker in self._workers.values() if worker.ready]
+        able = {info.revision for info in ready if info.max_model_tokens >= num_tokens}
+        return able or {info.revision for info in ready}
 
     def keeper_of(self, name: bytes) -> Incarnation | None:
         """The connected worker that keeps a name: the same for all routers with these workers."""
@@ -298,37 +345,7 @@ class Fleet:
             raise ConfigError(
                 f"unknown role {info.role!r}; known: {', '.join(ROLES)}", param="role"
             )
-        if self.contract is None:
-            return
-        differing = [
-            f"{name}: fleet {getattr(self.contract, name)!r}, "
-            f"{info.incarnation.worker_id} {getattr(info.contract, name)!r}"
-            for name in _FLEET_FIELDS
-            if getattr(self.contract, name) != getattr(info.contract, name)
-        ]
-        if differing:
-            raise ConfigError(
-                f"worker {info.incarnation.worker_id} serves another model than this fleet or "
-                f"hashes it otherwise: {'; '.join(differing)}",
-                param="contract",
-            )
-        for worker in self._workers.values():
-            if worker.info.incarnation.worker_id != info.incarnation.worker_id:
-                self._check_pair(info, worker.info)
-
-    def _check_pair(self, info: WorkerInfo, known: WorkerInfo) -> None:
-        """Refuse a worker that exchanges no KV with one of the fleet, unless that is accepted.
-
-        Another type of KV never is: answers would depend on the worker that gives them.
-        """
-        ours, theirs = info.contract, known.contract
-        if self._accept_unlike and ours.dtype == theirs.dtype:
-            return
-        name, other = info.incarnation.worker_id, known.incarnation.worker_id
-        if why := ours.refusal(name, theirs, other):
-            raise ConfigError(
-                f"workers {name} and {other} cannot exchange KV: {why}", param="contract"
-            )
+        self.revisions.check(info)
 
 
 def _weight(name: bytes, worker: Incarnation) -> bytes:

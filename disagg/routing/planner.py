@@ -9,11 +9,15 @@ from disagg.routing.cache_reset import CacheResets
 from disagg.routing.fleet import Fleet
 from disagg.routing.policy.protocol import Candidate, Demand, Plan, Policy
 from disagg.routing.request import RoutedRequest
+from disagg.routing.revisions import Revision
 from disagg.routing.rooms import Rooms
 
 
 class Planner:
     """Calls the policy, and holds its plan to what no policy may break.
+
+    The policy sees the workers of the request's own revision only: no plan has workers of two, and
+    what was delivered goes on where it began.
 
     Args:
         fleet: the workers.
@@ -35,7 +39,8 @@ class Planner:
             ContextLengthError: no ready worker holds the request up to its end.
             DisaggError: the policy refuses it.
         """
-        return self._plan(self._demand(now_ms, request), self._able(request))
+        revision = self._settle(request)
+        return self._plan(self._demand(now_ms, request), self._able(request, revision))
 
     def plan_in_turn(self, now_ms: int, request: RoutedRequest, rooms: Rooms) -> Plan | None:
         """The same for a request that can wait; None while it should.
@@ -47,7 +52,8 @@ class Planner:
         Raises:
             DisaggError: as `plan` does.
         """
-        demand, candidates = self._demand(now_ms, request), self._able(request)
+        revision = self._settle(request)
+        demand, candidates = self._demand(now_ms, request), self._able(request, revision)
         plan = self._plan(demand, candidates)
         if rooms.has_room(plan.prefill.view.info) and rooms.has_room(plan.decode.view.info):
             return plan
@@ -63,15 +69,28 @@ class Planner:
 
     def check(self, request: RoutedRequest) -> None:
         """Raise what `plan` raises where nobody could serve the request, now or in its turn."""
-        ready = [view.info for view in self._fleet.views() if view.ready]
+        ready = [view.info for view in self._fleet.ready_in(self._settle(request))]
         if not any(info.max_model_tokens >= request.stream.end for info in ready):
             error = _nobody_can(request, ready)
             error.request_id = request.request_id
             raise error
 
-    def _able(self, request: RoutedRequest) -> list[Candidate]:
+    def _settle(self, request: RoutedRequest) -> Revision:
+        """The request's revision; one that has no ready worker any more is given up for another.
+
+        Nothing that was delivered moves: another revision would go on with other tokens.
+        """
+        revision = request.revision
+        if revision is not None and (request.stream.has_begun or self._fleet.is_ready(revision)):
+            return revision
+        able = self._fleet.ready_revisions(request.stream.end)
+        revision = self._fleet.revisions.assign(request.request_id, able)
+        request.assign(revision)
+        return revision
+
+    def _able(self, request: RoutedRequest, revision: Revision) -> list[Candidate]:
         """The candidates, of which at least one can end the request."""
-        candidates = self._candidates(request)
+        candidates = self._candidates(request, revision)
         if not any(candidate.can_decode for candidate in candidates):
             raise _nobody_can(request, [candidate.view.info for candidate in candidates])
         return candidates
@@ -93,14 +112,14 @@ class Planner:
         rest is planned as ever. Only where token 0, which came with the seal, is all that was
         accepted.
         """
-        lost = request.current
-        if lost.started_ms <= self._resets.begun_ms:
+        lost, revision = request.current, request.revision
+        if revision is None or lost.started_ms <= self._resets.begun_ms:
             return None  # its KV would be found at the new worker, although all was forgotten
         num_tokens = len(request.stream.tokens)
         if lost.lease_tokens is None or num_tokens != lost.lease_tokens + 1:
             return None
         demand = self._demand(now_ms, request)
-        candidates = self._candidates(request)
+        candidates = self._candidates(request, revision)
         owner = next((c for c in candidates if c.incarnation == lost.prefill.incarnation), None)
         excluded = demand.exclusions.workers | demand.exclusions.decode | set(lost.workers)
         readers = [
@@ -130,11 +149,11 @@ class Planner:
             self._fleet.bad_pairs(now_ms),
         )
 
-    def _candidates(self, request: RoutedRequest) -> list[Candidate]:
+    def _candidates(self, request: RoutedRequest, revision: Revision) -> list[Candidate]:
         num_tokens, end = len(request.stream.tokens), request.stream.end
         # Who computes log-probabilities of the prompt takes nothing of it from a cache.
         hashes = () if request.stream.scores.num_wanted is not None else request.hashes
-        hits = self._fleet.match(num_tokens, hashes)
+        hits = self._fleet.match(revision, num_tokens, hashes)
         rejected = request.outgrown_tokens
         return [
             Candidate(
@@ -143,8 +162,7 @@ class Planner:
                 can_prefill=view.info.max_model_tokens > max(num_tokens, rejected),
                 can_decode=view.info.max_model_tokens >= max(end, rejected + 1),
             )
-            for view in self._fleet.views()
-            if view.ready
+            for view in self._fleet.ready_in(revision)
         ]
 
 
@@ -152,7 +170,8 @@ def _nobody_can(
     request: RoutedRequest, ready: Sequence[WorkerInfo]
 ) -> RemoteFault | ContextLengthError:
     if not ready:
-        return RemoteFault("no worker is ready", retry_after_s=1)
+        where = f" in revision {request.revision.name!r}" if request.revision else ""
+        return RemoteFault(f"no worker is ready{where}", retry_after_s=1)
     if request.outgrown_tokens:
         return ContextLengthError(f"no larger worker is ready: {request.current.cause}")
     largest = max(info.max_model_tokens for info in ready)

@@ -39,6 +39,11 @@ class PromptScores:
         if not self.complete:
             self._found = [None]
 
+    def forget(self) -> None:
+        """Another checkpoint computes the prompt: nothing that was found holds for it."""
+        if not self.taken:
+            self._found = [None]
+
     def accept(self, position: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take some of a prompt's tokens, from a position on.
 

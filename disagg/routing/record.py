@@ -55,6 +55,8 @@ class RequestRecord:
     """The life of a request; times are the caller's milliseconds."""
 
     request_id: str
+    revision: str
+    """At which it is, or was, served: all of its answer's tokens are of that one."""
     num_prompt_tokens: int
     seed: int
     """Of its sampling: another request with it has the same tokens."""

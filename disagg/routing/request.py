@@ -13,6 +13,7 @@ from disagg.routing.fleet import LostWorker
 from disagg.routing.generation import Generation
 from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
+from disagg.routing.revisions import Revision
 from disagg.routing.token_stream import TokenStream
 
 KILLS_MAX = 2
@@ -31,6 +32,7 @@ class RoutedRequest:
 
     Attributes:
         stream: its tokens.
+        revision: all of its plans are of workers of this one; None before the first.
         hashes: chain values of the full hash blocks of ``stream.tokens``, when last extended.
         exclusions: what the next plan should not repeat.
         num_drained: generations that ended because a worker was about to end.
@@ -50,6 +52,7 @@ class RoutedRequest:
         self.claim = request.claim
         self.cache_salt = request.cache_salt
         self.sampling = sampling
+        self.revision = request.revision
         self.hashes = list(request.hashes)
         self.stream = TokenStream(
             request.token_ids,
@@ -73,6 +76,19 @@ class RoutedRequest:
         self.num_tokens = 0
         self.outcome = ""
         self.error = ""
+
+    def assign(self, revision: Revision) -> None:
+        """Begin at a revision, or anew at another one, before any token was accepted."""
+        self.revision = revision
+        self.hashes = revision.hashes(self.stream.tokens, self.cache_salt)
+        self.stream.scores.forget()
+        self.exclusions = Exclusions()
+        self.outgrown_tokens = 0
+
+    def extend_hashes(self) -> None:
+        """Name the blocks that the accepted tokens have filled."""
+        if self.revision is not None:
+            self.revision.hash_extend(self.hashes, self.stream.tokens, self.cache_salt)
 
     def start(self, now_ms: int, generation: int, plan: Plan) -> list[RouterAction]:
         """Begin a generation after the accepted tokens; returns its submits."""
@@ -209,6 +225,7 @@ class RoutedRequest:
         """A copy of what is known of the request and its generations, in plain types."""
         return RequestRecord(
             request_id=self.request_id,
+            revision=self.revision.name if self.revision is not None else "",
             num_prompt_tokens=self.stream.num_prompt_tokens,
             seed=self.sampling.seed,
             received_ms=self.received_ms,

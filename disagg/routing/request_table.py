@@ -1,7 +1,7 @@
 """All requests: planned, followed token by token, planned anew, ended."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from disagg.errors import (
     CapacityError,
@@ -33,7 +33,6 @@ from disagg.routing.report_counters import count_report
 from disagg.routing.request import RoutedRequest
 from disagg.routing.token_stream import Extension
 
-HashExtend = Callable[[list[bytes], Sequence[int], bytes], None]
 AHEAD_MAX = 1024
 """Tokens of a request that may wait for one before them."""
 
@@ -57,14 +56,12 @@ class RequestTable:
         pace: EndPace,
         counters: Counter[tuple[str, str]],
         *,
-        hash_extend: HashExtend,
         replans_max: int,
         request_timeout_ms: int,
         records_max: int,
     ) -> None:
         self.counters = counters
         self._fleet = fleet
-        self._hash_extend = hash_extend
         self._replans_max = replans_max
         self._request_timeout_ms = request_timeout_ms
         self._planner = planner
@@ -339,7 +336,7 @@ class RequestTable:
         if last_try:
             message = f"given up after {len(request.generations)} plans, at last for "
             return actions + self._give_up(now_ms, request, cause, message + request.current.cause)
-        self._hash_extend(request.hashes, request.stream.tokens, request.cache_salt)
+        request.extend_hashes()
         if plan is not None:
             return actions + self._begin(now_ms, request, plan)
         try:

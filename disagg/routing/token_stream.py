@@ -51,6 +51,11 @@ class TokenStream:
         self.scores = PromptScores(len(prompt), num_prompt_logprobs)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether any token was accepted."""
+        return len(self.tokens) > self.num_prompt_tokens
+
+    @property
     def num_ahead(self) -> int:
         """Tokens that wait for one before them; bounded by the caller."""
         return len(self._ahead)

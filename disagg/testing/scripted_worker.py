@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput, StepOutputs
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.registration import DEFAULT_REVISION, Contract, GroupInfo, WorkerInfo
 from disagg.messages.sampling import TokenLogprobs
 from disagg.messages.session import PrefillReport, Role, Submit, ToRouterMessage, WorkerStats
 
@@ -35,6 +35,8 @@ class ScriptedWorker:
         tokens_per_step: tokens in each `StepOutputs`.
         contract: of its registration.
         max_model_tokens: of its registration.
+        revision: of its registration.
+        tokenizer_digest: of its registration.
     """
 
     incarnation: Incarnation
@@ -45,6 +47,8 @@ class ScriptedWorker:
     tokens_per_step: int = 1
     contract: Contract = CONTRACT
     max_model_tokens: int = 512
+    revision: str = DEFAULT_REVISION
+    tokenizer_digest: str = ""
 
     @property
     def info(self) -> WorkerInfo:
@@ -59,6 +63,8 @@ class ScriptedWorker:
             max_model_tokens=self.max_model_tokens,
             handover_tokens_max=self.max_model_tokens,
             num_blocks=100,
+            revision=self.revision,
+            tokenizer_digest=self.tokenizer_digest,
         )
 
     def answers(self, submit: Submit) -> Iterator[ToRouterMessage]:

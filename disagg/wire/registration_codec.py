@@ -3,7 +3,14 @@
 from google.protobuf.message import Message
 
 from disagg.messages.forms import GroupForm, Section
-from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
+from disagg.messages.registration import (
+    DEFAULT_REVISION,
+    REVISION_NAME,
+    Contract,
+    GroupInfo,
+    TierInfo,
+    WorkerInfo,
+)
 from disagg.wire.checks import malformed, require_set, require_text
 from disagg.wire.identity_codec import incarnation_from_wire, incarnation_to_wire
 from disagg.wire.v1 import registration_pb2
@@ -143,6 +150,8 @@ def worker_info_to_wire(info: WorkerInfo) -> registration_pb2.RegisterRequest:
             for tier in info.tiers
         ],
         max_sequences=info.max_sequences,
+        revision=info.revision,
+        tokenizer_digest=info.tokenizer_digest,
     )
 
 
@@ -153,6 +162,9 @@ def worker_info_from_wire(wire: registration_pb2.RegisterRequest) -> WorkerInfo:
         raise malformed(wire, "role", f"is {wire.role!r}, not one of prefill, decode, both")
     if not wire.groups:
         raise malformed(wire, "groups", "is empty")
+    revision = wire.revision or DEFAULT_REVISION
+    if not REVISION_NAME.fullmatch(revision):
+        raise malformed(wire, "revision", "is no name of 1 to 63 letters, digits or . _ -")
     return WorkerInfo(
         incarnation=incarnation_from_wire(wire, "worker"),
         address=wire.address,
@@ -165,4 +177,6 @@ def worker_info_from_wire(wire: registration_pb2.RegisterRequest) -> WorkerInfo:
         num_blocks=wire.num_blocks,
         tiers=tuple(TierInfo(tier.name, tier.num_blocks) for tier in wire.tiers),
         max_sequences=wire.max_sequences,
+        revision=revision,
+        tokenizer_digest=wire.tokenizer_digest,
     )

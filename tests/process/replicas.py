@@ -119,19 +119,15 @@ class Replicas:
         self.routers[name] = Router(name, options, process, http, admin)
 
     def start_worker(self, name: str, **changed: Any) -> None:
-        """Start a worker, anew if it was there before."""
+        """Start a worker, anew if it was there before; with options changed for this life."""
         found = self.sources or tuple(
             f"127.0.0.1:{one.options['grpc_port']}" for one in self.routers.values()
         )
         given = SMALL | {"heartbeat_ms": 200, "discovery_ms": 200} | self.worker_options
-        given |= {"tls_directory": self.tls_directory} | changed
+        given["tls_directory"] = self.tls_directory
+        given |= {"model_dir": str(self.model_dir), "model_name": MODEL} | changed
         options = WorkerOptions(
-            worker_id=name,
-            role=self.roles[name],
-            model_dir=str(self.model_dir),
-            model_name=MODEL,
-            router_addresses=found,
-            **given,
+            worker_id=name, role=self.roles[name], router_addresses=found, **given
         )
         module = self.modules.get(name, "tests.process.worker_process")
         place = self.places.get(name, HERE)

@@ -1,5 +1,6 @@
 """The router as a world sees it, the core or a scripted one: thawed, moved and frozen again."""
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import WorkerStats
 from disagg.routing.actions import NewRequest, RouterAction
 from disagg.routing.core import RouterCore
+from disagg.routing.revisions import HashExtend
 
 _CONTRACT = Contract("model", "float32", ("full",), "pages", 2, 1, "scheme", 1, 1)
 _GROUPS = (GroupInfo("full_attention", 1, 0, 1, 2),)
@@ -25,6 +27,17 @@ class RouterMoved(NamedTuple):
 
     router: int
     actions: tuple[RouterAction, ...]
+
+
+@dataclass(frozen=True)
+class OneHasher:
+    """Names the blocks of all workers alike; can be frozen with a router."""
+
+    hasher: BlockHasher
+
+    def __call__(self, _: WorkerInfo) -> HashExtend:
+        """See ``HasherOf``."""
+        return self.hasher.extend
 
 
 class Routers:
@@ -56,7 +69,7 @@ class Routers:
             actions += scripted.start()
             return RouterMoved(self.freeze(scripted), tuple(actions))
         core = RouterCore(
-            hash_extend=self._hasher.extend,
+            hasher_of=OneHasher(self._hasher),
             replans_max=setting.generations_max - 1,
             requests_max=len(setting.requests),
             request_timeout_ms=1,
@@ -68,7 +81,8 @@ class Routers:
             self._join(core, life, role)
         for name, one in zip("rstuv", setting.requests, strict=False):
             sampling = SamplingParams(max_tokens=one.max_tokens)
-            actions += core.generate(0, NewRequest(name, one.prompt, (), b"", sampling))
+            new = NewRequest(name, one.prompt, (), b"", sampling, revision=core.assign(name))
+            actions += core.generate(0, new)
         return RouterMoved(self.freeze(core), tuple(actions))
 
     def _move(self, number: int, method: str, *args: Any) -> RouterMoved:

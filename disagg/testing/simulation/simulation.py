@@ -75,7 +75,7 @@ class Simulation:
         """Those that were planned."""
         self.hasher = BlockHasher(HASH_KEY, config.layout.hash_block_tokens)
         self.router = RouterCore(
-            hash_extend=self.hasher.extend,
+            hasher_of=lambda _: self.hasher.extend,
             replans_max=config.replans_max,
             requests_max=config.requests_max,
             request_timeout_ms=config.request_timeout_ms,

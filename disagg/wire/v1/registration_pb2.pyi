@@ -223,6 +223,8 @@ class RegisterRequest(google.protobuf.message.Message):
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     TIERS_FIELD_NUMBER: builtins.int
     MAX_SEQUENCES_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
     address: builtins.str
     """host:port of the worker's service"""
     role: builtins.str
@@ -235,6 +237,10 @@ class RegisterRequest(google.protobuf.message.Message):
     num_blocks: builtins.int
     max_sequences: builtins.int
     """that it runs at once; 0: not said"""
+    revision: builtins.str
+    """workers are paired within one only; empty: default"""
+    tokenizer_digest: builtins.str
+    """of its checkpoint's; empty: not said"""
     @property
     def worker(self) -> disagg.wire.v1.identity_pb2.Incarnation: ...
     @property
@@ -259,9 +265,11 @@ class RegisterRequest(google.protobuf.message.Message):
         num_blocks: builtins.int = ...,
         tiers: collections.abc.Iterable[global___TierInfo] | None = ...,
         max_sequences: builtins.int = ...,
+        revision: builtins.str = ...,
+        tokenizer_digest: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["contract", b"contract", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "max_sequences", b"max_sequences", "model", b"model", "num_blocks", b"num_blocks", "role", b"role", "tiers", b"tiers", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "max_sequences", b"max_sequences", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "tiers", b"tiers", "tokenizer_digest", b"tokenizer_digest", "worker", b"worker"]) -> None: ...
 
 global___RegisterRequest = RegisterRequest
 

@@ -1,6 +1,7 @@
 """The scripted worker of `disagg.testing` behind the Worker service."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import grpc
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
 from disagg.messages.outputs import StepOutputs
-from disagg.messages.registration import Contract, WorkerInfo
+from disagg.messages.registration import DEFAULT_REVISION, Contract, WorkerInfo
 from disagg.messages.session import (
     Cancel,
     Claim,
@@ -55,6 +56,8 @@ class ScriptedWorker(WorkerServicer):
         contract: Contract = CONTRACT,
         max_model_tokens: int = 512,
         role: str = "both",
+        revision: str = DEFAULT_REVISION,
+        tokenizer_digest: str = "",
         stats: WorkerStats = READY,
     ) -> None:
         self.incarnation = Incarnation(worker_id, epoch)
@@ -66,6 +69,8 @@ class ScriptedWorker(WorkerServicer):
             tokens_per_step=tokens_per_step,
             contract=contract,
             max_model_tokens=max_model_tokens,
+            revision=revision,
+            tokenizer_digest=tokenizer_digest,
         )
         self.gate = gate
         self.stats = stats
@@ -192,7 +197,7 @@ class ScriptedWorker(WorkerServicer):
             await self._notify()
 
     def _claim(self, claim: Claim) -> None:
-        superseded = self._names.take(claim)
+        superseded = self._names.take(int(time.monotonic() * 1000), claim)
         if superseded is None:
             return
         for key in [key for key in self._parts if same_request(key, superseded)]:

@@ -30,6 +30,7 @@ FILE = file_of(
     entry("grafana", "ops", ("observe",), KEYS["grafana"]),
     entry("root", "ops", ("admin",), KEYS["root"]),
 ).decode()
+REVISIONS = "/v1/disagg/revisions"
 SERVE, RECORD, RESET = "/v1/completions", "/v1/disagg/requests/unknown", "/reset_prefix_cache"
 
 
@@ -68,6 +69,8 @@ def admin_record(house, name: str, request_id: str):
         ("admin", "GET", "/metrics", {"alice2", "grafana", "root"}, 200),
         ("admin", "GET", "/v1/disagg/workers", {"alice2", "grafana", "root"}, 200),
         ("admin", "POST", RESET, {"root"}, 200),
+        ("admin", "GET", REVISIONS, {"alice2", "grafana", "root"}, 200),
+        ("admin", "PUT", REVISIONS, {"root"}, 400),  # without a body
         ("admin", "GET", RECORD, {"alice", "alice2", "bob", "grafana", "root"}, 404),
         ("http", "GET", "/v1/nothing", {"alice", "alice2", "bob", "grafana", "root"}, 404),
         ("http", "GET", SERVE, {"alice", "alice2", "bob", "grafana", "root"}, 405),

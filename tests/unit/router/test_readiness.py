@@ -8,7 +8,7 @@ import pytest
 from disagg.config import read_settings
 from disagg.config.options import router_options
 from disagg.config.sources import Given
-from disagg.routing.core import RouterCore
+from disagg.routing.fleet import Fleet
 from disagg.testing.scripted_worker import HASH_KEY, READY
 from tests.unit.router.test_http_errors import COMPLETION
 
@@ -94,10 +94,10 @@ async def test_models_tell_the_length_that_the_routing_core_serves(house, monkey
         return one["max_model_len"]
 
     assert await told() == 512
-    monkeypatch.setattr(RouterCore, "max_model_tokens", 100)  # say, of a small pool
+    monkeypatch.setattr(Fleet, "max_model_tokens", lambda *_: 100)  # say, of a small pool
     assert await told() == 100
     body = COMPLETION | {"max_tokens": 99}
     response = await house.http.post("/v1/completions", json=body)
     assert response.json()["error"]["code"] == "context_length_exceeded"
-    monkeypatch.setattr(RouterCore, "max_model_tokens", 0)  # nobody is ready
+    monkeypatch.setattr(Fleet, "max_model_tokens", lambda *_: 0)  # nobody is ready
     assert await told() is None

@@ -61,11 +61,12 @@ async def test_a_router_whose_ticks_never_succeed_ends(model_dir, monkeypatch):
 
 async def test_a_failed_kv_event_is_counted_and_the_stream_opened_anew(house, monkeypatch, caplog):
     core, worker, hashes = house.app.dispatcher.core, house.workers[0], chain(PROMPT)
+    revision = core.assign("r")
     follow = Failing(core.kv_events, 1)
     monkeypatch.setattr(core, "kv_events", follow)
     await worker.publish(stored(hashes))
     await house.until(
-        lambda: [match.usable_tokens for match in core.match(len(PROMPT), hashes)] == [8],
+        lambda: [one.usable_tokens for one in core.match(revision, len(PROMPT), hashes)] == [8],
         "the blocks in the index",
     )
     assert follow.num_raised == 1

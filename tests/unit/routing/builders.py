@@ -21,6 +21,7 @@ from disagg.routing.actions import Deliver, Disconnect, Fail, NewRequest, Router
 from disagg.routing.core import RouterCore
 from disagg.routing.policy.registry import DEFAULT_POLICY
 from disagg.routing.record import RequestRecord
+from disagg.routing.revisions import HashExtend
 
 HASH_TOKENS = 4
 HASHER = BlockHasher(b"test", HASH_TOKENS)
@@ -65,6 +66,14 @@ def request(
     return NewRequest(request_id, tokens, hashes_of(tokens), b"", sampling, tenant)
 
 
+def hasher_of(info: WorkerInfo) -> HashExtend:
+    """Blocks of the contract's size, named for its model."""
+    size = info.contract.hash_block_tokens
+    if (info.contract.model_fingerprint, size) == (CONTRACT.model_fingerprint, HASH_TOKENS):
+        return HASHER.extend
+    return BlockHasher(info.contract.model_fingerprint.encode(), size).extend
+
+
 class Router:
     """A core with its clock; keeps the actions of the last call, readable by kind."""
 
@@ -74,6 +83,7 @@ class Router:
         policy: str = DEFAULT_POLICY,
         accept_unlike_workers: bool = False,
         tenant_weights: dict[str, float] | None = None,
+        revision_weights: dict[str, float] | None = None,
         router_id: str = "",
         **limits: int,
     ) -> None:
@@ -85,10 +95,11 @@ class Router:
             "worker_silent_ms": 100,
         }
         self.core = RouterCore(
-            hash_extend=HASHER.extend,
+            hasher_of=hasher_of,
             policy=policy,
             accept_unlike_workers=accept_unlike_workers,
             tenant_weights=tenant_weights,
+            revision_weights=revision_weights,
             router_id=router_id,
             **(arguments | limits),
         )

@@ -56,7 +56,7 @@ class World:
         self.rng = random.Random(seed)
         self.now_ms = 0
         self.core = RouterCore(
-            hash_extend=HASHER.extend,
+            hasher_of=lambda _: HASHER.extend,
             replans_max=4,
             requests_max=6,
             request_timeout_ms=20_000,

@@ -1,6 +1,7 @@
 """Fair queueing in tokens: bounds that hold for every script; a queue by arrival breaks them."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -17,7 +18,7 @@ PROMPT_MAX, OUTPUT_MAX, SLOTS = 50, 40, 3
 class ByArrival(FairQueue[int]):
     """Control: a queue that serves who came first, whoever it is."""
 
-    def heads(self) -> list[tuple[str, int]]:
+    def heads(self, kind_of: Callable[[int], object] | None = None) -> list[tuple[str, int]]:
         return sorted(super().heads(), key=lambda head: head[1])
 
 

@@ -189,7 +189,7 @@ def test_an_index_goes_with_its_last_worker() -> None:
     other = worker("x", groups=(FULL,), contract=contract)
     router = Router(P, other, accept_unlike_workers=True)
     router.lost(other)
-    assert list(router.core._fleet._indexes) == [P.groups]
+    assert list(router.core._fleet._indexes) == [("default", P.groups)]
 
 
 def test_pairs_that_rest_are_bounded_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +216,9 @@ def test_pairs_that_rest_are_bounded_and_make_room(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("contract", "named"),
     [
-        (replace(CONTRACT, model_fingerprint="b"), "model_fingerprint: fleet 'model-a', x 'b'"),
-        (replace(CONTRACT, hash_scheme="b"), "hash_scheme: fleet 'sha256-chain-v1', x 'b'"),
-        (replace(CONTRACT, hash_block_tokens=8), "hash_block_tokens: fleet 4, x 8"),
+        (replace(CONTRACT, model_fingerprint="b"), "model_fingerprint: revision 'model-a', x 'b'"),
+        (replace(CONTRACT, hash_scheme="b"), "hash_scheme: revision 'sha256-chain-v1', x 'b'"),
+        (replace(CONTRACT, hash_block_tokens=8), "hash_block_tokens: revision 4, x 8"),
         (replace(CONTRACT, dtype="b"), "workers x and p .*: dtype: 'b' != 'float32'"),
     ],
 )
@@ -236,7 +236,7 @@ def test_unknown_kinds_and_roles_are_refused() -> None:
     with pytest.raises(ConfigError, match="boss"):
         router.core.register(0, worker("x", "boss"))
     assert router.core.fleet == ()
-    assert router.core.contract is None
+    assert router.core.revision_views() == ()
 
 
 def test_a_role_can_change_but_not_the_contract() -> None:
@@ -282,7 +282,7 @@ def test_releases_pair_if_their_layouts_are_of_one_version() -> None:
 def test_events_reach_the_look_up_and_a_gap_asks_for_more() -> None:
     router = Router(P, D)
     router.holds(P, PROMPT)
-    best, none = router.core.match(len(PROMPT), hashes_of(PROMPT))
+    best, none = router.core.match(router.core.assign("r"), len(PROMPT), hashes_of(PROMPT))
     assert (best.worker, best.usable_tokens, best.group_tokens) == (P.incarnation, 40, (40, 40))
     assert (none.worker, none.usable_tokens) == (D.incarnation, 0)
     events = [BlocksRemoved(1, hashes_of(PROMPT)[-1:])]
@@ -291,7 +291,10 @@ def test_events_reach_the_look_up_and_a_gap_asks_for_more() -> None:
     assert router.core.counters["kv_event_gaps", ""] == 1
     assert not router.core.kv_events(P.incarnation, "other epoch", 2, False, events)
     assert router.core.kv_events(P.incarnation, "e1", 2, False, events)
-    assert router.core.match(len(PROMPT), hashes_of(PROMPT))[0].usable_tokens == 36
+    assert (
+        router.core.match(router.core.assign("r"), len(PROMPT), hashes_of(PROMPT))[0].usable_tokens
+        == 36
+    )
 
 
 def test_a_lost_worker_takes_its_blocks_along() -> None:
@@ -299,7 +302,10 @@ def test_a_lost_worker_takes_its_blocks_along() -> None:
     router.holds(P, PROMPT)
     router.lost(P)
     router.join(P)
-    assert [m.usable_tokens for m in router.core.match(len(PROMPT), hashes_of(PROMPT))] == [0, 0]
+    assert [
+        m.usable_tokens
+        for m in router.core.match(router.core.assign("r"), len(PROMPT), hashes_of(PROMPT))
+    ] == [0, 0]
     assert router.core.kv_sequence(P.incarnation) == 0
 
 
@@ -310,7 +316,10 @@ def test_layouts_that_differ_are_indexed_apart() -> None:
     stored = [BlocksStored(0, hashes_of(PROMPT), None, 0, 4)]
     for info in (P, other):
         assert router.core.kv_events(info.incarnation, "e1", 0, False, stored)
-    found = {m.worker.worker_id: m for m in router.core.match(len(PROMPT), hashes_of(PROMPT))}
+    found = {
+        m.worker.worker_id: m
+        for m in router.core.match(router.core.assign("r"), len(PROMPT), hashes_of(PROMPT))
+    }
     assert (found["p"].usable_tokens, found["p"].group_tokens) == (0, (40, 0))
     assert (found["x"].usable_tokens, found["x"].group_tokens) == (40, (40,))
 
@@ -334,7 +343,10 @@ def test_the_length_that_can_be_served(
             router.join(worker(f"{role}-{limit}", role, max_model_tokens=limit))
     router.core.register(0, worker("not ready", max_model_tokens=10_000))
     assert router.core.max_model_tokens == longest
-    assert router.core.default_model_tokens == usual
+    if sizes:
+        revision = router.core.assign("r")
+        assert router.core.max_model_tokens_of(revision) == longest
+        assert router.core.default_model_tokens_of(revision) == usual
 
 
 def test_the_view_counts_what_runs_and_what_is_planned() -> None:

@@ -239,8 +239,10 @@ def test_what_generate_refuses() -> None:
     for bad in (request(num_tokens=0), request(max_tokens=-1)):
         with pytest.raises(RequestError):
             router.generate(bad)
+    surplus = hashes_of(tuple(range(16)))
+    bad = replace(request(), hashes=surplus, revision=router.core.assign("r"))
     with pytest.raises(RequestError, match="hashes"):
-        router.generate(replace(request(), hashes=hashes_of(tuple(range(16)))))
+        router.generate(bad)
     router.generate()
     with pytest.raises(RequestError, match="id"):
         router.generate()

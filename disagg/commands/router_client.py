@@ -1,0 +1,69 @@
+"""Calls of commands to a router's admin port."""
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any
+
+from disagg.config.sources import KEY_VARIABLE
+from disagg.errors import ConfigError, RemoteFault, RequestError
+
+ANSWER_BYTES_MAX = 64 << 20
+
+
+def call_router(
+    router_url: str, path: str, timeout_s: float, *, scope: str, put: Any = None
+) -> dict[str, Any]:
+    """Get JSON from a router, or put some there; with DISAGG_API_KEY, where there is one.
+
+    Args:
+        router_url: of the admin port.
+        path: of the page.
+        timeout_s: until it has answered.
+        scope: what the key must be good for, as an error says it.
+        put: the body of a PUT; None: a GET.
+
+    Raises:
+        ConfigError: the URL is no http URL.
+        RequestError: the router refuses what was put, and says why.
+        RemoteFault: no router answers there in time, or something else does.
+    """
+    if not router_url.startswith(("http://", "https://")):
+        raise ConfigError(f"{router_url!r} is no http:// URL", param="--router")
+    url = router_url.rstrip("/") + path
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    body = None
+    if put is not None:
+        body = json.dumps(put).encode()
+        headers["Content-Type"] = "application/json"
+    method = "GET" if put is None else "PUT"
+    try:
+        asked = urllib.request.Request(url, body, headers, method=method)
+        with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
+            told = json.loads(answer.read(ANSWER_BYTES_MAX))
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            why = f"{url} answered {error.code}: {KEY_VARIABLE} needs a key that may {scope}"
+            raise RemoteFault(why) from error
+        if error.code == 400 and put is not None:
+            raise RequestError(f"{router_url}: {_reason(error)}") from error
+        raise RemoteFault(f"{url} answered {error.code} {error.reason}: not a router?") from error
+    except (OSError, http.client.HTTPException) as error:  # URLError and time-outs among them
+        reason = getattr(error, "reason", error)
+        raise RemoteFault(f"no router answers at {url}: {reason}") from error
+    except ValueError as error:
+        raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
+    if not isinstance(told, dict):
+        raise RemoteFault(f"{url} did not answer as a router does: no object")
+    return told
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """What the router says of a request that it refuses."""
+    try:
+        return str(json.loads(error.read(ANSWER_BYTES_MAX))["error"]["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"refused ({error.reason})"

@@ -1,0 +1,32 @@
+"""The core as a router's options want it."""
+
+from disagg.router.fleet_hasher import FleetHasher
+from disagg.router.options import RouterOptions
+from disagg.routing.core import RouterCore
+from disagg.routing.fair_queue import parse_weights
+from disagg.routing.revisions import parse_revision_weights
+
+
+def new_core(options: RouterOptions, router_id: str) -> RouterCore:
+    """Build the core of a router's life, which begins without workers.
+
+    Raises:
+        ConfigError: an option is wrong, by name.
+    """
+    return RouterCore(
+        hasher_of=FleetHasher(options.hash_key).hasher_of,
+        replans_max=options.replans_max,
+        requests_max=options.requests_max,
+        request_timeout_ms=options.request_timeout_ms,
+        records_max=options.records_max,
+        worker_silent_ms=options.worker_silent_ms,
+        policy=options.policy,
+        pull_tokens_min=options.pull_tokens_min,
+        decode_prefill_tokens_max=options.decode_prefill_tokens_max,
+        accept_unlike_workers=options.accept_unlike_workers,
+        revision_weights=parse_revision_weights(options.revision_weights),
+        worker_prefill_tokens_max=options.worker_prefill_tokens_max,
+        worker_waiting_max=options.worker_waiting_max,
+        tenant_weights=parse_weights(options.tenant_weights),
+        router_id=router_id,
+    )
