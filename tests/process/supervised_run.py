@@ -5,6 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
+from disagg.cluster.hash_key import new_secret
 from disagg.cluster.ray_cluster import start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings
@@ -12,7 +13,8 @@ from disagg.errors import DisaggError
 
 
 def main(model_dir: Path) -> int:
-    given = {"model": {"dir": str(model_dir)}, "cluster": {"stop_timeout_s": 5.0}}
+    cluster = {"stop_timeout_s": 5.0, "hash_key": new_secret()}
+    given = {"model": {"dir": str(model_dir)}, "cluster": cluster}
     settings = Settings.model_validate(given)
     done = threading.Event()
 
