@@ -46,7 +46,7 @@ class Reserve:
 
     key: RequestKey
     number: int
-    traceparent: str = ""
+    traceparent: str = field(default="", repr=False)
     """W3C trace context of the prefill, the parent of the transfer; "" where nothing is traced."""
 
 

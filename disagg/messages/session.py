@@ -64,7 +64,7 @@ class Submit:
     take_over: RequestKey | None = None
     """For a decode: the generation whose sealed lease it takes over. ``token_ids`` then ends with
     the token that the lease carries, and nothing is prefilled for it."""
-    traceparent: str = ""
+    traceparent: str = field(default="", repr=False)
     """W3C trace context of the router's span; "" where nothing is traced."""
 
     @property
