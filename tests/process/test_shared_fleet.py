@@ -131,7 +131,8 @@ def test_what_is_sent_to_two_replicas_at_one_moment_is_served_once(shared: Share
 # -- bounds -------------------------------------------------------------------------------------
 
 
-def test_two_routers_give_a_worker_no_more_than_one_may(shared: Shared) -> None:
+def test_two_routers_share_a_worker_and_neither_keeps_the_other_out(shared: Shared) -> None:
+    """How the bound is parted between them is in tests/unit/routing/test_shared_workers.py."""
     a, b = restored(shared)
 
     def ask(number: int) -> bool:
@@ -150,10 +151,8 @@ def test_two_routers_give_a_worker_no_more_than_one_may(shared: Shared) -> None:
     both = [one for one in seen if any(len(loads) == 2 for loads in one.values())]
     assert both, "they shared a worker"
     most = [max((sum(loads.values()) for loads in one.values()), default=0) for one in seen]
-    # They begin at one moment, before either has heard of the other.
-    settled = most[next(n for n, total in enumerate(most) if 0 < total <= SEQUENCES) :]
-    beyond = sum(total > SEQUENCES for total in settled) / len(settled)
-    assert beyond < 0.3, f"{beyond:.0%} of the time beyond the bound: {most}"
+    # Requests that begin or end at one moment at both do so before either has heard of the other.
+    assert max(most) <= 2 * SEQUENCES
 
 
 # -- ends ---------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     cluster = start(tmp_path, "qwen3", CHUNKED)
     with running(cluster, p0="prefill"):
         cluster.spawn("d0", "decode", hash_block_tokens=16, block_tokens=32)
-        refusal(cluster.workers["d0"], "hash_block_tokens: fleet 8, d0 16")
+        refusal(cluster.workers["d0"], "hash_block_tokens: revision 8, d0 16")
         cluster.spawn("d1", "decode", dtype="bfloat16")
         refusal(cluster.workers["d1"], "dtype: 'bfloat16' != 'float32'")
         told = (cluster.logs / "router").read_text()
