@@ -1,8 +1,10 @@
 """Sampling parameters and log-probabilities on the wire."""
 
+import math
+
 from google.protobuf.message import Message
 
-from disagg.messages.sampling import SamplingParams
+from disagg.messages.sampling import TOP_LOGPROBS_MAX, SamplingParams
 from disagg.wire.checks import malformed, require_set
 from disagg.wire.v1 import sampling_pb2
 
@@ -34,6 +36,7 @@ def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingPara
     """Decode the sampling parameters in a field of ``parent``."""
     require_set(parent, field)
     wire: sampling_pb2.SamplingParams = getattr(parent, field)
+    _check(wire)
     return SamplingParams(
         max_tokens=wire.max_tokens,
         temperature=wire.temperature,
@@ -55,6 +58,29 @@ def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingPara
             wire.num_prompt_logprobs if wire.HasField("num_prompt_logprobs") else None
         ),
     )
+
+
+def _check(wire: sampling_pb2.SamplingParams) -> None:
+    """Refuse numbers with which sampling has no meaning, or no end.
+
+    Routers refuse more, and tell their clients by name; this is for what is no router.
+    """
+    for field, fits in (
+        ("temperature", 0 <= wire.temperature < math.inf),
+        ("top_p", 0 < wire.top_p <= 1),
+        ("min_p", 0 <= wire.min_p <= 1),
+        ("presence_penalty", math.isfinite(wire.presence_penalty)),
+        ("frequency_penalty", math.isfinite(wire.frequency_penalty)),
+        (
+            "repetition_penalty",
+            not wire.HasField("repetition_penalty") or 0 < wire.repetition_penalty < math.inf,
+        ),
+        ("logit_bias", all(math.isfinite(bias) for bias in wire.logit_bias.values())),
+        ("num_logprobs", wire.num_logprobs <= TOP_LOGPROBS_MAX),
+        ("num_prompt_logprobs", wire.num_prompt_logprobs <= TOP_LOGPROBS_MAX),
+    ):
+        if not fits:
+            raise malformed(wire, field, f"is {getattr(wire, field)}")
 
 
 def top_to_wire(top: tuple[tuple[int, float], ...]) -> sampling_pb2.TopLogprobs:

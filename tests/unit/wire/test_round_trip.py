@@ -44,6 +44,9 @@ u64 = st.integers(0, 2**64 - 1)
 positive = st.integers(1, 2**32 - 1)
 token = st.integers(0, 2**31 - 1)
 number = st.floats(allow_nan=False)  # NaN != NaN; -inf is a real logprob
+finite = st.floats(allow_nan=False, allow_infinity=False)
+above_0 = st.floats(0, exclude_min=True, allow_infinity=False)
+share = st.floats(0, 1, exclude_min=True)
 text = st.text(max_size=8)
 name = st.text(min_size=1, max_size=8)
 digest = st.binary(min_size=32, max_size=32)
@@ -119,9 +122,9 @@ hellos = st.lists(pools, min_size=1, max_size=3).flatmap(
     )
 )
 sampling = st.builds(
-    SamplingParams, u32, number, number, u32, st.integers(-(2**63), 2**63 - 1), tuples(token),
-    st.none() | st.integers(0, 20), number, number, number, number,
-    st.dictionaries(token, number, max_size=4).map(lambda bias: tuple(sorted(bias.items()))), u32,
+    SamplingParams, u32, above_0 | st.just(0.0), share, u32, st.integers(-(2**63), 2**63 - 1),
+    tuples(token), st.none() | st.integers(0, 20), share, finite, finite, above_0,
+    st.dictionaries(token, finite, max_size=4).map(lambda bias: tuple(sorted(bias.items()))), u32,
     st.text(max_size=8), tuples(token), u32, st.none() | st.integers(0, 20),
 )  # fmt: skip
 addresses = st.builds(session.PeerAddress, incarnations, name)
