@@ -13,6 +13,7 @@ from disagg.router.http_site import Page, RouteError, Site
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
 from disagg.router.openai.errors import error_body
+from disagg.router.openapi import operations
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import clip
 from disagg.router.revision_pages import RevisionPages
@@ -35,17 +36,20 @@ class AdminApp:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._site = Site(
+            "disagg: operators",
             options,
             keys,
             metrics,
             {
-                ("GET", "/metrics"): Page(self._metrics_page, OBSERVERS),
-                ("GET", "/v1/disagg/workers"): Page(self._workers, OBSERVERS),
-                ("POST", "/reset_prefix_cache"): Page(self._reset, frozenset((ADMIN,))),
+                ("GET", "/metrics"): Page(self._metrics_page, operations.METRICS, OBSERVERS),
+                ("GET", "/v1/disagg/workers"): Page(self._workers, operations.WORKERS, OBSERVERS),
+                ("POST", "/reset_prefix_cache"): Page(
+                    self._reset, operations.RESET, frozenset((ADMIN,))
+                ),
                 **RevisionPages(options, dispatcher).pages,
                 **StatusPages(options, dispatcher).pages,
             },
-            {RECORDS: Page(self._record)},
+            {RECORDS: Page(self._record, operations.RECORD)},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

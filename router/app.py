@@ -10,6 +10,7 @@ import signal
 from disagg.errors import ConfigError
 from disagg.kv.hashing import check_secret
 from disagg.router.admin import AdminApp
+from disagg.router.cross_origin import App, CrossOrigin
 from disagg.router.dispatch import Dispatcher
 from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
@@ -17,7 +18,7 @@ from disagg.router.http_server import HttpServer, bind
 from disagg.router.keys_file import KeysFile
 from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
-from disagg.router.options import RouterOptions, why_exposed
+from disagg.router.options import RouterOptions, check_origins, why_exposed
 from disagg.router.request_preparation import Preparation
 from disagg.router.request_spans import RequestSpans
 from disagg.router.tokenizer import Tokenizer
@@ -53,9 +54,9 @@ class RouterApp:
         """Load the tokenizer; needs no event loop.
 
         Raises:
-            ConfigError: the checkpoint directory has none; the API keys or the certificate cannot
-                be used; or there are none, and the router would answer a network without having
-                been told to.
+            ConfigError: the checkpoint directory has none; the API keys, the certificate or the
+                origins of web pages cannot be used; or there are no keys or no certificate, and the
+                router would answer a network without having been told to.
         """
         at_fault, why = why_exposed(
             options.host,
@@ -72,6 +73,7 @@ class RouterApp:
             allow_insecure=options.allow_insecure,
         )
         check_secret(options.hash_key)
+        check_origins(options.cors_origins)
         self._keys = KeysFile(options)
         self.http_port = options.http_port
         self.admin_port = options.admin_port
@@ -127,7 +129,10 @@ class RouterApp:
         streams = OpenStreams(options.streams_per_key_max)
         add_RouterServicer_to_server(GrpcService(*parts, streams), self._grpc_server)
         admin = AdminApp(options, ring, self.dispatcher, self._metrics)
-        self._http_server = HttpServer(HttpApp(*parts, streams), options)
+        clients: App = HttpApp(*parts, streams)
+        if options.cors_origins:
+            clients = CrossOrigin(clients, options.cors_origins)
+        self._http_server = HttpServer(clients, options)
         self._admin_server = HttpServer(admin, options)
         self._tasks = [
             asyncio.create_task(self._http_server.serve([http_socket]), name="http"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
-from disagg.errors import DisaggError, RemoteFault, RequestError
+from disagg.errors import DisaggError, ProtocolError, RemoteFault, RequestError
 from disagg.kv.hashing import tenant_salt
 from disagg.router.callers import SERVE, Caller, presented_key
 from disagg.router.client_stream import SlowReaderError
@@ -47,11 +47,14 @@ DETAILS_MAX = 4000
 
 async def _abort(context: Context, error: DisaggError) -> NoReturn:
     """End the call with the error's status; the field and code travel as trailing metadata."""
+    status = grpc.StatusCode[error.grpc_status]
+    if isinstance(error, ProtocolError):  # what breaks the protocol here is what the caller sent
+        status = grpc.StatusCode.INVALID_ARGUMENT
     details = f"{error.param}: {error.message}" if error.param else error.message
     trailing = [(FIELD_KEY, error.param), (CODE_KEY, error.code)]
     if error.retry_after_s:
         trailing.append((RETRY_AFTER_KEY, str(error.retry_after_s)))
-    await context.abort(grpc.StatusCode[error.grpc_status], details[:DETAILS_MAX], tuple(trailing))
+    await context.abort(status, details[:DETAILS_MAX], tuple(trailing))
 
 
 class GrpcService(RouterServicer):

@@ -11,6 +11,7 @@ from disagg.router.http_site import Page, Site
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
+from disagg.router.openapi import operations
 from disagg.router.options import RouterOptions
 from disagg.router.request_bodies import RequestBodies
 from disagg.router.request_preparation import Preparation
@@ -44,19 +45,22 @@ class HttpApp:
         status = StatusPages(options, dispatcher)
         serve = frozenset((SERVE,))
         self._site = Site(
+            "disagg: clients",
             options,
             keys,
             metrics,
             {
-                ("POST", "/v1/completions"): Page(generation.completions, serve),
-                ("POST", "/v1/chat/completions"): Page(generation.chat, serve),
-                ("POST", "/v1/responses"): Page(generation.responses, serve),
-                ("POST", "/tokenize"): Page(tokens.tokenize, serve),
-                ("POST", "/detokenize"): Page(tokens.detokenize, serve),
-                ("GET", "/v1/models"): Page(self._models, serve),
+                ("POST", "/v1/completions"): Page(
+                    generation.completions, operations.COMPLETIONS, serve
+                ),
+                ("POST", "/v1/chat/completions"): Page(generation.chat, operations.CHAT, serve),
+                ("POST", "/v1/responses"): Page(generation.responses, operations.RESPONSES, serve),
+                ("POST", "/tokenize"): Page(tokens.tokenize, operations.TOKENIZE, serve),
+                ("POST", "/detokenize"): Page(tokens.detokenize, operations.DETOKENIZE, serve),
+                ("GET", "/v1/models"): Page(self._models, operations.MODELS, serve),
                 **status.pages,
             },
-            {"/v1/models/": Page(self._model, serve)},
+            {"/v1/models/": Page(self._model, operations.MODEL, serve)},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

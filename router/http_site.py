@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import ClassVar
 
 from disagg.errors import CancelledError, DisaggError, RequestError
@@ -10,6 +11,10 @@ from disagg.router.callers import NOBODY, SCOPES, AccessError, presented_key
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
+from disagg.router.openai.sse import to_json
+from disagg.router.openapi.document import Route, document_of
+from disagg.router.openapi.operation import Operation
+from disagg.router.openapi.operations import DOCUMENT
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import clip
 
@@ -37,20 +42,23 @@ class Page:
     """What answers a path, and who may ask."""
 
     serve: Handler
+    operation: Operation
     scopes: frozenset[str] = SCOPES
     """The caller's key needs one of them; none: no key is asked for."""
 
 
 class Site:
-    """An ASGI application.
+    """An ASGI application; ``/openapi.json`` tells of its pages whoever has a key.
 
     Args:
+        title: of the document.
         pages: by method and path.
         prefixes: of GET, by the beginning of their path.
     """
 
     def __init__(
         self,
+        title: str,
         options: RouterOptions,
         keys: KeyRing,
         metrics: Metrics,
@@ -60,8 +68,15 @@ class Site:
         self._options = options
         self._keys = keys
         self._metrics = metrics
-        self._pages = pages
+        document = Page(self._document, DOCUMENT)
+        self._pages = {**pages, ("GET", "/openapi.json"): document}
         self._prefixes = prefixes
+        found = [*self._pages.items(), *((("GET", at), page) for at, page in prefixes.items())]
+        routes = [
+            Route(method, path, page.operation, bool(page.scopes) and not keys.is_open)
+            for (method, path), page in found
+        ]
+        self._described = to_json(document_of(title, routes, options.model_name))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
@@ -89,6 +104,9 @@ class Site:
             if exchange.started:
                 raise  # the server cuts the connection: an answer must not look complete
             await exchange.fail(DisaggError("internal error"))
+
+    async def _document(self, exchange: Exchange) -> None:
+        await exchange.answer(HTTPStatus.OK, self._described)
 
     def _admitted(self, exchange: Exchange) -> Page:
         """The page, once its caller is known and may see it. Strangers learn of no page."""

@@ -1,8 +1,10 @@
 """Plain numbers and names the router is built from; settings are read elsewhere."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from disagg.errors import ConfigError
 from disagg.router.message_parts.formats import AUTO
 from disagg.routing.policy.registry import DEFAULT_POLICY as DEFAULT_POLICY
 from disagg.routing.policy.registry import POLICIES
@@ -10,6 +12,10 @@ from disagg.tls.addresses import is_loopback
 
 POLICY_NAMES: tuple[str, ...] = tuple(sorted(POLICIES))
 """What `router.policy` may be set to."""
+
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,8 @@ class RouterOptions:
     """0: any free one (printed at start)."""
     grpc_port: int = 50051
     """0: any free one."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the HTTP port from a browser."""
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
     """Metrics, workers, records, the reset of prefix caches; 0: any free one."""
@@ -136,3 +144,24 @@ def why_exposed(
                 "router.allow_unauthenticated to answer anybody"
             )
     return "", ""
+
+
+def check_origins(origins: tuple[str, ...]) -> None:
+    """Refuse what no browser would send as an origin.
+
+    Raises:
+        ConfigError: naming ``router.cors_origins``.
+    """
+    for origin in origins:
+        scheme, _, rest = origin.partition("://")
+        port = _DEFAULT_PORTS.get(scheme, "")
+        if origin == ANY_ORIGIN:
+            wrong = "" if len(origins) == 1 else "allows every origin: no other stands beside it"
+        elif not _ORIGIN.fullmatch(origin):
+            wrong = "is no origin: scheme://host or scheme://host:port in lower case, and no path"
+        elif port and rest.endswith(port):
+            wrong = f"is an origin that browsers send without {port}"
+        else:
+            wrong = ""
+        if wrong:
+            raise ConfigError(f"{origin!r} {wrong}", param="router.cors_origins")

@@ -1,18 +1,18 @@
 """The revisions that are served side by side, and how new requests are shared among them."""
 
-import json
 from http import HTTPStatus
 from typing import Any
 
-from disagg.errors import ConfigError, RequestError
 from disagg.router.callers import ADMIN
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import Exchange
 from disagg.router.http_site import Page
+from disagg.router.openapi import operations
 from disagg.router.options import RouterOptions
 from disagg.router.request_bodies import RequestBodies
+from disagg.router.revision_weights import parse_revision_weights_body
 from disagg.router.status_pages import OBSERVERS
-from disagg.routing.revisions import RevisionView, check_weights
+from disagg.routing.revisions import RevisionView
 
 PATH = "/v1/disagg/revisions"
 
@@ -28,8 +28,8 @@ class RevisionPages:
         self._dispatcher = dispatcher
         self._bodies = RequestBodies(options)
         self.pages = {
-            ("GET", PATH): Page(self._show, OBSERVERS),
-            ("PUT", PATH): Page(self._set, frozenset((ADMIN,))),
+            ("GET", PATH): Page(self._show, operations.REVISIONS, OBSERVERS),
+            ("PUT", PATH): Page(self._set, operations.SET_REVISIONS, frozenset((ADMIN,))),
         }
 
     async def _show(self, exchange: Exchange) -> None:
@@ -37,7 +37,7 @@ class RevisionPages:
 
     async def _set(self, exchange: Exchange) -> None:
         """PUT ``{"weights": {NAME: WEIGHT}}``: in place of all weights there were."""
-        weights = await self._bodies.read(exchange, parse_weights_body)
+        weights = await self._bodies.read(exchange, parse_revision_weights_body)
         self._dispatcher.set_revision_weights(weights)
         await exchange.json(self._body(), HTTPStatus.OK)
 
@@ -47,26 +47,6 @@ class RevisionPages:
             "weights": dict(core.revision_weights),
             "revisions": [revision_body(view) for view in core.revision_views()],
         }
-
-
-def parse_weights_body(data: bytes) -> dict[str, float]:
-    """The weights of a PUT.
-
-    Raises:
-        RequestError: naming the field.
-    """
-    try:
-        given = json.loads(data)
-    except ValueError as error:
-        raise RequestError(f"is no JSON: {error}", param="body") from error
-    if not isinstance(given, dict) or set(given) != {"weights"}:
-        raise RequestError('must be {"weights": {NAME: WEIGHT, ...}}', param="body")
-    if not isinstance(given["weights"], dict):
-        raise RequestError("must be an object of numbers by name", param="weights")
-    try:
-        return check_weights(given["weights"])
-    except ConfigError as error:
-        raise RequestError(error.message, param="weights") from error
 
 
 def revision_body(view: RevisionView) -> dict[str, Any]:

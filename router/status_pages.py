@@ -7,6 +7,7 @@ from disagg.router.callers import ADMIN, OBSERVE, Caller
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import Exchange
 from disagg.router.http_site import Page
+from disagg.router.openapi import operations
 from disagg.router.options import RouterOptions
 
 NO_KEY: frozenset[str] = frozenset()
@@ -24,8 +25,8 @@ class StatusPages:
         self._model_name = options.model_name
         self._dispatcher = dispatcher
         self.pages = {
-            ("GET", "/health"): Page(self._health, NO_KEY),
-            ("GET", "/ready"): Page(self._ready, NO_KEY),
+            ("GET", "/health"): Page(self._health, operations.HEALTH, NO_KEY),
+            ("GET", "/ready"): Page(self._ready, operations.READY, NO_KEY),
         }
 
     async def _health(self, exchange: Exchange) -> None:

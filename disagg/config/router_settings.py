@@ -9,7 +9,7 @@ from pydantic import (
 
 from disagg.config.fields import Milliseconds, Port, Positive, Section
 from disagg.errors import ConfigError
-from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES, why_exposed
+from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES, check_origins, why_exposed
 from disagg.routing.fair_queue import parse_weights
 from disagg.routing.revisions import parse_revision_weights
 
@@ -41,6 +41,9 @@ class RouterSettings(Section):
     allow_unauthenticated: bool = False
     """Without API keys answer whoever reaches the ports, on other addresses than loopback ones
     too."""
+    cors_origins: tuple[str, ...] = Field(default=(), strict=False)
+    """Origins (https://chat.example) of web pages that may call the HTTP port from a browser, with
+    an API key where there are keys; * for every one. Never the admin port."""
     replans_max: int = Field(default=3, ge=0, le=100)
     """Tries after the first before a request fails."""
     request_timeout_ms: Milliseconds = 600_000
@@ -91,6 +94,10 @@ class RouterSettings(Section):
             parse_revision_weights(self.revision_weights)
         except ConfigError as error:
             raise ValueError(f"revision_weights: {error.message}") from None
+        try:
+            check_origins(self.cors_origins)
+        except ConfigError as error:
+            raise ValueError(f"cors_origins: {error.message}") from None
         if self.policy not in POLICY_NAMES:
             known = ", ".join(POLICY_NAMES)
             raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")

@@ -17,6 +17,7 @@ from disagg.tls.certificate_files import (
     CertificateFiles,
     expiry_warning,
 )
+from disagg.tls.malformed_requests import MalformedRequests
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,9 @@ class Connections:
 
     def server(self, options: Options = ()) -> grpc.aio.Server:
         """A server to which `listen` adds ports."""
-        interceptors = () if self._files is None else (CallerCheck(),)
-        return grpc.aio.server(options=options, interceptors=interceptors)
+        checks = () if self._files is None else (CallerCheck(),)
+        # Who is no caller of a method is not told how it reads what he sends.
+        return grpc.aio.server(options=options, interceptors=(*checks, MalformedRequests()))
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Add a port, which takes callers with a certificate of the cluster alone.

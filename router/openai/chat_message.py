@@ -14,6 +14,16 @@ MESSAGE_IGNORED = ("annotations", "audio", "function_call", "refusal")
 ROLE_OF = {"reasoning_content": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
 
 
+class TextPart(Strict):
+    """A part of a message's content, as clients write it."""
+
+    type: Literal["text"]
+    text: str
+
+
+ContentGiven = str | Annotated[list[TextPart], Field(min_length=1)] | None
+
+
 def _content(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
@@ -44,7 +54,11 @@ class CalledFunction(Strict):
     """What a call in an assistant's message called."""
 
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_object), Field(repr=False)]
+    arguments: Annotated[
+        dict[str, Any],
+        BeforeValidator(arguments_object, json_schema_input_type=str),
+        Field(repr=False),
+    ]
 
 
 class ToolCall(Strict):
@@ -61,7 +75,11 @@ class Message(Strict):
     """One chat message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_content), Field(repr=False)] = None
+    content: Annotated[
+        str | None,
+        BeforeValidator(_content, json_schema_input_type=ContentGiven),
+        Field(repr=False),
+    ] = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
     tool_call_id: str | None = None

@@ -32,11 +32,19 @@ def _prompt(value: object) -> str | tuple[int, ...]:
     raise ValueError("must be a string, a list of token ids, or a list of either")
 
 
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+PromptGiven = Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1)]
+"""As clients write it."""
+
+
 class CompletionRequest(GenerationFields):
     """Body of ``POST /v1/completions``."""
 
     prompt: Annotated[
-        tuple[str | tuple[int, ...], ...], BeforeValidator(_prompts), Field(repr=False)
+        tuple[str | tuple[int, ...], ...],
+        BeforeValidator(_prompts, json_schema_input_type=PromptGiven),
+        Field(repr=False),
     ]
     best_of: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None

@@ -5,12 +5,14 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from disagg.errors import RequestError
-from disagg.messages.sampling import TOP_LOGPROBS_MAX
+from disagg.messages.sampling import STOP_TOKENS_MAX, TOP_LOGPROBS_MAX
 from disagg.router.generation_request import (
     CACHE_SALT_CHARS_MAX,
     PENALTY_MAX,
     REPETITION_PENALTY_MAX,
     REPETITION_PENALTY_MIN,
+    STOP_CHARS_MAX,
+    STOP_STRINGS_MAX,
     TEMPERATURE_MAX,
     GenerationRequest,
     Prompt,
@@ -42,6 +44,12 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
     raise ValueError("must be a list of token ids")
 
 
+StopString = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
+StopGiven = StopString | Annotated[list[StopString], Field(max_length=STOP_STRINGS_MAX)] | None
+StopTokensGiven = (
+    Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=STOP_TOKENS_MAX)] | None
+)
+"""As clients write them."""
 Penalty = Annotated[float, Field(ge=-PENALTY_MAX, le=PENALTY_MAX)]
 
 
@@ -63,10 +71,13 @@ class GenerationFields(Strict):
     ) = None
     logit_bias: LogitBias = Field(default=(), repr=False)
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = Field(default=(), repr=False)
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_stop_token_ids)] = Field(
-        default=(), repr=False
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop, json_schema_input_type=StopGiven)] = (
+        Field(default=(), repr=False)
     )
+    stop_token_ids: Annotated[
+        tuple[int, ...],
+        BeforeValidator(_stop_token_ids, json_schema_input_type=StopTokensGiven),
+    ] = Field(default=(), repr=False)
     prompt_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

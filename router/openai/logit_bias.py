@@ -3,9 +3,9 @@
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
-from disagg.router.generation_request import LOGIT_BIAS_MAX
+from disagg.router.generation_request import LOGIT_BIAS_MAX, LOGIT_BIAS_TOKENS_MAX
 
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -30,5 +30,12 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(biases.items()))
 
 
-LogitBias = Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)]
+Bias = Annotated[float, Field(ge=-LOGIT_BIAS_MAX, le=LOGIT_BIAS_MAX)]
+Token = Annotated[str, Field(pattern=f"^({TOKEN_ID.pattern})$")]
+LogitBiasGiven = Annotated[dict[Token, Bias], Field(max_length=LOGIT_BIAS_TOKENS_MAX)] | None
+"""As clients write it."""
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...],
+    BeforeValidator(_logit_bias, json_schema_input_type=LogitBiasGiven),
+]
 """(token id, bias), by token id."""

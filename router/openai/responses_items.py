@@ -28,7 +28,16 @@ def _text(value: object) -> str:
     return "".join(texts)
 
 
-Words = Annotated[str, BeforeValidator(_text)]
+class PartOfText(Strict):
+    """A part of what is said, as clients write it."""
+
+    type: Literal["input_text", "output_text", "reasoning_text", "text"]
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+Words = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[PartOfText])]
 
 
 class _Item(Strict):
@@ -50,7 +59,11 @@ class CallItem(_Item):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_object), Field(repr=False)]
+    arguments: Annotated[
+        dict[str, Any],
+        BeforeValidator(arguments_object, json_schema_input_type=str),
+        Field(repr=False),
+    ]
 
 
 class OutputItem(_Item):

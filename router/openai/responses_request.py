@@ -91,7 +91,11 @@ class ResponsesRequest(Strict):
     """Body of ``POST /v1/responses``."""
 
     model: str
-    input: Annotated[list[Item], BeforeValidator(as_items), Field(repr=False)]
+    input: Annotated[
+        list[Item],
+        BeforeValidator(as_items, json_schema_input_type=str | list[Item]),
+        Field(repr=False),
+    ]
     instructions: str | None = Field(default=None, repr=False)
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=TEMPERATURE_MAX)] | None = None
@@ -106,7 +110,11 @@ class ResponsesRequest(Strict):
         default=None, repr=False
     )
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | NamedFunction | None, BeforeValidator(choice_of)
+        Literal["none", "auto", "required"] | NamedFunction | None,
+        BeforeValidator(
+            choice_of,
+            json_schema_input_type=Literal["none", "auto", "required"] | NamedFunction | None,
+        ),
     ] = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = Field(default=None, repr=False)

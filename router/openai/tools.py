@@ -53,9 +53,8 @@ def choice_of(value: object) -> object:
     raise ValueError(f"must be {', '.join(CHOICES)} or name a function")
 
 
-ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(choice_of)
-]
+ChoiceGiven = Literal["none", "auto", "required"] | NamedTool | None
+ToolChoice = Annotated[ChoiceGiven, BeforeValidator(choice_of, json_schema_input_type=ChoiceGiven)]
 
 
 def for_template(tools: list[Tool]) -> tuple[dict[str, Any], ...]:
