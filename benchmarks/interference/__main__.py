@@ -17,32 +17,22 @@ then the README's table on standard error.
 
 import argparse
 import asyncio
-import gc
 import os
-import random
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import httpx
-import torch
-from transformers import AutoModelForCausalLM
 
 from benchmarks.interference.figures import Measured, report, table
 from benchmarks.interference.load import Load, run
 from benchmarks.servers.environment import PYTHON, set_up, vllm_release
-from benchmarks.servers.program import START_S
-from benchmarks.servers.vllm import MODEL
-from benchmarks.serving.checkpoint import NUM_RESERVED, make_checkpoint
-from benchmarks.serving.systems import MAX_STEP_TOKENS, Disagg, warm_up
+from benchmarks.serving.checkpoint import make_checkpoint
+from benchmarks.serving.right_answer import check, right_answer
+from benchmarks.serving.systems import Disagg, warm_up
 
 VOCAB_SIZE = 32_000
 NUM_CORES = 2
 ONE, PAIR, TWO = "one worker of both roles", "1P1D", "two workers of both roles"
 PAIRS = ((PAIR, ONE), (PAIR, TWO), (TWO, ONE))
-NUM_CHECKED_TOKENS = 16
 
 
 def main() -> None:
@@ -72,14 +62,14 @@ def main() -> None:
         checkpoint = Path(folder) / "checkpoint"
         checkpoint.mkdir()
         make_checkpoint(checkpoint, VOCAB_SIZE)
-        prompt, answer = _answer_of_transformers(checkpoint)
+        asked = right_answer(checkpoint, VOCAB_SIZE)
         for number in range(num_rounds):
             for name, one in measured.items():
                 system = _system(name, checkpoint, python, Path(folder), given.engine)
                 _say(f"round {number + 1}: {name} starts")
                 system.start()
                 try:
-                    _check(system, prompt, answer)
+                    check(system, asked)
                     _measure(system, disturbed, number, one)
                 finally:
                     system.end()
@@ -118,41 +108,6 @@ def _stay_on_two_cores() -> None:
     if len(cores) < NUM_CORES:
         sys.exit(f"{NUM_CORES} cores are needed, there is {len(cores)}")
     os.sched_setaffinity(0, cores[:NUM_CORES])  # what is started inherits it
-
-
-def _answer_of_transformers(checkpoint: Path) -> tuple[list[int], str]:
-    """A prompt longer than a step and than the model's window, and the right answer's text."""
-    rng = random.Random(0)
-    prompt = [rng.randrange(NUM_RESERVED, VOCAB_SIZE) for _ in range(MAX_STEP_TOKENS + 100)]
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        checkpoint, local_files_only=True, dtype=torch.float32
-    )
-    with torch.inference_mode():
-        ids = model.generate(
-            torch.tensor([prompt]),
-            do_sample=False,
-            max_new_tokens=NUM_CHECKED_TOKENS,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    del model
-    gc.collect()
-    return prompt, " ".join(f"t{token}" for token in ids[0, len(prompt) :].tolist())
-
-
-def _check(system: Disagg, prompt: Sequence[int], expected: str) -> None:
-    body = {
-        "model": MODEL,
-        "prompt": prompt,
-        "max_tokens": NUM_CHECKED_TOKENS,
-        "ignore_eos": True,
-        "temperature": 0.0,
-    }
-    answer = httpx.post(f"{system.url}/v1/completions", json=body, timeout=START_S)
-    answer.raise_for_status()
-    text = answer.json()["choices"][0]["text"]
-    if text.split() != expected.split():
-        sys.exit(f"{system.name} answers {text!r} where plain transformers answers {expected!r}")
 
 
 def _say(text: str) -> None:

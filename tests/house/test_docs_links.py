@@ -9,7 +9,7 @@ import pytest
 from disagg.config import Settings
 
 ROOT = Path(__file__).parents[2]
-SKIPPED = {".venv", ".venv-vllm", ".cache", ".pytest_cache", "node_modules"}
+SKIPPED = {".cache", ".pytest_cache", "node_modules"}
 FOLDERS = (
     "benchmarks",
     "demo",
@@ -36,8 +36,14 @@ def find_documents(root: Path) -> list[Path]:
     return sorted(
         path
         for path in root.rglob("*.md")
-        if not SKIPPED & set(path.relative_to(root).parts) and path.resolve() == path
+        if not any(_is_skipped(part) for part in path.relative_to(root).parts)
+        and path.resolve() == path
     )
+
+
+def _is_skipped(part: str) -> bool:
+    """Not ours: environments, caches."""
+    return part in SKIPPED or part.startswith(".venv")
 
 
 def find_faults(root: Path) -> list[str]:
