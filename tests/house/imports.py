@@ -33,7 +33,7 @@ GRPC = {"grpc", "google"}
 THIRD_PARTY: dict[str, set[str]] = {
     "wire": GRPC,
     "grammar": {"llguidance", "numpy"},
-    "tls": {"grpc", "cryptography"},
+    "tls": GRPC | {"cryptography"},
     "telemetry": {"opentelemetry"},
     "checking": set(),
     "testing": set(),

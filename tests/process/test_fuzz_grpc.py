@@ -153,7 +153,7 @@ class Target:
         """What a caller may send: messages, or bytes that are none."""
         kind = descriptor(path).input_type
         if not METHODS[path].streams_requests:
-            one = message(random, kind, self.known)
+            one: Any = message(random, kind, self.known)
             if hasattr(one, "token_ids") and random.random() < 0.9:
                 one.ClearField(random.choice(["prompt", "token_ids"]))
             if path.endswith("/Generate") and random.random() < 0.9:
@@ -163,21 +163,21 @@ class Target:
             return [spoilt(random, data) if random.random() < SPOILT else data]
         make = self.envelope if path.endswith("/Peer") else self.session_request
         sent = [self.opening(path, random), *(make(random) for _ in range(random.randint(1, 12)))]
-        data = [one.SerializeToString() for one in sent]
+        parts = [each.SerializeToString() for each in sent]
         if random.random() < SPOILT:
-            data[-1] = spoilt(random, data[-1])
-        return data
+            parts[-1] = spoilt(random, parts[-1])
+        return parts
 
     def opening(self, path: str, random: Random) -> Message:
         """What begins a stream, most of the time as it should."""
         is_sound = random.random() < 0.9
         if path.endswith("/Peer"):
-            hello = message(random, peer_pb2.PeerHello.DESCRIPTOR, self.known)
+            hello: Any = message(random, peer_pb2.PeerHello.DESCRIPTOR, self.known)
             if is_sound:
                 del hello.pools[1:]
                 hello.contract.CopyFrom(self.contract)
             return self.addressed(peer_pb2.PeerEnvelope(hello=hello))
-        opened = session_pb2.SessionOpen(router_id=next(self.routers), worker=self.worker)
+        opened: Any = session_pb2.SessionOpen(router_id=next(self.routers), worker=self.worker)
         if not is_sound:
             opened = message(random, opened.DESCRIPTOR, self.known)
         return session_pb2.SessionRequest(open=opened)
@@ -352,7 +352,8 @@ class Broken(worker_pb2_grpc.WorkerServicer):
 
 def test_a_method_that_fails_is_found() -> None:
     server = grpc.server(ThreadPoolExecutor(4))
-    worker_pb2_grpc.add_WorkerServicer_to_server(Broken(), server)
+    broken: Any = Broken  # the other methods are never called
+    worker_pb2_grpc.add_WorkerServicer_to_server(broken(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     path = "/disagg.wire.v1.Worker/Status"

@@ -8,7 +8,7 @@ import pytest
 
 from disagg.messages.kv_events import KVSnapshot
 from disagg.testing.scripted_worker import HASHER
-from disagg.wire.v1 import router_pb2, sampling_pb2
+from disagg.wire.v1 import registration_pb2, router_pb2, sampling_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from tests.unit.router.scripted_worker import BOUND_S, stored
 
@@ -136,6 +136,13 @@ async def test_generate_refuses_with_the_field(house, stub, change, status, fiel
     assert ("disagg-field", field) in trailing
     assert (caught.value.details() or "").startswith(f"{field}: ")
     assert house.workers[0].submits == []
+
+
+async def test_a_malformed_registration_is_the_fault_of_who_sent_it(house, stub):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Register(registration_pb2.RegisterRequest(address="127.0.0.1:1"))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "RegisterRequest." in (refused.value.details() or "")
 
 
 async def test_a_cancelled_generate_is_cancelled_at_the_worker(house, stub):

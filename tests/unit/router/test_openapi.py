@@ -1,6 +1,7 @@
 """The OpenAPI documents: valid, of all pages, with the fields that parsers take, and no others."""
 
 import json
+from typing import Any
 
 import jsonschema
 import openapi_spec_validator
@@ -21,7 +22,7 @@ from disagg.router.openai.tokenize_request import (
 )
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-BODIES = {
+BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/completions": (parse_completion, {"model": "tiny", "prompt": [5, 6]}),
     "/v1/chat/completions": (parse_chat, {"model": "tiny", "messages": MESSAGES}),
     "/v1/responses": (parse_responses, {"model": "tiny", "input": "hi"}),
@@ -184,7 +185,12 @@ CHECKED_LATER = {"stop", "stop_token_ids", "prompt", "model"}
 async def test_answers_have_the_documented_form(house):
     document = (await documents(house))["clients"]
     for path, (_, body) in BODIES.items():
-        more = [{}, {"model": 5}, {"model": "another"}, {"nobody_knows_it": 1}]
+        more: list[dict[str, Any]] = [
+            {},
+            {"model": 5},
+            {"model": "another"},
+            {"nobody_knows_it": 1},
+        ]
         if path == "/v1/completions":
             more += [
                 {"n": 2, "logprobs": 3, "return_token_ids": True},
@@ -195,7 +201,7 @@ async def test_answers_have_the_documented_form(house):
         if path == "/tokenize":
             more += [{"return_token_strs": True}]
         for fields in more:
-            limit = {} if "tokenize" in path else {"max_tokens": 3}
+            limit: dict[str, Any] = {} if "tokenize" in path else {"max_tokens": 3}
             if path == "/v1/responses":
                 limit = {"max_output_tokens": 3}
             answer = await house.http.post(path, json=body | limit | fields)
