@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from disagg.workers.engines.draw import uniform
 from tests.checkpoints import make_checkpoint
 from tests.process.harness import MODEL, Cluster, running, wait_until
 from tests.process.served_model import (
@@ -22,6 +24,8 @@ NUM_CHOICES = 3
 NUM_TOKENS = 40
 NUM_BEFORE = 4
 """Tokens that each choice has, at least, when a decode worker is killed."""
+EDGE = 1e-5
+"""Sums of float32 shares are equal up to this; 40 draws meet it once in a thousand answers."""
 PROMPT = list(range(10, 110))
 MESSAGES: Any = [{"role": "user", "content": "What is it? " + "the cat sat on the mat " * 8}]
 SCHEMA: dict[str, Any] = {
@@ -96,6 +100,22 @@ def alone(served: ServedModel, body: dict[str, Any], number: int, seed: int) -> 
     return tokens
 
 
+def is_edge(served: ServedModel, seed: int, one: list[int], other: list[int]) -> bool:
+    """Whether two answers to `PROMPT` part at a number that lies between two tokens' shares.
+
+    A seed nobody chose may meet such a number once in thousands of draws; the last bits of a share,
+    which depend on what else is in a batch, decide there.
+    """
+    at = next(at for at, (left, right) in enumerate(zip(one, other, strict=True)) if left != right)
+    low, high = sorted((one[at], other[at]))
+    model = AutoModelForCausalLM.from_pretrained(served.cluster.model_dir, dtype=torch.float64)
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + one[:at]])).logits[0, -1]
+    share = logits.softmax(-1).cumsum(-1)[low].item()
+    number = uniform(seed, len(PROMPT) + at)
+    return high == low + 1 and abs(share - number) < EDGE
+
+
 def records(served: ServedModel, request_id: str, num: int) -> list[dict[str, Any]]:
     return [served.cluster.record(f"{request_id}-{index}") for index in range(num)]
 
@@ -159,7 +179,7 @@ def test_choices_are_in_the_order_of_prompts_and_seeds(
         LIST,
         LIST | {"stream": True} | JSON,
         JSON_CHAT | {"n": NUM_CHOICES, "seed": 5},
-        JSON_CHAT | {"n": NUM_CHOICES, "stream": True},
+        JSON_CHAT | {"n": NUM_CHOICES, "stream": True, "seed": 6},
     ],
     ids=[
         "seeded",
@@ -211,7 +231,8 @@ def test_choices_go_on_where_their_worker_was_killed(
             assert met["cause"].startswith("worker_lost")
     assert homes.count(killed) > 1  # the fault met several of them
     for number, (record, tokens) in enumerate(zip(after, answers, strict=True)):
-        assert alone(served, body, number, record["seed"]) == tokens
+        again = alone(served, body, number, record["seed"])
+        assert again == tokens or is_edge(served, record["seed"], again, tokens)
         if sampled := body.get("temperature") != 0.0:
             # Control: it is the seed that makes them the same.
             assert alone(served, body, number, record["seed"] + 1000) != tokens
