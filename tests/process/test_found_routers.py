@@ -41,6 +41,13 @@ class Named(Replicas):
         self.start_router(router, host=HOSTS[router], grpc_port=self.port)
         return self.routers[router]
 
+    def living(self, router: str) -> Router:
+        """A router that runs and is named, started if it does not: tests also run alone."""
+        if router not in self.routers or self.routers[router].process.popen.poll() is not None:
+            self.start_named(router)
+        self.name(*HOSTS)
+        return self.routers[router]
+
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Named]:
@@ -126,7 +133,9 @@ def expected_hits(router: Router, salt: int) -> int:
 
 
 def test_one_router_too_many_is_told_and_comes_in_when_there_is_room(named: Named) -> None:
-    a, b, c = (named.routers[name] for name in "abc")
+    a, b = named.living("a"), named.living("b")
+    wait_until(lambda: "s1" in b.workers(), "s1 at b")
+    c = named.living("c")
     said = "2 routers have sessions (worker.routers_max)"
     wait_until(lambda: f"RESOURCE_EXHAUSTED: {said}" in logs(c), "c to be told")
     worker = named.workers["s1"]
@@ -162,9 +171,7 @@ def test_a_router_that_is_killed_again_and_again_leaves_nothing_at_a_worker(name
         return not any(view["stats"]["loads"] for view in a.workers().values())
 
     def live() -> None:
-        c = named.routers.get("c")
-        if c is None or c.process.popen.poll() is not None:
-            c = named.start_named("c")
+        c = named.living("c")
 
         def served() -> bool:
             known = c.workers().get("s0")
