@@ -46,7 +46,9 @@ class Named(Replicas):
         if router not in self.routers or self.routers[router].process.popen.poll() is not None:
             self.start_named(router)
         self.name(*HOSTS)
-        return self.routers[router]
+        found = self.routers[router]
+        wait_until(lambda: "router serves" in logs(found), f"{router} to serve", START_S)
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +179,6 @@ def test_a_router_that_is_killed_again_and_again_leaves_nothing_at_a_worker(name
             known = c.workers().get("s0")
             return bool(known and known["ready"])
 
-        wait_until(lambda: "router serves" in logs(c), "c to serve", START_S)
         wait_until(served, "s0 at c", START_S)
         events = begun(c, 50, "same")
         c.process.kill()
