@@ -15,7 +15,7 @@ from benchmarks.engine.checkpoint import CHECKPOINT, VOCAB_SIZE, WINDOW_TOKENS, 
 from benchmarks.transfer.figures import MS, figure
 from disagg.workers.options import WorkerOptions
 from disagg.workers.worker import Worker
-from tests.unit.workers.lone_worker import Answer, NoTransport, ask
+from tests.unit.workers.lone_worker import Answer, NoTransport, ask, until_written
 
 LENGTHS, QUICK_LENGTHS = (1_024, 2_048, 4_096, 8_000), (1_024, 2_048)
 TIERS = {"host": "host?size=1GiB", "disk": "disk:{place}/kv?size=1GiB"}
@@ -66,7 +66,8 @@ def _rounds(
     )
     worker.start()
     try:
-        answers = asyncio.run(ask(worker, prompts, timeout_s=TIMEOUT_S))
+        # Until all is written: or the next prompt evicts what waits for it.
+        answers = asyncio.run(ask(worker, prompts, settle=until_written, timeout_s=TIMEOUT_S))
         assert worker.control is not None
         num_read = worker.control.core.counters.counts.get(f"tier_blocks_read_{kind}", 0)
     finally:

@@ -47,6 +47,22 @@ async def _at_once(worker: Worker) -> None:
     """Nothing has to happen between two prompts."""
 
 
+async def until_written(worker: Worker) -> None:
+    """Wait until tiers copy nothing out any more: only they hold blocks now."""
+    control, loop = worker.control, worker._loop
+    assert control is not None
+    assert loop is not None
+    kv = control.core.kv
+
+    async def all_free() -> bool:
+        return kv.num_free_blocks == kv.num_usable_blocks
+
+    while not await asyncio.wrap_future(  # noqa: ASYNC110
+        asyncio.run_coroutine_threadsafe(all_free(), loop)
+    ):
+        await asyncio.sleep(0.01)  # a state of another thread; the caller bounds it
+
+
 async def ask(
     worker: Worker,
     prompts: Sequence[Sequence[int]],

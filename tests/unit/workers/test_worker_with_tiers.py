@@ -16,7 +16,7 @@ from disagg.testing.simulation.symbolic_engine import expected_tokens
 from disagg.workers.options import WorkerOptions
 from disagg.workers.worker import Worker
 from tests.unit.workers.engines.digest_engine import DigestEngine
-from tests.unit.workers.lone_worker import TIMEOUT_S, NoTransport, ask
+from tests.unit.workers.lone_worker import TIMEOUT_S, NoTransport, ask, until_written
 from tests.unit.workers.tiers.stored_blocks import files_in
 
 NUM_BLOCKS = 40
@@ -77,22 +77,6 @@ async def serve(
     # Until all is written: or the next prompt evicts what waits for it.
     answers = await ask(worker, prompts, num_tokens, settle=until_written)
     return [(answer.token_ids, answer.found_tokens) for answer in answers]
-
-
-async def until_written(worker: Worker) -> None:
-    """Wait until tiers copy nothing out any more: only they hold blocks now."""
-    control, loop = worker.control, worker._loop
-    assert control is not None
-    assert loop is not None
-    kv = control.core.kv
-
-    async def all_free() -> bool:
-        return kv.num_free_blocks == kv.num_usable_blocks
-
-    while not await asyncio.wrap_future(  # noqa: ASYNC110
-        asyncio.run_coroutine_threadsafe(all_free(), loop)
-    ):
-        await asyncio.sleep(0.01)  # a state of another thread; the caller bounds it
 
 
 def play(worker: Worker, *prompts: tuple[int, ...]) -> list[int]:
