@@ -34,7 +34,7 @@ from benchmarks.serving.systems import Disagg, System, Vllm, warm_up
 from benchmarks.transfer.figures import figure
 
 VOCAB_SIZE = 32_000
-LOADS = (Load(200, 64, 0.8, 120), Load(1_500, 64, 0.2, 60))
+LOADS = (Load(200, 64, 0.8, 120), Load(1_500, 64, 0.25, 40))
 QUICK = (Load(200, 32, 0.5, 24),)
 ONE, VLLM, PAIR, TWO = (
     "one worker of both roles",
