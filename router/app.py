@@ -22,6 +22,7 @@ from disagg.router.options import RouterOptions, check_origins, why_exposed
 from disagg.router.request_preparation import Preparation
 from disagg.router.request_spans import RequestSpans
 from disagg.router.tokenizer import Tokenizer
+from disagg.router.tokenizer_loading import do_without_torch
 from disagg.router.worker_session import MESSAGE_BYTES_MAX
 from disagg.telemetry.exporters import exporter_named_in, tracer_for
 from disagg.telemetry.log_format import configure_logging
@@ -204,6 +205,7 @@ def run(options: RouterOptions) -> int:
         not start.
     """
     log_as(options)
+    do_without_torch()
     try:
         return asyncio.run(_serve(RouterApp(options)))
     except ConfigError as error:

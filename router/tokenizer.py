@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from disagg.errors import ConfigError
 from disagg.grammar.compiler import GrammarCompiler
 from disagg.grammar.tokenizer_digest import tokenizer_digest
@@ -17,6 +15,7 @@ from disagg.router.message_parts.call_parser import Schemas
 from disagg.router.message_parts.formats import AUTO, GEMMA, family_of
 from disagg.router.message_parts.message_parser import MessageParser
 from disagg.router.message_parts.message_syntax import MessageSyntax
+from disagg.router.tokenizer_loading import load_tokenizer
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 PROMPT_END_TOKENS = 16
@@ -61,7 +60,7 @@ class Tokenizer:
         generation_file = path / "generation_config.json"
         generation = _read_json(generation_file) if generation_file.is_file() else {}
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            self._tokenizer: Any = load_tokenizer(path)
         except Exception as error:  # transformers raises many kinds here
             raise ConfigError(f"no usable tokenizer in {path}: {error}", param="model") from error
         self._backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
