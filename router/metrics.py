@@ -8,6 +8,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     generate_latest,
 )
 
@@ -38,6 +39,7 @@ class Metrics:
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._model_name = model_name
         self._own: list[Collects] = []
         self._tenants: set[str] = set()

@@ -8,7 +8,6 @@ from disagg.workers import machine
 from disagg.workers.engines.checkpoint_files import check_files
 from disagg.workers.engines.freed_memory import keep_freed_memory
 from disagg.workers.engines.native.checkpoint import open_checkpoint
-from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.native.plan import plan_native
 from disagg.workers.engines.protocol import Engine
 from disagg.workers.engines.vllm import start
@@ -108,6 +107,9 @@ def _choose(options: WorkerOptions) -> Choice:
 
 def build_native(options: WorkerOptions, why: str = "") -> Engine:
     """The native engine, as large as its machine and its options let it be."""
+    # Its model code takes seconds and 100 MiB, also of a worker that computes with another engine.
+    from disagg.workers.engines.native.native_engine import NativeEngine
+
     plan = plan_native(options, open_checkpoint(options.model_dir))
     because = f" ({why})" if why else ""
     return NativeEngine(
