@@ -86,7 +86,7 @@ class NamespaceBuild:
         context: the folder that COPY copies from.
         folder: takes all layers; on a file system that overlays can lie on.
         arguments: as of --build-arg.
-        mounted: folders of this machine that steps may read, at the same path.
+        mounted: files and folders of this machine that steps may read, and where they find them.
         environment: of the steps, besides what the Dockerfile says.
     """
 
@@ -96,7 +96,7 @@ class NamespaceBuild:
         context: Path,
         folder: Path,
         arguments: dict[str, str],
-        mounted: list[Path],
+        mounted: dict[Path, str],
         environment: dict[str, str],
     ) -> None:
         self._dockerfile = dockerfile
@@ -130,11 +130,7 @@ class NamespaceBuild:
         """
         layers = self._stages[target]
         lines = layers.mounts(self._place("mnt"), self._place("work"), read_only=True)
-        lines += [
-            f"mkdir -p {self._place('mnt')}{inside} && mount --bind {folder} "
-            f"{self._place('mnt')}{inside}"
-            for folder, inside in binds.items()
-        ]
+        lines += _binds(self._place("mnt"), binds)
         return self._enter(lines, command, layers.variables, user, self._folder_of(target))
 
     def _folder_of(self, target: str) -> str:
@@ -168,10 +164,7 @@ class NamespaceBuild:
             case "RUN":
                 place = self._place("mnt")
                 lines = layers.mounts(place, self._place("work"))
-                lines += [
-                    f"mkdir -p {place}{path} && mount --bind {path} {place}{path}"
-                    for path in self._mounted
-                ]
+                lines += _binds(place, self._mounted)
                 variables = layers.variables | self._environment
                 self._enter(lines, instruction.text, variables, "0:0", layers.folder)
 
@@ -208,12 +201,20 @@ class NamespaceBuild:
         home = "/root" if user == "0:0" else "/home/disagg"
         given = [f"{name}={value}" for name, value in ({"HOME": home} | variables).items()]
         inside = f"cd {folder} && {command}"
-        entered = shlex.join(
-            ["chroot", f"--userspec={user}", str(self._place("mnt"))]
-            + ["/usr/bin/env", "-i", *given, "/bin/sh", "-ec", inside]
-        )
+        enter = ["chroot", f"--userspec={user}", str(self._place("mnt"))]
+        entered = shlex.join([*enter, "/usr/bin/env", "-i", *given, "/bin/sh", "-ec", inside])
         script = "\n".join([*lines, f"exec {entered}"])
         return _run(["unshare", "--mount", "--pid", "--fork", "sh", "-ec", script])
+
+
+def _binds(root: Path, mounted: dict[Path, str]) -> list[str]:
+    """Shell commands that show files and folders of this machine in a root."""
+    return [
+        f"mkdir -p {root}{inside} && mount --bind {path} {root}{inside}"
+        if path.is_dir()
+        else f"touch {root}{inside} && mount --bind {path} {root}{inside}"
+        for path, inside in mounted.items()
+    ]
 
 
 def _argument(instruction: Instruction) -> str:
