@@ -47,7 +47,7 @@ def test_every_object_fits_its_schema(name: str) -> None:
 BROKEN: list[tuple[str, str, Callable[[Manifest], object]]] = [
     ("autoscaling", "HorizontalPodAutoscaler", lambda m: m["spec"].update(replicas=2)),
     ("autoscaling", "RayCluster", lambda m: m["spec"]["autoscalerOptions"].update(idle=1)),
-    ("gateway", "InferencePool", lambda m: m["spec"].pop("endpointPickerRef")),
+    ("gateway", "InferencePool", lambda m: m["spec"].update(targetPorts=[8000])),
     ("gateway", "InferencePool", lambda m: m["spec"].update(targetPortNumber=8000)),
     ("gateway", "HTTPRoute", lambda m: m["spec"]["rules"][0].pop("backendRefs")),
     (
