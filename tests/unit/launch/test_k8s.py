@@ -3,93 +3,39 @@
 import copy
 import json
 import os
-import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from ray.scripts.scripts import start as ray_start
 
 from disagg.config import read_settings
+from disagg.router.options import RouterOptions
+from disagg.router.status_pages import StatusPages
 from tests.unit.launch.commands import parse_command
+from tests.unit.launch.rendered import K8S, Manifest
+from tests.unit.launch.schemas import VERSION, crd_schema, validate_raycluster
 
-ROOT = Path(__file__).parents[3]
-K8S = ROOT / "k8s"
+BASE = K8S / "base"
 CRD_VARIABLE = "DISAGG_TEST_KUBERAY_CRD"
 """Path of KubeRay's ray.io_rayclusters.yaml, which is not part of this project."""
 CRD = os.environ.get(CRD_VARIABLE, "")
-VERSION = "1.32"
-SETTINGS = read_settings(K8S / "disagg.yaml").settings
-
-Manifest = dict[str, Any]
+SETTINGS = read_settings(BASE / "disagg.yaml").settings
 
 
 def read(name: str) -> list[Manifest]:
-    return list(yaml.safe_load_all((K8S / name).read_text()))
+    return list(yaml.safe_load_all((BASE / name).read_text()))
 
 
-ROUTER, CLIENTS, REGISTRATION = read("router.yaml")
+ROUTER, BUDGET, CLIENTS, REGISTRATION = read("router.yaml")
+(MODELS,) = read("models.yaml")
 (RAYCLUSTER,) = read("raycluster.yaml")
 POLICIES = read("network.yaml")
 GROUPS: list[Manifest] = RAYCLUSTER["spec"]["workerGroupSpecs"]
-
-# What we rely on of the RayCluster, in our words; the pod templates go by the Kubernetes schema.
-_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-RAYCLUSTER_SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "ray.io/v1"},
-        "kind": {"const": "RayCluster"},
-        "metadata": {"type": "object", "required": ["name"]},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["headGroupSpec"],
-            "properties": {
-                "rayVersion": {"type": "string"},
-                "authOptions": {
-                    "additionalProperties": False,
-                    "properties": {"mode": {"enum": ["disabled", "token"]}},
-                },
-                "headGroupSpec": {
-                    "additionalProperties": False,
-                    "required": ["template"],
-                    "properties": {"rayStartParams": _TEXTS, "template": {"type": "object"}},
-                },
-                "workerGroupSpecs": {
-                    "type": "array",
-                    "items": {
-                        "additionalProperties": False,
-                        "required": ["groupName", "minReplicas", "maxReplicas", "template"],
-                        "properties": {
-                            "groupName": {"type": "string"},
-                            "replicas": {"type": "integer"},
-                            "minReplicas": {"type": "integer"},
-                            "maxReplicas": {"type": "integer"},
-                            "rayStartParams": _TEXTS,
-                            "template": {"type": "object"},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
-
-
-def validate_raycluster(manifest: Manifest) -> None:
-    jsonschema.validate(manifest, RAYCLUSTER_SCHEMA)
-    spec = manifest["spec"]
-    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-        pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(group["template"])}
-        kubernetes_validate.validate(pod, VERSION, strict=True)
 
 
 def broken(manifest: Manifest, change: Callable[[Manifest], object]) -> Manifest:
@@ -108,7 +54,9 @@ def containers() -> list[Manifest]:
     return [container for pod in pods() for container in pod["containers"]]
 
 
-@pytest.mark.parametrize("manifest", [ROUTER, CLIENTS, REGISTRATION], ids=lambda m: m["kind"])
+@pytest.mark.parametrize(
+    "manifest", [ROUTER, BUDGET, CLIENTS, REGISTRATION, MODELS], ids=lambda m: m["kind"]
+)
 def test_kubernetes_accepts_it(manifest: Manifest) -> None:
     kubernetes_validate.validate(manifest, VERSION, strict=True)
 
@@ -148,27 +96,6 @@ def test_the_raycluster_is_sound() -> None:
 def test_a_broken_raycluster_is_refused(change: Callable[[Manifest], object]) -> None:
     with pytest.raises((jsonschema.ValidationError, KeyError)):
         validate_raycluster(broken(RAYCLUSTER, change))
-
-
-def crd_schema(path: Path) -> Manifest:
-    """The v1 schema of the CRD, closed: what the API server would drop in silence is an error."""
-    crd = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    (version,) = [v for v in crd["spec"]["versions"] if v["name"] == "v1"]
-    schema: Manifest = version["schema"]["openAPIV3Schema"]
-    rest: list[Any] = [schema]
-    while rest:
-        node = rest.pop()
-        if isinstance(node, list):
-            rest += node
-        elif isinstance(node, dict):
-            rest += node.values()
-            open_kind = node.get("x-kubernetes-preserve-unknown-fields")
-            if isinstance(node.get("properties"), dict) and "type" in node and not open_kind:
-                node.setdefault("additionalProperties", False)
-            if node.get("x-kubernetes-int-or-string") is True:
-                node.pop("type", None)
-    schema["properties"]["metadata"] = {"type": "object"}
-    return schema
 
 
 @pytest.mark.skipif(not CRD, reason=f"{CRD_VARIABLE} does not name KubeRay's CRD")
@@ -282,25 +209,6 @@ def test_pods_are_confined_and_bounded() -> None:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["resources"]["limits"]["memory"]
         assert container["image"] == "disagg"
-    image = read("kustomization.yaml")[0]["images"][0]
-    assert re.fullmatch(r"\d+\.\d+\.\d+", image["newTag"])
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kustomize_builds_it() -> None:
-    run = subprocess.run(
-        ["kubectl", "kustomize", str(K8S)], capture_output=True, text=True, check=True, timeout=60
-    )
-    built = list(yaml.safe_load_all(run.stdout))
-    kinds = sorted(manifest["kind"] for manifest in built)
-    policies = ["NetworkPolicy"] * len(POLICIES)
-    assert kinds == ["ConfigMap", "Deployment", *policies, "RayCluster", "Service", "Service"]
-    (router,) = [one for one in built if one["kind"] == "Deployment"]
-    secrets = [v["secret"] for v in router["spec"]["template"]["spec"]["volumes"] if "secret" in v]
-    assert {secret["defaultMode"] for secret in secrets} == {0o440}  # not 440
-    (cluster,) = [manifest for manifest in built if manifest["kind"] == "RayCluster"]
-    validate_raycluster(cluster)
-    assert not re.search(r"image: disagg\b", run.stdout)
 
 
 def selects(selector: Manifest, labels: dict[str, str]) -> bool:
@@ -313,6 +221,14 @@ def selects(selector: Manifest, labels: dict[str, str]) -> bool:
     )
 
 
+def opens(entry: Manifest, port: int | str) -> bool:
+    """Whether an entry of a rule's ports is, or has in its range, a port."""
+    first, last = entry["port"], entry.get("endPort", entry["port"])
+    return first == port or (
+        isinstance(first, int) and isinstance(port, int) and first <= port <= last
+    )
+
+
 def reaches(source: str, target: str, port: int | str) -> bool:
     """Whether a pod of that component ("": of another system) may connect to a port of another."""
     labels = {"app.kubernetes.io/name": "disagg", "app.kubernetes.io/component": target}
@@ -321,7 +237,7 @@ def reaches(source: str, target: str, port: int | str) -> bool:
     chosen = [one for one in POLICIES if selects(one["spec"]["podSelector"], labels)]
     assert chosen, f"{target} is open to everybody"
     return any(
-        ("ports" not in rule or {"port": port} in rule["ports"])
+        any(opens(one, port) for one in rule["ports"])
         and (
             "from" not in rule
             or any(
@@ -343,8 +259,8 @@ def test_the_policies_open_what_the_settings_name_and_no_more() -> None:
     grpc, transfer = int(worker.port), int(worker.transfer_port)
     for target in ("prefill", "decode"):
         for source in ("prefill", "decode", "head"):
-            assert reaches(source, target, transfer)
-            assert reaches(source, target, grpc)
+            assert reaches(source, target, transfer) == (source != "head")
+            assert reaches(source, target, grpc) == (source != "head")
         assert reaches("router", target, grpc)
         assert not reaches("router", target, transfer)
         assert not reaches("", target, grpc)
@@ -366,3 +282,80 @@ def test_routers_and_workers_have_the_certificate_and_only_they() -> None:
         mounts = [one for one in container["volumeMounts"] if one["name"] == volume["name"]]
         assert [one["mountPath"] for one in mounts] == [SETTINGS.cluster.tls_directory]
     assert not any(one["name"] == "tls" for one in head["volumes"])
+
+
+RAY_PORTS = (
+    "node-manager-port",
+    "object-manager-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "metrics-export-port",
+    "min-worker-port",
+    "max-worker-port",
+)
+
+
+def test_the_policies_open_rays_ports_among_its_pods() -> None:
+    head: Manifest = RAYCLUSTER["spec"]["headGroupSpec"]["rayStartParams"]
+    known = {name.lstrip("-").replace("-", "_") for p in ray_start.params for name in p.opts}
+    for group in (head, *(group["rayStartParams"] for group in GROUPS)):
+        assert {name.replace("-", "_") for name in group} <= known
+        first, last = int(group["min-worker-port"]), int(group["max-worker-port"])
+        ports = {int(group[name]) for name in RAY_PORTS} | set(range(first, last + 1))
+        assert len(ports) == len(RAY_PORTS) - 2 + last - first + 1  # no two are the same
+        for port in ports:
+            for source in ("head", "prefill", "decode"):
+                assert reaches(source, "prefill", port)
+                assert reaches(source, "head", port)
+            for source in ("router", ""):
+                assert not reaches(source, "decode", port)
+    assert last - first >= 64  # Ray takes one for each of its processes on a node
+    for port in (int(head["port"]), int(head["dashboard-port"])):
+        assert reaches("prefill", "head", port)
+        assert not reaches("prefill", "decode", port)
+        assert not reaches("router", "head", port)
+        assert not reaches("", "head", port)
+
+
+def test_probes_ask_for_pages_that_there_are() -> None:
+    nobody = cast(Any, None)  # the pages are listed before anybody is asked
+    pages = StatusPages(RouterOptions(model_dir="", model_name="m"), nobody).pages
+    probes = [v for k, v in containers()[0].items() if k.endswith("Probe")]
+    assert len(probes) == 3
+    for probe in probes:
+        assert ("GET", probe["httpGet"]["path"]) in pages
+        assert pages["GET", probe["httpGet"]["path"]].scopes == frozenset()  # no key is asked for
+    assert ("GET", "/healthz") not in pages
+
+
+def test_a_rollout_may_take_as_long_as_a_fleet_to_start() -> None:
+    assert ROUTER["spec"]["progressDeadlineSeconds"] > SETTINGS.cluster.start_timeout_s
+
+
+def test_disruptions_leave_a_router() -> None:
+    assert BUDGET["spec"]["selector"]["matchLabels"] == ROUTER["spec"]["selector"]["matchLabels"]
+    assert BUDGET["spec"]["maxUnavailable"] < ROUTER["spec"]["replicas"]
+
+
+def test_pods_keep_apart() -> None:
+    for pod, labels in (
+        (ROUTER["spec"]["template"]["spec"], [ROUTER["spec"]["template"]["metadata"]["labels"]]),
+        *(
+            (g["template"]["spec"], [o["template"]["metadata"]["labels"] for o in GROUPS])
+            for g in GROUPS
+        ),
+    ):
+        (term,) = pod["affinity"]["podAntiAffinity"][
+            "preferredDuringSchedulingIgnoredDuringExecution"
+        ]
+        assert term["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+        for own in labels:
+            assert selects(term["podAffinityTerm"]["labelSelector"], own)
+
+
+def test_the_volume_claim_is_the_one_that_pods_mount() -> None:
+    name = MODELS["metadata"]["name"]
+    for pod in pods():
+        claims = [v["persistentVolumeClaim"] for v in pod["volumes"] if v["name"] == "models"]
+        assert claims == [{"claimName": name, "readOnly": True}]
