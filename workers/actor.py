@@ -57,6 +57,8 @@ class WorkerState:
     role: str
     epoch: str
     address: str
+    node_id: str
+    """Ray's name of its host."""
     pid: int
     summary: str
     """What it took of its machine."""
@@ -100,11 +102,14 @@ class WorkerActor:
 
     def describe(self) -> WorkerState:
         """State of the worker; also the sign of life that the supervisor awaits."""
+        import ray
+
         return WorkerState(
             worker_id=self._options.worker_id,
             role=self._options.role,
             epoch=self._worker.incarnation.epoch,
             address=self._worker.address,
+            node_id=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),
             summary=self._worker.summary,
             refused=self._refused,

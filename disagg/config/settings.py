@@ -235,6 +235,10 @@ class ClusterSettings(Section):
     """The secret itself, as in DISAGG_CLUSTER__HASH_KEY."""
     ray_address: str = ""
     """Ray cluster to join, e.g. "auto" or host:6379; "" starts one on this machine."""
+    num_hosts: int = Field(default=1, ge=1, le=10_000)
+    """Hosts to wait for, a minute at most, before workers are spread over those that have joined;
+    later ones are used as well, when workers move there.
+    """
     num_prefill: int = Field(default=1, ge=0, le=1024)
     num_decode: int = Field(default=1, ge=0, le=1024)
     num_both: int = Field(default=0, ge=0, le=1024)

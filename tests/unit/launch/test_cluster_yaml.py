@@ -70,7 +70,7 @@ def test_ray_accepts_it_and_would_refuse_a_broken_one() -> None:
 def test_every_command_parses() -> None:
     lines = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
     commands = [command for line in lines for command in find_commands(line)]
-    assert [command[0] for command in commands] == ["router", "workers"]
+    assert [command[0] for command in commands] == ["serve"]
     for command in commands:
         parse_command(command)
 
@@ -88,6 +88,7 @@ def test_the_hosts_of_both_files_agree() -> None:
     head = CLUSTER["provider"]["head_ip"]
     assert settings.cluster.router_addresses == (f"{head}:{settings.router.grpc_port}",)
     assert settings.worker.host == "node"
+    assert settings.cluster.num_hosts == 1 + len(CLUSTER["provider"]["worker_ips"])
     mounts = CLUSTER["file_mounts"]
     assert mounts["~/disagg.yaml"] == "./disagg.yaml"
     secrets = (settings.router.api_keys_file, settings.cluster.hash_key_file)
@@ -96,11 +97,23 @@ def test_the_hosts_of_both_files_agree() -> None:
     assert "0" not in (settings.worker.port, settings.worker.transfer_port)
 
 
-def test_authentication_and_niceness_are_said_wherever_ray_starts() -> None:
+def test_what_ray_has_to_be_told_is_said_wherever_it_starts() -> None:
     lines = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
-    starts = [line for line in lines if "ray start" in line or "disagg workers" in line]
+    starts = [line for line in lines if "ray start --" in line or "disagg serve" in line]
     assert len(starts) == 3
     assert all("RAY_AUTH_MODE=token" in line for line in starts)
     raylets = [line for line in starts if "ray start" in line]
     assert len(raylets) == 2
     assert all("RAY_worker_niceness=0" in line for line in raylets)
+    # `ray up` sets it to 1 for all commands of the head, and 2 would leave a worker's host out.
+    head = [line for line in starts if line in CLUSTER["head_start_ray_commands"]]
+    assert len(head) == 2
+    assert all(line.startswith("RAY_enable_autoscaler_v2=0 ") for line in head)
+
+
+def test_what_stays_in_the_background_can_be_ended_by_the_next_ray_up() -> None:
+    for commands in (CLUSTER["head_start_ray_commands"], CLUSTER["worker_start_ray_commands"]):
+        (background,) = [line for line in commands if "nohup" in line]
+        pid_file = background.rpartition("> ")[2]
+        assert pid_file.endswith(".pid")
+        assert commands[0].startswith(f"pkill -F {pid_file} ")
