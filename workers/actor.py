@@ -64,13 +64,15 @@ class WorkerState:
     """What it took of its machine."""
     refused: str
     """Why the options cannot be used, "" when the worker serves."""
+    is_stopping: bool = False
+    """It was asked to end, by whoever supervised it then."""
 
 
 class WorkerActor:
-    """Starts the worker in this process. A restart by Ray is a new incarnation.
+    """Starts the worker in this process. Another actor of the same worker is a new incarnation.
 
     A worker that fails takes its process with it: the end of the process is the only fence that
-    ends its READs for certain, and Ray then starts the next incarnation.
+    ends its READs for certain, and the supervisor then starts the next incarnation.
     """
 
     def __init__(self, options: WorkerOptions, worker_path: str = WORKER_PATH) -> None:
@@ -113,6 +115,7 @@ class WorkerActor:
             pid=os.getpid(),
             summary=self._worker.summary,
             refused=self._refused,
+            is_stopping=self._stopping.is_set(),
         )
 
     def stop(self, timeout_s: float, drain_s: float = 0.0) -> bool:

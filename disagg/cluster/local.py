@@ -16,7 +16,7 @@ import yaml
 from disagg.cluster.child import Child
 from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.processes import ProcessId, end_processes, find_children, find_descendants
-from disagg.cluster.ray_cluster import join_ray, start_ray, stop_ray
+from disagg.cluster.ray_cluster import start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import ConfigError, DisaggError, ExpiredError
@@ -100,6 +100,8 @@ class LocalCluster:
         """
         if self._folder is not None:
             raise ConfigError("the cluster is started already")
+        if self.settings.cluster.ray_address:
+            raise ConfigError("a Ray cluster is given", param="cluster.ray_address")
         self.settings = with_hash_key(self.settings, os.environ)
         router_options(self.settings)  # a bad checkpoint is reported before anything starts
         self.settings = _decide_ports(self.settings)
@@ -190,17 +192,14 @@ class LocalCluster:
     def _start(self, folder: RunFolder) -> None:
         deadline = time.monotonic() + self.settings.cluster.start_timeout_s
         self._router = self._start_router(folder.path)
-        if self.settings.cluster.ray_address:
-            self._report(f"joining the Ray cluster at {self.settings.cluster.ray_address}")
-            join_ray(self.settings)
-        else:
-            self._report("starting Ray on this machine")
-            start_ray(self.settings, folder.path / "ray")
+        self._report("starting Ray on this machine")
+        start_ray(self.settings, folder.path / "ray")
         self._wait_for_router("/health", deadline)
         from disagg.cluster.supervise import Supervisor  # imports Ray, whose environment is set now
 
         self._supervisor = Supervisor(self.settings, self._report, self._worker_path)
         self._supervisor.start()
+        self._supervisor.wait()
         self._wait_for_router("/ready", deadline)
 
     def _with_certificates(self, folder: Path) -> Settings:

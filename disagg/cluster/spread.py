@@ -113,6 +113,18 @@ def find_move(
     return None
 
 
+def describe_shortage(seat: Seat, hosts: Sequence[RayHost]) -> str:
+    """What a worker needs of its host, and what the largest hosts have of it, used or not."""
+    needed = {name: amount for name, amount in seat.resources.items() if amount}
+
+    def amounts(given: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {given.get(name, 0.0):g}" for name in needed)
+
+    largest = sorted(hosts, key=lambda host: [-host.resources.get(name, 0.0) for name in needed])
+    have = "; ".join(f"{host.address} has {amounts(host.resources)}" for host in largest[:3])
+    return f"it needs {amounts(needed)} on one host beside its workers; {have or 'there is none'}"
+
+
 def _has_room(host: RayHost, seat: Seat, seats: Sequence[Seat], placed: Mapping[str, str]) -> bool:
     used = [other for other in seats if placed.get(other.worker_id) == host.node_id]
     return all(

@@ -1,5 +1,6 @@
 """`ray up cluster.yaml` as shipped, from a laptop onto hosts, with the edits it asks for."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -7,7 +8,7 @@ import subprocess
 import sysconfig
 import time
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from tests.hosts.hosts import ROOT, Host
 BOUND_S = 400.0
 POLL_S = 0.5
 ENVIRONMENT = "disagg-env"
-SERVING = "serving my-model on"
-SERVES = re.compile(r"^worker (\S+) serves(?: again)? on ([\d.]+):", re.MULTILINE)
+COMPLETE = re.compile(r": all workers serve$", re.MULTILINE)
+SERVES = re.compile(
+    r": worker (\S+) serves(?: again)? on ([\d.]+):\d+ \(pid \d+, epoch (\w+)\)$", re.MULTILINE
+)
 OURS = re.compile(r"ray|disagg (serve|router|workers)|disagg\.commands")
 SEND = f"~/{ENVIRONMENT}/bin/python -c " + shlex.quote(
     "import httpx, json, sys\n"
@@ -27,6 +30,16 @@ SEND = f"~/{ENVIRONMENT}/bin/python -c " + shlex.quote(
     "    print(got.status_code, got.text)\n"
 )
 """Sends a request: url, body, headers."""
+SEND_ON = f"~/{ENVIRONMENT}/bin/python -c " + shlex.quote(
+    "import httpx, pathlib, sys\n"
+    "url, body, key, end = sys.argv[1:]\n"
+    "headers = {'Authorization': 'Bearer ' + key, 'Content-Type': 'application/json'}\n"
+    "with httpx.Client(headers=headers, timeout=300, trust_env=False) as client:\n"
+    "    while not pathlib.Path(end).exists():\n"
+    "        got = client.post(url, content=body)\n"
+    "        print(got.status_code, got.text, flush=True)\n"
+)
+"""Sends one request after the other, each once, until a file is there."""
 COMMANDS = {"disagg": "disagg.commands.__main__:main", "ray": "ray.scripts.scripts:main"}
 
 
@@ -146,13 +159,45 @@ class Fleet:
         """What the head's `disagg` said since it was started."""
         return self.head.run("cat disagg.log", check=False).stdout
 
-    def wait_until_served(self) -> None:
-        """Wait until a `disagg` that was just started serves."""
-        wait_for(lambda: SERVING in self.log(), self.log)
+    def num_complete(self) -> int:
+        """How often all workers have come to serve."""
+        return len(COMPLETE.findall(self.log()))
+
+    def wait_until_complete(self, before: int = 0) -> None:
+        """Wait until all workers have come to serve more often than so."""
+        wait_for(lambda: self.num_complete() > before, self.log)
 
     def places(self) -> dict[str, str]:
-        """Address of the host of every worker that serves, by its id."""
+        """Address of the host of every worker that has served, by its id."""
         return {found[1]: found[2] for found in SERVES.finditer(self.log())}
+
+    def epochs(self) -> dict[str, str]:
+        """Last life of every worker that has served, by its id."""
+        return {found[1]: found[3] for found in SERVES.finditer(self.log())}
+
+    def pids(self, pattern: str) -> list[list[str]]:
+        """Per host the processes whose command line matches."""
+        found = [host.run(f"pgrep -f {shlex.quote(pattern)}", check=False) for host in self.hosts]
+        return [each.stdout.split() for each in found]
+
+    @contextlib.contextmanager
+    def load(self, body: dict[str, Any]) -> Iterator[list[tuple[int, Any]]]:
+        """One request after the other from the laptop; afterwards the list has all answers."""
+        url = f"http://{self.head.address}:8000/v1/completions"
+        given = {"model": "my-model", "temperature": 0, "ignore_eos": True} | body
+        self.laptop.run("rm -f end-of-load answers")
+        words = shlex.join((url, json.dumps(given), self.key, "end-of-load"))
+        answers: list[tuple[int, Any]] = []
+        with self.laptop.popen(f"{SEND_ON} {words} > answers") as sending:
+            answered = "test -s answers"
+            wait_for(
+                lambda: self.laptop.run(answered, check=False).returncode == 0, lambda: "no answer"
+            )
+            yield answers
+            self.laptop.run("touch end-of-load")
+            _, complained = sending.communicate(timeout=BOUND_S)
+        assert sending.returncode == 0, complained
+        answers += [self.read(line) for line in self.laptop.run("cat answers").stdout.splitlines()]
 
     def left(self) -> list[str]:
         """What runs on the hosts besides what they began with."""

@@ -14,6 +14,14 @@ from tests.hosts.hosts import Hosts, hosts
 
 pytestmark = pytest.mark.timeout(1800)
 
+LASTING = (
+    "ray [s]tart --block",
+    "[g]cs_server",
+    "[r]aylet/raylet",
+    "disagg [s]erve",
+    "[r]outer --c",
+)
+"""What another `ray up` does not touch."""
 NUM_TOKENS = 24
 GAP_MIN = 1e-3
 
@@ -42,7 +50,7 @@ def fleet(machines: Hosts, environment: Path, model_dir: Path) -> Fleet:
     made = Fleet(laptop, others, environment, model_dir)
     made.prepare()
     made.up()
-    made.wait_until_served()
+    made.wait_until_complete()
     return made
 
 
@@ -104,44 +112,76 @@ def test_a_request_from_another_host_is_handed_over_between_hosts(
         machines.heal(*there)
 
 
-def test_a_host_that_loses_ray_is_replaced_and_used_again(
-    fleet: Fleet, right: tuple[list[int], list[int]]
-) -> None:
-    lost = fleet.places()["decode-0"]
-    (host,) = [host for host in fleet.hosts if host.address == lost]
-    pids = host.run("pgrep -f '[r]ay'").stdout.split()
-    host.run(f"kill -KILL {' '.join(pids)}", check=False)
-    before = fleet.log().count("worker decode-0 serves again")
-    wait_for(lambda: fleet.log().count("worker decode-0 serves again") > before, fleet.log)
-    wait_for(lambda: is_right(fleet, right), fleet.log)
-    # The autoscaler starts Ray there again, and the workers end up on different hosts.
-    joined = "ray exec cluster.yaml 'ray status' 2>&1"
-    wait_for(lambda: " 3 local.cluster.node" in fleet.do(joined), lambda: fleet.do(joined))
-    wait_for(lambda: len(set(fleet.places().values())) == 2, fleet.log)
-    wait_for(lambda: is_right(fleet, right), fleet.log)
-
-
-def test_a_second_ray_up_changes_a_setting_and_lets_what_runs_end(
+def test_a_second_ray_up_changes_a_setting_and_loses_no_request(
     fleet: Fleet, right: tuple[list[int], list[int]]
 ) -> None:
     prompt, tokens = right
     fleet.edit_settings("num_blocks: 256", "num_blocks: 300")
+    epochs, complete = fleet.epochs(), fleet.num_complete()
+    lasting = [fleet.pids(pattern) for pattern in LASTING]
     body = {"prompt": prompt, "max_tokens": 400, "return_token_ids": True}
-    words = fleet.ask_in_background(body, "runs-meanwhile")
+    long = fleet.ask_in_background(body, "runs-meanwhile")
     wait_for(lambda: fleet.record("runs-meanwhile").get("first_token_ms"), fleet.log)
-    fleet.up()
-    said, complained = words.communicate(timeout=BOUND_S)
+    with fleet.load(body | {"max_tokens": NUM_TOKENS}) as answers:
+        fleet.up()
+        fleet.wait_until_complete(complete)
+    assert {status for status, _ in answers} == {200}, answers
+    for _, answer in answers:
+        assert answer["choices"][0]["token_ids"] == tokens
+    said, complained = long.communicate(timeout=BOUND_S)
     status, answer = fleet.read(said)
     assert status == 200, complained
     assert answer["choices"][0]["token_ids"][:NUM_TOKENS] == tokens
     assert answer["usage"]["completion_tokens"] == 400
 
-    fleet.wait_until_served()
-    assert "300 KV blocks" in fleet.log()
-    assert len(set(fleet.places().values())) == 2
+    assert fleet.log().count("takes 300 KV blocks") == len(epochs), fleet.log()
+    assert all(fleet.epochs()[worker] != epoch for worker, epoch in epochs.items())
+    assert [fleet.pids(pattern) for pattern in LASTING] == lasting
+
+
+def test_a_changed_count_touches_no_other_worker(
+    fleet: Fleet, right: tuple[list[int], list[int]]
+) -> None:
+    epochs, complete = fleet.epochs(), fleet.num_complete()
+    fleet.edit_settings("num_prefill: 1", "num_prefill: 2")
+    fleet.edit_settings("num_decode: 1", "num_decode: 2")
+    fleet.up()
+    fleet.wait_until_complete(complete)
+    assert set(fleet.epochs()) == {"prefill-0", "prefill-1", "decode-0", "decode-1"}
+    assert {worker: fleet.epochs()[worker] for worker in epochs} == epochs
+    assert len(set(fleet.places().values())) == 3
+    assert is_right(fleet, right)
+
+
+def test_a_host_that_loses_ray_is_replaced_and_used_again(
+    fleet: Fleet, right: tuple[list[int], list[int]]
+) -> None:
+    complete = fleet.num_complete()
+    places = fleet.places()
+    lost = max(sorted(places.values()), key=[*places.values()].count)
+    (host,) = [host for host in fleet.hosts if host.address == lost]
+    pids = host.run("pgrep -f '[r]ay'").stdout.split()
+    host.run(f"kill -KILL {' '.join(pids)}", check=False)
+    fleet.wait_until_complete(complete)
     wait_for(lambda: is_right(fleet, right), fleet.log)
-    for host in fleet.hosts[1:]:  # the first one's has ended
-        assert len(host.run("pgrep -f '[r]ay start --block'").stdout.split()) == 1
+    # The autoscaler starts Ray there again, and a worker moves there from a host that has two.
+    wait_for(lambda: lost in fleet.places().values(), fleet.log)
+    assert f"moves to {lost}, where there are fewer" in fleet.log()
+    assert is_right(fleet, right)
+
+
+def test_serving_goes_on_without_the_head_and_its_return_completes_the_fleet(
+    fleet: Fleet, right: tuple[list[int], list[int]]
+) -> None:
+    complete = fleet.num_complete()
+    (router,) = fleet.pids("disagg.commands [r]outer")[0]
+    pids = fleet.head.run("pgrep -f '[g]cs_server|[r]aylet/|ray [s]tart'").stdout.split()
+    fleet.head.run(f"kill -KILL {' '.join(pids)}", check=False)
+    assert is_right(fleet, right)
+    fleet.up()
+    fleet.wait_until_complete(complete)
+    wait_for(lambda: is_right(fleet, right), fleet.log)
+    assert fleet.pids("disagg.commands [r]outer")[0] == [router]
 
 
 def test_ray_down_leaves_no_process_on_any_host(fleet: Fleet) -> None:
