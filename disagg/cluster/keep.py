@@ -1,5 +1,6 @@
 """Router and supervisor of workers beside a Ray cluster that exists, kept running."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -8,13 +9,23 @@ import yaml
 
 from disagg.cluster.back_off import BackOff
 from disagg.cluster.child import Child
+from disagg.cluster.hash_key import with_hash_key
+from disagg.cluster.local import get
+from disagg.cluster.own_settings import (
+    CERTIFICATES,
+    as_decided_before,
+    decide_ports,
+    with_certificates,
+)
 from disagg.cluster.run_folder import RunFolder
-from disagg.config import Settings, router_options
+from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import DisaggError, ExpiredError
+from disagg.tls.authority import remove_keys
 
 NO_CLUSTER_EXIT_CODE = 69
 """Of a supervisor that has waited for the Ray cluster in vain."""
 _POLL_S = 0.2
+_READY_POLL_S = 1.0
 _RUNS_AFTER_S = 5.0
 """A process that has run for so long has begun."""
 
@@ -73,6 +84,8 @@ class Keeper:
     def __init__(self, settings: Settings, report: Callable[[str], None]) -> None:
         self._settings = settings
         self._report = report
+        self._is_ready = False
+        self._ask_at_s = 0.0
         self._folder = RunFolder()
         self._file = self._folder.path / "settings.yaml"
         command = [sys.executable, "-m", "disagg.commands"]
@@ -84,9 +97,12 @@ class Keeper:
         """Start both.
 
         Raises:
-            ConfigError: settings or checkpoint cannot be used.
+            ConfigError: settings, checkpoint or ports cannot be used.
         """
-        router_options(self._settings)
+        settings = with_hash_key(self._settings, os.environ, lasting=True)
+        router_options(settings)
+        settings = decide_ports(settings)
+        self._settings = with_certificates(settings, self._folder.path, self._report)
         self._write()
         self._router.start()
         self._workers.start()
@@ -98,6 +114,7 @@ class Keeper:
             ExpiredError: there is no Ray cluster any more.
         """
         self._router.poll()
+        self._say_when_ready()
         if self._workers.poll() == NO_CLUSTER_EXIT_CODE:
             raise ExpiredError("the Ray cluster has gone", param="cluster.ray_address")
         time.sleep(_POLL_S)
@@ -111,6 +128,8 @@ class Keeper:
         Raises:
             ConfigError: settings or checkpoint cannot be used; nothing has changed then.
         """
+        settings = with_hash_key(settings, os.environ, lasting=True)
+        settings = as_decided_before(settings, self._settings)
         routing = router_options(settings)
         has_other_router = routing != router_options(self._settings)
         self._settings = settings
@@ -129,6 +148,7 @@ class Keeper:
                 end()
             except DisaggError as error:
                 self._report(error.message)
+        remove_keys(self._folder.path / CERTIFICATES)
         self._folder.remove()
 
     def hurry(self) -> None:
@@ -142,6 +162,22 @@ class Keeper:
 
     def _stop_workers(self) -> None:
         self._workers.stop(self._settings.cluster.stop_timeout_s)
+
+    def _say_when_ready(self) -> None:
+        """Say once that requests can be served, whichever workers still start."""
+        now_s = time.monotonic()
+        if self._is_ready or now_s < self._ask_at_s:
+            return
+        self._ask_at_s = now_s + _READY_POLL_S
+        router = self._settings.router
+        host, _, _ = local_router_address(self._settings).rpartition(":")
+        url = f"http://{host}:{router.http_port}"
+        self._is_ready = get(url, "/ready")[0] == 200
+        if self._is_ready:
+            admin_url = f"http://{reachable_host(router.admin_host)}:{router.admin_port}"
+            served = router_options(self._settings).model_name
+            self._report(f"metrics and records are on {admin_url}")
+            self._report(f"serving {served} on {url}/v1 (SIGTERM stops)")
 
     def _write(self) -> None:
         self._file.write_text(yaml.safe_dump(self._settings.model_dump(mode="json")))
