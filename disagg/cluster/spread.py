@@ -86,6 +86,21 @@ def spread(
     return placed
 
 
+def choose_host(
+    seat: Seat, seats: Sequence[Seat], hosts: Sequence[RayHost], placed: Mapping[str, str]
+) -> str:
+    """The host on which a worker starts again: where it was if there is room, else by `spread`.
+
+    Returns:
+        Node id; "" where no host has room.
+    """
+    others = {worker_id: node for worker_id, node in placed.items() if worker_id != seat.worker_id}
+    for host in hosts:
+        if host.node_id == placed.get(seat.worker_id) and _has_room(host, seat, seats, others):
+            return host.node_id
+    return spread([seat, *seats], hosts, others).get(seat.worker_id, "")
+
+
 def find_move(
     seats: Sequence[Seat], hosts: Sequence[RayHost], placed: Mapping[str, str]
 ) -> tuple[str, str] | None:

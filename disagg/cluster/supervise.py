@@ -5,13 +5,20 @@ import time
 from collections.abc import Callable, Sequence
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from disagg.cluster.placement import has_room
-from disagg.cluster.spread import RayHost, Seat, describe_shortage, find_hosts, find_move, spread
+from disagg.cluster.spread import (
+    RayHost,
+    Seat,
+    choose_host,
+    describe_shortage,
+    find_hosts,
+    find_move,
+)
 from disagg.cluster.supervised import Supervised
 from disagg.cluster.turnover import Standing, find_next_to_leave
-from disagg.cluster.worker_actors import create_actor, end_actor, find_actors
+from disagg.cluster.worker_actors import create_actor, describe_free, end_actor, find_actors
 from disagg.cluster.worker_plans import WorkerPlans
 from disagg.config import Settings
 from disagg.errors import ConfigError, ExpiredError
@@ -183,9 +190,7 @@ class Supervisor:
             except ActorUnavailableError as error:  # it may answer again
                 self._say(worker, _last_line(error))
                 worker.serves = False
-            except ActorDiedError as error:
-                self._ended(worker, _last_line(error))
-            except RayError as error:
+            except RayError as error:  # its process has ended
                 self._ended(worker, _last_line(error))
 
     def _heard(self, worker: Supervised, state: WorkerState) -> None:
@@ -227,7 +232,7 @@ class Supervisor:
                 worker.late_at_s = float("inf")
                 self._report(
                     f"worker {worker.worker_id} does not serve after"
-                    f" {self._settings.cluster.start_timeout_s:g} s{_shortage()}"
+                    f" {self._settings.cluster.start_timeout_s:g} s{describe_free()}"
                 )
 
     # What is done
@@ -275,12 +280,10 @@ class Supervisor:
                 continue
             worker_id = worker.worker_id
             if not self._plans.starts_ranks(worker_id):
-                if worker.node_id not in {host.node_id for host in hosts}:
-                    worker.node_id = ""
                 seats = self._seats()
-                worker.node_id = spread(seats, hosts, self._placed()).get(worker_id, "")
+                (seat,) = [each for each in seats if each.worker_id == worker_id]
+                worker.node_id = choose_host(seat, seats, hosts, self._placed())
                 if not worker.node_id:  # Ray waits for room, and may make a host for it
-                    (seat,) = [each for each in seats if each.worker_id == worker_id]
                     self._say(worker, f"finds no place: {describe_shortage(seat, hosts)}")
             self._create(worker)
 
@@ -393,13 +396,3 @@ class Supervisor:
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def _shortage() -> str:
-    """What the cluster has left, for the message about a worker that does not begin."""
-    try:
-        resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    except RayError:
-        return ""
-    free = {name: value for name, value in resources.items() if ":" not in name}
-    return f"; Ray has left: {', '.join(f'{k} {v:g}' for k, v in sorted(free.items()))}"

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     get_placement_group,
     placement_group,
@@ -148,6 +149,16 @@ def remove_group(name: ActorName) -> None:
         remove_placement_group(get_placement_group(str(name)))
     except ValueError:
         return
+
+
+def describe_free() -> str:
+    """What the cluster has left, for the message about a worker that does not begin."""
+    try:
+        resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    except RayError:
+        return ""
+    free = {name: value for name, value in resources.items() if ":" not in name}
+    return f"; Ray has left: {', '.join(f'{k} {v:g}' for k, v in sorted(free.items()))}"
 
 
 def _version() -> str:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from disagg.cluster.spread import RayHost, Seat, find_hosts, find_move, spread
+from disagg.cluster.spread import (
+    RayHost,
+    Seat,
+    choose_host,
+    describe_shortage,
+    find_hosts,
+    find_move,
+    spread,
+)
 
 CPU = {"CPU": 0.1}
 A, B, C = (RayHost(name, name, {"CPU": 2.0}, is_head=False) for name in "ABC")
@@ -109,3 +117,18 @@ def test_hosts_are_what_lives_and_has_processors_the_head_last() -> None:
         ("3", False),
         ("1", True),
     ]
+
+
+def test_a_worker_starts_again_where_it_was_unless_there_is_no_room() -> None:
+    both = seats(1, 1)
+    placed = {"prefill-0": "A", "decode-0": "A"}
+    assert choose_host(both[0], both, [A, B], placed) == "A"
+    assert choose_host(both[0], both, [B], placed) == "B"  # A has gone
+    large = seats(1, 1, {"CPU": 1.5})
+    assert choose_host(large[0], large, [A, B], placed) == "B"
+    too_large = seats(1, 1, {"CPU": 3.0})
+    assert choose_host(too_large[0], too_large, [A, B], placed) == ""
+    said = describe_shortage(too_large[0], [A, B])
+    assert said.startswith("it needs CPU 3 on one host")
+    assert "A has CPU 2" in said
+    assert describe_shortage(too_large[0], []).endswith("there is none")
