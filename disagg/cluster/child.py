@@ -1,5 +1,6 @@
 """A child process with a log file, ended in order."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -15,12 +16,14 @@ _TAIL_LINES = 15
 class Child:
     """One process started here. It has its own process group, so Ctrl-C reaches only us."""
 
-    def __init__(self, name: str, command: Sequence[str], log_path: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], log_path: Path | None) -> None:
+        """Start it; without a log file it writes where this process does."""
         self.name = name
         self.log_path = log_path
         # The child gets its settings in a file; variables would override them a second time.
         environ = {k: v for k, v in os.environ.items() if not k.startswith("DISAGG_")}
-        with log_path.open("ab") as sink:
+        with contextlib.ExitStack() as opened:
+            sink = None if log_path is None else opened.enter_context(log_path.open("ab"))
             self._process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -38,7 +41,12 @@ class Child:
     @property
     def ended(self) -> bool:
         """Whether the process has ended."""
-        return self._process.poll() is not None
+        return self.exit_code is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a process that has ended."""
+        return self._process.poll()
 
     def check(self) -> None:
         """Do nothing while it runs.
@@ -52,6 +60,8 @@ class Child:
 
     def tail(self) -> str:
         """Last lines of the log."""
+        if self.log_path is None:
+            return ""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
 

@@ -12,11 +12,13 @@ from disagg.workers.tiers.options import parse_tiers
 SECRET_BYTES = 32
 
 
-def with_hash_key(settings: Settings, environ: Mapping[str, str]) -> Settings:
+def with_hash_key(
+    settings: Settings, environ: Mapping[str, str], *, lasting: bool = False
+) -> Settings:
     """Settings with a secret of the cluster: what is given, else one made here.
 
-    A new one for each run, unless a tier keeps blocks for the next: then a file below the user's
-    home, made at the first need, so that the blocks are found again.
+    A new one for each run, unless workers outlive it (``lasting``) or a tier keeps blocks for the
+    next: then a file below the user's home, made at the first need, so that they are found again.
 
     Raises:
         ConfigError: the file cannot be made.
@@ -24,7 +26,7 @@ def with_hash_key(settings: Settings, environ: Mapping[str, str]) -> Settings:
     given = settings.cluster
     if given.hash_key or given.hash_key_file:
         return settings
-    lasting = any(tier.kind != "host" for tier in parse_tiers(settings.worker.tiers))
+    lasting = lasting or any(tier.kind != "host" for tier in parse_tiers(settings.worker.tiers))
     if lasting:
         path = own_path(environ)
         if not path.exists():

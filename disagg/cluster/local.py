@@ -3,7 +3,6 @@
 import http.client
 import logging
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -15,12 +14,13 @@ import yaml
 
 from disagg.cluster.child import Child
 from disagg.cluster.hash_key import with_hash_key
+from disagg.cluster.own_settings import CERTIFICATES, decide_ports, with_certificates
 from disagg.cluster.processes import ProcessId, end_processes, find_children, find_descendants
-from disagg.cluster.ray_cluster import join_ray, start_ray, stop_ray
+from disagg.cluster.ray_cluster import start_ray, stop_ray
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import ConfigError, DisaggError, ExpiredError
-from disagg.tls.authority import create_for_one_run, remove_keys
+from disagg.tls.authority import remove_keys
 from disagg.workers.actor import WORKER_PATH, WorkerState
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CERTIFICATES = "certificates"
-"""In the folder of a run."""
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 2.0
 
@@ -100,13 +98,15 @@ class LocalCluster:
         """
         if self._folder is not None:
             raise ConfigError("the cluster is started already")
+        if self.settings.cluster.ray_address:
+            raise ConfigError("a Ray cluster is given", param="cluster.ray_address")
         self.settings = with_hash_key(self.settings, os.environ)
         router_options(self.settings)  # a bad checkpoint is reported before anything starts
-        self.settings = _decide_ports(self.settings)
+        self.settings = decide_ports(self.settings)
         self._before = find_children(os.getpid())
         self._folder = RunFolder()
         try:
-            self.settings = self._with_certificates(self._folder.path)
+            self.settings = with_certificates(self.settings, self._folder.path, self._report)
             self._start(self._folder)
         except KeyboardInterrupt:
             self._report("interrupted, stopping")
@@ -190,28 +190,15 @@ class LocalCluster:
     def _start(self, folder: RunFolder) -> None:
         deadline = time.monotonic() + self.settings.cluster.start_timeout_s
         self._router = self._start_router(folder.path)
-        if self.settings.cluster.ray_address:
-            self._report(f"joining the Ray cluster at {self.settings.cluster.ray_address}")
-            join_ray(self.settings)
-        else:
-            self._report("starting Ray on this machine")
-            start_ray(self.settings, folder.path / "ray")
+        self._report("starting Ray on this machine")
+        start_ray(self.settings, folder.path / "ray")
         self._wait_for_router("/health", deadline)
         from disagg.cluster.supervise import Supervisor  # imports Ray, whose environment is set now
 
         self._supervisor = Supervisor(self.settings, self._report, self._worker_path)
         self._supervisor.start()
+        self._supervisor.wait()
         self._wait_for_router("/ready", deadline)
-
-    def _with_certificates(self, folder: Path) -> Settings:
-        """Settings with certificates of this run, unless others are set or none are wanted."""
-        cluster = self.settings.cluster
-        if cluster.tls_directory or cluster.allow_insecure:
-            return self.settings
-        nodes = create_for_one_run(folder / CERTIFICATES)
-        self._report(f"certificates of this run are in {nodes.parent} (node, client)")
-        with_them = cluster.model_copy(update={"tls_directory": str(nodes)})
-        return self.settings.model_copy(update={"cluster": with_them})
 
     def _start_router(self, folder: Path) -> Child:
         path = folder / "settings.yaml"
@@ -244,29 +231,3 @@ def get(url: str, path: str) -> tuple[int, str]:
         return 0, f"{type(error).__name__}: {error}"
     finally:
         connection.close()
-
-
-def _decide_ports(settings: Settings) -> Settings:
-    """Settings whose open ports (0) are chosen, so that router and workers agree on them.
-
-    Raises:
-        ConfigError: a port is in use, or the host is not one of this machine's.
-    """
-    router = settings.router
-    http_port = _bindable("router.http_port", router.host, router.http_port)
-    grpc_port = _bindable("router.grpc_port", router.host, router.grpc_port)
-    admin_port = _bindable("router.admin_port", router.admin_host, router.admin_port)
-    decided = router.model_copy(
-        update={"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
-    )
-    return settings.model_copy(update={"router": decided})
-
-
-def _bindable(key: str, host: str, port: int) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"{key}: {host}:{port}: {error.strerror}", param=key) from error
-        return int(probe.getsockname()[1])

@@ -79,14 +79,14 @@ def join_ray(settings: Settings) -> None:
     so that a stray token file cannot turn it on for one node only.
 
     Raises:
-        ExpiredError: no cluster answered in ``cluster.start_timeout_s``.
+        ExpiredError: no cluster answered in ``cluster.join_timeout_s``.
     """
     _set_environment()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
 
     address = settings.cluster.ray_address or "auto"
-    deadline = time.monotonic() + settings.cluster.start_timeout_s
+    deadline = time.monotonic() + settings.cluster.join_timeout_s
     while True:
         try:
             with _own_signals():

@@ -88,7 +88,7 @@ def announce(settings: Settings) -> Announcement:
 
     Raises:
         ConfigError: the router's port is not given.
-        ExpiredError: no cluster answered in ``cluster.start_timeout_s``.
+        ExpiredError: no cluster answered in ``cluster.join_timeout_s``.
     """
     host, _, port = local_router_address(settings).rpartition(":")
     join_ray(settings)

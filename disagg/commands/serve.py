@@ -1,7 +1,10 @@
 """`disagg serve`, `disagg router`, `disagg workers`: what runs until it is stopped."""
 
 import logging
+import signal
+import threading
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -22,7 +25,8 @@ from disagg.commands.arguments import (
     read_effective,
 )
 from disagg.commands.signals import exit_on_signals, hurry_on_signals, interrupt_on_signals
-from disagg.config import router_options
+from disagg.config import Settings, router_options
+from disagg.errors import ConfigError, ExpiredError
 from disagg.telemetry.log_format import configure_logging
 from disagg.workers.router_discovery import FROM_CLUSTER
 
@@ -42,26 +46,41 @@ def serve(
     """Serve a model from this machine until Ctrl-C: Ray, workers and router.
 
     Without --ray-address a Ray cluster of this machine alone is started, and stopped at the end.
+    With it `disagg router` and `disagg workers` run beside that cluster; each is started again when
+    it ends. SIGHUP reads the settings again: what they concern is started anew, nothing else. The
+    workers stay when this ends (disagg workers --end).
+
     Ctrl-C and SIGTERM stop everything and end it with exit code 0 (130 or 143 before it has begun).
     Requests that run may end first (router.drain_timeout_ms), unless a second signal comes.
     """
     exit_on_signals()  # until something is started
-    effective = read_effective(
-        config,
-        settings_given,
-        model=model,
-        name=name,
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        prefill=prefill,
-        decode=decode,
-        ray_address=ray_address,
-    )
+
+    def read() -> Settings:
+        return read_effective(
+            config,
+            settings_given,
+            model=model,
+            name=name,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            prefill=prefill,
+            decode=decode,
+            ray_address=ray_address,
+        ).settings
+
+    settings = read()
+    if settings.cluster.ray_address:
+        _keep(settings, read)
+    else:
+        _serve_alone(settings)
+
+
+def _serve_alone(settings: Settings) -> None:
     from disagg.cluster.local import LocalCluster  # Ray takes a second to import
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    cluster = LocalCluster(effective.settings, lambda line: console.print(line, markup=False))
+    cluster = LocalCluster(settings, lambda line: console.print(line, markup=False))
     interrupt_on_signals()
     try:
         cluster.start()
@@ -80,6 +99,33 @@ def serve(
         cluster.stop()
     if cluster.faults:
         raise typer.Exit(1)
+
+
+def _keep(settings: Settings, read: Callable[[], Settings]) -> None:
+    """Keep router and supervisor running; see `serve`."""
+    from disagg.cluster.keep import Keeper
+
+    asked = threading.Event()
+    signal.signal(signal.SIGHUP, lambda number, frame: asked.set())
+    _log_to_stderr(settings.telemetry.log_format)
+    log = logging.getLogger("disagg")
+    keeper = Keeper(settings, log.info)
+    interrupt_on_signals()
+    try:
+        keeper.start()
+        while True:
+            keeper.poll()
+            if asked.is_set():
+                asked.clear()
+                try:
+                    keeper.reload(read())
+                except ConfigError as error:
+                    log.error("the settings stay as they are: %s", error.message)
+    except KeyboardInterrupt:
+        log.info("stopping")
+    finally:
+        hurry_on_signals(keeper.hurry)
+        keeper.stop()
 
 
 def router(
@@ -135,14 +181,24 @@ def workers(
     decode: Decode = None,
     ray_address: RayAddress = None,
     settings_given: Set = None,
+    end: Annotated[
+        bool, typer.Option("--end", help="End the workers that run; what goes on may end first.")
+    ] = False,
+    with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
 ) -> None:
     """Place the workers on a Ray cluster and keep them running.
 
     They register with cluster.router_addresses; routers are started apart (disagg router).
-    Without --ray-address the cluster this machine belongs to is joined. Ctrl-C and SIGTERM end it;
-    what goes on may end first (worker.drain_timeout_ms), unless a second signal comes.
+    Without --ray-address the cluster this machine belongs to is joined. Ctrl-C and SIGTERM end this
+    command and not the workers: whoever runs it next finds them, and replaces one after the other
+    whose settings have changed. --end ends them, and waits for worker.drain_timeout_ms at most.
+
+    It ends with exit code 2 when the cluster has gone, 69 when there is none: it is to be run under
+    something that starts it again.
     """
     exit_on_signals()
+    if with_parent:
+        end_with_parent()
     effective = read_effective(
         config,
         settings_given,
@@ -152,26 +208,33 @@ def workers(
         decode=decode,
         ray_address=ray_address,
     )
+    from disagg.cluster.keep import NO_CLUSTER_EXIT_CODE
     from disagg.cluster.ray_cluster import join_ray, stop_ray
 
-    _log_to_stderr(effective.settings.telemetry.log_format)
+    settings = effective.settings
+    _log_to_stderr(settings.telemetry.log_format)
     log = logging.getLogger("disagg")
-    supervisor = None
     interrupt_on_signals()
     try:
-        join_ray(effective.settings)
+        try:
+            join_ray(settings)
+        except ExpiredError as error:
+            log.error("%s", error.message)
+            raise typer.Exit(NO_CLUSTER_EXIT_CODE) from error
         from disagg.cluster.supervise import Supervisor  # imports Ray, see ray_cluster
 
-        supervisor = Supervisor(effective.settings, log.info)
+        supervisor = Supervisor(settings, log.info, lasting=True)
+        if end:
+            hurry_on_signals(supervisor.hurry)
+            supervisor.find()
+            supervisor.stop(drain=True)
+            return
         supervisor.start()
         while True:
             supervisor.poll()
     except KeyboardInterrupt:
-        log.info("stopping")
+        log.info("stopping, the workers stay")
     finally:
-        if supervisor is not None:
-            hurry_on_signals(supervisor.hurry)
-            supervisor.stop(drain=True)
         stop_ray()
 
 

@@ -234,7 +234,13 @@ class ClusterSettings(Section):
     hash_key: str = Field(default="", repr=False)
     """The secret itself, as in DISAGG_CLUSTER__HASH_KEY."""
     ray_address: str = ""
-    """Ray cluster to join, e.g. "auto" or host:6379; "" starts one on this machine."""
+    """Ray cluster to join, e.g. "auto" or host:6379, where workers outlive their supervisor; ""
+    starts one on this machine.
+    """
+    num_hosts: int = Field(default=1, ge=1, le=10_000)
+    """Hosts to wait for, a minute at most, before workers are spread over those that have joined;
+    later ones are used as well, when workers move there.
+    """
     num_prefill: int = Field(default=1, ge=0, le=1024)
     num_decode: int = Field(default=1, ge=0, le=1024)
     num_both: int = Field(default=0, ge=0, le=1024)
@@ -265,10 +271,10 @@ class ClusterSettings(Section):
     """Workers look the routers up again that often."""
     heartbeat_ms: Milliseconds = 1_000
     """Workers register again that often."""
-    max_restarts: int = Field(default=-1, ge=-1, le=1_000_000)
-    """Restarts of one worker by Ray, each a new epoch; -1 is without limit."""
     object_store_mib: int = Field(default=80, ge=76, le=1 << 20)
     """Ray's object store of a local cluster; KV never passes through it."""
+    join_timeout_s: Seconds = 120
+    """A Ray cluster that does not answer, or has gone, is waited for so long."""
     start_timeout_s: Seconds = 300
     stop_timeout_s: Seconds = 20
 

@@ -38,6 +38,7 @@ def main(model_dir: Path) -> int:
     )
     try:
         supervisor.start()
+        supervisor.wait()
         print("all serve", flush=True)
         while not done.is_set():
             supervisor.poll()

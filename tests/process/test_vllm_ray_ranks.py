@@ -15,7 +15,7 @@ import yaml
 from disagg.cluster.processes import ProcessId, find_descendants, read_process
 from tests.checkpoints import make_checkpoint, reference_generate
 from tests.process.harness import wait_until
-from tests.process.network import UnavailableError, network
+from tests.process.network import Place, UnavailableError, network
 from tests.process.program import BOUND_S, Program, wait_until_gone
 from tests.process.ray_hosts import RayHosts, environment_of, ray_hosts
 from tests.vllm.engines import BLOCK_TOKENS, VLLM_SHAPE
@@ -71,9 +71,15 @@ class Served:
     """``disagg serve`` on the first of two hosts."""
 
     def __init__(
-        self, hosts: RayHosts, program: Program, urls: tuple[str, str], model_dir: Path
+        self,
+        hosts: RayHosts,
+        place: Place,
+        program: Program,
+        urls: tuple[str, str],
+        model_dir: Path,
     ) -> None:
-        self.hosts, self.program, self._model_dir = hosts, program, model_dir
+        self.hosts, self.place, self.program, self._model_dir = hosts, place, program, model_dir
+        self.folder = model_dir.parent
         self.url, self._admin_url = urls
 
     def ask(self, length: int, request_id: str) -> dict[str, Any]:
@@ -157,10 +163,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 environment=environment_of(place),
             )
             try:
-                program.wait_for_all([SERVES.format(name, "") for name in WORKERS], START_S)
-                admin_url = program.wait_for(r"metrics and records are on (\S+)")[1] + "/v1"
-                url = program.wait_for(r"serving tiny on (\S+)")[1]
-                yield Served(hosts, program, (url, admin_url), model_dir)
+                lines = [SERVES.format(name, "") for name in WORKERS]
+                lines += [r"serving tiny on (\S+)", r"metrics and records are on (\S+)"]
+                *_, url, admin_url = program.wait_for_all(lines, START_S)
+                yield Served(hosts, place, program, (url[1], admin_url[1] + "/v1"), model_dir)
             finally:
                 program.end()
     except UnavailableError as error:
@@ -195,8 +201,23 @@ def test_a_worker_that_dies_takes_its_ranks_with_it(served: Served) -> None:
     served.ask(2 * WINDOW, "worker-again")
 
 
-def test_a_killed_driver_leaves_no_rank(served: Served) -> None:
-    """The last test: there is no driver after it."""
-    ranks = served.ranks()
-    served.program.process.kill()
+def test_ranks_outlive_disagg_serve_until_their_workers_are_ended(served: Served) -> None:
+    """The last test: there is no router after it."""
+    ranks = served.wait_for_ranks()
+    served.program.end()
+    assert set(served.ranks()) == set(ranks)
+    place, folder = served.place, served.folder
+    given = ("cluster.router_addresses=127.0.0.1:1", f"cluster.hash_key={'ab' * 32}")
+    ending = Program(
+        "disagg.commands",
+        *("workers", "--end", "--config", str(folder / "settings.yaml")),
+        *(f"--set={setting}" for setting in given),
+        cwd=folder,
+        before=place.command,
+        environment=environment_of(place),
+    )
+    try:
+        assert ending.process.wait(BOUND_S) == 0
+    finally:
+        ending.end()
     wait_until_gone(set(ranks))

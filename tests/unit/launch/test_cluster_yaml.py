@@ -1,7 +1,8 @@
-"""`ray up cluster.yaml`: Ray's own preparation and schema accept it, and the commands exist."""
+"""`ray up`, here and on clouds: Ray's preparation and schema accept the files, commands exist."""
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,12 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
-from disagg.config import read_settings
+from disagg.cluster.placement import role_resources
+from disagg.config import Settings, read_settings
 from disagg.tls.authority import NODE
 from tests.unit.launch.commands import find_commands, parse_command
 
 ROOT = Path(__file__).parents[3]
 CLUSTER: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+CLOUDS: dict[str, dict[str, Any]] = {
+    name: yaml.safe_load((ROOT / f"cluster-{name}.yaml").read_text()) for name in ("aws", "gcp")
+}
 
 # In a process of its own: Ray, once imported, cannot change how it authenticates.
 VALIDATE = """
@@ -46,8 +51,10 @@ def validate(configs: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    config = copy.deepcopy(CLUSTER)
+def broken(
+    change: Callable[[dict[str, Any]], object], config: dict[str, Any] = CLUSTER
+) -> dict[str, Any]:
+    config = copy.deepcopy(config)
     change(config)
     return config
 
@@ -67,10 +74,50 @@ def test_ray_accepts_it_and_would_refuse_a_broken_one() -> None:
     assert all(bad), bad
 
 
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_ray_accepts_those_for_clouds_and_would_refuse_broken_ones(cloud: str) -> None:
+    config = CLOUDS[cloud]
+    good, *bad = validate(
+        [
+            config,
+            broken(lambda c: c.update(nodes={}), config),
+            broken(lambda c: c.update(head_node_type="heads"), config),
+            broken(lambda c: c["available_node_types"]["prefill"].pop("node_config"), config),
+            broken(lambda c: c["available_node_types"]["decode"].update(min_worker=1), config),
+            broken(
+                lambda c: c["available_node_types"]["decode"].update(resources={"GPU": "8"}), config
+            ),
+            broken(lambda c: c["available_node_types"]["decode"].update(min_workers=20), config),
+        ]
+    )
+    assert good == ""
+    assert all(bad), bad
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_clouds_run_the_same_commands_and_have_a_type_of_hosts_for_each_role(cloud: str) -> None:
+    config = CLOUDS[cloud]
+    for key in ("head_start_ray_commands", "worker_start_ray_commands", "setup_commands"):
+        assert config[key] == CLUSTER[key]
+    assert config["file_mounts"] == CLUSTER["file_mounts"]
+    types = config["available_node_types"]
+    assert types[config["head_node_type"]]["resources"] == {"CPU": 0, "GPU": 0}
+    settings = Settings.model_validate({"cluster": {"role_resources": True}})
+    for role in ("prefill", "decode"):
+        (name,) = role_resources(settings, role)
+        having = [kind for kind, each in types.items() if each["resources"].get(name)]
+        assert having == [role]
+        # One worker on each host, with all of its GPUs, as the comment above them sets it.
+        assert types[role]["resources"] == types[role]["resources"] | {name: 1, "GPU": 8}
+        text = (ROOT / f"cluster-{cloud}.yaml").read_text()
+        assert "cluster.role_resources: true" in text
+        assert "worker.tensor_parallel: 8" in text
+
+
 def test_every_command_parses() -> None:
     lines = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
     commands = [command for line in lines for command in find_commands(line)]
-    assert [command[0] for command in commands] == ["router", "workers"]
+    assert [command[0] for command in commands] == ["serve"]
     for command in commands:
         parse_command(command)
 
@@ -88,6 +135,7 @@ def test_the_hosts_of_both_files_agree() -> None:
     head = CLUSTER["provider"]["head_ip"]
     assert settings.cluster.router_addresses == (f"{head}:{settings.router.grpc_port}",)
     assert settings.worker.host == "node"
+    assert settings.cluster.num_hosts == 1 + len(CLUSTER["provider"]["worker_ips"])
     mounts = CLUSTER["file_mounts"]
     assert mounts["~/disagg.yaml"] == "./disagg.yaml"
     secrets = (settings.router.api_keys_file, settings.cluster.hash_key_file)
@@ -96,11 +144,33 @@ def test_the_hosts_of_both_files_agree() -> None:
     assert "0" not in (settings.worker.port, settings.worker.transfer_port)
 
 
-def test_authentication_and_niceness_are_said_wherever_ray_starts() -> None:
+def test_what_ray_has_to_be_told_is_said_wherever_it_starts() -> None:
     lines = [*CLUSTER["head_start_ray_commands"], *CLUSTER["worker_start_ray_commands"]]
-    starts = [line for line in lines if "ray start" in line or "disagg workers" in line]
+    starts = [line for line in lines if "nohup" in line]
     assert len(starts) == 3
-    assert all("RAY_AUTH_MODE=token" in line for line in starts)
-    raylets = [line for line in starts if "ray start" in line]
+    assert all(" RAY_AUTH_MODE=token " in line for line in starts)
+    raylets = [line for line in starts if "bin/ray start --block" in line]
     assert len(raylets) == 2
     assert all("RAY_worker_niceness=0" in line for line in raylets)
+    # `ray up` sets it to 1 for all commands of the head, and 2 would leave a worker's host out.
+    head = [line for line in starts if line in CLUSTER["head_start_ray_commands"]]
+    assert len(head) == 2
+    assert all(" RAY_enable_autoscaler_v2=0 " in line for line in head)
+
+
+def test_another_ray_up_finds_what_runs_in_the_background() -> None:
+    pattern = re.compile(
+        r"(?:pgrep|pkill -HUP) -F (\S+) -f (?:'([^']+)'|(\S+)) \|\| \{ .*nohup (.*) > .*"
+        r"& echo \$! > (\S+); \}"
+    )
+    for commands in (CLUSTER["head_start_ray_commands"], CLUSTER["worker_start_ray_commands"]):
+        for line in (line for line in commands if "nohup" in line):
+            found = pattern.fullmatch(line)
+            assert found is not None, line
+            looked_in, quoted, word, started, written = found.groups()
+            assert looked_in == written
+            assert (quoted or word) in started
+        # Ray is stopped only where it does not run: its workers would end.
+        (stop,) = [line for line in commands if "ray stop" in line]
+        guard, _, _ = stop.partition(" || ")
+        assert guard in [line.partition(" || ")[0] for line in commands if line != stop]

@@ -1,0 +1,63 @@
+"""What `disagg serve` decides itself where the settings leave it open: ports, certificates."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from disagg.config import Settings
+from disagg.errors import ConfigError
+from disagg.tls.authority import create_for_one_run
+
+CERTIFICATES = "certificates"
+"""In the folder of a run."""
+
+
+def decide_ports(settings: Settings) -> Settings:
+    """Settings whose open ports (0) are chosen, so that router and workers agree on them.
+
+    Raises:
+        ConfigError: a port is in use, or the host is not one of this machine's.
+    """
+    router = settings.router
+    http_port = _bindable("router.http_port", router.host, router.http_port)
+    grpc_port = _bindable("router.grpc_port", router.host, router.grpc_port)
+    admin_port = _bindable("router.admin_port", router.admin_host, router.admin_port)
+    decided = router.model_copy(
+        update={"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
+    )
+    return settings.model_copy(update={"router": decided})
+
+
+def with_certificates(settings: Settings, folder: Path, report: Callable[[str], None]) -> Settings:
+    """Settings with certificates of this run, unless others are set or none are wanted."""
+    cluster = settings.cluster
+    if cluster.tls_directory or cluster.allow_insecure:
+        return settings
+    nodes = create_for_one_run(folder / CERTIFICATES)
+    report(f"certificates of this run are in {nodes.parent} (node, client)")
+    with_them = cluster.model_copy(update={"tls_directory": str(nodes)})
+    return settings.model_copy(update={"cluster": with_them})
+
+
+def as_decided_before(settings: Settings, before: Settings) -> Settings:
+    """Settings that leave to an earlier decision what they leave open."""
+    ports = {
+        name: getattr(before.router, name)
+        for name in ("http_port", "grpc_port", "admin_port")
+        if getattr(settings.router, name) == 0
+    }
+    cluster = settings.cluster
+    if not (cluster.tls_directory or cluster.allow_insecure):
+        cluster = cluster.model_copy(update={"tls_directory": before.cluster.tls_directory})
+    router = settings.router.model_copy(update=ports)
+    return settings.model_copy(update={"router": router, "cluster": cluster})
+
+
+def _bindable(key: str, host: str, port: int) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{key}: {host}:{port}: {error.strerror}", param=key) from error
+        return int(probe.getsockname()[1])

@@ -1,0 +1,152 @@
+"""Workers outlive their supervisor: found again, replaced where settings changed, else untouched.
+
+The workers in the actors are stand-ins; the tests are steps of one life and run in their order.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.program import Program, wait_until_gone
+
+# Slow, as a run of the normal tests starts one Ray cluster only: that of test_serve.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+BOUND_S = 400.0
+SERVES = r"worker {} serves{} on \S+ \(pid (\d+), epoch (\w+)\)"
+
+Supervise = Callable[..., Program]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    (made / "config.json").write_text("{}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def ray(folder: Path) -> Iterator[Program]:
+    started = Program("tests.process.ray_main", str(folder), cwd=folder)
+    yield started
+    started.end()
+
+
+@pytest.fixture(scope="module")
+def supervise(ray: Program, folder: Path) -> Iterator[Supervise]:
+    """Starts a supervisor, after the last one was killed."""
+    found = ray.wait_for(r"^ray (\S+) (\w+)$", BOUND_S)
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": found[2]}
+    running: list[Program] = []
+
+    def start(*changes: str) -> Program:
+        for program in running:
+            program.end()
+        running.append(
+            Program(
+                "tests.process.lasting_run",
+                *(str(folder), found[1], *changes),
+                cwd=folder,
+                environment=environment,
+            )
+        )
+        return running[-1]
+
+    yield start
+    for program in running:
+        program.end()
+
+
+def epochs(program: Program, *workers: str) -> dict[str, str]:
+    """Of every worker, once all of the program's serve."""
+    found = program.wait_for_all([SERVES.format(one, "") for one in workers], BOUND_S)
+    program.wait_for("^all workers serve$", BOUND_S)
+    return {worker: match[2] for worker, match in zip(workers, found, strict=True)}
+
+
+def said(program: Program, pattern: str) -> list[str]:
+    return [line for line in program.lines if re.search(pattern, line)]
+
+
+def test_a_killed_supervisors_workers_are_found_by_the_next(supervise: Supervise) -> None:
+    first = supervise()
+    before = epochs(first, "prefill-0", "decode-0")
+    first.process.send_signal(signal.SIGKILL)
+    second = supervise()
+    assert epochs(second, "prefill-0", "decode-0") == before
+    assert said(second, "^found workers decode-0, prefill-0$")
+    assert not said(second, "starting workers")
+
+    # It looks after them as after its own.
+    pid = int(said(second, SERVES.format("decode-0", ""))[0].partition("pid ")[2].split(",")[0])
+    os.kill(pid, signal.SIGKILL)
+    again = second.wait_for(SERVES.format("decode-0", " again"), BOUND_S)
+    assert again[2] != before["decode-0"]
+    assert not said(second, SERVES.format("prefill-0", " again"))
+
+
+def test_a_changed_count_touches_no_other(supervise: Supervise) -> None:
+    before = epochs(supervise(), "prefill-0", "decode-0")
+    more = epochs(supervise("cluster.num_decode=2"), "prefill-0", "decode-0", "decode-1")
+    assert {worker: more[worker] for worker in before} == before
+    # A changed role is one less here and one more there.
+    program = supervise("cluster.num_prefill=2")
+    after = epochs(program, "prefill-0", "decode-0", "prefill-1")
+    assert {worker: after[worker] for worker in before} == before
+    assert said(program, "^worker decode-1 has ended$")
+    program = supervise()
+    assert epochs(program, "prefill-0", "decode-0") == before
+
+
+def test_changed_settings_replace_one_after_the_other(supervise: Supervise, folder: Path) -> None:
+    before = epochs(supervise(), "prefill-0", "decode-0")
+    for worker in before:
+        (folder / f"drained-{worker}").unlink(missing_ok=True)
+    program = supervise("worker.num_blocks=77")
+    again = [SERVES.format(worker, " again") for worker in before]
+    found = program.wait_for_all(again, BOUND_S)
+    program.wait_for("^all workers serve$", BOUND_S)
+    assert {match[2] for match in found}.isdisjoint(before.values())
+    assert all((folder / f"drained-{worker}").exists() for worker in before)
+    lines = [line for line in program.lines if "it leaves" in line or "serves again" in line]
+    assert ["leaves" in line for line in lines] == [True, False, True, False]
+
+
+def test_who_finds_no_place_is_reported_and_harms_nobody(supervise: Supervise) -> None:
+    before = epochs(supervise(), "prefill-0", "decode-0")
+    # Ray has one CPU here; these settings rename all workers, and the first one finds no place.
+    program = supervise("cluster.num_cpus_per_worker=5")
+    program.wait_for(r"^worker \S+: finds no place: it needs CPU 5 on one host", BOUND_S)
+    others = said(program, "it leaves$")
+    assert len(others) == 1
+    assert len(before) == 2
+    # And back: who was never touched is still the same.
+    left = others[0].split()[1]
+    (kept,) = [worker for worker in before if worker != left]
+    assert epochs(supervise(), "prefill-0", "decode-0")[kept] == before[kept]
+
+
+def test_a_crash_loop_waits_longer_and_longer(supervise: Supervise, folder: Path) -> None:
+    before = epochs(supervise(), "prefill-0", "decode-0")
+    (folder / "refuse-decode-1").touch()
+    program = supervise("cluster.num_decode=2")
+    program.wait_for(r"not to my taste; a new one in 0 s", BOUND_S)
+    program.wait_for(r"not to my taste; a new one in 1 s", BOUND_S)
+    program.wait_for(r"not to my taste; a new one in 2 s", BOUND_S)
+    (folder / "refuse-decode-1").unlink()
+    program.wait_for("^all workers serve$", BOUND_S)
+    assert not said(program, SERVES.format("(prefill-0|decode-0)", " again"))
+    assert epochs(supervise(), "prefill-0", "decode-0") == before
+
+
+def test_without_its_cluster_the_supervisor_ends(supervise: Supervise, ray: Program) -> None:
+    program = supervise()
+    epochs(program, "prefill-0", "decode-0")
+    tree = ray.tree()
+    ray.process.kill()
+    assert program.process.wait(BOUND_S) != 0
+    wait_until_gone(tree)
