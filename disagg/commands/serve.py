@@ -210,14 +210,18 @@ def workers(
     )
     from disagg.cluster.keep import NO_CLUSTER_EXIT_CODE
     from disagg.cluster.ray_cluster import join_ray, stop_ray
+    from disagg.cluster.watchdog import Watchdog
 
     settings = effective.settings
     _log_to_stderr(settings.telemetry.log_format)
     log = logging.getLogger("disagg")
     interrupt_on_signals()
     try:
+        # Twice: the first bound is the one with a message, and leaves time to look for hosts.
+        watchdog = Watchdog(2 * settings.cluster.join_timeout_s, NO_CLUSTER_EXIT_CODE)
         try:
             join_ray(settings)
+            watchdog.see()
         except ExpiredError as error:
             log.error("%s", error.message)
             raise typer.Exit(NO_CLUSTER_EXIT_CODE) from error
@@ -227,11 +231,12 @@ def workers(
         if end:
             hurry_on_signals(supervisor.hurry)
             supervisor.find()
-            supervisor.stop(drain=True)
+            supervisor.stop(drain=True)  # within the drain's bound, or the watchdog's
             return
         supervisor.start()
         while True:
             supervisor.poll()
+            watchdog.see()
     except KeyboardInterrupt:
         log.info("stopping, the workers stay")
     finally:

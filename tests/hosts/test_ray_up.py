@@ -189,4 +189,4 @@ def test_serving_goes_on_without_the_head_and_its_return_completes_the_fleet(
 def test_ray_down_leaves_no_process_on_any_host(fleet: Fleet) -> None:
     assert all(any(host.name in line for line in fleet.left()) for host in fleet.hosts)
     fleet.do("ray down cluster.yaml -y > down.log 2>&1 || { cat down.log; exit 1; }")
-    wait_for(lambda: not fleet.left(), lambda: "\n".join(fleet.left()))
+    wait_for(lambda: not fleet.left(), lambda: "\n".join([*fleet.left(), fleet.log()]), 3 * BOUND_S)

@@ -62,10 +62,16 @@ def supervise(ray: Program, folder: Path) -> Iterator[Supervise]:
 
 
 def epochs(program: Program, *workers: str) -> dict[str, str]:
-    """Of every worker, once all of the program's serve."""
-    found = program.wait_for_all([SERVES.format(one, "") for one in workers], BOUND_S)
+    """Of every worker's last life, once all of the program's serve, with its settings."""
     program.wait_for("^all workers serve$", BOUND_S)
-    return {worker: match[2] for worker, match in zip(workers, found, strict=True)}
+    lives = {
+        worker: [re.search(SERVES.format(worker, "(?: again)?"), line) for line in program.lines]
+        for worker in workers
+    }
+    return {
+        worker: [life[2] for life in found if life is not None][-1]
+        for worker, found in lives.items()
+    }
 
 
 def said(program: Program, pattern: str) -> list[str]:
