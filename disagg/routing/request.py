@@ -99,8 +99,8 @@ class RoutedRequest:
         current = Generation(
             key=RequestKey(self.request_id, generation, self.router),
             started_ms=now_ms,
-            prefill=plan.prefill.view.info,
-            decode=plan.decode.view.info,
+            prefill=plan.prefill.info,
+            decode=plan.decode.info,
             reason=plan.reason,
             expected_hit_tokens=plan.prefill.found_tokens,
             base=len(self.stream.tokens),
@@ -108,10 +108,13 @@ class RoutedRequest:
         )
         self.generations.append(current)
         self.current = current
+        # A copy of a long prompt costs half of a plan.
+        has_begun = self.stream.has_begun
+        token_ids = tuple(self.stream.tokens) if has_begun else self.stream.prompt
         submit = Submit(
             key=current.key,
             role=Role.LOCAL,
-            token_ids=tuple(self.stream.tokens),
+            token_ids=token_ids,
             hashes=tuple(self.hashes),
             cache_salt=self.cache_salt,
             sampling=replace(
@@ -127,7 +130,7 @@ class RoutedRequest:
             return [ToWorker(current.decode.incarnation, take)]
         pull = None
         if plan.pull is not None:
-            owner = _address(plan.pull.view.info)
+            owner = _address(plan.pull.info)
             pull = PullPlan(owner, plan.pull.found_tokens)
         if plan.local:
             return [ToWorker(current.decode.incarnation, replace(submit, pull=pull))]
@@ -219,7 +222,7 @@ class RoutedRequest:
         self.hashes.clear()
         self.stream.restart()
         self.stream.scores.take()
-        self.stream.tokens = []
+        self.stream.prompt, self.stream.tokens = (), []
 
     def record(self) -> RequestRecord:
         """A copy of what is known of the request and its generations, in plain types."""

@@ -1,0 +1,48 @@
+"""Workers as bits of an int, so that one operation is one for all of them."""
+
+from collections.abc import Iterable, Iterator
+
+from disagg.messages.identity import Incarnation
+
+
+class WorkerBits:
+    """A bit per worker; the lowest free one is given."""
+
+    def __init__(self) -> None:
+        self._slots: list[Incarnation | None] = []
+        self._bits: dict[Incarnation, int] = {}
+
+    def add(self, worker: Incarnation) -> int:
+        """Its bit, for as long as it is not removed."""
+        if None in self._slots:
+            slot = self._slots.index(None)
+            self._slots[slot] = worker
+        else:
+            slot = len(self._slots)
+            self._slots.append(worker)
+        bit = self._bits[worker] = 1 << slot
+        return bit
+
+    def remove(self, worker: Incarnation) -> None:
+        """Its bit can be given to another worker."""
+        self._slots[self._bits.pop(worker).bit_length() - 1] = None
+
+    def of(self, workers: Iterable[Incarnation]) -> int:
+        """The bits of those of these workers that have one."""
+        mask = 0
+        for worker in workers:
+            mask |= self._bits.get(worker, 0)
+        return mask
+
+
+def bits_of(mask: int) -> Iterator[int]:
+    """The single bits that are set, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low
+        mask ^= low
+
+
+def is_single(mask: int) -> bool:
+    """Whether exactly one bit is set."""
+    return mask > 0 and not mask & (mask - 1)
