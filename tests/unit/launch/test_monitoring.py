@@ -139,7 +139,7 @@ def test_failures_are_those_that_are_no_clients_mistake() -> None:
 
 
 def test_the_dashboards_panels_are_apart() -> None:
-    places = set()
+    places: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
         cells = {
