@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,20 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 def test_a_router_that_goes_away_is_shown_and_looked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks = iter([body(1_000), RemoteFault("no router answers"), body(2_000, request("back", 1))])
+    looks: Iterator[dict[str, Any] | RemoteFault] = iter(
+        [body(1_000), RemoteFault("no router answers"), body(2_000, request("back", 1))]
+    )
+        [body(1_000), RemoteFault("no router answers"), body(2_000, request("back", 1))]
+    )
 
     def fetch(*_: Any) -> dict[str, Any]:
         look = next(looks)
-        if isinstance(look, RemoteFault):
+        if not isinstance(look, dict):
             raise look
         return look
 
     monkeypatch.setattr(top, "fetch", fetch)
-    monkeypatch.setattr(top.time, "sleep", lambda _: None)
+    monkeypatch.setattr("disagg.commands.top.time.sleep", lambda _: None)
     screens = top.watch("http://127.0.0.1:1", 1, 1)
     assert "no requests yet" in text(next(screens))
     away = text(next(screens))

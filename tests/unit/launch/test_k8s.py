@@ -223,7 +223,8 @@ def selects(selector: Manifest, labels: dict[str, str]) -> bool:
 
 def opens(entry: Manifest, port: int | str) -> bool:
     """Whether an entry of a rule's ports is, or has in its range, a port."""
-    first, last = entry["port"], entry.get("endPort", entry["port"])
+    first: int | str = entry["port"]
+    last: Any = entry.get("endPort", first)
     return first == port or (
         isinstance(first, int) and isinstance(port, int) and first <= port <= last
     )
