@@ -79,8 +79,6 @@ def test_a_router_that_goes_away_is_shown_and_looked_for_again(
     looks: Iterator[dict[str, Any] | RemoteFault] = iter(
         [body(1_000), RemoteFault("no router answers"), body(2_000, request("back", 1))]
     )
-        [body(1_000), RemoteFault("no router answers"), body(2_000, request("back", 1))]
-    )
 
     def fetch(*_: Any) -> dict[str, Any]:
         look = next(looks)
