@@ -1,13 +1,9 @@
 """Which blocks of which group live on which worker, and what a prompt can use of them."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from math import lcm
 
 from disagg.errors import ConfigError
-from disagg.kv.kinds.kind import EVERYBODY
 from disagg.kv.kinds.registry import KINDS
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import (
@@ -20,37 +16,32 @@ from disagg.messages.kv_events import (
     TierStored,
 )
 from disagg.messages.registration import GroupInfo
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """What one worker has of a prompt, in its pool and in its tiers."""
-
-    usable_tokens: int
-    """All groups agree."""
-    group_tokens: tuple[int, ...]
-    """Each group on its own, at its own block size."""
-    reach_tokens: int = 0
-    """All groups agree once it has loaded what its tiers have; 0: tiers have no more of it."""
-    loads: tuple[tuple[int, int], ...] = ()
-    """For that: tier and blocks, of each tier that it has to read."""
+from disagg.routing.chain_store import ChainNumbers, ChainStore
+from disagg.routing.prefix_hits import PrefixHit as PrefixHit
+from disagg.routing.prefix_hits import PrefixHits
+from disagg.routing.prompt_walk import PromptWalk
+from disagg.routing.worker_bits import WorkerBits
 
 
 @dataclass(slots=True)
 class _Member:
     bit: int
     keys_max: tuple[int, ...]
-    keys: list[set[tuple[int, bytes]]]
+    num_keys: list[int]
     """Of the pool, then of each tier; as ``keys_max``."""
+    chains: dict[int, ChainNumbers]
+    """Chains that may have blocks of it, by block size."""
     next_sequence: int = 0
 
 
 class PrefixIndex:
     """Block holders of workers that share one layout of KV cache groups.
 
-    Workers are bits of an int, so one pass answers for the whole fleet; which boundaries a kind of
-    group can use is defined in its file in ``disagg.kv.kinds``. The index may be stale: that costs
-    time, never correctness, for workers match again by themselves.
+    Blocks are kept in the chains in which they were stored, with a mask of holders per run of
+    blocks, so what a thousand workers share costs little more than once. A prompt is compared a
+    stretch at a time with what is kept. Which boundaries a kind of group can use is defined in its
+    file in ``disagg.kv.kinds``. The index may be stale: that costs time, never correctness, for
+    workers match again by themselves.
 
     Args:
         groups: the layout; group ``i`` of events is ``groups[i]``.
@@ -65,11 +56,12 @@ class PrefixIndex:
             check_group(group, hash_block_tokens)
         self._groups = tuple(groups)
         self._hash_block_tokens = hash_block_tokens
-        self._step_tokens = lcm(*(group.block_tokens for group in groups))
-        self._places: list[tuple[dict[bytes, int], ...]] = [tuple({} for _ in groups)]
-        """Holders by place: in the pool, in the worker's first tier, in its second, ..."""
+        self._given_bits = WorkerBits()
+        self._num_places = 1
+        """The pool, then as many tiers as any worker has had."""
+        self._stores = {group.block_tokens: ChainStore(len(groups)) for group in groups}
         self._members: dict[Incarnation, _Member] = {}
-        self._slots: list[Incarnation | None] = []
+        self._bits: dict[Incarnation, int] = {}
 
     def __contains__(self, worker: Incarnation) -> bool:
         return worker in self._members
@@ -77,31 +69,34 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of which somebody holds something, counted once per block size."""
+        return sum(map(len, self._stores.values()))
+
     def add(self, worker: Incarnation, num_blocks: int, tiers: Sequence[int] = ()) -> None:
         """Start with nothing known of ``worker``.
 
         It can hold at most ``num_blocks`` blocks in its pool, and so many in each of its tiers.
         """
-        if None in self._slots:
-            slot = self._slots.index(None)
-            self._slots[slot] = worker
-        else:
-            slot = len(self._slots)
-            self._slots.append(worker)
         keys_max = (num_blocks, *tiers)
-        self._members[worker] = _Member(1 << slot, keys_max, [set() for _ in keys_max])
-        while len(self._places) < len(keys_max):
-            self._places.append(tuple({} for _ in self._groups))
+        bit = self._bits[worker] = self._given_bits.add(worker)
+        chains = {block_tokens: ChainNumbers() for block_tokens in self._stores}
+        self._members[worker] = _Member(bit, keys_max, [0] * len(keys_max), chains)
+        for store in self._stores.values():
+            store.add_layers(max(0, len(keys_max) - self._num_places) * len(self._groups))
+        self._num_places = max(self._num_places, len(keys_max))
 
     def remove(self, worker: Incarnation) -> None:
         """Forget ``worker`` and its blocks."""
         member = self._members.pop(worker)
-        self._clear_all(member)
-        self._slots[member.bit.bit_length() - 1] = None
+        self._clear(member, range(len(member.keys_max)))
+        del self._bits[worker]
+        self._given_bits.remove(member.bit)
 
     def num_entries(self, worker: Incarnation) -> int:
         """(group, block) pairs known of ``worker``, in its pool and in its tiers."""
-        return sum(map(len, self._members[worker].keys))
+        return sum(self._members[worker].num_keys)
 
     def next_sequence(self, worker: Incarnation) -> int:
         """Number of the next event wanted."""
@@ -117,7 +112,7 @@ class PrefixIndex:
         """
         member = self._members[worker]
         if snapshot:
-            self._clear_all(member)
+            self._clear(member, range(len(member.keys_max)))
             member.next_sequence = first_sequence
         elif first_sequence > member.next_sequence:
             return False
@@ -128,147 +123,76 @@ class PrefixIndex:
             self._apply(member, event)
         return True
 
-    def match(self, num_tokens: int, hashes: Sequence[bytes]) -> dict[Incarnation, PrefixHit]:
-        """What every worker holds of a prompt, for all workers at once.
+    def match(self, num_tokens: int, hashes: Sequence[bytes]) -> PrefixHits:
+        """What every worker holds of a prompt. Valid until the index changes.
 
         Args:
             num_tokens: of the prompt. Usable prefixes are at most ``num_tokens - 1`` long, as a
                 prefill computes at least one token.
             hashes: chain values of its full hash blocks.
         """
-        in_pool = self._masks(hashes, self._places[:1])
-        usable, total = self._agreed(num_tokens, hashes, in_pool)
-        alone = [
-            self._last(ends, group.block_tokens)
-            for group, ends in zip(self._groups, usable, strict=True)
-        ]
-        reached: dict[int, int] = {}
-        if len(self._places) > 1:
-            _, reached = self._agreed(num_tokens, hashes, self._masks(hashes, self._places))
-        hits = {}
-        for worker, member in self._members.items():
-            tokens, reach = total.get(member.bit, 0), reached.get(member.bit, 0)
-            groups = tuple(ends.get(member.bit, 0) for ends in alone)
-            loads = self._loads(member, reach, hashes) if reach > tokens else ()
-            hits[worker] = PrefixHit(tokens, groups, reach if loads else 0, loads)
-        return hits
-
-    def _masks(
-        self, hashes: Sequence[bytes], places: Sequence[tuple[dict[bytes, int], ...]]
-    ) -> list[list[int]]:
-        """Per group and block, who has it at any of the places."""
-        masks = []
-        for number, group in enumerate(self._groups):
-            values = hashes[self._stride(group) - 1 :: self._stride(group)]
-            pool, tiers = places[0][number], [place[number] for place in places[1:]]
-            mine = [pool.get(value, 0) for value in values]
-            for holders in tiers:
-                found = map(holders.get, values, repeat(0))
-                mine = [mask | more for mask, more in zip(mine, found, strict=False)]
-            masks.append(mine)
-        return masks
-
-    def _agreed(
-        self, num_tokens: int, hashes: Sequence[bytes], masks: Sequence[Sequence[int]]
-    ) -> tuple[list[list[int]], dict[int, int]]:
-        """Who can go on where, per group; and per worker's bit the last boundary of all groups."""
-        per_group = [
-            KINDS[group.kind].usable_at(group, mine)
-            for group, mine in zip(self._groups, masks, strict=True)
-        ]
+        walks = {}
+        for block_tokens, store in self._stores.items():
+            stride = block_tokens // self._hash_block_tokens
+            values = hashes[stride - 1 :: stride] if stride > 1 else hashes
+            walks[block_tokens] = PromptWalk(store, values)
         longest = min(num_tokens - 1, len(hashes) * self._hash_block_tokens)
-        agreed = []
-        for end in range(self._step_tokens, longest + 1, self._step_tokens):
-            mask = EVERYBODY
-            for group, usable in zip(self._groups, per_group, strict=True):
-                mask &= usable[end // group.block_tokens - 1]
-            agreed.append(mask)
-        return per_group, self._last(agreed, self._step_tokens)
-
-    def _loads(
-        self, member: _Member, num_tokens: int, hashes: Sequence[bytes]
-    ) -> tuple[tuple[int, int], ...]:
-        """What a worker reads for a boundary: each block from the first tier that has it."""
-        blocks: Counter[int] = Counter()
-        for number, group in enumerate(self._groups):
-            num_blocks, stride = num_tokens // group.block_tokens, self._stride(group)
-            first = KINDS[group.kind].first_needed(group, num_blocks)
-            for value in hashes[(first + 1) * stride - 1 : num_blocks * stride : stride]:
-                for place, keys in enumerate(member.keys):
-                    if (number, value) in keys:
-                        blocks[place] += 1
-                        break
-        del blocks[0]
-        return tuple((place - 1, blocks[place]) for place in sorted(blocks))
-
-    def _stride(self, group: GroupInfo) -> int:
-        return group.block_tokens // self._hash_block_tokens
-
-    def _last(self, usable: Sequence[int], block_tokens: int) -> dict[int, int]:
-        """Per worker's bit the last boundary, in tokens, at which the bit is set."""
-        ends: dict[int, int] = {}
-        missing = sum(member.bit for member in self._members.values())
-        for i in range(len(usable) - 1, -1, -1):
-            if not missing:
-                break
-            for bit in _bits(usable[i] & missing):
-                ends[bit] = (i + 1) * block_tokens
-                missing &= ~bit
-        return ends
+        return PrefixHits(self._groups, walks, longest, self._num_places, self._bits)
 
     def _apply(self, member: _Member, event: KVEvent) -> None:
         match event:
             case BlocksStored():
-                self._store(member, 0, event.group, event.hashes)
+                self._store(member, 0, event.group, event.hashes, event.parent_hash)
             case BlocksRemoved():
                 self._take_out(member, 0, event.group, event.hashes)
             case AllCleared():
-                self._clear(member, 0)
+                self._clear(member, [0])
             case TierStored():
-                self._store(member, event.tier + 1, event.group, event.hashes)
+                self._store(member, event.tier + 1, event.group, event.hashes, None)
             case TierRemoved():
                 self._take_out(member, event.tier + 1, event.group, event.hashes)
             case TierCleared():
-                self._clear(member, event.tier + 1)
+                self._clear(member, [event.tier + 1])
 
-    def _store(self, member: _Member, place: int, group: int, hashes: Sequence[bytes]) -> None:
+    def _store(
+        self,
+        member: _Member,
+        place: int,
+        group: int,
+        hashes: Sequence[bytes],
+        parent_hash: bytes | None,
+    ) -> None:
         if not self._is_known(member, place, group):
             return
-        keys, holders = member.keys[place], self._places[place][group]
-        for value in hashes:
-            if (group, value) in keys or len(keys) < member.keys_max[place]:
-                keys.add((group, value))
-                holders[value] = holders.get(value, 0) | member.bit
+        block_tokens = self._groups[group].block_tokens
+        member.num_keys[place] += self._stores[block_tokens].hold(
+            self._layer(place, group),
+            member.bit,
+            hashes,
+            parent_hash,
+            member.keys_max[place] - member.num_keys[place],
+            member.chains[block_tokens],
+        )
 
     def _take_out(self, member: _Member, place: int, group: int, hashes: Sequence[bytes]) -> None:
-        if not self._is_known(member, place, group):
-            return
-        keys, holders = member.keys[place], self._places[place][group]
-        for value in hashes:
-            if (group, value) in keys:
-                keys.remove((group, value))
-                self._drop(holders, value, member.bit)
+        if self._is_known(member, place, group):
+            store = self._stores[self._groups[group].block_tokens]
+            layer = self._layer(place, group)
+            member.num_keys[place] -= store.drop(layer, member.bit, hashes)
 
     def _is_known(self, member: _Member, place: int, group: int) -> bool:
-        return 0 <= group < len(self._groups) and 0 <= place < len(member.keys)
+        return 0 <= group < len(self._groups) and 0 <= place < len(member.keys_max)
 
-    def _clear_all(self, member: _Member) -> None:
-        for place in range(len(member.keys)):
-            self._clear(member, place)
+    def _layer(self, place: int, group: int) -> int:
+        return place * len(self._groups) + group
 
-    def _clear(self, member: _Member, place: int) -> None:
-        if place < len(member.keys):
-            for group, value in member.keys[place]:
-                self._drop(self._places[place][group], value, member.bit)
-            member.keys[place].clear()
-
-    @staticmethod
-    def _drop(holders: dict[bytes, int], value: bytes, bit: int) -> None:
-        rest = holders[value] & ~bit
-        if rest:
-            holders[value] = rest
-        else:
-            del holders[value]
+    def _clear(self, member: _Member, places: Sequence[int]) -> None:
+        known = [place for place in places if place < len(member.keys_max)]
+        layers = [self._layer(place, g) for place in known for g in range(len(self._groups))]
+        for block_tokens, store in self._stores.items():
+            store.drop_all(layers, member.bit, member.chains[block_tokens])
+        for place in known:
+            member.num_keys[place] = 0
 
 
 def check_group(group: GroupInfo, hash_block_tokens: int) -> None:
@@ -291,10 +215,3 @@ def check_group(group: GroupInfo, hash_block_tokens: int) -> None:
             param="groups.block_tokens",
         )
     KINDS[group.kind].check_group(group)
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low
-        mask ^= low

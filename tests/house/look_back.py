@@ -8,7 +8,7 @@ from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.kinds.attention import AttentionSpec, require_positive
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.kind import EVERYBODY, Spec
+from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
@@ -50,16 +50,6 @@ class LookBackSpec(AttentionSpec):
     def check_group(group: GroupInfo) -> None:
         if group.window_tokens < 1 or group.window_tokens % group.block_tokens:
             raise ConfigError("a look_back group needs whole blocks", param="groups.window_tokens")
-
-    @staticmethod
-    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        usable, own, before = [], EVERYBODY, EVERYBODY
-        for i, mask in enumerate(holders, 1):
-            own &= mask
-            if i * group.block_tokens % group.window_tokens == 0:  # the next token begins a chunk
-                own, before = EVERYBODY, own
-            usable.append(own & before)
-        return usable
 
     @staticmethod
     def first_needed(group: GroupInfo, num_blocks: int) -> int:

@@ -8,7 +8,7 @@ from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.kinds.attention import AttentionSpec, require_positive
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.kind import EVERYBODY, AttentionPages, Spec
+from disagg.kv.kinds.kind import AttentionPages, Spec
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
@@ -61,19 +61,6 @@ class ChunkedLocalSpec(AttentionSpec):
         """Refuse a chunk of no tokens."""
         if group.window_tokens < 1:
             raise ConfigError(f"a {group.kind} group needs a window", param="groups.window_tokens")
-
-    @staticmethod
-    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        """Only the chunk that the next token stands in; at its start nothing is needed."""
-        usable, run = [], EVERYBODY
-        for i, mask in enumerate(holders):
-            begin, end = i * group.block_tokens, (i + 1) * group.block_tokens
-            if chunk_start(begin, group.window_tokens) == chunk_start(end, group.window_tokens):
-                run &= mask
-            else:  # the next token's chunk begins inside this block, or after it
-                run = mask if end % group.window_tokens else EVERYBODY
-            usable.append(run)
-        return usable
 
     @staticmethod
     def first_needed(group: GroupInfo, num_blocks: int) -> int:

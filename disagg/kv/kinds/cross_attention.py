@@ -59,11 +59,6 @@ class CrossAttentionSpec(AttentionSpec):
         raise ConfigError(f"a {group.kind} group cannot be routed by prefix", param="groups.kind")
 
     @staticmethod
-    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        """No worker can go on after any block: nothing of this kind is shared."""
-        return [0] * len(holders)
-
-    @staticmethod
     def first_needed(group: GroupInfo, num_blocks: int) -> int:
         """None: there is no boundary to go on from."""
         return num_blocks

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.attention import AttentionSpec
-from disagg.kv.kinds.kind import EVERYBODY, AttentionPages, Spec
+from disagg.kv.kinds.kind import AttentionPages, Spec
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
@@ -42,11 +42,6 @@ class FullAttentionSpec(AttentionSpec):
     @staticmethod
     def check_group(group: GroupInfo) -> None:
         """Refuse nothing besides what is refused of all kinds."""
-
-    @staticmethod
-    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        """Everything before the boundary is needed."""
-        return all_before(holders)
 
     @staticmethod
     def first_needed(group: GroupInfo, num_blocks: int) -> int:
@@ -95,12 +90,3 @@ class FullAttentionManager(GroupManager):
         end = max(0, end - drop_last)
         end -= end % (alignment_tokens // self.block_tokens)
         return tuple(run if len(run) == end else run[:end] for run in found)
-
-
-def all_before(holders: Sequence[int]) -> list[int]:
-    """The workers that hold every block up to ``i``, for every ``i``."""
-    usable, run = [], EVERYBODY
-    for mask in holders:
-        run &= mask
-        usable.append(run)
-    return usable

@@ -1,6 +1,5 @@
 """What each kind of KV cache group defines: the protocol that every file beside this fulfils."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -8,9 +7,6 @@ from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
-
-EVERYBODY = -1
-"""The bit set of all workers: an int with all bits set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +75,11 @@ class Spec(Protocol):
         """Refuse what a router could not match exactly; raises ConfigError naming the field."""
 
     @staticmethod
-    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        """Bit sets of the workers that can go on after block ``i``, for every ``i``.
-
-        Linear in the number of blocks. ``holders[i]`` is the bit set of the workers that hold
-        block ``i`` of the prompt.
-        """
-
-    @staticmethod
     def first_needed(group: GroupInfo, num_blocks: int) -> int:
         """Of the first ``num_blocks`` blocks, the first that a query right after them needs.
 
-        It needs those after that one as well; ``num_blocks``: none.
+        It needs those after that one as well; ``num_blocks``: none. Never goes down as
+        ``num_blocks`` goes up.
         """
 
     # -- events -------------------------------------------------------------------------------

@@ -58,11 +58,6 @@ class LinearStateSpec:
         """Refuse nothing besides what is refused of all kinds."""
 
     @staticmethod
-    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        """Only the state at the boundary is needed."""
-        return list(holders)
-
-    @staticmethod
     def first_needed(group: GroupInfo, num_blocks: int) -> int:
         """The state at the boundary."""
         return max(0, num_blocks - 1)

@@ -1,12 +1,11 @@
 """Multi-head latent attention: full attention over one latent vector per token."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from disagg.kv.blocks.block_pool import BlockPool
 from disagg.kv.kinds.attention import AttentionSpec
-from disagg.kv.kinds.full_attention import FullAttentionManager, all_before
+from disagg.kv.kinds.full_attention import FullAttentionManager
 from disagg.kv.kinds.kind import AttentionPages, Spec
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
@@ -52,11 +51,6 @@ class MLASpec(AttentionSpec):
     @staticmethod
     def check_group(group: GroupInfo) -> None:
         """Refuse nothing besides what is refused of all kinds."""
-
-    @staticmethod
-    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        """Everything before the boundary is needed."""
-        return all_before(holders)
 
     @staticmethod
     def first_needed(group: GroupInfo, num_blocks: int) -> int:

@@ -8,7 +8,7 @@ from disagg.errors import ConfigError
 from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.kinds.attention import AttentionSpec, require_positive
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.kind import EVERYBODY, AttentionPages, Spec
+from disagg.kv.kinds.kind import AttentionPages, Spec
 from disagg.kv.kinds.manager import GroupManager, GroupTable
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.messages.registration import GroupInfo
@@ -61,32 +61,6 @@ class SlidingWindowSpec(AttentionSpec):
         """Refuse a window of no tokens."""
         if group.window_tokens < 1:
             raise ConfigError(f"a {group.kind} group needs a window", param="groups.window_tokens")
-
-    @staticmethod
-    def usable_at(group: GroupInfo, holders: Sequence[int]) -> list[int]:
-        """Only the blocks of the window before the boundary are needed.
-
-        The AND over the last ``width`` sets costs two passes whatever the width: sets are ANDed
-        from both ends inside segments of ``width``, and any window is a segment's tail and a head.
-        """
-        width = num_window_blocks(group.window_tokens, group.block_tokens)
-        if width == 0:
-            return [EVERYBODY] * len(holders)
-        heads: list[int] = []
-        tails = [EVERYBODY] * len(holders)
-        for start in range(0, len(holders), width):
-            end = min(start + width, len(holders))
-            run = EVERYBODY
-            for i in range(start, end):
-                run &= holders[i]
-                heads.append(run)
-            run = EVERYBODY
-            for i in range(end - 1, start - 1, -1):
-                run &= holders[i]
-                tails[i] = run
-        return [
-            head & tails[i - width + 1] if i >= width - 1 else head for i, head in enumerate(heads)
-        ]
 
     @staticmethod
     def first_needed(group: GroupInfo, num_blocks: int) -> int:

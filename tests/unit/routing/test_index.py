@@ -1,8 +1,6 @@
 """The prefix index against brute force and against the coordinator that workers really use."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import and_
 
@@ -14,7 +12,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
-from disagg.kv.kinds.kind import EVERYBODY, Spec
+from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.registry import KINDS as REGISTERED
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
@@ -24,6 +22,8 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
 from disagg.routing.index import PrefixIndex
+from disagg.routing.levels import EVERYBODY, _Window, levels
+from disagg.routing.prompt_walk import HolderRuns
 
 A, B = Incarnation("a", "1"), Incarnation("b", "1")
 KINDS = ("full_attention", "mla", "sliding_window", "chunked_local", "linear_state")
@@ -138,20 +138,16 @@ def test_equals_brute_force() -> None:
 
 
 def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlidingWindowSpec, "usable_at", FullAttentionSpec.usable_at)
+    monkeypatch.setattr(SlidingWindowSpec, "first_needed", FullAttentionSpec.first_needed)
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
 
 
 def test_control_a_window_taken_one_block_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = SlidingWindowSpec.usable_at
-
-    def short(info: GroupInfo, holders: Sequence[int]) -> list[int]:
-        return right(
-            replace(info, window_tokens=max(1, info.window_tokens - info.block_tokens)), holders
-        )
-
-    monkeypatch.setattr(SlidingWindowSpec, "usable_at", short)
+    right = SlidingWindowSpec.first_needed
+    monkeypatch.setattr(
+        SlidingWindowSpec, "first_needed", lambda info, n: min(n, right(info, n) + 1)
+    )
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
 
@@ -168,41 +164,46 @@ class CountedSet(int):
     __rand__ = __and__
 
 
-def num_ands(kind: type[Spec], window_tokens: int, num_blocks: int) -> int:
-    """Work of a kind's rule over a prompt that everybody holds."""
+def num_ands(kind: str, window_tokens: int, num_workers: int) -> int:
+    """Work of all levels of a prompt of which worker ``i`` holds all but the last ``i`` blocks."""
     CountedSet.num_ands = 0
-    kind.usable_at(group(kind.kind, 4, window_tokens), [CountedSet(1)] * num_blocks)
+    everybody = (1 << num_workers) - 1
+    masks: list[int] = [CountedSet(everybody >> i) for i in range(num_workers)]
+    runs = HolderRuns(list(range(num_workers)), masks, num_workers)
+    info = group(kind, 4, window_tokens)
+    assert len(list(levels([info], [runs], 4, 4 * num_workers, everybody))) > 0
     return CountedSet.num_ands
 
 
-@pytest.mark.parametrize("kind", REGISTERED.values(), ids=REGISTERED)
+ROUTED = [kind for kind in REGISTERED if kind != "cross_attention"]
+
+
+@pytest.mark.parametrize("kind", ROUTED)
 @pytest.mark.parametrize("window_tokens", [6, 64, 4096])
-def test_a_rule_is_linear_in_blocks_whatever_the_window(
-    kind: type[Spec], window_tokens: int
+def test_levels_are_linear_in_runs_whatever_the_window(kind: str, window_tokens: int) -> None:
+    assert num_ands(kind, window_tokens, 1024) <= 6 * 1024
+
+
+def test_control_a_window_that_is_walked_anew_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(self: _Window, first: int, last: int) -> int:
+        return reduce(and_, self._masks[first : last + 1], EVERYBODY)
+
+    monkeypatch.setattr(_Window, "over", again)
+    assert num_ands("sliding_window", 2048, 1024) > 100 * 1024
+
+
+@pytest.mark.parametrize("kind", ROUTED)
+@pytest.mark.parametrize("window_tokens", [1, 2, 3, 5, 6, 10, 16])
+def test_what_is_needed_never_goes_down_and_is_what_the_next_token_sees(
+    kind: str, window_tokens: int
 ) -> None:
-    assert num_ands(kind, window_tokens, 2048) <= 3 * 2048
-
-
-def test_control_a_rule_that_walks_each_chunk_anew_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def again(info: GroupInfo, holders: Sequence[int]) -> list[int]:
-        firsts = [first_needed(info, end) for end in range(4, 4 * len(holders) + 1, 4)]
-        return [
-            reduce(and_, holders[first // 4 : i + 1], EVERYBODY) for i, first in enumerate(firsts)
-        ]
-
-    monkeypatch.setattr(ChunkedLocalSpec, "usable_at", again)
-    assert num_ands(ChunkedLocalSpec, 4096, 2048) > 100 * 2048
-
-
-def test_a_chunk_that_begins_inside_a_block_needs_that_block() -> None:
-    for chunk in (2, 3, 5, 6, 10, 16):
-        info, holders = group("chunked_local", 4, chunk), [1 << i for i in range(16)]
-        usable = ChunkedLocalSpec.usable_at(info, [~mask for mask in holders])
-        for i, mask in enumerate(usable):
-            needed = range(first_needed(info, 4 * (i + 1)) // 4, i + 1)
-            assert ~mask == sum(holders[n] for n in needed)
+    info, before = group(kind, 4, window_tokens), 0
+    for num_blocks in range(1, 40):
+        first = REGISTERED[kind].first_needed(info, num_blocks)
+        assert before <= first <= num_blocks, "levels look at a run's last boundary only"
+        if first < num_blocks:
+            assert first == first_needed(info, 4 * num_blocks) // 4
+        before = first
 
 
 def test_an_evicted_window_block_shortens_the_usable_prefix_only() -> None:
@@ -275,7 +276,7 @@ def test_a_removed_worker_takes_its_blocks_along() -> None:
     index.remove(A)
     assert list(index.match(17, hashes)) == [B]
     index.remove(B)
-    assert index._places == [({},)]
+    assert index.num_blocks == 0
 
 
 @pytest.mark.parametrize(

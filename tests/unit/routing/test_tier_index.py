@@ -17,6 +17,8 @@ from disagg.messages.kv_events import (
 )
 from disagg.messages.registration import GroupInfo
 from disagg.routing.index import PrefixHit, PrefixIndex
+from disagg.routing.levels import levels
+from disagg.routing.prompt_walk import HolderRuns
 from tests.unit.routing.test_index import A, B, brute_force, chain, group, random_groups
 
 KEYS_MAX = 1000
@@ -122,7 +124,9 @@ def test_what_a_boundary_needs_is_what_makes_it_usable(kind: str, window: int) -
         first = rule.first_needed(info, num_blocks)
         for missing in range(num_blocks):
             holders = [int(i != missing) for i in range(num_blocks)]
-            assert bool(rule.usable_at(info, holders)[-1] & 1) == (missing < first)
+            starts = list(range(num_blocks))
+            found = levels([info], [HolderRuns(starts, holders, num_blocks)], 4, 4 * num_blocks, 1)
+            assert (next(found, None) == (4 * num_blocks, 1)) == (missing < first)
 
 
 def test_a_snapshot_replaces_what_was_known_of_tiers() -> None:
@@ -150,4 +154,4 @@ def test_no_more_is_kept_of_a_tier_than_it_has_room_for() -> None:
     told(index, TierStored(0, 0, tuple(chain(16))))
     assert index.num_entries(A) == 2
     index.remove(A)
-    assert index._places == [({},), ({},)]
+    assert index.num_blocks == 0

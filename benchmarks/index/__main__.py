@@ -1,0 +1,140 @@
+"""The router's prefix index beside Dynamo's RadixTree: ``python -m benchmarks.index``.
+
+A prompt of 131,072 tokens, blocks of 16 and 64, 10 to 1,000 workers that hold all of it, random
+beginnings and something of their own after them, or (all but one) other prompts; prompts that grow
+by one block per event; prompts that come and go. Each case runs in a fresh process per side, one
+after the other, and both must find the same blocks. Figures of a look-up: CPU time until it is
+known which workers hold how much, with fresh digests each time; ratio: peer / ours, higher is
+better. Layouts with windows, chunks and states have no peer: they are held against ours with full
+attention alone. ``--setup`` first creates the peer's environment.
+"""
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from benchmarks.index.environment import PEER, run, set_up
+from benchmarks.index.workload import SHAPES
+
+HYBRIDS = ("full + window 1024", "full + chunks 8192", "full + state")
+BYTES_MAX = 64
+
+Order = dict[str, Any]
+Answer = dict[str, Any]
+
+
+def report(name: str, unit: str, ours: float, peer: float | None, **more: Any) -> bool:
+    """Print one figure; returns whether it reached its target, if it has one."""
+    line = {"name": name, "unit": unit, "ours": round(ours, 3), "peer": peer and round(peer, 3)}
+    note = f"{more.pop('note', '')}; load average {os.getloadavg()[0]:.1f}".lstrip("; ")
+    print(json.dumps(line | more | {"note": note}), flush=True)
+    return more.get("ok") is not False
+
+
+def beside_the_peer(name: str, order: Order) -> tuple[bool, Answer]:
+    """One case by both sides."""
+    ours, peer = run("ours", order), run("peer", order)
+    if [ours[key] for key in ("found_blocks", "num_found")] != [
+        peer[key] for key in ("found_blocks", "num_found")
+    ]:
+        sys.exit(f"the two sides find different blocks in {order}: {ours}, {peer}")
+    reached, num = True, order["samples"]
+    ratio = round(peer["ms"] / ours["ms"], 2)
+    reached &= report(
+        f"look-up, {name}",
+        "ms CPU",
+        ours["ms"],
+        peer["ms"],
+        ratio=ratio,
+        target=1.0,
+        ok=ratio >= 1.0,
+        peer_name=PEER,
+        note=f"median of {num}; the first one {ours['first_ms']:.3f}; "
+        f"as a dict of all workers {ours['every_worker_ms']:.3f}",
+    )
+    reached &= report(
+        f"memory, {name}",
+        "bytes per (worker, block)",
+        ours["bytes"],
+        peer["bytes"],
+        ratio=None,
+        target=BYTES_MAX,
+        ok=ours["bytes"] <= BYTES_MAX,
+        peer_name=PEER,
+        note="growth of the process's resident memory",
+    )
+    mine, theirs = ours["blocks_per_s"] / 1e6, peer["blocks_per_s"] / 1e6
+    report(
+        f"events, {name}",
+        "M blocks/s of CPU",
+        mine,
+        theirs,
+        ratio=round(mine / theirs, 2),
+        target=None,
+        ok=None,
+        peer_name=PEER,
+        note="the peer parses JSON within it",
+    )
+    return reached, ours
+
+
+def hybrids(name: str, order: Order, full: Answer) -> bool:
+    """Layouts with other kinds beside full attention."""
+    reached = True
+    for groups in HYBRIDS:
+        ours = run("ours", order | {"groups": groups})
+        ratio = round(ours["ms"] / full["ms"], 2)
+        reached &= report(
+            f"look-up, {groups}, {name}",
+            "ms CPU",
+            ours["ms"],
+            None,
+            full_ms=round(full["ms"], 3),
+            times_full=ratio,
+            target=2.0,
+            ok=ratio <= 2.0,
+            note=f"median of {order['samples']}; {ours['bytes']:.1f} bytes per (worker, block)",
+        )
+    return reached
+
+
+def main() -> int:
+    """Run all cases; 1 if a target was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--setup", action="store_true", help="create the peer's environment")
+    parser.add_argument("--quick", action="store_true", help="blocks of 64, up to 100 workers")
+    chosen = parser.parse_args()
+    if chosen.setup:
+        set_up()
+        return 0
+    samples, reached = (5 if chosen.quick else 21), True
+    for block_tokens in (64,) if chosen.quick else (16, 64):
+        for shape in SHAPES:
+            for workers in (10, 100) if chosen.quick else (10, 100, 1000):
+                name = f"{shape}, blocks of {block_tokens}, {workers} workers"
+                order = {
+                    "shape": shape,
+                    "workers": workers,
+                    "block_tokens": block_tokens,
+                    "samples": samples,
+                    "groups": "full",
+                }
+                ok, full = beside_the_peer(name, order)
+                reached &= ok
+                if block_tokens == 16 or chosen.quick:
+                    reached &= hybrids(name, order, full)
+    for workers, blocks in ((10, 1000), (100, 200), *(() if chosen.quick else ((1000, 50),))):
+        order = {"shape": "single", "workers": workers, "blocks": blocks, "groups": "full"}
+        order |= {"block_tokens": 16, "samples": samples}
+        reached &= beside_the_peer(f"events of one block, {workers} workers", order)[0]
+    for workers, turns in ((10, 60), (100, 30)):
+        order = {"shape": "churn", "workers": workers, "blocks": 2000, "turns": turns}
+        order |= {"groups": "full", "block_tokens": 16, "samples": samples}
+        reached &= beside_the_peer(f"prompts come and go, {workers} workers", order)[0]
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Chains of blocks of one size: found by value, held by workers, walked along a prompt."""
+
+from collections.abc import Sequence
+
+from disagg.routing.chain import BLOCKS_MAX, OFFSET_BITS, VALUE_BYTES, Chain
+from disagg.routing.positions import CHAINS_MAX, PositionTable
+
+_OFFSETS = BLOCKS_MAX - 1
+DEAD_BLOCKS_MAX = 8
+"""So many blocks of a chain, and an eighth of it, may be there that nobody holds any more."""
+
+_PIECE_BLOCKS_MAX = 8
+"""So few new blocks that follow nothing known do not make a chain of their own."""
+
+
+class ChainNumbers(set[int]):
+    """Chains that may have blocks of one worker; some of them may have had.
+
+    Attributes:
+        look_at: at so many it is worth to look which of them still have.
+    """
+
+    look_at = 64
+
+
+class ChainStore:
+    """Blocks of one size, whatever their group: groups store the same values again.
+
+    Args:
+        num_layers: places times groups, so far; see `Chain`.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self.chains: list[Chain | None] = []
+        self._free: list[int] = []
+        self._table = PositionTable(self.chains)
+        self._pile = -1
+        """Number of the chain for pieces that follow nothing known."""
+
+    def __len__(self) -> int:
+        """Blocks that somebody holds."""
+        return sum(len(chain) - chain.num_dead for chain in self.chains if chain is not None)
+
+    def add_layers(self, num_layers: int) -> None:
+        """There are so many layers more."""
+        self._num_layers += num_layers
+        for chain in self.chains:
+            if chain is not None:
+                chain.layers += [None] * num_layers
+
+    def hold(
+        self,
+        layer: int,
+        bit: int,
+        values: Sequence[bytes],
+        parent: bytes | None,
+        num_max: int,
+        numbers: ChainNumbers,
+    ) -> int:
+        """Somebody has these blocks now; returns how many of them were new there.
+
+        Args:
+            layer: where they have them.
+            bit: who.
+            values: of the blocks, in any order; others than sha256 values are left out.
+            parent: value before the first block; None where nothing is before it, or it is unknown.
+            num_max: no more new ones than this: the first ones.
+            numbers: takes in the numbers of the chains on which they are.
+        """
+        if set(map(len, values)) != {VALUE_BYTES}:
+            values = [value for value in values if len(value) == VALUE_BYTES]
+        if len(values) > 1 and len(set(values)) < len(values):
+            values = list(dict.fromkeys(values))
+        num_new, i = 0, 0
+        before = self._table.find(parent) if parent is not None else -1
+        while i < len(values) and num_new < num_max:
+            room = num_max - num_new
+            position = self._table.find(values[i])
+            if position < 0:
+                position, num = self._append(before, values[i : i + room])
+                chain = self._chain(position)
+            else:
+                chain = self._chain(position)
+                num = min(chain.num_equal(position & _OFFSETS, values, i), room)
+            offset = position & _OFFSETS
+            numbers.add(position >> OFFSET_BITS)
+            num_new += chain.hold(layer, offset, offset + num, bit)
+            before = position + num - 1
+            i += num
+        if len(numbers) >= numbers.look_at:
+            self._prune(numbers, bit)
+        return num_new
+
+    def drop(self, layer: int, bit: int, values: Sequence[bytes]) -> int:
+        """Somebody has these blocks no more; returns how many of them were there."""
+        num_gone, i = 0, 0
+        while i < len(values):
+            position = self._table.find(values[i])
+            if position < 0:
+                i += 1
+                continue
+            chain, begin = self._chain(position), position & _OFFSETS
+            num = chain.num_equal(begin, values, i)
+            if num == 1:  # the last ones may come first
+                while begin and i + num < len(values) and chain.value(begin - 1) == values[i + num]:
+                    begin, num = begin - 1, num + 1
+                end = (position & _OFFSETS) + 1
+            else:
+                end = begin + num
+            num_gone += chain.drop(layer, begin, end, bit)
+            self._tidy(position >> OFFSET_BITS, chain)
+            i += num
+        return num_gone
+
+    def drop_all(self, layers: Sequence[int], bit: int, numbers: ChainNumbers) -> None:
+        """Somebody has nothing any more in these layers of these chains."""
+        for number in numbers:
+            chain = self.chains[number]
+            if chain is not None:
+                for layer in layers:
+                    chain.drop(layer, 0, len(chain), bit)
+                self._tidy(number, chain)
+        self._prune(numbers, bit)
+
+    def find(self, value: bytes) -> tuple[Chain, int] | None:
+        """Chain and offset of a value."""
+        position = self._table.find(value)
+        return (self._chain(position), position & _OFFSETS) if position >= 0 else None
+
+    def next_known(self, values: Sequence[bytes], start: int) -> int:
+        """Index of the first value from ``start`` on that is kept here."""
+        return self._table.next_known(values, start)
+
+    def _prune(self, numbers: ChainNumbers, bit: int) -> None:
+        """Leave only chains on which somebody has something."""
+        for number in list(numbers):
+            chain = self.chains[number]
+            if chain is None or not chain.has(bit):
+                numbers.remove(number)
+        numbers.look_at = 64 + 2 * len(numbers)
+
+    def _chain(self, position: int) -> Chain:
+        chain = self.chains[position >> OFFSET_BITS]
+        assert chain is not None
+        return chain
+
+    def _append(self, before: int, values: Sequence[bytes]) -> tuple[int, int]:
+        """Put new blocks behind the one before them if it is the last of its chain.
+
+        Args:
+            before: its position; -1: it is unknown.
+            values: of the new blocks; perhaps of known ones after some of them.
+
+        Returns:
+            The first one's position and their number.
+        """
+        if before >= 0 and self._is_open(before >> OFFSET_BITS, before & _OFFSETS):
+            number = before >> OFFSET_BITS
+        elif before < 0 and len(values) < _PIECE_BLOCKS_MAX:
+            number = self._pile_number()
+        else:
+            number = self._new_chain()
+        chain = self.chains[number]
+        assert chain is not None
+        position = number << OFFSET_BITS | len(chain)
+        num = self._table.insert(values[: BLOCKS_MAX - len(chain)], position)
+        chain.append(b"".join(values[:num]))
+        return position, num
+
+    def _is_open(self, number: int, offset: int) -> bool:
+        chain = self.chains[number]
+        return chain is not None and offset + 1 == len(chain) < BLOCKS_MAX
+
+    def _pile_number(self) -> int:
+        pile = self.chains[self._pile] if self._pile >= 0 else None
+        if pile is None or len(pile) == BLOCKS_MAX:
+            self._pile = self._new_chain()
+        return self._pile
+
+    def _new_chain(self) -> int:
+        if self._free:
+            number = self._free.pop()
+            self.chains[number] = Chain(self._num_layers)
+            return number
+        assert len(self.chains) < CHAINS_MAX
+        self.chains.append(Chain(self._num_layers))
+        return len(self.chains) - 1
+
+    def _tidy(self, number: int, chain: Chain) -> None:
+        """Forget blocks that nobody holds, once there are enough of them to pay for the work."""
+        num_dead = chain.num_dead
+        if 8 * (num_dead - DEAD_BLOCKS_MAX) <= len(chain) and num_dead < len(chain):
+            return
+        first = number << OFFSET_BITS
+        for begin, end in chain.ranges(live=False):
+            for offset in range(begin, end):
+                self._table.remove(chain.value(offset), first | offset)
+        live, to = list(chain.ranges(live=True)), 0
+        for begin, end in live:
+            if begin != to:
+                for offset in range(begin, end):
+                    self._table.move(
+                        chain.value(offset), first | offset, first | to + offset - begin
+                    )
+            to += end - begin
+        if live:
+            chain.keep(live)
+            return
+        self.chains[number] = None
+        self._free.append(number)

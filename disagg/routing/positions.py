@@ -1,0 +1,128 @@
+"""A compact table from chain values to the positions at which they are kept."""
+
+from array import array
+from collections.abc import Sequence
+
+from disagg.errors import InvariantViolation
+from disagg.routing.chain import OFFSET_BITS, VALUE_BYTES, Chain
+
+_SHARDS = 256
+_TAG_BITS = 30
+_TAGS = (1 << _TAG_BITS) - 1
+_POSITION_BITS = 64 - _TAG_BITS
+_POSITIONS = (1 << _POSITION_BITS) - 1
+_OFFSETS = (1 << OFFSET_BITS) - 1
+CHAINS_MAX = 1 << (_POSITION_BITS - OFFSET_BITS)
+_REMOVED = 1
+"""What was here is gone, but what was put behind it is still looked for past it."""
+
+
+class PositionTable:
+    """Positions by chain value; 12 to 24 bytes each, since it keeps no values itself.
+
+    An entry is 30 bits of the value's hash and the position; equal bits are settled by the value
+    that the chain has there. A dict would keep two objects per entry, about 150 bytes. It grows in
+    256 parts, each on its own, so no insertion pays for a copy of the whole.
+
+    Args:
+        chains: by number; a position is a chain's number and an offset in it.
+    """
+
+    def __init__(self, chains: Sequence[Chain | None]) -> None:
+        self._chains = chains
+        self._shards = [array("Q", bytes(64)) for _ in range(_SHARDS)]
+        self._num_taken = [0] * _SHARDS
+        """Slots that are not free, removed entries included."""
+
+    def find(self, value: bytes) -> int:
+        """Position of a value: chain number, then offset; -1 where there is none."""
+        tag = hash(value) & _TAGS
+        slots = self._shards[tag & 255]
+        last = len(slots) - 1
+        slot = tag >> 8 & last
+        while entry := slots[slot]:
+            if entry >> _POSITION_BITS == tag and entry != _REMOVED:
+                position = entry & _POSITIONS
+                chain = self._chains[position >> OFFSET_BITS]
+                start = (position & _OFFSETS) * VALUE_BYTES
+                if chain is not None and chain.values[start : start + VALUE_BYTES] == value:
+                    return position
+            slot = slot + 1 & last
+        return -1
+
+    def next_known(self, values: Sequence[bytes], start: int) -> int:
+        """Index of the first value from ``start`` on that has a position; past the end: none."""
+        shards = self._shards
+        for i in range(start, len(values)):
+            tag = hash(values[i]) & _TAGS
+            slots = shards[tag & 255]
+            last = len(slots) - 1
+            slot = tag >> 8 & last
+            while entry := slots[slot]:
+                if entry >> _POSITION_BITS == tag and self.find(values[i]) >= 0:
+                    return i
+                slot = slot + 1 & last
+        return len(values)
+
+    def insert(self, values: Sequence[bytes], first: int) -> int:
+        """Give ``first`` and the positions after it to values, until one has a position already.
+
+        Args:
+            values: no two alike; the first one has no position.
+            first: position of the first one.
+
+        Returns:
+            How many were put in.
+        """
+        shards, num_taken = self._shards, self._num_taken
+        position = first
+        for value in values:
+            tag = hash(value) & _TAGS
+            number = tag & 255
+            slots = shards[number]
+            if 3 * num_taken[number] >= 2 * len(slots):
+                slots = self._rebuilt(number)
+            last = len(slots) - 1
+            slot = tag >> 8 & last
+            while entry := slots[slot]:
+                if entry >> _POSITION_BITS == tag and self.find(value) >= 0:
+                    return position - first
+                slot = slot + 1 & last
+            slots[slot] = tag << _POSITION_BITS | position
+            num_taken[number] += 1
+            position += 1
+        return position - first
+
+    def move(self, value: bytes, old: int, new: int) -> None:
+        """A value that was at one position is at another one."""
+        tag = hash(value) & _TAGS
+        self._replace(tag, old, tag << _POSITION_BITS | new)
+
+    def remove(self, value: bytes, position: int) -> None:
+        """A value has no position any more."""
+        self._replace(hash(value) & _TAGS, position, _REMOVED)
+
+    def _replace(self, tag: int, position: int, new: int) -> None:
+        slots, old = self._shards[tag & 255], tag << _POSITION_BITS | position
+        last = len(slots) - 1
+        slot = tag >> 8 & last
+        while (entry := slots[slot]) != old:
+            if not entry:
+                raise InvariantViolation(f"no entry for position {position} in the prefix index")
+            slot = slot + 1 & last
+        slots[slot] = new
+
+    def _rebuilt(self, number: int) -> "array[int]":
+        """A shard without removed entries, with room for half as many again at least."""
+        entries = [entry for entry in self._shards[number] if entry > _REMOVED]
+        size = 8
+        while 2 * size < 5 * len(entries):
+            size *= 2
+        slots = array("Q", bytes(8 * size))
+        for entry in entries:
+            slot = entry >> _POSITION_BITS + 8 & size - 1
+            while slots[slot]:
+                slot = slot + 1 & size - 1
+            slots[slot] = entry
+        self._shards[number], self._num_taken[number] = slots, len(entries)
+        return slots

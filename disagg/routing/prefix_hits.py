@@ -1,0 +1,146 @@
+"""What the workers of one index hold of one prompt, computed as far as it is asked for."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import lcm
+
+from disagg.kv.kinds.registry import KINDS
+from disagg.messages.identity import Incarnation
+from disagg.messages.registration import GroupInfo
+from disagg.routing.levels import Levels, levels
+from disagg.routing.prompt_walk import HolderRuns, PromptWalk
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What one worker has of a prompt, in its pool and in its tiers."""
+
+    usable_tokens: int
+    """All groups agree."""
+    group_tokens: tuple[int, ...]
+    """Each group on its own, at its own block size."""
+    reach_tokens: int = 0
+    """All groups agree once it has loaded what its tiers have; 0: tiers have no more of it."""
+    loads: tuple[tuple[int, int], ...] = ()
+    """For that: tier and blocks, of each tier that it has to read."""
+
+
+class PrefixHits(Mapping[Incarnation, PrefixHit]):
+    """A `PrefixHit` per worker, and the levels behind them. Valid until the index changes.
+
+    Args:
+        groups: the layout.
+        walks: the prompt's blocks, by block size.
+        num_tokens_max: longest prefix of which use can be made.
+        num_places: the pool, and tiers as far as any worker has them.
+        bits: of the workers.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[GroupInfo],
+        walks: Mapping[int, PromptWalk],
+        num_tokens_max: int,
+        num_places: int,
+        bits: Mapping[Incarnation, int],
+    ) -> None:
+        self._groups = groups
+        self._walks = walks
+        self._num_tokens_max = num_tokens_max
+        self._places = range(num_places)
+        self._bits = bits
+
+    def __len__(self) -> int:
+        return len(self._bits)
+
+    def __iter__(self) -> Iterator[Incarnation]:
+        return iter(self._bits)
+
+    def __getitem__(self, worker: Incarnation) -> PrefixHit:
+        bit = self._bits[worker]
+        tokens, reach = self.usable.tokens.get(bit, 0), 0
+        loads: tuple[tuple[int, int], ...] = ()
+        if self.reached is not None:
+            reach = self.reached.tokens.get(bit, 0)
+            loads = self._loads(bit, reach) if reach > tokens else ()
+        alone = tuple(one.tokens.get(bit, 0) for one in self.alone)
+        return PrefixHit(tokens, alone, reach if loads else 0, loads)
+
+    @cached_property
+    def everybody(self) -> int:
+        """The bits of all workers."""
+        return sum(self._bits.values())
+
+    @cached_property
+    def usable(self) -> Levels:
+        """Prefixes on which all groups agree, in pools."""
+        return self._agreed(self._places[:1])
+
+    @cached_property
+    def reached(self) -> Levels | None:
+        """Prefixes on which all groups agree, in pools and tiers; None: nobody has tiers."""
+        return self._agreed(self._places) if len(self._places) > 1 else None
+
+    @cached_property
+    def alone(self) -> tuple[Levels, ...]:
+        """Prefixes of each group on its own, in pools."""
+        found = []
+        for number, group in enumerate(self._groups):
+            runs = self._holders(number, self._places[:1])
+            most = self._walks[group.block_tokens].num_values * group.block_tokens
+            one = levels([group], [runs], group.block_tokens, most, self.everybody)
+            found.append(Levels(one))
+        return tuple(found)
+
+    def _agreed(self, places: Sequence[int]) -> Levels:
+        order = sorted(range(len(self._groups)), key=self._over_gaps)
+        groups, holders, longest = [], [], self._num_tokens_max
+        for number in order:
+            group = self._groups[number]
+            runs = self._holders(number, places, longest)
+            groups.append(group)
+            holders.append(runs)
+            longest = min(longest, runs.num_blocks * group.block_tokens)
+        step = lcm(*(group.block_tokens for group in groups))
+        return Levels(levels(groups, holders, step, longest, self.everybody))
+
+    def _holders(
+        self, number: int, places: Sequence[int], num_tokens_max: int | None = None
+    ) -> HolderRuns:
+        group = self._groups[number]
+        layers = [place * len(self._groups) + number for place in places]
+        walk, most = self._walks[group.block_tokens], None
+        if num_tokens_max is not None:
+            most = num_tokens_max // group.block_tokens
+        return walk.holders(layers, most, over_gaps=self._over_gaps(number))
+
+    def _over_gaps(self, number: int) -> bool:
+        """Whether a prompt of so many blocks can be gone on with after one that is missing."""
+        group = self._groups[number]
+        num_blocks = self._walks[group.block_tokens].num_values
+        return KINDS[group.kind].first_needed(group, num_blocks) > 0
+
+    def _loads(self, bit: int, num_tokens: int) -> tuple[tuple[int, int], ...]:
+        """What a worker reads for a boundary: each block from the first tier that has it."""
+        blocks: Counter[int] = Counter()
+        for number, group in enumerate(self._groups):
+            end = num_tokens // group.block_tokens
+            first = KINDS[group.kind].first_needed(group, end)
+            walk = self._walks[group.block_tokens]
+            by_place = [
+                walk.holders([place * len(self._groups) + number], end, over_gaps=True)
+                for place in self._places
+            ]
+            cuts = {first, end}.union(*(runs.starts for runs in by_place))
+            begins = sorted(cut for cut in cuts if first <= cut <= end)
+            for begin, after in pairwise(begins):
+                for place, runs in enumerate(by_place):
+                    if runs.masks[bisect_right(runs.starts, begin) - 1] & bit:
+                        blocks[place] += after - begin
+                        break
+        del blocks[0]
+        return tuple((place - 1, blocks[place]) for place in sorted(blocks))
