@@ -11,7 +11,6 @@ from disagg.routing.planner import Planner
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import RequestTable
 from disagg.routing.revisions import Revision
-from disagg.routing.rooms import Rooms
 
 HEADS_MAX = 16
 """Tenants whose first request is tried at one look; a plan costs up to a millisecond."""
@@ -41,8 +40,6 @@ class Admission:
         *,
         requests_max: int,
         request_timeout_ms: int,
-        worker_prefill_tokens_max: int,
-        worker_waiting_max: int,
         router_id: str,
     ) -> None:
         self.counters = counters
@@ -51,8 +48,6 @@ class Admission:
         self._requests = requests
         self._requests_max = requests_max
         self._request_timeout_ms = request_timeout_ms
-        self._prefill_tokens_max = worker_prefill_tokens_max
-        self._waiting_max = worker_waiting_max
         self._router_id = router_id
         self._queue = turns
         self._pace = pace
@@ -106,15 +101,8 @@ class Admission:
         """Start every waiting request whose turn it is and whose workers have room."""
         if not self._waiting:
             return []
-        rooms = Rooms(
-            self._router_id,
-            self._requests.generations(),
-            self._fleet.loads(),
-            self._prefill_tokens_max,
-            self._waiting_max,
-        )
         actions: list[RouterAction] = []
-        while (started := self._admit_one(now_ms, rooms)) is not None:
+        while (started := self._admit_one(now_ms)) is not None:
             self._moved_ms = now_ms
             actions += started
         return actions
@@ -163,14 +151,14 @@ class Admission:
 
     # --- inside
 
-    def _admit_one(self, now_ms: int, rooms: Rooms) -> list[RouterAction] | None:
+    def _admit_one(self, now_ms: int) -> list[RouterAction] | None:
         """Start or fail one waiting request; None where none can be."""
-        ready = [view.info for view in self._fleet.views() if view.ready]
-        if ready and not any(rooms.has_room(info) for info in ready):
+        ready = self._fleet.roster.ready
+        if ready and not ready & self._fleet.rooms.roomy:
             return None  # no plan is worth making
         for tenant, request in self._heads():
             try:
-                plan = self._planner.plan_in_turn(now_ms, request, rooms)
+                plan = self._planner.plan_in_turn(now_ms, request)
             except DisaggError as error:
                 return [self._fail(now_ms, request, error)]
             if plan is None:
@@ -178,9 +166,7 @@ class Admission:
             to_compute = max(1, request.stream.num_prompt_tokens - plan.found_tokens)
             self._queue.take(tenant, to_compute, request.request_id)
             del self._waiting[request.request_id]
-            actions = self._requests.begin(now_ms, request, plan)
-            rooms.add(request.current)
-            return actions
+            return self._requests.begin(now_ms, request, plan)
         return None
 
     def _heads(self) -> list[tuple[str, RoutedRequest]]:

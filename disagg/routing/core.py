@@ -47,6 +47,8 @@ from disagg.routing.revisions import (
     RevisionView,
     refuse_to_serve_nobody,
 )
+from disagg.routing.rooms import Rooms
+from disagg.routing.worker_bits import bits_of
 
 PULL_TOKENS_MIN = 256
 """A pull costs a request, a READ and a commit before the first chunk: tens of milliseconds under
@@ -120,7 +122,8 @@ class RouterCore:
         self._revisions = Revisions(
             hasher_of, revision_weights, accept_unlike=accept_unlike_workers
         )
-        self._fleet = Fleet(worker_silent_ms, self._revisions)
+        rooms = Rooms(router_id, worker_prefill_tokens_max, worker_waiting_max)
+        self._fleet = Fleet(worker_silent_ms, self._revisions, rooms)
         self._resets = CacheResets(self.counters, router_id)
         rule = make_policy(policy, PolicyOptions(pull_tokens_min, decode_prefill_tokens_max))
         planner = Planner(self._fleet, rule, self._resets)
@@ -129,6 +132,7 @@ class RouterCore:
         self._requests = RequestTable(
             self._fleet,
             planner,
+            rooms,
             turns,
             pace,
             self.counters,
@@ -145,8 +149,6 @@ class RouterCore:
             self.counters,
             requests_max=requests_max,
             request_timeout_ms=request_timeout_ms,
-            worker_prefill_tokens_max=worker_prefill_tokens_max,
-            worker_waiting_max=worker_waiting_max,
             router_id=router_id,
         )
 
@@ -353,15 +355,13 @@ class RouterCore:
         ``usable_tokens`` is at most ``num_tokens - 1``: a prefill computes at least one token.
         """
         hits = self._fleet.match(revision, num_tokens, hashes)
-        found = [
-            WorkerMatch(
-                view.info.incarnation,
-                view.info.role,
-                hits[view.info.incarnation].usable_tokens,
-                hits[view.info.incarnation].group_tokens,
+        found = []
+        for bit in bits_of(self._fleet.ready_in(revision)):
+            info = self._fleet.roster.worker(bit).info
+            hit = hits[info.incarnation]
+            found.append(
+                WorkerMatch(info.incarnation, info.role, hit.usable_tokens, hit.group_tokens)
             )
-            for view in self._fleet.ready_in(revision)
-        ]
         return tuple(sorted(found, key=lambda m: (-m.usable_tokens, m.worker)))
 
     def tick(self, now_ms: int) -> list[RouterAction]:

@@ -10,9 +10,13 @@ from disagg.errors import ConfigError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.registration import GroupInfo, WorkerInfo
-from disagg.messages.session import RouterLoad, WorkerStats
-from disagg.routing.index import PrefixHit, PrefixIndex
+from disagg.messages.session import WorkerStats
+from disagg.routing.fleet_hits import FleetHits
+from disagg.routing.index import PrefixIndex
 from disagg.routing.revisions import Revision, Revisions, RevisionView
+from disagg.routing.rooms import Rooms
+from disagg.routing.roster import Roster
+from disagg.routing.worker import Worker
 
 ROLES = ("prefill", "decode", "both")
 WORKERS_MAX = 4096
@@ -24,7 +28,7 @@ _FIXED_FIELDS = ("contract", "groups", "tiers", "revision")
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker as the router sees it, for health pages and the policy."""
+    """One worker as the router sees it at one moment, for health pages."""
 
     info: WorkerInfo
     connected: bool
@@ -50,24 +54,6 @@ class LostWorker(NamedTuple):
     """Time of its last registration or message: it was alive then."""
 
 
-@dataclass(slots=True)
-class _Worker:
-    info: WorkerInfo
-    index: PrefixIndex
-    heard_ms: int
-    connected: bool = False
-    stats: WorkerStats | None = None
-    planned_requests: int = 0
-    planned_tokens: int = 0
-    told_ms: int | None = None
-    """When it was last told that another process claims its id."""
-
-    @property
-    def ready(self) -> bool:
-        # No stats yet is not ready: a worker that looks healthy but never reported can hang.
-        return self.connected and self.stats is not None and self.stats.ready
-
-
 class Fleet:
     """The workers, their load and their blocks.
 
@@ -75,12 +61,18 @@ class Fleet:
         silent_ms: a worker that sends nothing for so long is lost; also for how long a pair of
             workers that failed to transfer is not chosen again.
         revisions: into which its workers fall; it adds and removes them.
+        rooms: told of all that workers say of their limits and loads.
+
+    Attributes:
+        roster: the same workers as bits, for plans.
     """
 
-    def __init__(self, silent_ms: int, revisions: Revisions) -> None:
+    def __init__(self, silent_ms: int, revisions: Revisions, rooms: Rooms) -> None:
         self.revisions = revisions
+        self.rooms = rooms
+        self.roster = Roster()
         self._silent_ms = silent_ms
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
         self._indexes: dict[tuple[str, tuple[GroupInfo, ...]], PrefixIndex] = {}
         """By revision and layout."""
         self._latest: dict[str, Incarnation] = {}
@@ -112,7 +104,7 @@ class Fleet:
         self._check(info)
         index = self._indexes.get((info.revision, info.groups))
         if index is None:
-            index = PrefixIndex(info.groups, info.contract.hash_block_tokens)
+            index = PrefixIndex(info.groups, info.contract.hash_block_tokens, self.roster.bits)
         if known is None and len(self._workers) >= WORKERS_MAX:
             raise ConfigError(f"more than {WORKERS_MAX} workers", param="worker_id")
         if known is not None and known.info.incarnation == info.incarnation:
@@ -122,13 +114,17 @@ class Fleet:
                 )
             known.info = info  # a new role or new limits
             known.heard_ms = now_ms
+            self.roster.changed(known)
+            self.rooms.put(self.roster.bits.of([info.incarnation]), known)
             return False
         self._retire_other_lives(info.incarnation)
         info = self.revisions.add(info)
         self._indexes[info.revision, info.groups] = index
         tiers = [tier.num_blocks for tier in info.tiers]
         index.add(info.incarnation, info.num_blocks, tiers)
-        self._workers[info.incarnation.worker_id] = _Worker(info, index, now_ms)
+        worker = self._workers[info.incarnation.worker_id] = Worker(info, index, now_ms)
+        self.roster.add(worker)
+        self.rooms.put(self.roster.bits.of([info.incarnation]), worker)
         return True
 
     def claimed(self, now_ms: int, info: WorkerInfo) -> Incarnation | None:
@@ -144,6 +140,8 @@ class Fleet:
     def remove(self, incarnation: Incarnation) -> LostWorker:
         """Forget a worker and its blocks; it may register again."""
         worker = self._workers.pop(incarnation.worker_id)
+        self.rooms.remove(incarnation)
+        self.roster.remove(worker)
         worker.index.remove(incarnation)
         self.revisions.remove(worker.info)
         if not worker.index:
@@ -156,6 +154,7 @@ class Fleet:
         if worker is not None:
             worker.connected = True
             worker.heard_ms = now_ms
+            self.roster.loaded(worker)
 
     def note_alive(self, now_ms: int, incarnation: Incarnation) -> bool:
         """A message of the worker arrived; False for an incarnation that is not in the fleet."""
@@ -171,14 +170,8 @@ class Fleet:
         if worker is not None:
             worker.stats = stats
             worker.planned_requests = worker.planned_tokens = 0
-
-    def loads(self) -> dict[Incarnation, tuple[RouterLoad, ...]]:
-        """What each router has at each worker, by the worker's last stats."""
-        return {
-            worker.info.incarnation: worker.stats.loads
-            for worker in self._workers.values()
-            if worker.stats is not None
-        }
+            self.roster.loaded(worker)
+            self.rooms.put(self.roster.bits.of([incarnation]), worker)
 
     def planned(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count a request submitted to the worker, which has ``num_tokens`` to prefill for it."""
@@ -186,6 +179,7 @@ class Fleet:
         if worker is not None:
             worker.planned_requests += 1
             worker.planned_tokens += num_tokens
+            self.roster.loaded(worker)
 
     def kv_events(
         self,
@@ -213,32 +207,32 @@ class Fleet:
             if now_ms - worker.heard_ms > self._silent_ms
         ]
 
-    def match(
-        self, revision: Revision, num_tokens: int, hashes: Sequence[bytes]
-    ) -> dict[Incarnation, PrefixHit]:
-        """The prefix of a prompt that the cache and tiers of each worker of a revision hold."""
-        hits: dict[Incarnation, PrefixHit] = {}
-        for (name, _), index in self._indexes.items():
-            if name == revision.name:
-                hits.update(index.match(num_tokens, hashes))
-        return hits
+    def match(self, revision: Revision, num_tokens: int, hashes: Sequence[bytes]) -> FleetHits:
+        """The prefix of a prompt that the cache and tiers of each worker of a revision hold.
+
+        Found out as far as somebody asks, so valid until a worker's next event.
+        """
+        return FleetHits(
+            [
+                index.match(num_tokens, hashes)
+                for (name, _), index in self._indexes.items()
+                if name == revision.name
+            ]
+        )
 
     def is_ready(self, revision: Revision) -> bool:
         """Whether a revision has a ready worker."""
-        return revision in self.revisions and any(
-            worker.ready and worker.info.revision == revision.name
-            for worker in self._workers.values()
-        )
+        return self.ready_in(revision) > 0
 
-    def ready_in(self, revision: Revision) -> list[WorkerView]:
-        """The ready workers of a revision; none once it has gone, whoever has its name now."""
+    def ready_in(self, revision: Revision) -> int:
+        """Bits of its ready workers; 0 once it has gone, whoever has its name now."""
         if revision not in self.revisions:
-            return []
-        return [view for view in self.views() if view.ready and view.info.revision == revision.name]
+            return 0
+        return self.roster.ready & self.roster.in_revision(revision.name)
 
     def max_model_tokens(self, revision: Revision) -> int:
         """Longest prompt plus output that some ready worker of it can end; 0 without one."""
-        return max((view.info.max_model_tokens for view in self.ready_in(revision)), default=0)
+        return max(self._sizes(self.ready_in(revision)), default=0)
 
     def default_model_tokens(self, revision: Revision) -> int:
         """Length to which a request grows that sets no bound itself; 0 without a ready worker.
@@ -247,10 +241,13 @@ class Fleet:
         as the largest: otherwise that one alone, a block larger than the others, would get all
         such requests.
         """
-        ready = [view.info for view in self.ready_in(revision)]
-        decodes = [info for info in ready if info.role != "prefill"] or ready
-        sizes = [info.max_model_tokens for info in decodes]
-        return min((size for size in sizes if 2 * size >= max(sizes)), default=0)
+        ready = self.ready_in(revision)
+        sizes = self._sizes(ready & self.roster.with_role("decode") or ready)
+        return min((size for size in sizes if 2 * size >= sizes[-1]), default=0)
+
+    def _sizes(self, bits: int) -> list[int]:
+        """Lengths that these workers can end, shortest first."""
+        return [size for size, _ in self.roster.model_tokens.within(bits)]
 
     def revision_views(
         self, running: Mapping[str, int], waiting: Mapping[str, int]
@@ -263,7 +260,7 @@ class Fleet:
                 self.revisions.weight(name),
                 known[name].contract if name in known else None,
                 known[name].num_workers if name in known else 0,
-                len(self.ready_in(known[name])) if name in known else 0,
+                self.ready_in(known[name]).bit_count() if name in known else 0,
                 self.max_model_tokens(known[name]) if name in known else 0,
                 known[name].num_requests if name in known else 0,
                 running.get(name, 0),
@@ -274,9 +271,9 @@ class Fleet:
 
     def ready_revisions(self, num_tokens: int = 0) -> set[str]:
         """Names of revisions that have a ready worker: one of that size, if there is any."""
-        ready = [worker.info for worker in self._workers.values() if worker.ready]
-        able = {info.revision for info in ready if info.max_model_tokens >= num_tokens}
-        return able or {info.revision for info in ready}
+        able = self.roster.model_tokens.at_least(num_tokens) & self.roster.ready
+        able = able or self.roster.ready
+        return {one.name for one in self.revisions if able & self.roster.in_revision(one.name)}
 
     def keeper_of(self, name: bytes) -> Incarnation | None:
         """The connected worker that keeps a name: the same for all routers with these workers."""
@@ -309,7 +306,7 @@ class Fleet:
                 index_entries=worker.index.num_entries(incarnation),
             )
 
-    def _find(self, incarnation: Incarnation) -> _Worker | None:
+    def _find(self, incarnation: Incarnation) -> Worker | None:
         worker = self._workers.get(incarnation.worker_id)
         return worker if worker is not None and worker.info.incarnation == incarnation else None
 
@@ -322,7 +319,7 @@ class Fleet:
         if len(self._latest) > WORKERS_MAX:
             del self._latest[next(iter(self._latest))]
 
-    def _check_id(self, info: WorkerInfo, known: _Worker | None) -> None:
+    def _check_id(self, info: WorkerInfo, known: Worker | None) -> None:
         name = info.incarnation.worker_id
         if known is not None and known.info.incarnation != info.incarnation:
             holder = known.info

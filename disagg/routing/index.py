@@ -46,22 +46,29 @@ class PrefixIndex:
     Args:
         groups: the layout; group ``i`` of events is ``groups[i]``.
         hash_block_tokens: tokens per link of the hash chain.
+        bits: to name workers by, shared with indexes of other workers; by default its own.
 
     Raises:
         ConfigError: an unknown kind of group, or sizes that do not divide.
     """
 
-    def __init__(self, groups: Sequence[GroupInfo], hash_block_tokens: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[GroupInfo],
+        hash_block_tokens: int,
+        bits: WorkerBits | None = None,
+    ) -> None:
         for group in groups:
             check_group(group, hash_block_tokens)
         self._groups = tuple(groups)
         self._hash_block_tokens = hash_block_tokens
-        self._given_bits = WorkerBits()
+        self._given_bits = bits if bits is not None else WorkerBits()
         self._num_places = 1
         """The pool, then as many tiers as any worker has had."""
         self._stores = {group.block_tokens: ChainStore(len(groups)) for group in groups}
         self._members: dict[Incarnation, _Member] = {}
         self._bits: dict[Incarnation, int] = {}
+        self._everybody = 0
 
     def __contains__(self, worker: Incarnation) -> bool:
         return worker in self._members
@@ -81,6 +88,7 @@ class PrefixIndex:
         """
         keys_max = (num_blocks, *tiers)
         bit = self._bits[worker] = self._given_bits.add(worker)
+        self._everybody |= bit
         chains = {block_tokens: ChainNumbers() for block_tokens in self._stores}
         self._members[worker] = _Member(bit, keys_max, [0] * len(keys_max), chains)
         for store in self._stores.values():
@@ -92,7 +100,8 @@ class PrefixIndex:
         member = self._members.pop(worker)
         self._clear(member, range(len(member.keys_max)))
         del self._bits[worker]
-        self._given_bits.remove(member.bit)
+        self._everybody ^= member.bit
+        self._given_bits.remove(worker)
 
     def num_entries(self, worker: Incarnation) -> int:
         """(group, block) pairs known of ``worker``, in its pool and in its tiers."""
@@ -137,7 +146,9 @@ class PrefixIndex:
             values = hashes[stride - 1 :: stride] if stride > 1 else hashes
             walks[block_tokens] = PromptWalk(store, values)
         longest = min(num_tokens - 1, len(hashes) * self._hash_block_tokens)
-        return PrefixHits(self._groups, walks, longest, self._num_places, self._bits)
+        return PrefixHits(
+            self._groups, walks, longest, self._num_places, self._bits, self._everybody
+        )
 
     def _apply(self, member: _Member, event: KVEvent) -> None:
         match event:

@@ -159,6 +159,11 @@ class Levels:
             yield self._known[number]
             number += 1
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the first level; 0 where there is none."""
+        return next(iter(self), (0, 0))[0]
+
     @cached_property
     def tokens(self) -> dict[int, int]:
         """Longest prefix by worker's bit; without those that have none."""

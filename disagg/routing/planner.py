@@ -1,16 +1,15 @@
 """From a request and the fleet to a plan: who can serve it at all, then the policy's choice."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault
-from disagg.messages.registration import WorkerInfo
 from disagg.routing.cache_reset import CacheResets
 from disagg.routing.fleet import Fleet
-from disagg.routing.policy.protocol import Candidate, Demand, Plan, Policy
+from disagg.routing.policy.candidates import Candidates
+from disagg.routing.policy.policy import Policy
+from disagg.routing.policy.protocol import Demand, Plan
 from disagg.routing.request import RoutedRequest
 from disagg.routing.revisions import Revision
-from disagg.routing.rooms import Rooms
 
 
 class Planner:
@@ -42,7 +41,7 @@ class Planner:
         revision = self._settle(request)
         return self._plan(self._demand(now_ms, request), self._able(request, revision))
 
-    def plan_in_turn(self, now_ms: int, request: RoutedRequest, rooms: Rooms) -> Plan | None:
+    def plan_in_turn(self, now_ms: int, request: RoutedRequest) -> Plan | None:
         """The same for a request that can wait; None while it should.
 
         Who has no room can still be pulled from. A request that would be handed over is not served
@@ -55,23 +54,22 @@ class Planner:
         revision = self._settle(request)
         demand, candidates = self._demand(now_ms, request), self._able(request, revision)
         plan = self._plan(demand, candidates)
-        if rooms.has_room(plan.prefill.view.info) and rooms.has_room(plan.decode.view.info):
+        roomy = self._fleet.rooms.roomy
+        chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
+        if not chosen & ~roomy:
             return plan
-        roomy = [
-            c if rooms.has_room(c.view.info) else replace(c, can_prefill=False, can_decode=False)
-            for c in candidates
-        ]
-        if not any(c.can_decode for c in roomy):
+        with_room = candidates.only(roomy)
+        if not with_room.can_decode:
             return None
-        other = self._plan(demand, roomy)
-        misplaced = other.local and other.decode.view.info.role != "both"
+        other = self._plan(demand, with_room)
+        misplaced = other.local and other.decode.info.role != "both"
         return None if misplaced and not plan.local else other
 
     def check(self, request: RoutedRequest) -> None:
         """Raise what `plan` raises where nobody could serve the request, now or in its turn."""
-        ready = [view.info for view in self._fleet.ready_in(self._settle(request))]
-        if not any(info.max_model_tokens >= request.stream.end for info in ready):
-            error = _nobody_can(request, ready)
+        revision = self._settle(request)
+        if self._fleet.max_model_tokens(revision) < request.stream.end:
+            error = self._nobody_can(request, revision)
             error.request_id = request.request_id
             raise error
 
@@ -88,14 +86,14 @@ class Planner:
         request.assign(revision)
         return revision
 
-    def _able(self, request: RoutedRequest, revision: Revision) -> list[Candidate]:
+    def _able(self, request: RoutedRequest, revision: Revision) -> Candidates:
         """The candidates, of which at least one can end the request."""
         candidates = self._candidates(request, revision)
-        if not any(candidate.can_decode for candidate in candidates):
-            raise _nobody_can(request, [candidate.view.info for candidate in candidates])
+        if not candidates.can_decode:
+            raise self._nobody_can(request, revision)
         return candidates
 
-    def _plan(self, demand: Demand, candidates: list[Candidate]) -> Plan:
+    def _plan(self, demand: Demand, candidates: Candidates) -> Plan:
         plan = self._policy.plan(demand, candidates)
         if not (plan.prefill.can_prefill and plan.decode.can_decode):
             raise InvariantViolation(f"a plan that has no room where it goes: {plan.reason}")
@@ -120,21 +118,16 @@ class Planner:
             return None
         demand = self._demand(now_ms, request)
         candidates = self._candidates(request, revision)
-        owner = next((c for c in candidates if c.incarnation == lost.prefill.incarnation), None)
-        excluded = demand.exclusions.workers | demand.exclusions.decode | set(lost.workers)
-        readers = [
-            c
-            for c in candidates
-            if c.view.info.role in ("decode", "both")
-            and c.incarnation not in excluded
-            and c.can_decode
-            and num_tokens <= c.view.info.handover_tokens_max
-            and owner is not None
-            and demand.may_pair(owner, c)
-        ]
-        if owner is None or not readers:
+        owner_bit = candidates.of([lost.prefill.incarnation])
+        if not owner_bit:
             return None
-        reader = min(readers, key=lambda c: c.decode_order)
+        owner, exclusions = candidates.of_bit(owner_bit), demand.exclusions
+        readers = candidates.can_decode & candidates.with_role("decode")
+        readers &= candidates.handing_over(num_tokens) & candidates.partners(owner, demand)
+        readers &= ~candidates.of(exclusions.workers | exclusions.decode | set(lost.workers))
+        if not readers:
+            return None
+        reader = candidates.first_to_decode(readers)
         why = (
             f"decode on {reader.name} takes over the lease that {owner.name} holds for "
             f"{lost.decode.incarnation.worker_id}, which was lost"
@@ -149,34 +142,31 @@ class Planner:
             self._fleet.bad_pairs(now_ms),
         )
 
-    def _candidates(self, request: RoutedRequest, revision: Revision) -> list[Candidate]:
+    def _candidates(self, request: RoutedRequest, revision: Revision) -> Candidates:
         num_tokens, end = len(request.stream.tokens), request.stream.end
         # Who computes log-probabilities of the prompt takes nothing of it from a cache.
         hashes = () if request.stream.scores.num_wanted is not None else request.hashes
-        hits = self._fleet.match(revision, num_tokens, hashes)
+        roster, ready = self._fleet.roster, self._fleet.ready_in(revision)
         rejected = request.outgrown_tokens
-        return [
-            Candidate(
-                view,
-                hits[view.info.incarnation],
-                can_prefill=view.info.max_model_tokens > max(num_tokens, rejected),
-                can_decode=view.info.max_model_tokens >= max(end, rejected + 1),
-            )
-            for view in self._fleet.ready_in(revision)
-        ]
+        return Candidates(
+            roster,
+            self._fleet.match(revision, num_tokens, hashes),
+            ready,
+            can_prefill=ready & roster.model_tokens.at_least(max(num_tokens, rejected) + 1),
+            can_decode=ready & roster.model_tokens.at_least(max(end, rejected + 1)),
+        )
 
-
-def _nobody_can(
-    request: RoutedRequest, ready: Sequence[WorkerInfo]
-) -> RemoteFault | ContextLengthError:
-    if not ready:
-        where = f" in revision {request.revision.name!r}" if request.revision else ""
-        return RemoteFault(f"no worker is ready{where}", retry_after_s=1)
-    if request.outgrown_tokens:
-        return ContextLengthError(f"no larger worker is ready: {request.current.cause}")
-    largest = max(info.max_model_tokens for info in ready)
-    return ContextLengthError(
-        f"prompt and max_tokens need {request.stream.end} tokens, the largest worker that is "
-        f"ready serves {largest}",
-        param="max_tokens",
-    )
+    def _nobody_can(
+        self, request: RoutedRequest, revision: Revision
+    ) -> RemoteFault | ContextLengthError:
+        largest = self._fleet.max_model_tokens(revision)
+        if not largest:
+            where = f" in revision {request.revision.name!r}" if request.revision else ""
+            return RemoteFault(f"no worker is ready{where}", retry_after_s=1)
+        if request.outgrown_tokens:
+            return ContextLengthError(f"no larger worker is ready: {request.current.cause}")
+        return ContextLengthError(
+            f"prompt and max_tokens need {request.stream.end} tokens, the largest worker that is "
+            f"ready serves {largest}",
+            param="max_tokens",
+        )

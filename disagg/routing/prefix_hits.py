@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import lcm
 
 from disagg.kv.kinds.registry import KINDS
@@ -38,6 +38,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         num_tokens_max: longest prefix of which use can be made.
         num_places: the pool, and tiers as far as any worker has them.
         bits: of the workers.
+        everybody: all of these bits.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         num_tokens_max: int,
         num_places: int,
         bits: Mapping[Incarnation, int],
+        everybody: int,
     ) -> None:
         self._groups = groups
         self._walks = walks
         self._num_tokens_max = num_tokens_max
         self._places = range(num_places)
         self._bits = bits
+        self.everybody = everybody
 
     def __len__(self) -> int:
         return len(self._bits)
@@ -69,11 +72,6 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
             loads = self._loads(bit, reach) if reach > tokens else ()
         alone = tuple(one.tokens.get(bit, 0) for one in self.alone)
         return PrefixHit(tokens, alone, reach if loads else 0, loads)
-
-    @cached_property
-    def everybody(self) -> int:
-        """The bits of all workers."""
-        return sum(self._bits.values())
 
     @cached_property
     def usable(self) -> Levels:
@@ -95,6 +93,42 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
             one = levels([group], [runs], group.block_tokens, most, self.everybody)
             found.append(Levels(one))
         return tuple(found)
+
+    @cached_property
+    def loading(self) -> int:
+        """Workers whose tiers have more of the prompt than their pools."""
+        if self.reached is None:
+            return 0
+        found, as_far, short = 0, iter(self.usable), self.everybody
+        tokens, mask = next(as_far, (0, 0))
+        for reach, theirs in self.reached:
+            while tokens >= reach:
+                short &= ~mask
+                tokens, mask = next(as_far, (0, 0))
+            found |= theirs & short
+        return found
+
+    def most_alone(self, bits: int, number: int = 0) -> tuple[int, int]:
+        """Highest sum of what groups have, each on its own, among these workers, and who has it.
+
+        Args:
+            bits: of workers, at least one.
+            number: of the first group that counts.
+        """
+        if number == len(self._groups):
+            return 0, bits
+        most_after = sum(one.longest for one in self.alone[number + 1 :])
+        best, found = -1, 0
+        for tokens, mask in chain(self.alone[number], [(0, bits)]):
+            if tokens + most_after < best or not bits:
+                break
+            if theirs := mask & bits:
+                bits ^= theirs
+                more, those = self.most_alone(theirs, number + 1)
+                if tokens + more >= best:
+                    found = those | (found if tokens + more == best else 0)
+                    best = tokens + more
+        return best, found
 
     def _agreed(self, places: Sequence[int]) -> Levels:
         order = sorted(range(len(self._groups)), key=self._over_gaps)

@@ -99,8 +99,8 @@ class RoutedRequest:
         current = Generation(
             key=RequestKey(self.request_id, generation, self.router),
             started_ms=now_ms,
-            prefill=plan.prefill.view.info,
-            decode=plan.decode.view.info,
+            prefill=plan.prefill.info,
+            decode=plan.decode.info,
             reason=plan.reason,
             expected_hit_tokens=plan.prefill.found_tokens,
             base=len(self.stream.tokens),
@@ -127,7 +127,7 @@ class RoutedRequest:
             return [ToWorker(current.decode.incarnation, take)]
         pull = None
         if plan.pull is not None:
-            owner = _address(plan.pull.view.info)
+            owner = _address(plan.pull.info)
             pull = PullPlan(owner, plan.pull.found_tokens)
         if plan.local:
             return [ToWorker(current.decode.incarnation, replace(submit, pull=pull))]

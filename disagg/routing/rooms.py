@@ -1,16 +1,25 @@
 """Which workers have room for one more request: a bound that all routers keep together."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import RouterLoad
 from disagg.routing.generation import Generation
+from disagg.routing.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    bit: int
+    prefill_tokens: int
+    num_requests: int | None
+    """None: it did not say how many it runs; only its prompts bound it."""
 
 
 class Rooms:
-    """Load of every worker at this moment; made anew for each look, so it cannot go out of step.
+    """Load of every worker by what this router has there and by what workers say of the others.
 
     A worker has room while fewer than ``prefill_tokens_max`` tokens of prompts wait there to be
     computed, and while it has less than ``waiting_max`` requests more than it runs at once. What
@@ -23,52 +32,81 @@ class Rooms:
     bound may be exceeded where a router comes to a full worker, or several begin at one moment, by
     once for each further router, and until those with more than their part have given it up.
 
+    A request counts with its current generation, so what is counted twice is counted once.
+
     Args:
         router: id of this one.
-        generations: those of this router that are current.
-        loads: what each router has at each worker, by its last stats.
         prefill_tokens_max: so many tokens to prefill close a worker; one prompt may go beyond.
         waiting_max: requests at a worker beyond those that it runs at once.
+
+    Attributes:
+        roomy: bits of the workers where a request would not wait long, whichever part of it.
     """
 
-    def __init__(
-        self,
-        router: str,
-        generations: Iterable[Generation],
-        loads: Mapping[Incarnation, Sequence[RouterLoad]],
-        prefill_tokens_max: int,
-        waiting_max: int,
-    ) -> None:
+    def __init__(self, router: str, prefill_tokens_max: int, waiting_max: int) -> None:
+        self.roomy = 0
         self._router = router
-        self._loads = loads
         self._prefill_tokens_max = prefill_tokens_max
         self._waiting_max = waiting_max
+        self._bounds: dict[Incarnation, _Bounds] = {}
+        self._counted: dict[str, tuple[Incarnation, Incarnation, int]] = {}
+        """By request: who decodes it, who prefills it, and tokens of that."""
         self._prefill_tokens: Counter[Incarnation] = Counter()
         self._num_requests: Counter[Incarnation] = Counter()
-        for generation in generations:
-            self.add(generation)
 
-    def add(self, generation: Generation) -> None:
-        """Count one more."""
-        self._num_requests[generation.decode.incarnation] += 1
-        self._prefill_tokens[generation.prefill.incarnation] += generation.num_tokens_to_prefill
+    def put(self, bit: int, worker: Worker) -> None:
+        """A worker is new, or has said something new of its limits or loads."""
+        info = worker.info
+        loads = worker.stats.loads if worker.stats is not None else ()
+        num_requests = None
+        if info.max_sequences:
+            most = info.max_sequences + self._waiting_max
+            num_requests = self._own_part(most, loads, [load.num_requests for load in loads])
+        tokens = [load.num_prefill_tokens for load in loads]
+        prefill_tokens = self._own_part(self._prefill_tokens_max, loads, tokens)
+        self._bounds[info.incarnation] = _Bounds(bit, prefill_tokens, num_requests)
+        self._look([info.incarnation])
 
-    def has_room(self, worker: WorkerInfo) -> bool:
-        """Whether a request would not wait long there, whichever part of it."""
-        name = worker.incarnation
-        loads = self._loads.get(name, ())
-        tokens = {load.router: load.num_prefill_tokens for load in loads}
-        if self._prefill_tokens[name] >= self._own_part(self._prefill_tokens_max, tokens):
-            return False
-        if not worker.max_sequences:  # it did not say how many it runs; only its prompts bound it
-            return True
-        most = worker.max_sequences + self._waiting_max
-        requests = {load.router: load.num_requests for load in loads}
-        return self._num_requests[name] < self._own_part(most, requests)
+    def remove(self, worker: Incarnation) -> None:
+        """A worker has left; what requests have there goes on to count, for it may come back."""
+        self.roomy &= ~self._bounds.pop(worker).bit
 
-    def _own_part(self, most: int, loads: Mapping[str, int]) -> int:
-        """What this router may have of a bound."""
-        own = loads.get(self._router, 0)
-        num_using = 1 + sum(load > 0 for router, load in loads.items() if router != self._router)
-        free = most - sum(loads.values())
+    def count(self, request_id: str, generation: Generation) -> None:
+        """A request has begun there, was planned anew, or its prompt is computed."""
+        self.forget(request_id)
+        decode, prefill = generation.decode.incarnation, generation.prefill.incarnation
+        tokens = generation.num_tokens_to_prefill
+        self._counted[request_id] = decode, prefill, tokens
+        self._num_requests[decode] += 1
+        self._prefill_tokens[prefill] += tokens
+        self._look((decode, prefill))
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended; unknown ones are ignored."""
+        counted = self._counted.pop(request_id, None)
+        if counted is None:
+            return
+        decode, prefill, tokens = counted
+        self._num_requests[decode] -= 1
+        self._prefill_tokens[prefill] -= tokens
+        self._look((decode, prefill))
+        for counts, worker in ((self._num_requests, decode), (self._prefill_tokens, prefill)):
+            if not counts[worker]:
+                del counts[worker]
+
+    def _look(self, workers: Iterable[Incarnation]) -> None:
+        for worker in workers:
+            if (bounds := self._bounds.get(worker)) is not None:
+                most = bounds.num_requests
+                has_room = self._prefill_tokens[worker] < bounds.prefill_tokens and (
+                    most is None or self._num_requests[worker] < most
+                )
+                self.roomy = self.roomy | bounds.bit if has_room else self.roomy & ~bounds.bit
+
+    def _own_part(self, most: int, loads: Sequence[RouterLoad], numbers: Sequence[int]) -> int:
+        """What this router may have of a bound; ``numbers`` are what each of the loads has."""
+        by_router = {load.router: number for load, number in zip(loads, numbers, strict=True)}
+        own = by_router.get(self._router, 0)
+        num_using = 1 + sum(n > 0 for router, n in by_router.items() if router != self._router)
+        free = most - sum(by_router.values())
         return max(1, most // num_using, own + free // num_using)

@@ -1,6 +1,6 @@
 """Workers as bits of an int, so that one operation is one for all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from disagg.messages.identity import Incarnation
 
@@ -10,6 +10,7 @@ class WorkerBits:
 
     def __init__(self) -> None:
         self._slots: list[Incarnation | None] = []
+        self._bits: dict[Incarnation, int] = {}
 
     def add(self, worker: Incarnation) -> int:
         """Its bit, for as long as it is not removed."""
@@ -19,11 +20,19 @@ class WorkerBits:
         else:
             slot = len(self._slots)
             self._slots.append(worker)
-        return 1 << slot
+        bit = self._bits[worker] = 1 << slot
+        return bit
 
-    def remove(self, bit: int) -> None:
-        """The bit can be given to another worker."""
-        self._slots[bit.bit_length() - 1] = None
+    def remove(self, worker: Incarnation) -> None:
+        """Its bit can be given to another worker."""
+        self._slots[self._bits.pop(worker).bit_length() - 1] = None
+
+    def of(self, workers: Iterable[Incarnation]) -> int:
+        """The bits of those of these workers that have one."""
+        mask = 0
+        for worker in workers:
+            mask |= self._bits.get(worker, 0)
+        return mask
 
 
 def bits_of(mask: int) -> Iterator[int]:
@@ -32,3 +41,8 @@ def bits_of(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low
         mask ^= low
+
+
+def is_single(mask: int) -> bool:
+    """Whether exactly one bit is set."""
+    return mask > 0 and not mask & (mask - 1)

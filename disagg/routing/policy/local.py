@@ -1,8 +1,7 @@
 """Every request on one worker: nothing is handed over, nothing is pulled."""
 
-from collections.abc import Sequence
-
-from disagg.routing.policy.protocol import Candidate, Demand, Plan, PolicyOptions
+from disagg.routing.policy.candidates import Candidates
+from disagg.routing.policy.protocol import Demand, Plan, PolicyOptions
 
 
 class Local:
@@ -14,13 +13,14 @@ class Local:
     def __init__(self, options: PolicyOptions) -> None:
         pass
 
-    def plan(self, demand: Demand, candidates: Sequence[Candidate]) -> Plan:
+    def plan(self, demand: Demand, candidates: Candidates) -> Plan:
         """See `Policy.plan`."""
-        fitting = [c for c in candidates if c.can_decode]
         exclusions = demand.exclusions
-        fresh = [c for c in fitting if c.incarnation not in exclusions.workers] or fitting
-        roomy = [c for c in fresh if c.incarnation not in exclusions.decode] or fresh
-        worker = min(roomy, key=lambda c: (-c.saved_tokens, c.decode_load, c.incarnation))
+        fitting = candidates.can_decode
+        fresh = fitting & ~candidates.of(exclusions.workers) or fitting
+        roomy = fresh & ~candidates.of(exclusions.decode) or fresh
+        _, best = next(candidates.by_saved_tokens(roomy))
+        worker = candidates.least_loaded(best)
         return Plan(
             worker,
             worker,

@@ -1,10 +1,10 @@
 """The default policy: the longest usable prefix prefills, the shortest queue decodes."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from disagg.routing.exclusions import Exclusions
+from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.protocol import Candidate, Demand, Plan, PolicyOptions
+from disagg.routing.worker_bits import bits_of, is_single
 
 
 class PrefixThenLoad:
@@ -23,39 +23,36 @@ class PrefixThenLoad:
         self._pull_tokens_min = max(1, options.pull_tokens_min)
         self._decode_prefill_tokens_max = options.decode_prefill_tokens_max
 
-    def plan(self, demand: Demand, candidates: Sequence[Candidate]) -> Plan:
+    def plan(self, demand: Demand, candidates: Candidates) -> Plan:
         """See `Policy.plan`."""
         plan = _choose(demand, candidates)
         if (loads := self._loading(demand, plan, candidates)) is not None:
             return loads
         hit_tokens = plan.prefill.found_tokens
-        owners = [
-            c
-            for c in candidates
-            if c.saved_tokens - hit_tokens >= self._pull_tokens_min
-            and c.incarnation not in demand.exclusions.workers
-            and demand.may_pair(plan.prefill, c)
-        ]
-        if not owners:
+        owners = candidates.everybody & ~candidates.of(demand.exclusions.workers)
+        saved_tokens, best = next(candidates.by_saved_tokens(owners), (0, 0))
+        if saved_tokens - hit_tokens < self._pull_tokens_min:
+            return plan  # not even who has the most of all has enough
+        owners &= candidates.partners(plan.prefill, demand)
+        saved_tokens, best = next(candidates.by_saved_tokens(owners), (0, 0))
+        if saved_tokens - hit_tokens < self._pull_tokens_min:
             return plan
-        owner = min(owners, key=_pull_order)
+        owner = candidates.least_loaded(best)
         more = owner.found_tokens - hit_tokens
         why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
         return replace(plan, pull=owner, reason=why)
 
-    def _loading(self, demand: Demand, plan: Plan, candidates: Sequence[Candidate]) -> Plan | None:
+    def _loading(self, demand: Demand, plan: Plan, candidates: Candidates) -> Plan | None:
         """A decode worker alone, which loads what the plan's prefill worker would compute."""
         if plan.local:
             return None
         exclusions = demand.exclusions
+        bits = candidates.loading & candidates.can_decode & candidates.with_role("decode")
+        bits &= ~candidates.of(exclusions.workers | exclusions.decode)
         able = [
             c
-            for c in candidates
-            if c.hit.loads
-            and c.can_decode
-            and c.view.info.role in ("decode", "both")
-            and c.incarnation not in exclusions.workers | exclusions.decode
-            and c.saved_tokens - plan.prefill.saved_tokens >= self._pull_tokens_min
+            for c in map(candidates.of_bit, bits_of(bits))
+            if c.saved_tokens - plan.prefill.saved_tokens >= self._pull_tokens_min
             and demand.num_tokens - c.found_tokens <= self._decode_prefill_tokens_max
         ]
         if not able:
@@ -65,48 +62,42 @@ class PrefixThenLoad:
         return _local(best, f"it loads {tiers}")
 
 
-def _choose(demand: Demand, candidates: Sequence[Candidate]) -> Plan:
+def _choose(demand: Demand, candidates: Candidates) -> Plan:
     """Choose who prefills and who decodes, without a pull."""
     exclusions = demand.exclusions
-    able = [c for c in candidates if c.can_prefill]
-    fresh = [c for c in able if c.incarnation not in exclusions.workers]
-    if not any(c.can_decode for c in fresh):
-        fresh = able
-    fitting = [c for c in fresh if c.can_decode]
-    for candidate in fitting:
-        if candidate.incarnation == exclusions.local_on and candidate.incarnation not in (
-            exclusions.workers | exclusions.decode
-        ):
-            return _local(candidate, "no hand-over after one failed")
-    if len(fresh) == 1:
-        return _local(fresh[0], "the only worker that is ready and not at fault")
-    prefills = [c for c in fresh if c.view.info.role in ("prefill", "both")]
-    decodes = [c for c in fitting if c.view.info.role in ("decode", "both")]
+    at_fault, full = candidates.of(exclusions.workers), candidates.of(exclusions.decode)
+    fresh = candidates.can_prefill & ~at_fault
+    if not fresh & candidates.can_decode:
+        fresh = candidates.can_prefill
+    fitting = fresh & candidates.can_decode
+    if exclusions.local_on is not None:
+        local_on = candidates.of([exclusions.local_on]) & fitting & ~(at_fault | full)
+        if local_on:
+            return _local(candidates.of_bit(local_on), "no hand-over after one failed")
+    if is_single(fresh):
+        return _local(candidates.of_bit(fresh), "the only worker that is ready and not at fault")
+    prefills = fresh & candidates.with_role("prefill")
+    decodes = fitting & candidates.with_role("decode")
     if not prefills or not decodes:
         missing = "decode" if prefills else "prefill"
-        return _best_local(fitting, exclusions, f"no {missing} worker is ready")
+        return _best_local(candidates, fitting, full, f"no {missing} worker is ready")
     tokens = demand.num_tokens
-    prefills = [c for c in prefills if tokens <= c.view.info.handover_tokens_max]
-    decodes = [c for c in decodes if tokens <= c.view.info.handover_tokens_max]
+    prefills &= candidates.handing_over(tokens)
+    decodes &= candidates.handing_over(tokens)
     if not prefills or not decodes:
-        return _best_local(fitting, exclusions, f"{tokens} tokens are too many to hand over")
-    roomy = [c for c in decodes if c.incarnation not in exclusions.decode]
+        return _best_local(candidates, fitting, full, f"{tokens} tokens are too many to hand over")
+    roomy = decodes & ~full
     if not roomy:
-        return _best_local(fitting, exclusions, "no other decode worker has room")
-    for prefill in sorted(prefills, key=lambda c: c.prefill_order):
-        partners = [decode for decode in roomy if demand.may_pair(prefill, decode)]
-        if partners:
-            return _paired(prefill, min(partners, key=lambda c: c.decode_order))
-    return _best_local(fitting, exclusions, "no two workers can hand over to each other now")
+        return _best_local(candidates, fitting, full, "no other decode worker has room")
+    for prefill in candidates.by_prefill_order(prefills):
+        if partners := roomy & candidates.partners(prefill, demand):
+            return _paired(prefill, candidates.first_to_decode(partners))
+    why = "no two workers can hand over to each other now"
+    return _best_local(candidates, fitting, full, why)
 
 
-def _pull_order(c: Candidate) -> tuple[int, int, object]:
-    return -c.saved_tokens, c.decode_load, c.incarnation
-
-
-def _best_local(candidates: Sequence[Candidate], exclusions: Exclusions, why: str) -> Plan:
-    roomy = [c for c in candidates if c.incarnation not in exclusions.decode] or candidates
-    return _local(min(roomy, key=lambda c: c.prefill_order), why)
+def _best_local(candidates: Candidates, bits: int, full: int, why: str) -> Plan:
+    return _local(next(candidates.by_prefill_order(bits & ~full or bits)), why)
 
 
 def _local(candidate: Candidate, why: str) -> Plan:

@@ -1,28 +1,20 @@
-"""What a policy is given, what it answers, and what every policy must keep."""
+"""What a policy is told of one worker and of a request, and what it answers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.registration import Contract
+from disagg.messages.registration import WorkerInfo
 from disagg.routing.exclusions import Exclusions
-from disagg.routing.fleet import WorkerView
-from disagg.routing.index import PrefixHit
-
-
-@lru_cache(maxsize=256)
-def can_exchange(one: Contract, other: Contract) -> bool:
-    """Whether workers with these contracts read each other's blocks, whole or in parts."""
-    return not one.mismatches(other)
+from disagg.routing.prefix_hits import PrefixHit
+from disagg.routing.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A ready worker, what it holds of the prompt, and what its pool and model have room for."""
 
-    view: WorkerView
+    worker: Worker
+    """To be looked at only."""
     hit: PrefixHit
     """Of the prompt, by the router's index; may be stale."""
     can_prefill: bool
@@ -31,9 +23,14 @@ class Candidate:
     """There is room up to the request's last token: to decode it, or to serve it alone."""
 
     @property
+    def info(self) -> WorkerInfo:
+        """The worker's registration."""
+        return self.worker.info
+
+    @property
     def incarnation(self) -> Incarnation:
         """The worker's id and its epoch."""
-        return self.view.info.incarnation
+        return self.info.incarnation
 
     @property
     def name(self) -> str:
@@ -43,22 +40,17 @@ class Candidate:
     @property
     def prefill_queue(self) -> tuple[int, int]:
         """Tokens to prefill, then requests, before a new one."""
-        stats = self.view.stats
-        tokens = stats.num_prefill_tokens_queued if stats else 0
-        waiting = stats.num_waiting if stats else 0
-        return tokens + self.view.planned_tokens, waiting + self.view.planned_requests
+        return self.worker.prefill_queue
 
     @property
     def decode_load(self) -> int:
         """Requests there, running, waiting, being pulled or on their way."""
-        stats = self.view.stats
-        there = stats.num_waiting + stats.num_reservations + stats.num_running if stats else 0
-        return there + self.view.planned_requests
+        return self.worker.decode_load
 
     @property
     def num_blocks_free(self) -> int:
         """Free blocks of its pool, cached ones included, by its last stats."""
-        return self.view.stats.num_blocks_free if self.view.stats else 0
+        return self.worker.num_blocks_free
 
     @property
     def found_tokens(self) -> int:
@@ -67,7 +59,7 @@ class Candidate:
 
     def tier_name(self, tier: int) -> str:
         """The name of one of its tiers."""
-        return self.view.info.tiers[tier].name
+        return self.info.tiers[tier].name
 
     @property
     def load_tokens(self) -> int:
@@ -75,7 +67,7 @@ class Candidate:
 
         By the times it has measured itself; 0 where it has not loaded or computed anything yet.
         """
-        stats = self.view.stats
+        stats = self.worker.stats
         if not self.hit.loads or stats is None:
             return 0
         counts = dict(stats.counters)
@@ -120,16 +112,6 @@ class Demand:
     bad_pairs: frozenset[frozenset[Incarnation]] = frozenset()
     """Pairs of workers that rest, for all requests, after a failed transfer."""
 
-    def may_pair(self, one: Candidate, other: Candidate) -> bool:
-        """Whether KV may move between them, by their contracts and by what has failed."""
-        pair = frozenset((one.incarnation, other.incarnation))
-        if len(pair) == 1:
-            return True
-        if pair in self.exclusions.pairs or pair in self.bad_pairs:
-            return False
-        ours, theirs = one.view.info.contract, other.view.info.contract
-        return ours is theirs or can_exchange(ours, theirs)
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -164,22 +146,3 @@ class PolicyOptions:
     """Tokens of prefix that another worker must have more, to be pulled from."""
     decode_prefill_tokens_max: int
     """Tokens that a decode worker may compute of a prompt whose prefix its tiers have."""
-
-
-class Policy(Protocol):
-    """The rule by which workers are chosen.
-
-    Equal arguments give equal plans: no I/O, no clock, no randomness. A policy is made once, by
-    calling its class with `PolicyOptions`.
-    """
-
-    def plan(self, demand: Demand, candidates: Sequence[Candidate]) -> Plan:
-        """Choose among the candidates, of which at least one can decode.
-
-        The plan's workers must be able to do their part. Everything else is a preference: who is
-        excluded can still be chosen when nobody else is left.
-
-        Raises:
-            DisaggError: the request is refused, or ends if it was planned before.
-        """
-        ...

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from disagg.errors import ConfigError
 from disagg.routing.policy.local import Local
+from disagg.routing.policy.policy import Policy
 from disagg.routing.policy.prefix_then_load import PrefixThenLoad
-from disagg.routing.policy.protocol import Policy, PolicyOptions
+from disagg.routing.policy.protocol import PolicyOptions
 
 POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "prefix_then_load": PrefixThenLoad,

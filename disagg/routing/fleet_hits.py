@@ -1,0 +1,63 @@
+"""What the workers of a revision hold of one prompt, whatever their layouts."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from heapq import merge
+from itertools import groupby
+
+from disagg.messages.identity import Incarnation
+from disagg.routing.levels import Level
+from disagg.routing.prefix_hits import PrefixHit, PrefixHits
+
+
+class FleetHits:
+    """The hits of several indexes as one; no worker is in two. Valid until one of them changes.
+
+    Args:
+        parts: of each index.
+    """
+
+    def __init__(self, parts: Sequence[PrefixHits]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, worker: Incarnation) -> PrefixHit:
+        return next(part[worker] for part in self._parts if worker in part)
+
+    @cached_property
+    def loading(self) -> int:
+        """Workers whose tiers have more of the prompt than their pools."""
+        found = 0
+        for part in self._parts:
+            found |= part.loading
+        return found
+
+    def usable(self) -> Iterator[Level]:
+        """Prefixes on which all groups agree, in pools: longest first."""
+        if len(self._parts) == 1:
+            return iter(self._parts[0].usable)
+        return joined(merge(*(part.usable for part in self._parts), key=_longest_first))
+
+    def most_alone(self, bits: int) -> int:
+        """Those of these workers with the highest sum of what groups have, each on its own."""
+        if len(self._parts) == 1:
+            return self._parts[0].most_alone(bits)[1]
+        best, found = -1, 0
+        for part in self._parts:
+            if theirs := part.everybody & bits:
+                tokens, those = part.most_alone(theirs)
+                found = those if tokens > best else found | those if tokens == best else found
+                best = max(tokens, best)
+        return found
+
+
+def joined(levels: Iterator[Level]) -> Iterator[Level]:
+    """Levels in order, those of equal length as one."""
+    for tokens, equal in groupby(levels, key=_longest_first):
+        mask = 0
+        for _, bits in equal:
+            mask |= bits
+        yield -tokens, mask
+
+
+def _longest_first(level: Level) -> int:
+    return -level[0]

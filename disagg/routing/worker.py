@@ -1,0 +1,52 @@
+"""One worker of the fleet: what it has said, and what was given to it since."""
+
+from dataclasses import dataclass
+
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import WorkerStats
+from disagg.routing.index import PrefixIndex
+
+
+@dataclass(slots=True)
+class Worker:
+    """State of a registered worker; only `Fleet` changes it."""
+
+    info: WorkerInfo
+    index: PrefixIndex
+    """Where its blocks are."""
+    heard_ms: int
+    """Time of its last registration or message."""
+    connected: bool = False
+    stats: WorkerStats | None = None
+    planned_requests: int = 0
+    """Requests submitted to it since its last stats."""
+    planned_tokens: int = 0
+    """Tokens that it has to prefill for those."""
+    told_ms: int | None = None
+    """When it was last told that another process claims its id."""
+
+    @property
+    def ready(self) -> bool:
+        """It is connected, and its last stats have ``ready`` set."""
+        # No stats yet is not ready: a worker that looks healthy but never reported can hang.
+        return self.connected and self.stats is not None and self.stats.ready
+
+    @property
+    def prefill_queue(self) -> tuple[int, int]:
+        """Tokens to prefill, then requests, before a new one."""
+        stats = self.stats
+        tokens = stats.num_prefill_tokens_queued if stats else 0
+        waiting = stats.num_waiting if stats else 0
+        return tokens + self.planned_tokens, waiting + self.planned_requests
+
+    @property
+    def decode_load(self) -> int:
+        """Requests there, running, waiting, being pulled or on their way."""
+        stats = self.stats
+        there = stats.num_waiting + stats.num_reservations + stats.num_running if stats else 0
+        return there + self.planned_requests
+
+    @property
+    def num_blocks_free(self) -> int:
+        """Free blocks of its pool, cached ones included, by its last stats."""
+        return self.stats.num_blocks_free if self.stats else 0
