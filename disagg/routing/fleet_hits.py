@@ -21,7 +21,11 @@ class FleetHits:
         self._parts = parts
 
     def __getitem__(self, worker: Incarnation) -> PrefixHit:
-        return next(part[worker] for part in self._parts if worker in part)
+        return self.part_of(worker)[worker]
+
+    def part_of(self, worker: Incarnation) -> PrefixHits:
+        """The hits of its index."""
+        return next(part for part in self._parts if worker in part)
 
     @cached_property
     def loading(self) -> int:

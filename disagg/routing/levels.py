@@ -159,10 +159,9 @@ class Levels:
             yield self._known[number]
             number += 1
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the first level; 0 where there is none."""
-        return next(iter(self), (0, 0))[0]
+    def most_of(self, bits: int) -> int:
+        """Longest prefix of any of these workers; looked for no further than to it."""
+        return next((tokens for tokens, mask in self if mask & bits), 0)
 
     @cached_property
     def tokens(self) -> dict[int, int]:

@@ -66,12 +66,28 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     def __getitem__(self, worker: Incarnation) -> PrefixHit:
         bit = self._bits[worker]
         tokens, reach = self.usable.tokens.get(bit, 0), 0
-        loads: tuple[tuple[int, int], ...] = ()
+        alone = tuple(one.tokens.get(bit, 0) for one in self.alone)
         if self.reached is not None:
             reach = self.reached.tokens.get(bit, 0)
-            loads = self._loads(bit, reach) if reach > tokens else ()
-        alone = tuple(one.tokens.get(bit, 0) for one in self.alone)
-        return PrefixHit(tokens, alone, reach if loads else 0, loads)
+        if reach <= tokens:
+            return PrefixHit(tokens, alone)
+        return PrefixHit(tokens, alone, reach, self._loads(bit, reach))
+
+    def usable_by(self, worker: Incarnation) -> int:
+        """`PrefixHit.usable_tokens` of one worker, without looking at those that have less."""
+        return self.usable.most_of(self._bits[worker])
+
+    def reached_by(self, worker: Incarnation) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """`PrefixHit.reach_tokens` and `PrefixHit.loads` of one worker, in the same way."""
+        bit = self._bits[worker]
+        if self.reached is None or not bit & self.loading:
+            return 0, ()
+        reach = self.reached.most_of(bit)
+        return reach, self._loads(bit, reach)
+
+    def alone_by(self, worker: Incarnation) -> tuple[int, ...]:
+        """`PrefixHit.group_tokens` of one worker, in the same way."""
+        return tuple(one.most_of(self._bits[worker]) for one in self.alone)
 
     @cached_property
     def usable(self) -> Levels:
@@ -117,7 +133,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         """
         if number == len(self._groups):
             return 0, bits
-        most_after = sum(one.longest for one in self.alone[number + 1 :])
+        most_after = sum(one.most_of(bits) for one in self.alone[number + 1 :])
         best, found = -1, 0
         for tokens, mask in chain(self.alone[number], [(0, bits)]):
             if tokens + most_after < best or not bits:

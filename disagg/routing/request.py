@@ -108,10 +108,13 @@ class RoutedRequest:
         )
         self.generations.append(current)
         self.current = current
+        # A copy of a long prompt costs half of a plan.
+        has_begun = self.stream.has_begun
+        token_ids = tuple(self.stream.tokens) if has_begun else self.stream.prompt
         submit = Submit(
             key=current.key,
             role=Role.LOCAL,
-            token_ids=tuple(self.stream.tokens),
+            token_ids=token_ids,
             hashes=tuple(self.hashes),
             cache_salt=self.cache_salt,
             sampling=replace(
@@ -219,7 +222,7 @@ class RoutedRequest:
         self.hashes.clear()
         self.stream.restart()
         self.stream.scores.take()
-        self.stream.tokens = []
+        self.stream.prompt, self.stream.tokens = (), []
 
     def record(self) -> RequestRecord:
         """A copy of what is known of the request and its generations, in plain types."""

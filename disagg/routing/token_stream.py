@@ -29,6 +29,7 @@ class TokenStream:
     before all that is wanted of the prompt is there: it may come from a worker that is then lost.
 
     Attributes:
+        prompt: the client's.
         tokens: prompt and accepted tokens; only appended to.
         num_prompt_tokens: of the client's prompt.
         end: position that is never exceeded.
@@ -42,6 +43,7 @@ class TokenStream:
         with_logprobs: bool,
         num_prompt_logprobs: int | None = None,
     ) -> None:
+        self.prompt = prompt
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.end = len(prompt) + max_tokens

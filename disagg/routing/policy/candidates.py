@@ -59,7 +59,7 @@ class Candidates(Sequence[Candidate]):
         worker = self._roster.worker(bit)
         return Candidate(
             worker,
-            self._hits[worker.info.incarnation],
+            self._hits.part_of(worker.info.incarnation),
             bool(bit & self.can_prefill),
             bool(bit & self.can_decode),
         )

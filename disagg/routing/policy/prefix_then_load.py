@@ -58,7 +58,7 @@ class PrefixThenLoad:
         if not able:
             return None
         best = min(able, key=lambda c: (-c.saved_tokens, c.decode_order))
-        tiers = ", ".join(f"{n} blocks from {best.tier_name(tier)}" for tier, n in best.hit.loads)
+        tiers = ", ".join(f"{n} blocks from {best.tier_name(tier)}" for tier, n in best.loads)
         return _local(best, f"it loads {tiers}")
 
 

@@ -1,22 +1,26 @@
 """What a policy is told of one worker and of a request, and what it answers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.exclusions import Exclusions
-from disagg.routing.prefix_hits import PrefixHit
+from disagg.routing.prefix_hits import PrefixHits
 from disagg.routing.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
-    """A ready worker, what it holds of the prompt, and what its pool and model have room for."""
+    """A ready worker, what it holds of the prompt, and what its pool and model have room for.
+
+    What it holds is by the router's index, which may be stale, and is found out when it is asked.
+    """
 
     worker: Worker
     """To be looked at only."""
-    hit: PrefixHit
-    """Of the prompt, by the router's index; may be stale."""
+    held: PrefixHits
+    """By the workers of its layout."""
     can_prefill: bool
     """There is room for the prompt and one token more; where not, only to pull a prefix from."""
     can_decode: bool
@@ -52,10 +56,29 @@ class Candidate:
         """Free blocks of its pool, cached ones included, by its last stats."""
         return self.worker.num_blocks_free
 
+    @cached_property
+    def usable_tokens(self) -> int:
+        """Tokens of the prompt in its pool, on which all groups agree."""
+        return self.held.usable_by(self.incarnation)
+
+    @property
+    def reach_tokens(self) -> int:
+        """The same once it has loaded what its tiers have; 0: they have no more of it."""
+        return self._reached[0]
+
+    @property
+    def loads(self) -> tuple[tuple[int, int], ...]:
+        """For that: tier and blocks, of each tier that it has to read."""
+        return self._reached[1]
+
+    @cached_property
+    def _reached(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        return self.held.reached_by(self.incarnation)
+
     @property
     def found_tokens(self) -> int:
         """Tokens of the prompt that it need not compute: in its pool, or loaded from its tiers."""
-        return max(self.hit.usable_tokens, self.hit.reach_tokens)
+        return max(self.usable_tokens, self.reach_tokens)
 
     def tier_name(self, tier: int) -> str:
         """The name of one of its tiers."""
@@ -68,11 +91,11 @@ class Candidate:
         By the times it has measured itself; 0 where it has not loaded or computed anything yet.
         """
         stats = self.worker.stats
-        if not self.hit.loads or stats is None:
+        if not self.loads or stats is None:
             return 0
         counts = dict(stats.counters)
         load_us = 0.0
-        for tier, num_blocks in self.hit.loads:
+        for tier, num_blocks in self.loads:
             name = self.tier_name(tier)
             num_read = counts.get(f"tier_read_{name}", 0) + counts.get(f"tier_missed_{name}", 0)
             load_us += num_blocks * counts.get(f"tier_read_us_{name}", 0) / max(1, num_read)
@@ -82,7 +105,7 @@ class Candidate:
     @property
     def saved_tokens(self) -> int:
         """Tokens of prefill that its prefix is worth, with what loading a part of it costs."""
-        return max(self.hit.usable_tokens, self.hit.reach_tokens - self.load_tokens)
+        return max(self.usable_tokens, self.reach_tokens - self.load_tokens)
 
     @property
     def prefill_order(self) -> tuple[int, tuple[int, int], Incarnation]:
@@ -95,7 +118,7 @@ class Candidate:
         return (
             self.decode_load,
             -self.num_blocks_free,
-            -sum(self.hit.group_tokens),
+            -sum(self.held.alone_by(self.incarnation)),
             self.incarnation,
         )
 
@@ -125,6 +148,25 @@ class Plan:
     """Whose cached prefix the prefill worker pulls first."""
     takes_over: bool = False
     """The decode worker takes over the lease that the prefill worker holds already."""
+
+    @cached_property
+    def usable_tokens(self) -> int:
+        """Tokens of the prompt in its pool, on which all groups agree."""
+        return self.held.usable_by(self.incarnation)
+
+    @property
+    def reach_tokens(self) -> int:
+        """The same once it has loaded what its tiers have; 0: they have no more of it."""
+        return self._reached[0]
+
+    @property
+    def loads(self) -> tuple[tuple[int, int], ...]:
+        """For that: tier and blocks, of each tier that it has to read."""
+        return self._reached[1]
+
+    @cached_property
+    def _reached(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        return self.held.reached_by(self.incarnation)
 
     @property
     def found_tokens(self) -> int:

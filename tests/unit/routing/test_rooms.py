@@ -1,0 +1,89 @@
+"""Who has room, kept up to date, equals what is counted anew."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import RouterLoad
+from disagg.routing.core import WORKER_PREFILL_TOKENS_MAX, WORKER_WAITING_MAX
+from disagg.routing.generation import Generation
+from disagg.routing.rooms import Rooms
+from tests.unit.routing.builders import STATS, worker
+from tests.unit.routing.model_workers import World
+
+TOKENS_MAX, WAITING_MAX = 20, 1
+
+
+def has_room(
+    router: str,
+    info: WorkerInfo,
+    generations: list[Generation],
+    loads: tuple[RouterLoad, ...],
+    tokens_max: int,
+    waiting_max: int,
+) -> bool:
+    """By a count of all that is there."""
+
+    def own_part(most: int, others: dict[str, int]) -> int:
+        own = others.get(router, 0)
+        num_using = 1 + sum(load > 0 for name, load in others.items() if name != router)
+        free = most - sum(others.values())
+        return max(1, most // num_using, own + free // num_using)
+
+    name = info.incarnation
+    tokens = sum(
+        one.num_tokens_to_prefill for one in generations if one.prefill.incarnation == name
+    )
+    if tokens >= own_part(tokens_max, {load.router: load.num_prefill_tokens for load in loads}):
+        return False
+    num = sum(one.decode.incarnation == name for one in generations)
+    most = info.max_sequences + waiting_max
+    requests = {load.router: load.num_requests for load in loads}
+    return not info.max_sequences or num < own_part(most, requests)
+
+
+def check(world: World) -> None:
+    core = world.core
+    generations = list(core._requests.generations())
+    fleet, rooms = core._fleet, core._fleet.rooms
+    expected = 0
+    for view in core.fleet:
+        loads = view.stats.loads if view.stats is not None else ()
+        bounds = WORKER_PREFILL_TOKENS_MAX, WORKER_WAITING_MAX
+        if has_room("", view.info, generations, loads, *bounds):
+            expected |= fleet.roster.bits.of([view.info.incarnation])
+    assert rooms.roomy == expected
+    counted = Counter(one.decode.incarnation for one in generations)
+    assert rooms._num_requests == counted
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_router_counts_what_lives(seed: int) -> None:
+    world = World(seed)
+    for _ in range(300):
+        world.step()
+        check(world)
+    world.settle()
+    check(world)
+
+
+def forgets(_: Rooms, request_id: str) -> None:
+    """Breaks what `Rooms.forget` must do."""
+
+
+def test_control_an_end_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rooms, "forget", forgets)
+    with pytest.raises(AssertionError):
+        test_a_router_counts_what_lives(0)
+
+
+def random_bounds(chance: random.Random, put: Callable[[str], None]) -> None:
+    """Loads of several routers, and limits that are reached."""
+
+
+def test_bounds_with_other_routers() -> None:
+    from disagg.messages.identity import RequestKey  # noqa: PLC0415
+    from disagg.routing.worker import Worker  # noqa: PLC0415
