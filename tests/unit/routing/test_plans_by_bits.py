@@ -28,11 +28,12 @@ LAYOUTS = ((FULL, WINDOW), (FULL,), (WINDOW, GroupInfo("linear_state", 4, 0, 1, 
 CONTRACTS = (CONTRACT, replace(CONTRACT, page_format="other"), replace(CONTRACT, block_bytes=2048))
 TIERS = (TierInfo("host", 100), TierInfo("disk", 100))
 PROMPTS = (tuple(range(100, 161)), tuple(range(100, 120)) + tuple(range(500, 541)))
-NUM_PLANS = 12
+NUM_CASES = 60
+NUM_PLANS = 6
 
 
 class Case:
-    """A random fleet of up to 40 workers, and random demands on it."""
+    """A random fleet of up to 12 workers, and random demands on it."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -42,7 +43,7 @@ class Case:
         layouts = LAYOUTS[: rng.choice((1, 1, 3))]
         contracts = CONTRACTS[: rng.choice((1, 1, 3))]
         self.with_tiers = rng.random() < 0.5
-        for number in rng.sample(range(100), rng.choice((1, 2, 5, 40))):
+        for number in rng.sample(range(100), rng.choice((1, 2, 5, 12))):
             self.join(f"w{number}", layouts, contracts)
         for name in rng.sample(self.names, len(self.names) // 5):
             self.fleet.remove(name)
@@ -147,7 +148,7 @@ def parts(plan: Plan) -> tuple[object, ...]:
     return plan.prefill.incarnation, plan.decode.incarnation, pull, plan.reason
 
 
-def compare(seed: int, reasons: set[str] | None = None) -> None:
+def compare(seed: int, reasons: set[str]) -> None:
     case = Case(seed)
     if not case.names:
         return
@@ -174,19 +175,21 @@ def compare(seed: int, reasons: set[str] | None = None) -> None:
         for policy, plain in policies:
             plan = policy.plan(demand, candidates)
             assert parts(plan) == parts(plain.plan(demand, every)), f"seed {seed}"
-            if reasons is not None:
-                reasons.add("pulls" if plan.pull else plan.reason.split(": ")[-1][:24])
+            reasons.add("pulls" if plan.pull else plan.reason.split(": ")[-1])
+
+
+def compare_all() -> set[str]:
+    reasons: set[str] = set()
+    for seed in range(NUM_CASES):
+        compare(seed, reasons)
+    return reasons
 
 
 def test_every_plan_is_the_same() -> None:
-    reasons: set[str] = set()
-    for seed in range(150):
-        compare(seed, reasons)
+    reasons = compare_all()
     # The cases would prove little if most of the rules had no say in them.
-    for said in ("pulls", "no hand-over after one f", "the only worker that is ", "it loads "):
-        assert any(one.startswith(said) for one in reasons), (said, reasons)
-    assert any("too many to hand" in one for one in reasons), reasons
-    assert any("no two workers" in one for one in reasons), reasons
+    for said in ("pulls", "no hand-over", "only worker", "it loads", "too many", "no two workers"):
+        assert any(said in one for one in reasons), (said, reasons)
 
 
 BROKEN = [
@@ -203,6 +206,5 @@ def test_control_a_broken_figure_is_found(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: object
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    with pytest.raises(AssertionError):
-        for seed in range(150):
-            compare(seed)
+    with pytest.raises(AssertionError, match="seed"):
+        compare_all()

@@ -2,15 +2,18 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import RouterLoad
 from disagg.routing.core import WORKER_PREFILL_TOKENS_MAX, WORKER_WAITING_MAX
 from disagg.routing.generation import Generation
+from disagg.routing.index import PrefixIndex
 from disagg.routing.rooms import Rooms
+from disagg.routing.worker import Worker
 from tests.unit.routing.builders import STATS, worker
 from tests.unit.routing.model_workers import World
 
@@ -80,10 +83,44 @@ def test_control_an_end_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyP
         test_a_router_counts_what_lives(0)
 
 
-def random_bounds(chance: random.Random, put: Callable[[str], None]) -> None:
-    """Loads of several routers, and limits that are reached."""
-
-
-def test_bounds_with_other_routers() -> None:
-    from disagg.messages.identity import RequestKey  # noqa: PLC0415
-    from disagg.routing.worker import Worker  # noqa: PLC0415
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_are_shared_with_other_routers(seed: int) -> None:
+    chance = random.Random(seed)
+    rooms = Rooms("a", TOKENS_MAX, WAITING_MAX)
+    workers = [
+        Worker(worker(name, max_sequences=chance.choice((0, 2))), PrefixIndex((), 4), 0)
+        for name in ("w0", "w1", "w2")
+    ]
+    live: dict[str, Generation] = {}
+    for step in range(200):
+        number = chance.randrange(3)
+        match chance.randrange(3):
+            case 0:
+                loads = tuple(
+                    RouterLoad(name, chance.randint(0, 3), chance.choice((0, 5, 30)))
+                    for name in chance.sample(("a", "b", "c"), chance.randint(0, 3))
+                )
+                workers[number].stats = replace(STATS, loads=loads)
+                rooms.put(1 << number, workers[number])
+            case 1:
+                one = Generation(
+                    RequestKey(str(step), 1),
+                    0,
+                    workers[number].info,
+                    chance.choice(workers).info,
+                    "",
+                    0,
+                    chance.randint(1, 12),
+                )
+                request_id = chance.choice((*live, str(step)))
+                live[request_id] = one
+                rooms.count(request_id, one)
+            case _ if live:
+                request_id = chance.choice(list(live))
+                del live[request_id]
+                rooms.forget(request_id)
+        for number, one in enumerate(workers):
+            if one.stats is not None:
+                told = one.info, list(live.values()), one.stats.loads
+                expected = has_room("a", *told, TOKENS_MAX, WAITING_MAX)
+                assert bool(rooms.roomy & 1 << number) == expected
