@@ -6,7 +6,8 @@ by one block per event; prompts that come and go. Each case runs in a fresh proc
 after the other, and both must find the same blocks. Figures of a look-up: CPU time until it is
 known which workers hold how much, with fresh digests each time; ratio: peer / ours, higher is
 better. Layouts with windows, chunks and states have no peer: they are held against ours with full
-attention alone. ``--setup`` first creates the peer's environment.
+attention alone. A decision is all that the router does between a request of that length
+(*nothing*: of 100 tokens) and its submits. ``--setup`` first creates the peer's environment.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from benchmarks.index.workload import SHAPES
 
 HYBRIDS = ("full + window 1024", "full + chunks 8192", "full + state")
 BYTES_MAX = 64
+DECISION_MS_MAX = 1.0
 
 Order = dict[str, Any]
 Answer = dict[str, Any]
@@ -100,6 +102,26 @@ def hybrids(name: str, order: Order, full: Answer) -> bool:
     return reached
 
 
+def decisions(*, quick: bool) -> bool:
+    """From a request to its submits, with all workers idle."""
+    reached = True
+    for workers in (100,) if quick else (10, 100, 1000):
+        for shape in ("nothing", *SHAPES):
+            for groups in ("full", *(HYBRIDS if shape != "nothing" else ())):
+                order = {"shape": shape, "workers": workers, "groups": groups, "samples": 11}
+                ours = run("decision", order | {"block_tokens": 64 if quick else 16})
+                reached &= report(
+                    f"decision, {groups}, {shape}, {workers} workers",
+                    "ms CPU",
+                    ours["ms"],
+                    None,
+                    target=DECISION_MS_MAX,
+                    ok=ours["ms"] < DECISION_MS_MAX,
+                    note=f"median of 11; the first one {ours['first_ms']:.3f}",
+                )
+    return reached
+
+
 def main() -> int:
     """Run all cases; 1 if a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -133,6 +155,7 @@ def main() -> int:
         order = {"shape": "churn", "workers": workers, "blocks": 2000, "turns": turns}
         order |= {"groups": "full", "block_tokens": 16, "samples": samples}
         reached &= beside_the_peer(f"prompts come and go, {workers} workers", order)[0]
+    reached &= decisions(quick=chosen.quick)
     return 0 if reached else 1
 
 

@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from hashlib import sha256
+from typing import Any
 
 from benchmarks.index.workload import Block, events_of, prompt_blocks, resident_bytes
 from disagg.messages.identity import Incarnation
@@ -26,11 +27,17 @@ def value(block: Block) -> bytes:
     return sha256(b"%d/%d" % (block.prompt, block.index)).digest()
 
 
+def groups_of(order: dict[str, Any]) -> list[GroupInfo]:
+    """The layout of a case."""
+    size = order["block_tokens"]
+    return [GroupInfo(kind, size, window, 1, 64) for kind, window in GROUPS[order["groups"]]]
+
+
 def main() -> None:
     """Take the events in, then look the prompt up."""
     order = json.loads(sys.argv[1])
     block_tokens = order["block_tokens"]
-    groups = [GroupInfo(kind, block_tokens, size, 1, 64) for kind, size in GROUPS[order["groups"]]]
+    groups = groups_of(order)
     index = PrefixIndex(groups, block_tokens)
     workers = [Incarnation(str(i), "1") for i in range(order["workers"])]
     for worker in workers:
@@ -81,4 +88,5 @@ def main() -> None:
     }))  # fmt: skip
 
 
-main()
+if __name__ == "__main__":
+    main()

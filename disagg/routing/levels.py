@@ -101,16 +101,23 @@ def levels(
         num_tokens_max,
         *(r.num_blocks * g.block_tokens for g, r in zip(groups, holders, strict=True)),
     )
-    ends = {longest // step_tokens * step_tokens}
+    steps = [longest // step_tokens]
+    """Boundaries worth a look, in steps; some of them twice."""
     for group, runs in zip(groups, holders, strict=True):
-        block_tokens = group.block_tokens
-        ends.update(at * block_tokens // step_tokens * step_tokens for at in runs.starts)
-        free = _free_boundaries(group, longest // block_tokens)
-        ends.update(at * block_tokens for at in free if at * block_tokens % step_tokens == 0)
+        free = _free_boundaries(group, longest // group.block_tokens)
+        ratio = step_tokens // group.block_tokens
+        steps += runs.starts if ratio == 1 else [at // ratio for at in runs.starts]
+        steps += free if ratio == 1 else [at // ratio for at in free if at % ratio == 0]
+    steps.sort(reverse=True)
     usable = [_Usable(group, runs) for group, runs in zip(groups, holders, strict=True)]
-    missing = everybody
-    for end in sorted((end for end in ends if 0 < end <= longest), reverse=True):
-        mask = missing
+    missing, before = everybody, steps[0] + 1
+    for number in steps:
+        end = number * step_tokens
+        if number == before or end > longest:
+            continue
+        if not number:
+            return
+        before, mask = number, missing
         for one in usable:
             mask &= one.at(end // one.block_tokens)
             if not mask:

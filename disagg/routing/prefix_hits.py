@@ -60,6 +60,9 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     def __len__(self) -> int:
         return len(self._bits)
 
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._bits  # `Mapping`'s would find out all that it holds
+
     def __iter__(self) -> Iterator[Incarnation]:
         return iter(self._bits)
 

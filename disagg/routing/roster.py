@@ -79,8 +79,9 @@ class Roster:
         bit = self.bits.of([name])
         del self._workers[bit]
         self._by_id.remove((name, bit))
-        for masks in (self._roles, self._revisions, self._contracts):
-            _leave(masks, bit)
+        _leave(self._roles, bit)
+        _leave(self._revisions, bit)
+        _leave(self._contracts, bit)
         for ranking in (self.prefill_queues, self.decode_loads):
             ranking.remove(bit)
         for sizes in (self.model_tokens, self.handover_tokens):

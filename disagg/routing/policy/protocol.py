@@ -149,25 +149,6 @@ class Plan:
     takes_over: bool = False
     """The decode worker takes over the lease that the prefill worker holds already."""
 
-    @cached_property
-    def usable_tokens(self) -> int:
-        """Tokens of the prompt in its pool, on which all groups agree."""
-        return self.held.usable_by(self.incarnation)
-
-    @property
-    def reach_tokens(self) -> int:
-        """The same once it has loaded what its tiers have; 0: they have no more of it."""
-        return self._reached[0]
-
-    @property
-    def loads(self) -> tuple[tuple[int, int], ...]:
-        """For that: tier and blocks, of each tier that it has to read."""
-        return self._reached[1]
-
-    @cached_property
-    def _reached(self) -> tuple[int, tuple[tuple[int, int], ...]]:
-        return self.held.reached_by(self.incarnation)
-
     @property
     def found_tokens(self) -> int:
         """Tokens of the prompt that are not computed: found where it is prefilled, or pulled."""

@@ -1,0 +1,90 @@
+"""The router's whole decision, from a request to its submits: one case."""
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from itertools import cycle
+
+from benchmarks.index.ours import groups_of, value
+from benchmarks.index.workload import Block, Event, holdings, prompt_blocks
+from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import BlocksStored
+from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import WorkerStats
+from disagg.routing.actions import NewRequest, ToWorker
+from disagg.routing.core import RouterCore
+
+IDLE = WorkerStats(0, 0, 0, 1 << 20, 1 << 20, 0, 0, 0, 0, ready=True)
+ROLES = ("prefill", "decode", "both")
+
+
+def fleet(num_workers: int, groups: list[GroupInfo]) -> tuple[RouterCore, list[Incarnation]]:
+    """A router and its workers, all idle: the hardest case, as load chooses none of them."""
+    block_tokens = groups[0].block_tokens
+    core = RouterCore(
+        hasher_of=lambda _: BlockHasher(b"benchmark", block_tokens).extend,
+        replans_max=3,
+        requests_max=1 << 20,
+        request_timeout_ms=1000,
+        records_max=16,
+        worker_silent_ms=1 << 40,
+    )
+    contract = Contract("m", "float32", (), "pages", 1024, block_tokens, "sha256", 1, 1)
+    workers = [Incarnation(f"worker-{number}", "1") for number in range(num_workers)]
+    for name, role in zip(workers, cycle(ROLES), strict=False):
+        info = WorkerInfo(
+            name, "a:1", role, "m", contract, tuple(groups), 1 << 20, 1 << 20, 1 << 30
+        )
+        core.register(0, info)
+        core.session_up(0, name)
+        core.from_worker(0, name, IDLE)
+    return core, workers
+
+
+def tell(core: RouterCore, worker: Incarnation, event: Event, groups: list[GroupInfo]) -> None:
+    """A worker has blocks of every group."""
+    values = tuple(map(value, event.blocks))
+    parent = value(event.parent) if event.parent is not None else None
+    stored = [
+        BlocksStored(number, values, parent, 0, group.block_tokens)
+        for number, group in enumerate(groups)
+    ]
+    assert core.kv_events(worker, worker.epoch, core.kv_sequence(worker), False, stored)
+
+
+def main() -> None:
+    """Fill the caches, then let requests in one after the other, each ended before the next."""
+    order = json.loads(sys.argv[1])
+    groups = groups_of(order)
+    block_tokens = order["block_tokens"]
+    core, workers = fleet(order["workers"], groups)
+    num_blocks = 0
+    if order["shape"] != "nothing":
+        num_blocks = prompt_blocks(block_tokens)
+        for event in holdings(order["shape"], order["workers"], block_tokens):
+            tell(core, workers[event.worker], event, groups)
+    token_ids = tuple(range(num_blocks * block_tokens + 100))
+    spent: list[float] = []
+    for sample in range(order["samples"] + 1):
+        hashes = tuple(value(Block(0, i)) for i in range(num_blocks))
+        name = f"request-{sample}"
+        request = NewRequest(
+            name, token_ids, hashes, b"", SamplingParams(5), "", revision=core.assign(name)
+        )
+        start = time.process_time_ns()
+        actions = core.generate(0, request)
+        spent.append((time.process_time_ns() - start) / 1e6)
+        submits = [one for one in actions if isinstance(one, ToWorker)]
+        assert submits, "a decision that submits nothing"
+        core.cancel(0, name, "measured")
+        for one in submits:  # it is idle again
+            core.from_worker(0, one.worker, replace(IDLE))
+    print(json.dumps({"ms": statistics.median(spent[1:]), "first_ms": spent[0]}))
+
+
+if __name__ == "__main__":
+    main()
