@@ -48,7 +48,7 @@ class Case:
         for name in rng.sample(self.names, len(self.names) // 5):
             self.fleet.remove(name)
             self.names.remove(name)
-        (self.revision,) = revisions or [None]
+        self.revision: Revision | None = next(iter(revisions), None)
         self.hits: FleetHits
 
     def join(

@@ -119,8 +119,8 @@ def test_bounds_are_shared_with_other_routers(seed: int) -> None:
                 request_id = chance.choice(list(live))
                 del live[request_id]
                 rooms.forget(request_id)
-        for number, one in enumerate(workers):
-            if one.stats is not None:
-                told = one.info, list(live.values()), one.stats.loads
+        for number, teller in enumerate(workers):
+            if teller.stats is not None:
+                told = teller.info, list(live.values()), teller.stats.loads
                 expected = has_room("a", *told, TOKENS_MAX, WAITING_MAX)
                 assert bool(rooms.roomy & 1 << number) == expected
