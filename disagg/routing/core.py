@@ -132,7 +132,6 @@ class RouterCore:
         self._requests = RequestTable(
             self._fleet,
             planner,
-            rooms,
             turns,
             pace,
             self.counters,

@@ -31,7 +31,6 @@ from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
 from disagg.routing.report_counters import count_report
 from disagg.routing.request import RoutedRequest
-from disagg.routing.rooms import Rooms
 from disagg.routing.token_stream import Extension
 
 AHEAD_MAX = 1024
@@ -42,7 +41,6 @@ class RequestTable:
     """Requests that were begun, and the records of ended ones; see `RouterCore` for the arguments.
 
     Args:
-        rooms: counts what every request has at its workers.
         turns: charged with what tenants are served.
         pace: told of every end.
 
@@ -54,7 +52,6 @@ class RequestTable:
         self,
         fleet: Fleet,
         planner: Planner,
-        rooms: Rooms,
         turns: FairQueue[RoutedRequest],
         pace: EndPace,
         counters: Counter[tuple[str, str]],
@@ -68,7 +65,6 @@ class RequestTable:
         self._replans_max = replans_max
         self._request_timeout_ms = request_timeout_ms
         self._planner = planner
-        self._rooms = rooms
         self._turns = turns
         self._pace = pace
         self._live: dict[str, RoutedRequest] = {}
@@ -82,9 +78,7 @@ class RequestTable:
 
     def num_live(self) -> Counter[Incarnation]:
         """Number of live generations in which each worker has a part."""
-        return Counter(
-            worker for request in self._live.values() for worker in request.current.workers
-        )
+        return Counter(worker for one in self.generations() for worker in one.workers)
 
     def is_live(self, request_id: str) -> bool:
         """Whether a request of that id was begun and has not ended."""
@@ -170,7 +164,7 @@ class RequestTable:
         request.delivered(now_ms, len(extension.token_ids))
         if is_first:  # its prompt is computed
             self.has_freed = True
-            self._rooms.count(request.request_id, request.current)
+            self._fleet.rooms.count(request.request_id, request.current)
         self._turns.charge(request.tenant, len(extension.token_ids))
         self.counters["tokens", ""] += len(extension.token_ids)
         actions: list[RouterAction] = [
@@ -294,7 +288,7 @@ class RequestTable:
     def _begin(self, now_ms: int, request: RoutedRequest, plan: Plan) -> list[RouterAction]:
         self._last_generation += 1
         submits = request.start(now_ms, self._last_generation, plan)
-        self._rooms.count(request.request_id, request.current)
+        self._fleet.rooms.count(request.request_id, request.current)
         actions = [*request.claims(self._fleet.keeper_of), *submits]
         if not plan.takes_over:
             to_compute = len(request.stream.tokens) - plan.found_tokens
@@ -388,7 +382,7 @@ class RequestTable:
 
     def _end(self, now_ms: int, request: RoutedRequest, outcome: str, error: str = "") -> None:
         del self._live[request.request_id]
-        self._rooms.forget(request.request_id)
+        self._fleet.rooms.forget(request.request_id)
         self.has_freed = True
         self._pace.note(now_ms)
         self._keep(now_ms, request, outcome, error)
