@@ -108,13 +108,10 @@ class RoutedRequest:
         )
         self.generations.append(current)
         self.current = current
-        # A copy of a long prompt costs half of a plan.
-        has_begun = self.stream.has_begun
-        token_ids = tuple(self.stream.tokens) if has_begun else self.stream.prompt
         submit = Submit(
             key=current.key,
             role=Role.LOCAL,
-            token_ids=token_ids,
+            token_ids=tuple(self.stream.tokens),  # of a first plan no copy
             hashes=tuple(self.hashes),
             cache_salt=self.cache_salt,
             sampling=replace(
@@ -222,7 +219,7 @@ class RoutedRequest:
         self.hashes.clear()
         self.stream.restart()
         self.stream.scores.take()
-        self.stream.prompt, self.stream.tokens = (), []
+        self.stream.tokens = ()
 
     def record(self) -> RequestRecord:
         """A copy of what is known of the request and its generations, in plain types."""

@@ -1,5 +1,6 @@
 """The tokens of one request, put in order: no gap, no duplicate, no contradiction."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disagg.errors import ProtocolError
@@ -29,7 +30,6 @@ class TokenStream:
     before all that is wanted of the prompt is there: it may come from a worker that is then lost.
 
     Attributes:
-        prompt: the client's.
         tokens: prompt and accepted tokens; only appended to.
         num_prompt_tokens: of the client's prompt.
         end: position that is never exceeded.
@@ -43,8 +43,7 @@ class TokenStream:
         with_logprobs: bool,
         num_prompt_logprobs: int | None = None,
     ) -> None:
-        self.prompt = prompt
-        self.tokens = list(prompt)
+        self.tokens: Sequence[int] = prompt  # copied with the first token: a plan need not wait
         self.num_prompt_tokens = len(prompt)
         self.end = len(prompt) + max_tokens
         self._with_logprobs = with_logprobs
@@ -94,7 +93,7 @@ class TokenStream:
             and tokens
             and self.scores.taken
         ):  # the usual case, a step's token in its turn: nothing to sort
-            self.tokens += tokens
+            self._accepted().extend(tokens)
             return Extension(tokens, output.logprobs, FinishReason.NONE)
         for position, token in enumerate(tokens, output.position):
             if len(self.tokens) <= position < self.end:
@@ -113,7 +112,7 @@ class TokenStream:
         logprobs_out: list[TokenLogprobs] = []
         while len(self.tokens) < stop and len(self.tokens) in self._ahead:
             token, logprobs = self._ahead.pop(len(self.tokens))
-            self.tokens.append(token)
+            self._accepted().append(token)
             if logprobs is not None:
                 logprobs_out.append(logprobs)
         reason = FinishReason.NONE
@@ -125,6 +124,12 @@ class TokenStream:
             return None
         scores = self.scores.take()
         return Extension(tuple(self.tokens[first:]), tuple(logprobs_out), reason, scores)
+
+    def _accepted(self) -> list[int]:
+        """The tokens, to append to."""
+        if not isinstance(self.tokens, list):
+            self.tokens = list(self.tokens)
+        return self.tokens
 
     def _check(self, output: SequenceOutput) -> None:
         if self._with_logprobs and len(output.logprobs) != len(output.token_ids):
