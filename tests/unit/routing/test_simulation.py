@@ -73,7 +73,7 @@ def test_control_no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_control_no_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     def append(self: TokenStream, output: SequenceOutput) -> Extension:
-        self.tokens += output.token_ids
+        self.tokens = (*self.tokens, *output.token_ids)
         return Extension(output.token_ids, (), output.finish_reason)
 
     monkeypatch.setattr(TokenStream, "accept", append)
