@@ -11,6 +11,7 @@ from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
 from disagg.router.http_site import Page, RouteError, Site
 from disagg.router.keys import KeyRing
+from disagg.router.live_pages import LivePages
 from disagg.router.metrics import Metrics
 from disagg.router.openai.errors import error_body
 from disagg.router.openapi import operations
@@ -28,13 +29,14 @@ ID_PREFIXES = ("", "cmpl-", "chatcmpl-", "resp_")
 
 
 class AdminApp:
-    """Metrics, workers, revisions, records of requests, the reset of prefix caches."""
+    """The live page, metrics, workers, revisions, records of requests, the reset of caches."""
 
     def __init__(
         self, options: RouterOptions, keys: KeyRing, dispatcher: Dispatcher, metrics: Metrics
     ) -> None:
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._live = LivePages(options, keys, dispatcher)
         self._site = Site(
             "disagg: operators",
             options,
@@ -48,6 +50,7 @@ class AdminApp:
                 ),
                 **RevisionPages(options, dispatcher).pages,
                 **StatusPages(options, dispatcher).pages,
+                **self._live.pages,
             },
             {RECORDS: Page(self._record, operations.RECORD)},
         )
@@ -55,6 +58,10 @@ class AdminApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
         await self._site(scope, receive, send)
+
+    def close(self) -> None:
+        """End the streams of who looks on; everything else is still served."""
+        self._live.close()
 
     async def _metrics_page(self, exchange: Exchange) -> None:
         content_type = b"text/plain; version=0.0.4; charset=utf-8"

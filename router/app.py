@@ -128,12 +128,12 @@ class RouterApp:
         parts = (options, ring, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
         streams = OpenStreams(options.streams_per_key_max)
         add_RouterServicer_to_server(GrpcService(*parts, streams), self._grpc_server)
-        admin = AdminApp(options, ring, self.dispatcher, self._metrics)
+        self._admin = AdminApp(options, ring, self.dispatcher, self._metrics)
         clients: App = HttpApp(*parts, streams)
         if options.cors_origins:
             clients = CrossOrigin(clients, options.cors_origins)
         self._http_server = HttpServer(clients, options)
-        self._admin_server = HttpServer(admin, options)
+        self._admin_server = HttpServer(self._admin, options)
         self._tasks = [
             asyncio.create_task(self._http_server.serve([http_socket]), name="http"),
             asyncio.create_task(self._admin_server.serve([admin_socket]), name="admin"),
@@ -187,6 +187,7 @@ class RouterApp:
             return
         self._stopping = True
         self._http_server.should_exit = self._admin_server.should_exit = True
+        self._admin.close()
         await self.dispatcher.stop()
         await self._grpc_server.stop(grace=1)
         for watch in self._watching:

@@ -59,6 +59,11 @@ class Caller:
         """The request's id within the router; equal ids of two tenants are two requests."""
         return f"{self.tenant}/{request_id}" if self.tenant else request_id
 
+    def sees(self, own_id: str) -> bool:
+        """Whether the request is the caller's tenant's, or the caller may see everybody's."""
+        mine = not self.tenant or own_id.startswith(f"{self.tenant}/")
+        return mine or ADMIN in self.scopes
+
     def shown_id(self, own_id: str) -> str:
         """The id as the caller knows it: the reverse of `own_id`."""
         return own_id.removeprefix(f"{self.tenant}/") if self.tenant else own_id

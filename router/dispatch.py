@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,7 +52,6 @@ logger = logging.getLogger(__name__)
 
 PROMPT_LOGPROBS_SHARE = 8
 """All live requests may have so many times what one may."""
-"""Ticks in a row that may fail, 5 s: later the fleet's losses would go unseen for too long."""
 
 
 class _Live(NamedTuple):
@@ -68,6 +68,7 @@ class Dispatcher:
         draining: no new requests; those that run go on.
         stopping: no requests at all.
         open_answers: what a drain waits for.
+        recent_ids: of requests by when they came; one that was sent again stands there twice.
         new_group: a new number for the requests of one client's request.
         unread: a new account of what waits for a client.
         broken: set when nothing here can be relied on any more; the process should end.
@@ -96,6 +97,7 @@ class Dispatcher:
         self.new_group = itertools.count(1).__next__
         self.unread = partial(Unread, options.unread_tokens_max)
         self.open_answers = OpenAnswers()
+        self.recent_ids: deque[str] = deque(maxlen=options.records_max)
         self._sessions: dict[Incarnation, WorkerSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._reset: asyncio.Future[CacheResetEnded] | None = None
@@ -150,6 +152,11 @@ class Dispatcher:
             if isinstance(action, RefuseRegistration):
                 raise action.error
 
+    @property
+    def sessions(self) -> tuple[WorkerSession, ...]:
+        """With all workers, those that are being dialled among them."""
+        return tuple(self._sessions.values())
+
     def check_accepts(self) -> None:
         """Raise StoppingError if no new request is accepted any more."""
         if self.draining:
@@ -196,6 +203,7 @@ class Dispatcher:
         self.open_answers.add(stream)
         observed = ObservedChoice(call, request, shares_prompt=shares_prompt)
         self._live[request.request_id] = _Live(stream, observed)
+        self.recent_ids.append(request.request_id)
         self._do(actions)
         return stream
 

@@ -42,7 +42,8 @@ class Page:
     """What answers a path, and who may ask."""
 
     serve: Handler
-    operation: Operation
+    operation: Operation | None
+    """What documents say of it; None: a file for browsers, which is in no document."""
     scopes: frozenset[str] = SCOPES
     """The caller's key needs one of them; none: no key is asked for."""
 
@@ -75,6 +76,7 @@ class Site:
         routes = [
             Route(method, path, page.operation, bool(page.scopes) and not keys.is_open)
             for (method, path), page in found
+            if page.operation is not None
         ]
         self._described = to_json(document_of(title, routes, options.model_name))
 

@@ -87,6 +87,8 @@ class RouterOptions:
     """``NAME=WEIGHT`` each."""
     choices_max: int = 256
     """Choices of one HTTP request: its prompts times those of each."""
+    observers_max: int = 16
+    """Who may follow the live page's events at a time."""
     prompt_logprobs_max: int = 262_144
     """Of its prompt's log-probabilities a request may ask for so many."""
     replans_max: int = 3

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import grpc
 
-from disagg.errors import ProtocolError
+from disagg.errors import ProtocolError, RemoteFault
 from disagg.messages.kv_events import BlocksStored, KVEvent, KVEventBatch, KVSnapshot
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, ToWorkerMessage
@@ -17,7 +17,7 @@ from disagg.tls.connections import Connections
 from disagg.wire.kv_events_codec import kv_batch_from_wire
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
 from disagg.wire.stream_hello import SessionOpen
-from disagg.wire.v1 import kv_events_pb2, session_pb2
+from disagg.wire.v1 import kv_events_pb2, session_pb2, worker_pb2
 from disagg.wire.v1.worker_pb2_grpc import WorkerStub
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class WorkerSession:
         self._connections = connections
         self._outgoing: asyncio.Queue[ToWorkerMessage] = asyncio.Queue(outgoing_max)
         self._closed = False
+        self._stub: WorkerAsyncStub | None = None
         self._overflow = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"session {info.incarnation.worker_id}")
 
@@ -92,6 +93,19 @@ class WorkerSession:
             self._outgoing.put_nowait(message)
         except asyncio.QueueFull:
             self._overflow.set()
+
+    async def status(self, timeout_s: float) -> worker_pb2.StatusResponse:
+        """Ask the worker for its pool, its leases and its transfers.
+
+        Raises:
+            RemoteFault: it is not connected, or does not answer in time.
+        """
+        if self._stub is None:
+            raise RemoteFault("there is no session with it")
+        try:
+            return await self._stub.Status(worker_pb2.StatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise RemoteFault(_describe(error)) from error
 
     async def drain(self) -> None:
         """Wait, for a short time, until everything queued is written."""
@@ -153,6 +167,7 @@ class WorkerSession:
             return _describe(error)
         if self._closed:
             return "closed"
+        self._stub = stub
         self._events.up()
         # A generator given to gRPC would stay behind, pending, when the worker ends.
         parts = (self._read(call), self._watch_overflow(), self._write(call), self._kv_events(stub))
@@ -162,6 +177,7 @@ class WorkerSession:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return next(task for task in tasks if task.done()).result()
         finally:
+            self._stub = None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -38,6 +39,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._role = role
         self._control = control
         self._links = links
+        self._version = version("disagg")
 
     async def Session(
         self,
@@ -174,4 +176,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 for entry in core.inbound.statuses()
             ],
             kv_sequence=core.kv.events.next_seq,
+            groups=[
+                worker_pb2.GroupBlocks(num_held=group.num_held, num_cached=group.num_cached)
+                for group in core.kv.count_blocks()
+            ],
+            version=self._version,
         )

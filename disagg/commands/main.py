@@ -14,6 +14,7 @@ from disagg.commands.plan import plan_kv_memory
 from disagg.commands.revisions import app as revisions
 from disagg.commands.serve import router, serve, workers
 from disagg.commands.show_config import show_config
+from disagg.commands.status import status
 from disagg.errors import DisaggError
 
 USER_ERROR = 2
@@ -37,6 +38,7 @@ app.command()(serve)
 app.command()(router)
 app.command()(workers)
 app.command("config")(show_config)
+app.command()(status)
 app.command()(leases)
 app.command("plan")(plan_kv_memory)
 app.add_typer(cache, name="cache")

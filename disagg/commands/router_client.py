@@ -50,8 +50,17 @@ def call_router(
             raise RemoteFault(why) from error
         if error.code == 400 and put is not None:
             raise RequestError(f"{router_url}: {_reason(error)}") from error
+        if error.code == 404:
+            why = (
+                f"{url} answered 404: this is not the admin port of a router that has this page "
+                "(router.admin_port, 8001 unless it is set)"
+            )
+            raise RemoteFault(why) from error
         raise RemoteFault(f"{url} answered {error.code} {error.reason}: not a router?") from error
-    except (OSError, http.client.HTTPException) as error:  # URLError and time-outs among them
+    except http.client.HTTPException as error:
+        why = f"{url} does not speak HTTP ({error!r}): the admin port is router.admin_port"
+        raise RemoteFault(why) from error
+    except OSError as error:  # URLError and time-outs among them
         reason = getattr(error, "reason", error)
         raise RemoteFault(f"no router answers at {url}: {reason}") from error
     except ValueError as error:

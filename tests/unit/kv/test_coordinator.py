@@ -213,6 +213,28 @@ def test_a_duplicate_stays_private() -> None:
     kv.check()
 
 
+def test_blocks_are_counted_per_group_once_however_many_share_them() -> None:
+    kv = coordinator(FULL, WINDOW, num_blocks=40, max_step_tokens=96)
+    compute(kv, request("a", 96))
+    assert kv.count_blocks() == ((6, 0), (6, 0))
+    kv.release_out_of_window("a", 96)
+    full, window = kv.count_blocks()
+    assert full == (6, 0)
+    assert window.num_held + window.num_cached == 6
+    assert window.num_held < 6
+    twin = request("b", 100)
+    assert kv.allocate(twin, num_new_tokens=4, hit=kv.find_longest_cache_hit(twin, 99))
+    shared = kv.count_blocks()
+    assert shared[0] == (7, 0)  # six of them in two tables
+    kv.free("a")
+    kv.free("b")
+    assert [group.num_held for group in kv.count_blocks()] == [0, 0]
+    assert sum(group.num_cached for group in kv.count_blocks()) == kv.num_usable_blocks - len(
+        list(kv.pool._uncached)
+    )
+    kv.check()
+
+
 def test_lease_outlives_its_request() -> None:
     kv = coordinator(FULL, WINDOW, num_blocks=40)
     compute(kv, request("a", 100))

@@ -29,6 +29,7 @@ from disagg.wire.kv_events_codec import kv_batch_to_wire
 from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.session_codec import session_request_from_wire, session_response_to_wire
 from disagg.wire.stream_hello import SessionOpen
+from disagg.wire.v1 import worker_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from disagg.wire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
@@ -81,6 +82,9 @@ class ScriptedWorker(WorkerServicer):
         self.claims: list[WorkerIdClaimed] = []
         self.reset_answer: PrefixCacheReset | None = PrefixCacheReset(0, 3)
         self.num_sent = 0
+        self.status: worker_pb2.StatusResponse | None = None
+        self.status_gate: asyncio.Event | None = None
+        self.num_asked = 0
         self.kv_batches: list[KVEventBatch | KVSnapshot] = []
         self.kv_asked: list[int] = []
         self.kv_first = 0  # new event streams begin with this batch
@@ -158,7 +162,13 @@ class ScriptedWorker(WorkerServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
 
     async def Status(self, request, context):
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
+        self.num_asked += 1
+        await self._notify()
+        if self.status_gate is not None:
+            await self.status_gate.wait()
+        if self.status is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
+        return self.status
 
     async def publish(self, *batches: KVEventBatch | KVSnapshot) -> None:
         self.kv_batches += batches

@@ -58,6 +58,8 @@ PATHS = {
     "operators": {
         "/metrics",
         "/v1/disagg/workers",
+        "/v1/disagg/status",
+        "/v1/disagg/events",
         "/v1/disagg/requests/{id}",
         "/v1/disagg/revisions",
         "/reset_prefix_cache",
@@ -232,6 +234,7 @@ async def test_operators_answers_have_the_documented_form(house):
     missing = await house.admin.get("/v1/disagg/requests/none")
     assert missing.status_code == 404
     conforms(document, "/v1/disagg/requests/{id}", "get", missing)
+    conforms(document, "/v1/disagg/status", "get", await house.admin.get("/v1/disagg/status"))
     revisions = await house.admin.get("/v1/disagg/revisions")
     conforms(document, "/v1/disagg/revisions", "get", revisions)
     for body in ({"weights": {"default": 2}}, {"weights": {"default": -1}}, {"more": 1}):

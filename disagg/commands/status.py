@@ -1,0 +1,44 @@
+"""`disagg status`: the fleet as a router and its workers know it."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from disagg.commands.status_view import draw, fetch, is_well
+
+PIPE_COLUMNS = 200
+"""A pipe has no width to fold lines to."""
+
+Url = Annotated[
+    str,
+    typer.Option("--url", "--router", help="HTTP address of a router's admin port."),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=60, help="Seconds to wait for the answer.")
+]
+DEFAULT_URL = "http://127.0.0.1:8001"
+TIMEOUT_S = 5.0
+
+
+def status(
+    url: Url = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    timeout_s: Timeout = TIMEOUT_S,
+) -> None:
+    """Show workers with roles, epochs, versions and queues, pools per group, leases, transfers.
+
+    It needs nothing but the admin port: the router asks the workers. Where the router has API keys,
+    DISAGG_API_KEY has one that may observe.
+    The exit code is 1 when the router is not ready, a role is missing or a worker does not answer,
+    and 2 when no router does.
+    """
+    body = fetch(url, timeout_s)
+    if as_json:
+        print(json.dumps(body, indent=2))
+    else:
+        width = None if sys.stdout.isatty() else PIPE_COLUMNS
+        Console(width=width, highlight=False).print(draw(body))
+    raise typer.Exit(0 if is_well(body) else 1)
