@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from disagg.router.live_pages import FILES
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +35,11 @@ def test_the_linked_folders_are_inside(wheel_names: list[str]) -> None:
     for name in ("disagg/workers/options.py", "disagg/router/options.py", "disagg/py.typed"):
         assert name in wheel_names
     assert not any("__pycache__" in name or name.endswith(".so") for name in wheel_names)
+
+
+def test_the_files_of_the_live_page_are_inside(wheel_names: list[str]) -> None:
+    for name, _ in FILES.values():
+        assert f"disagg/router/live/{name}" in wheel_names
 
 
 def test_what_others_test_against_is_inside_and_the_explorer_is_not(wheel_names: list[str]) -> None:
