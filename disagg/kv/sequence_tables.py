@@ -116,7 +116,7 @@ class SequenceTables:
         return (table.blocks for manager in self._managers for table in manager.tables.values())
 
     def count_blocks(self, cache: PrefixCache) -> tuple[GroupBlocks, ...]:
-        """Per group its blocks at this moment; linear in the tables (10 ms for 300,000 blocks)."""
+        """Per group its blocks at this moment; linear in the tables."""
         counts = []
         for manager in self._managers:
             held = set().union(*(table.blocks for table in manager.tables.values())) - {NULL_BLOCK}
