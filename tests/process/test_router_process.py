@@ -1,12 +1,15 @@
 """The router as a process: start, signals, exit codes."""
 
+import json
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +113,37 @@ def test_a_router_that_cannot_start_says_why(start, tmp_path):
         process = start(port=taken.getsockname()[1])
         assert process.wait(timeout=BOUND_S) == 2
         assert "http_port" in process.stderr.read()
+
+
+def mapped(pid: int | str, *packages: str) -> set[str]:
+    """Which packages' shared libraries a process has in its memory."""
+    files = Path(f"/proc/{pid}/maps").read_text()
+    return {name for name in packages if f"/{name}/" in files}
+
+
+def test_a_router_that_has_served_has_no_torch_and_tells_its_memory(start):
+    process = start()
+    line = next(line for line in process.stderr if "router serves tiny on" in line)
+    http, admin = (int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)", line))
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    told = urllib.request.Request(
+        f"http://127.0.0.1:{http}/tokenize",
+        json.dumps(chat).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(told, timeout=BOUND_S) as answer:
+        assert json.load(answer)["count"] > 1  # it has rendered the template and tokenised
+    with urllib.request.urlopen(f"http://127.0.0.1:{http}/openapi.json", timeout=BOUND_S) as page:
+        assert json.load(page)["openapi"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=BOUND_S) as page:
+        metrics = page.read().decode()
+    said = re.search(r"^process_resident_memory_bytes (\S+)$", metrics, re.MULTILINE)
+    assert said is not None
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    assert float(said[1]) == pytest.approx(pages * resource.getpagesize(), rel=0.5)
+    absent = ("torch", "ray", "nixl_cu13", "nixl_cu12", "safetensors")
+    assert mapped(process.pid, "tokenizers", *absent) == {"tokenizers"}
+    # Negative control: this process has made the checkpoint, with torch.
+    assert {"torch", "safetensors"} <= mapped("self", *absent)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(BOUND_S) == 0
