@@ -8,6 +8,7 @@ import typer
 
 from disagg.commands.cache import app as cache
 from disagg.commands.certificates import app as certificates
+from disagg.commands.doctor import doctor
 from disagg.commands.keys import app as keys
 from disagg.commands.leases import leases
 from disagg.commands.plan import plan_kv_memory
@@ -15,6 +16,7 @@ from disagg.commands.revisions import app as revisions
 from disagg.commands.serve import router, serve, workers
 from disagg.commands.show_config import show_config
 from disagg.commands.status import status
+from disagg.commands.top import top
 from disagg.errors import DisaggError
 
 USER_ERROR = 2
@@ -39,6 +41,8 @@ app.command()(router)
 app.command()(workers)
 app.command("config")(show_config)
 app.command()(status)
+app.command()(doctor)
+app.command()(top)
 app.command()(leases)
 app.command("plan")(plan_kv_memory)
 app.add_typer(cache, name="cache")
