@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -69,7 +70,7 @@ def local_folders(variables: dict[str, str]) -> dict[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run() -> Iterator[Run]:
     """The target cpu, built."""
     if name := builder():
         built = subprocess.run(
@@ -93,15 +94,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         require_permission()
     except UnavailableError as error:
         pytest.skip(f"no container builder, and no namespaces: {error}")
-    folder = tmp_path_factory.mktemp("image")
     variables = pip_variables()
     dockerfile = parse((ROOT / "Dockerfile").read_text())
     shown = shown_to_steps(variables)
-    build = NamespaceBuild(dockerfile, ROOT, folder, {}, shown, variables)
-    build.build("cpu")
-    user = dockerfile.setting("cpu", "USER")
-    yield lambda line: build.run("cpu", user, line, {})
-    shutil.rmtree(folder)
+    with TemporaryDirectory(prefix="disagg-image-") as folder:  # gigabytes: not kept as others are
+        build = NamespaceBuild(dockerfile, ROOT, Path(folder), {}, shown, variables)
+        build.build("cpu")
+        user = dockerfile.setting("cpu", "USER")
+        yield lambda line: build.run("cpu", user, line, {})
 
 
 def test_what_pods_start_is_there(run: Run) -> None:
