@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from disagg.commands.status_view import draw, fetch, is_well
-from tests.process.harness import ROOT, Cluster
+from tests.process.harness import ROOT, Cluster, wait_until
 from tests.process.served_model import ServedModel, assert_exact
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,7 +43,12 @@ def test_a_held_hand_over_is_seen_without_a_certificate(gemma3: ServedModel) -> 
     answer = gemma3.ask_later(expected, "held-and-seen")
     cluster.wait_told("d0", "held dones", told)
 
-    body = fetch(cluster.admin_url, BOUND_S)
+    def all_is_offered() -> dict[str, Any] | None:
+        found = fetch(cluster.admin_url, BOUND_S)
+        leases = workers_of(found)["p0"]["leases"]
+        return found if [one["num_blocks"] for one in leases] == [NUM_PULLED] else None
+
+    body = wait_until(all_is_offered, "the offers of all steps of the prefill")
     workers = workers_of(body)
     (lease,), (inbound,) = workers["p0"]["leases"], workers["d0"]["inbound"]
     assert (lease["request_id"], lease["num_blocks"]) == ("held-and-seen", NUM_PULLED)
