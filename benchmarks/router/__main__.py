@@ -16,9 +16,11 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import httpx
 
 from benchmarks.router.checkpoint import make_checkpoint
 from benchmarks.router.environment import (
@@ -52,7 +54,7 @@ def workers_of(name: str, step_s: float, checkpoint: Path, folder: Path) -> Iter
             stack.callback(program.end)
             return program
 
-        def module(which: str, given: dict[str, object], url: str) -> Program:
+        def module(which: str, given: Mapping[str, float | str], url: str) -> Program:
             command = [sys.executable, "-m", f"benchmarks.router.{which}", json.dumps(given)]
             return started(Program(command, {}, folder / f"{which}.log", url))
 
@@ -75,8 +77,6 @@ def workers_of(name: str, step_s: float, checkpoint: Path, folder: Path) -> Iter
 
 def serves(url: str) -> bool:
     """Whether a router answers a request."""
-    import httpx
-
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=5).status_code == 200
 
@@ -132,7 +132,8 @@ def lines(rounds: dict[str, list[dict[str, tuple[float, float, float]]]]) -> Ite
     for case in rounds[OURS][0]:
         ours = [one[case][0] for one in rounds[OURS]]
         target = 1.0 if "chunk" in case else 0.5
-        for peer in [name for name in rounds if name != OURS] or [None]:
+        peers: list[str | None] = [name for name in rounds if name != OURS]
+        for peer in peers or [None]:
             theirs = [one[case][0] for one in rounds[peer]] if peer else None
             ratio = statistics.median(theirs) / statistics.median(ours) if theirs else None
             rates = {

@@ -69,6 +69,14 @@ class InstantWorker(WorkerServicer):
         await asyncio.Event().wait()
         yield
 
+    async def Peer(self, request_iterator, context):  # type: ignore[no-untyped-def, override]
+        """Nothing is handed over really."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an instant worker")
+
+    async def Status(self, request, context):  # type: ignore[no-untyped-def]
+        """Nobody looks."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an instant worker")
+
     async def _read(self, request_iterator: Any) -> None:
         router = ""
         async for request in request_iterator:
@@ -121,7 +129,7 @@ async def main(router_address: str, step_s: float) -> None:
         worker = InstantWorker(role, step_s)
         server = grpc.aio.server()
         port = server.add_insecure_port("127.0.0.1:0")
-        add_WorkerServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
+        add_WorkerServicer_to_server(worker, server)
         await server.start()
         servers.append(server)
         info = replace(worker.script, address=f"127.0.0.1:{port}").info

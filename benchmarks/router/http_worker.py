@@ -104,7 +104,8 @@ class Connection(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         wanted = json.loads(body) if head.startswith(b"post") and body else {}
         if wanted.get("stream"):
-            self._workers.add(self._transport, wanted["max_tokens"])
+            num = wanted.get("max_tokens") or wanted["max_completion_tokens"]
+            self._workers.add(self._transport, num)
             return
         said: object = {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
         data = json.dumps(ANSWER if "messages" in wanted else said).encode()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from functools import partial
 from typing import cast
 
 from benchmarks.router.environment import MODEL
@@ -86,6 +87,10 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
 
+def _itself(connection: Connection) -> Connection:
+    return connection
+
+
 class Load:
     """So many connections at once."""
 
@@ -98,7 +103,7 @@ class Load:
         """Connect all; they ask at once."""
         loop = asyncio.get_running_loop()
         for one in self._all:
-            await loop.create_connection(lambda one=one: one, *self._where)
+            await loop.create_connection(partial(_itself, one), *self._where)
 
     @property
     def num_chunks(self) -> int:
