@@ -313,7 +313,7 @@ class Dispatcher:
         live = self._live.get(delta.request_id)
         if live is None:
             return
-        live.observed.delivered(len(delta.token_ids), partial(self._record, delta.request_id))
+        live.observed.delivered(len(delta.token_ids), self._record)
         if delta.finish_reason is not FinishReason.NONE:
             del self._live[delta.request_id]
             live.observed.ended(delta.finish_reason.value, self._record(delta.request_id))

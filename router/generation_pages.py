@@ -210,7 +210,7 @@ class GenerationPages:
                 async for index, piece in texts:
                     chunk = shown.chunk(index, piece)
                     if chunk:
-                        await exchange.write(chunk)
+                        await exchange.stream(chunk)
             except CancelledError:
                 raise
             except DisaggError as error:

@@ -25,6 +25,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+WRITE_CHUNK = "disagg.write_chunk"
+"""In a request's scope: writes a part of a streamed body at once, or says that it did not."""
+
 RETRY_AFTER_S = {429: 1, 503: 5}
 """Where nothing better is known: a place is free soon, a worker is back within its heartbeats."""
 
@@ -92,6 +95,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._options = options
+        self._write_chunk: Callable[[bytes], bool] | None = scope.get(WRITE_CHUNK)
         self._num_headers = len(scope["headers"])
         fields = sum(len(name) + len(value) for name, value in scope["headers"])
         self._head_bytes = fields + len(scope["raw_path"]) + len(self.query)
@@ -169,6 +173,11 @@ class Exchange:
             headers.append((b"x-request-id", self.request_id.encode()))
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def stream(self, data: bytes) -> None:
+        """Send a part of a body that has no length, as `write` does: the usual case is faster."""
+        if self._write_chunk is None or not self._write_chunk(data):
+            await self.write(data)
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a part of the body; waits while the client does not read, which the server bounds.

@@ -6,14 +6,15 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from disagg.errors import CapacityError, ConfigError, DisaggError, RequestError
-from disagg.router.http_exchange import HeadTooLargeError
+from disagg.router.http_exchange import WRITE_CHUNK, HeadTooLargeError
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
 from disagg.router.options import RouterOptions
@@ -75,6 +76,29 @@ def _protocol(options: RouterOptions) -> type[H11Protocol]:
             super().__init__(*args, **kwargs)
             self.timeout_keep_alive = options.receive_timeout_ms / 1000  # type: ignore[assignment]
             self._unsent_timer: asyncio.TimerHandle | None = None
+            self._served, self.app = self.app, self._serve
+
+        async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+            scope[WRITE_CHUNK] = partial(self._write_chunk, self.cycle)
+            await self._served(scope, receive, send)
+
+        def _write_chunk(self, cycle: RequestResponseCycle, data: bytes) -> bool:
+            """Write a part of a streamed body without a pass through h11, which does no more.
+
+            False where that is not certain: the part is to be sent as others are.
+            """
+            if (
+                self.flow.write_paused
+                or cycle.disconnected
+                or not cycle.response_started
+                or cycle.response_complete
+                or cycle.scope["http_version"] != "1.1"
+                or cycle.scope["method"] == "HEAD"
+                or not data
+            ):
+                return False
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            return True
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)

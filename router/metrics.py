@@ -43,6 +43,8 @@ class Metrics:
         self._model_name = model_name
         self._own: list[Collects] = []
         self._tenants: set[str] = set()
+        self._tokens_of: dict[str, Counter] = {}
+        """Series by tenant: looking one up takes longer than counting."""
         self._requests = self._counter(
             "requests",
             "Ended requests by outcome, with several choices once; errors by their code.",
@@ -61,11 +63,11 @@ class Metrics:
             PART_BUCKETS,
             "part",
         )
-        self._itl = self._histogram(
+        self._waits: Histogram = self._histogram(
             "inter_token_latency_seconds",
             "Between deliveries of one choice, per token.",
             ITL_BUCKETS,
-        )
+        ).labels(model_name)
         self._tpot = self._histogram(
             "time_per_output_token_seconds",
             "Of a finished choice, mean over its tokens after the first.",
@@ -167,12 +169,16 @@ class Metrics:
 
     def delivered(self, num_tokens: int, tenant: str) -> None:
         """Count tokens delivered to a client."""
-        self._tokens.labels(self._model_name, self._label(tenant)).inc(num_tokens)
+        label = self._label(tenant)
+        series = self._tokens_of.get(label)
+        if series is None:
+            series = self._tokens_of[label] = self._tokens.labels(self._model_name, label)
+        series.inc(num_tokens)
 
     def waited(self, num_tokens: int, waited_s: float) -> None:
         """So long passed since the delivery before of the same choice."""
         if num_tokens:
-            self._itl.labels(self._model_name).observe(waited_s / num_tokens)
+            self._waits.observe(waited_s / num_tokens)
 
     def _label(self, tenant: str) -> str:
         """The tenant; OTHER_TENANTS for those that came, with new files of keys, after so many."""

@@ -142,12 +142,13 @@ class ObservedChoice:
 
     def __init__(self, call: ObservedCall, request: NewRequest, *, shares_prompt: bool) -> None:
         self._call = call
+        self._request_id = request.request_id
         self._shares_prompt = shares_prompt
         self._span, self.traceparent = call.observers.spans.begin(request, call.span)
         self._delivered_s: float | None = None
         call.began()
 
-    def delivered(self, num_tokens: int, record: Callable[[], RequestRecord]) -> None:
+    def delivered(self, num_tokens: int, record: Callable[[str], RequestRecord]) -> None:
         """Tokens are on their way to the client; the record is looked at for the first ones."""
         if not num_tokens:
             return
@@ -156,7 +157,7 @@ class ObservedChoice:
         if self._delivered_s is not None:
             metrics.waited(num_tokens, now_s - self._delivered_s)
         elif not self._shares_prompt:
-            self._call.first_token(record())
+            self._call.first_token(record(self._request_id))
         self._delivered_s = now_s
 
     def ended(self, outcome: str, record: RequestRecord, error: str = "") -> None:

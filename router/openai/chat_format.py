@@ -1,6 +1,5 @@
 """The answers of the chat completions endpoint."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,11 +85,11 @@ class ChatChoice:
             return b""
         fields = (
             b'"delta":',
-            to_json(self._fields.delta(parts)),
+            self._fields.delta(parts),
             b',"logprobs":',
             logprobs,
             b',"finish_reason":',
-            json.dumps(self._fields.finish_reason(piece) or None).encode(),
+            to_json(self._fields.finish_reason(piece) or None),
         )
         return choice.chunk(b"".join(fields), piece)
 

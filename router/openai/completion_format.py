@@ -1,6 +1,5 @@
 """The answers of the completions endpoint."""
 
-import json
 import math
 from typing import Any
 
@@ -90,11 +89,11 @@ class CompletionChoice:
             return b""
         fields = [
             b'"text":',
-            json.dumps(text).encode(),
+            to_json(text),
             b',"logprobs":',
             b"null" if logprobs is None else to_json(logprobs),
             b',"finish_reason":',
-            json.dumps(piece.finish_reason or None).encode(),
+            to_json(piece.finish_reason or None),
         ]
         if prompt_ids:
             fields += (b",", to_json(prompt_ids)[1:-1])

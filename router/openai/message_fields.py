@@ -14,6 +14,7 @@ from disagg.router.message_parts.parts import (
     Reasoning,
     merged,
 )
+from disagg.router.openai.sse import to_json
 from disagg.router.text_stream import Piece
 
 CALL_ID_BYTES = 12
@@ -64,9 +65,11 @@ class MessageFields:
             return TOOL_CALLS
         return piece.finish_reason
 
-    def delta(self, parts: list[Part]) -> dict[str, Any]:
-        """Parts as the ``delta`` of a chunk."""
-        return self._fields(parts, with_index=True)
+    def delta(self, parts: list[Part]) -> bytes:
+        """Parts as the ``delta`` of a chunk, in JSON."""
+        if len(parts) == 1 and isinstance(parts[0], Content):  # the usual case
+            return b'{"content":' + to_json(parts[0].text) + b"}"
+        return to_json(self._fields(parts, with_index=True))
 
     def message(self, parts: list[Part]) -> dict[str, Any]:
         """All parts of an answer as its ``message``."""

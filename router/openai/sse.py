@@ -3,11 +3,12 @@
 import json
 
 DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def to_json(value: object) -> bytes:
-    """Compact JSON."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    """Compact JSON; `json.dumps` would make an encoder each time."""
+    return _encode(value).encode()
 
 
 def sse(value: object) -> bytes:
