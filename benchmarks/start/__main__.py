@@ -64,7 +64,7 @@ def router_lines(taken: dict[str, list[Taken]]) -> list[dict[str, object]]:
 def machine_lines(rounds: list[dict[str, Taken]]) -> list[dict[str, object]]:
     """The figures of every process that all rounds had."""
     return [
-        line(name, unit, [getattr(one[name], field) for one in rounds], None, None)
+        line(f"machine, {name}", unit, [getattr(one[name], field) for one in rounds], None, None)
         for name in rounds[0]
         for field, unit in UNITS.items()
     ]
@@ -72,7 +72,7 @@ def machine_lines(rounds: list[dict[str, Taken]]) -> list[dict[str, object]]:
 
 def command_lines(taken: list[Taken]) -> list[dict[str, object]]:
     """The figures of a command that ends."""
-    units = {"start_s": "s", "cpu_s": "s of CPU", "rss_mib": "MiB RSS at most"}
+    units = {"start_s": "s", "cpu_s": "s of CPU"}
     return [
         line("disagg --help", unit, [getattr(one, field) for one in taken], None, None)
         for field, unit in units.items()

@@ -72,7 +72,7 @@ def start_machine(checkpoint: Path, folder: Path) -> dict[str, Taken]:
 
 
 def run_command(*arguments: str) -> Taken:
-    """``disagg ARGUMENTS`` to its end; its memory is the most it had, which no PSS tells."""
+    """``disagg ARGUMENTS`` to its end; of its memory nothing is known then."""
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "disagg.commands", *arguments], stdout=subprocess.DEVNULL
@@ -82,7 +82,7 @@ def run_command(*arguments: str) -> Taken:
     if process.returncode:
         raise RuntimeError(f"disagg {arguments} ended with exit code {process.returncode}")
     wall_s = time.monotonic() - began
-    return Taken(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, 0.0)
+    return Taken(wall_s, used.ru_utime + used.ru_stime, 0.0, 0.0)
 
 
 def _answers(url: str, path: str) -> bool:
