@@ -4,8 +4,9 @@
 #   docker build --target cpu -t registry.example.com/disagg:0.1.0 .
 #   docker build --target cuda -t registry.example.com/disagg:0.1.0-cuda .
 #
-# It runs as user 1000, from a root file system that may be read-only. `wget` is what KubeRay's probes
-# call. tests/image runs these steps; k8s/README.md says what starts from them.
+# It runs as user 1000, from a root file system that may be read-only. KubeRay's probes ask the agents
+# of Ray's dashboard (extra kuberay), older ones by `wget`. tests/image runs these steps;
+# k8s/README.md says what starts from them.
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS base
@@ -33,7 +34,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY disagg disagg
 COPY router router
 COPY workers workers
-RUN pip install --no-cache-dir '.[tracing,object]'
+RUN pip install --no-cache-dir '.[tracing,object,kuberay]'
 
 FROM build AS build-cuda
 ARG TORCH=torch==2.13.0
@@ -42,7 +43,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY disagg disagg
 COPY router router
 COPY workers workers
-RUN pip install --no-cache-dir '.[tracing,object,vllm]'
+RUN pip install --no-cache-dir '.[tracing,object,kuberay,vllm]'
 
 # Triton compiles its launchers on the machine where they run. NVIDIA's container runtime brings the
 # driver; CUDA's libraries come with torch.

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -184,6 +185,9 @@ def workers(
     end: Annotated[
         bool, typer.Option("--end", help="End the workers that run; what goes on may end first.")
     ] = False,
+    end_here: Annotated[
+        bool, typer.Option("--end-here", help="The same for those of this host alone, at once.")
+    ] = False,
     with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
 ) -> None:
     """Place the workers on a Ray cluster and keep them running.
@@ -192,6 +196,8 @@ def workers(
     Without --ray-address the cluster this machine belongs to is joined. Ctrl-C and SIGTERM end this
     command and not the workers: whoever runs it next finds them, and replaces one after the other
     whose settings have changed. --end ends them, and waits for worker.drain_timeout_ms at most.
+    --end-here does so with every worker of this host, or pod, that may be signalled, without Ray;
+    exit code 1: some still run.
 
     It ends with exit code 2 when the cluster has gone, 69 when there is none: it is to be run under
     something that starts it again.
@@ -208,6 +214,9 @@ def workers(
         decode=decode,
         ray_address=ray_address,
     )
+    if end_here:
+        _end_here(effective.settings)
+        return
     from disagg.cluster.keep import NO_CLUSTER_EXIT_CODE
     from disagg.cluster.ray_cluster import join_ray, stop_ray
     from disagg.cluster.watchdog import Watchdog
@@ -241,6 +250,16 @@ def workers(
         log.info("stopping, the workers stay")
     finally:
         stop_ray()
+
+
+def _end_here(settings: Settings) -> None:
+    from disagg.cluster.end_here import end_workers_here
+
+    timeout_s = settings.worker.drain_timeout_ms / 1000 + settings.cluster.stop_timeout_s
+    if left := end_workers_here(timeout_s):
+        pids = ", ".join(str(worker.pid) for worker in sorted(left, key=lambda one: one.pid))
+        print(f"disagg: workers still run after {timeout_s:g} s: pid {pids}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _log_to_stderr(log_format: str) -> None:

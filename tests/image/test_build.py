@@ -134,3 +134,23 @@ def test_no_code_comes_from_a_source_folder(run: Run) -> None:
         run("test -e /source")
     with pytest.raises(StepError):
         run("python -c 'import tests'")
+
+
+HEAD = """
+ray start --head --block --node-ip-address=127.0.0.1 --num-cpus=0 --include-dashboard=true --port=26379 \\
+  --dashboard-port=28265 --dashboard-agent-listen-port=25236 --disable-usage-stats \\
+  --temp-dir=/tmp/ray-of-test >/tmp/head.log 2>&1 &
+head=$!
+for second in $(seq 240); do
+  wget -q -O- http://127.0.0.1:25236/api/healthz && break
+  kill -0 $head || { cat /tmp/head.log; exit 1; }
+  sleep 1
+done
+kill $head
+wait $head || true
+"""
+
+
+def test_a_head_starts_and_answers_what_kuberays_probes_ask(run: Run) -> None:
+    """Ray without its extra "default" refuses to start a dashboard, and its agents answer nothing."""
+    assert "raylet: success" in run(HEAD)

@@ -60,7 +60,10 @@ def test_torch_is_the_build_that_is_tested() -> None:
 
 
 def test_extras_are_those_of_the_project() -> None:
-    for target, wanted in (("cpu", {"tracing", "object"}), ("cuda", {"tracing", "object", "vllm"})):
+    for target, wanted in (
+        ("cpu", {"tracing", "object", "kuberay"}),
+        ("cuda", {"tracing", "object", "kuberay", "vllm"}),
+    ):
         found = re.search(r"'\.\[([a-z,]+)\]'", runs(FILE, target))
         assert found is not None
         assert set(found[1].split(",")) == wanted

@@ -24,6 +24,8 @@ BASE = K8S / "base"
 CRD_VARIABLE = "DISAGG_TEST_KUBERAY_CRD"
 """Path of KubeRay's ray.io_rayclusters.yaml, which is not part of this project."""
 CRD = os.environ.get(CRD_VARIABLE, "")
+RAYLET_END_S = 30
+"""`ray start --block` drains its node for so long after SIGTERM."""
 SETTINGS = read_settings(BASE / "disagg.yaml").settings
 
 
@@ -191,6 +193,22 @@ def test_routers_are_rolled_one_by_one_and_have_time_to_drain() -> None:
     assert command == "sleep"
     left_s = spec["terminationGracePeriodSeconds"] - int(seconds)
     assert left_s * 1000 > SETTINGS.router.drain_timeout_ms
+
+
+def test_a_pods_worker_drains_before_ray_is_stopped_and_has_time_for_it() -> None:
+    bound_s = SETTINGS.worker.drain_timeout_ms / 1000 + SETTINGS.cluster.stop_timeout_s
+    for group in GROUPS:
+        spec = group["template"]["spec"]
+        (container,) = spec["containers"]
+        command = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert command[:3] == ["disagg", "workers", "--end-here"]
+        parse_command(command[1:])
+        # By the settings that its worker has: they say how long a drain takes.
+        folder = str(Path(command[command.index("--config") + 1]).parent)
+        (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == folder]
+        (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+        assert volume["configMap"]["name"] == "disagg-config"
+        assert spec["terminationGracePeriodSeconds"] > bound_s + RAYLET_END_S
 
 
 def test_workers_run_at_the_niceness_of_others() -> None:
