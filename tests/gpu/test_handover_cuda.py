@@ -1,12 +1,15 @@
 """The hand-over with KV in device memory: NIXL moves it from one worker's pool to the other's."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint, reference_generate
+from tests.gpu.devices import LAYOUTS
 from tests.process.harness import MODEL, Cluster, running
+from tests.process.network import Place
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,17 +23,17 @@ TOLERANCE = 1e-3
 """Wider than on the CPU: device and reference multiply in different orders."""
 
 
+@pytest.mark.parametrize(("num_ranks", "places"), LAYOUTS)
 @pytest.mark.parametrize(
     ("family", "checksums"),
     [("gemma3", False), ("mistral", False), ("qwen3", False), ("gemma3", True)],
 )
 def test_a_handed_over_request_equals_one_process(
-    family: str, checksums: bool, tmp_path: Path
+    family: str, checksums: bool, num_ranks: int, places: Mapping[str, Place], tmp_path: Path
 ) -> None:
     directory = make_checkpoint(tmp_path / family, family, window=WINDOW)
-    cluster = Cluster(
-        directory, tmp_path, worker_options={"device": "cuda", "checksums": checksums}
-    )
+    options = {"device": "cuda", "checksums": checksums, "tensor_parallel": num_ranks}
+    cluster = Cluster(directory, tmp_path, options, places=dict(places))
     with running(cluster, p0="prefill", d0="decode"):
         for length in (WINDOW - 1, WINDOW, WINDOW + 1, 7 * WINDOW + 3):
             prompt = [1, *(20 + i * 37 % 200 for i in range(length - 1))]

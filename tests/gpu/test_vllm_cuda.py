@@ -1,5 +1,6 @@
 """The vLLM engine on a CUDA device: graphs, quantized weights, fp8 KV, two ranks, the hand-over."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from disagg.kv.blocks.block_pool import NULL_BLOCK
 from disagg.messages.sampling import SamplingParams
 from disagg.workers.pool_region import PoolRegion
 from tests.checkpoints import make_checkpoint, reference_generate, reference_logits
+from tests.gpu.devices import LAYOUTS, RANKED_LAYOUTS
 from tests.process.harness import Cluster, running
+from tests.process.network import Place
 from tests.process.served_model import ServedModel, pulled_bytes
 from tests.vllm.engines import make_vllm
 from tests.vllm.families import NEMOTRON_H
@@ -145,10 +148,10 @@ def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_handed_over_in_device_memory(num_ranks: int, tmp_path: Path) -> None:
-    if torch.cuda.device_count() < num_ranks:
-        pytest.skip("torch finds no second CUDA device")
+@pytest.mark.parametrize(("num_ranks", "places"), [*LAYOUTS, *RANKED_LAYOUTS])
+def test_handed_over_in_device_memory(
+    num_ranks: int, places: Mapping[str, Place], tmp_path: Path
+) -> None:
     directory = make_checkpoint(tmp_path / "gemma3", "gemma3", window=WINDOW, **SHAPE)
     options = CUDA | {
         "engine": "vllm",
@@ -157,7 +160,9 @@ def test_handed_over_in_device_memory(num_ranks: int, tmp_path: Path) -> None:
         "max_step_tokens": 96,
         "tensor_parallel": num_ranks,
     }
-    cluster = Cluster(directory, tmp_path, options, {"worker_silent_ms": 120_000})
+    cluster = Cluster(
+        directory, tmp_path, options, {"worker_silent_ms": 120_000}, places=dict(places)
+    )
     with running(cluster):
         cluster.spawn("p0", "prefill")
         cluster.spawn("d0", "decode")

@@ -137,8 +137,8 @@ def test_no_code_comes_from_a_source_folder(run: Run) -> None:
 
 
 HEAD = """
-ray start --head --block --node-ip-address=127.0.0.1 --num-cpus=0 --include-dashboard=true --port=26379 \\
-  --dashboard-port=28265 --dashboard-agent-listen-port=25236 --disable-usage-stats \\
+ray start --head --block --node-ip-address=127.0.0.1 --num-cpus=0 --include-dashboard=true \\
+  --port=26379 --dashboard-port=28265 --dashboard-agent-listen-port=25236 --disable-usage-stats \\
   --temp-dir=/tmp/ray-of-test >/tmp/head.log 2>&1 &
 head=$!
 for second in $(seq 240); do
@@ -152,5 +152,5 @@ wait $head || true
 
 
 def test_a_head_starts_and_answers_what_kuberays_probes_ask(run: Run) -> None:
-    """Ray without its extra "default" refuses to start a dashboard, and its agents answer nothing."""
+    """Ray without its extra "default" starts no dashboard, and its agents answer nothing."""
     assert "raylet: success" in run(HEAD)
