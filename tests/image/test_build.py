@@ -138,11 +138,11 @@ def test_no_code_comes_from_a_source_folder(run: Run) -> None:
 
 HEAD = """
 ray start --head --block --node-ip-address=127.0.0.1 --num-cpus=0 --include-dashboard=true \\
-  --port=26379 --dashboard-port=28265 --dashboard-agent-listen-port=25236 --disable-usage-stats \\
+  --port=26399 --dashboard-port=28299 --dashboard-agent-listen-port=25299 --disable-usage-stats \\
   --temp-dir=/tmp/ray-of-test >/tmp/head.log 2>&1 &
 head=$!
 for second in $(seq 240); do
-  wget -q -O- http://127.0.0.1:25236/api/healthz && break
+  wget -q -O- http://127.0.0.1:25299/api/healthz && break
   kill -0 $head || { cat /tmp/head.log; exit 1; }
   sleep 1
 done
