@@ -86,3 +86,15 @@ def test_the_example_is_what_the_plan_says(tmp_path: Path) -> None:
     for row in ("| gemma-3-27b | 32,000 | 0 |", "| gemma-3-27b | 32,000 | 16,000 |"):
         (line,) = [line for line in bytes_table.splitlines() if line.startswith(row)]
         assert f"{line.split('|')[6].strip()} MB" in TEXT
+
+
+def test_memory_and_start_are_as_they_were_measured() -> None:
+    section = TEXT.partition("## Memory and start")[2].partition("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(table) == 4
+    measured = (ROOT / "docs/benchmarks.md").read_text().partition("## Start and memory")[2]
+    for line in table:
+        process, *told = [cell.strip() for cell in line.strip("|").split("|")]
+        (row,) = [one for one in measured.splitlines() if one.startswith(f"| {process} |")]
+        seconds, _, rss, pss = [cell.strip() for cell in row.strip("|").split("|")][1:]
+        assert told == [re.sub(r" \(aim: \d+\)", "", cell) for cell in (seconds, rss, pss)]
