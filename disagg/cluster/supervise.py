@@ -5,10 +5,11 @@ import time
 
 import ray
 
-from disagg.cluster.counts import BY_HAND, BY_SETTINGS, Counts, Fleet, Wish
+from disagg.cluster.counts import BY_HAND, BY_LOAD, BY_SETTINGS, Counts, Fleet, Wish
+from disagg.cluster.load_watch import watch_load
 from disagg.cluster.places import Places
 from disagg.cluster.roles import assign_roles, own_role
-from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet
+from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet, write_wish
 from disagg.cluster.supervised import Report, Supervised
 from disagg.cluster.turnover import Standing, find_next_to_leave
 from disagg.cluster.worker_actors import (
@@ -59,6 +60,7 @@ class Supervisor:
         self._by = ""
         self._plans = WorkerPlans(settings, worker_path, assign_roles(self._counts))
         self._places = Places()
+        self._load_watch = watch_load(settings)
         self._workers: list[Supervised] = []
         self._told: Fleet | None = None
         self._hurried = False
@@ -172,9 +174,17 @@ class Supervisor:
     # What is wanted
 
     def _follow(self, wish: Wish | None) -> None:
-        """Want as many workers as settings or `disagg scale` say, if that has changed."""
-        counts = Counts.of_settings(self._settings) if wish is None else wish.counts
-        by = BY_SETTINGS if wish is None else BY_HAND
+        """Want as many workers as settings, the load or `disagg scale` say, if that has changed."""
+        counts, by = Counts.of_settings(self._settings), BY_SETTINGS
+        if wish is not None and wish.by_hand:
+            counts, by = wish.counts, BY_HAND
+        elif self._load_watch is not None:
+            counts, by = wish.counts if wish is not None else counts, BY_LOAD
+            decided, why = self._load_watch.decide(counts, self._serving())
+            if decided != counts:
+                self._report(why)
+                write_wish(Wish(decided, by_hand=False))
+            counts = decided
         if (counts, by) == (self._counts, self._by):
             return
         if by != BY_SETTINGS or self._by:
@@ -318,12 +328,15 @@ class Supervisor:
         if self.all_serve != self._was_complete:
             self._was_complete = self.all_serve
             self._report("all workers serve" if self._was_complete else "not all workers serve")
-        serving = {
+        fleet = Fleet(self._counts, self._by, self._plans.roles, self._serving())
+        if fleet != self._told:
+            write_fleet(fleet)
+            self._told = fleet
+
+    def _serving(self) -> dict[str, str]:
+        """Role by id of the workers that serve, or end what they have begun."""
+        return {
             w.worker_id: w.state.role
             for w in self._workers
             if w.state is not None and (w.serves or (w.leaving is not None and not w.is_wanted))
         }
-        fleet = Fleet(self._counts, self._by, self._plans.roles, serving)
-        if fleet != self._told:
-            write_fleet(fleet)
-            self._told = fleet

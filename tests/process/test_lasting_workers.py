@@ -39,10 +39,18 @@ def ray(folder: Path) -> Iterator[Program]:
 
 
 @pytest.fixture(scope="module")
-def supervise(ray: Program, folder: Path) -> Iterator[Supervise]:
-    """Starts a supervisor, after the last one was killed."""
+def address(ray: Program) -> Iterator[str]:
+    """Of the cluster, whose token is in the environment meanwhile."""
     found = ray.wait_for(r"^ray (\S+) (\w+)$", BOUND_S)
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": found[2]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", found[2])
+        yield found[1]
+
+
+@pytest.fixture(scope="module")
+def supervise(address: str, folder: Path) -> Iterator[Supervise]:
+    """Starts a supervisor, after the last one was killed."""
     running: list[Program] = []
 
     def start(*changes: str) -> Program:
@@ -51,9 +59,8 @@ def supervise(ray: Program, folder: Path) -> Iterator[Supervise]:
         running.append(
             Program(
                 "tests.process.lasting_run",
-                *(str(folder), found[1], *changes),
+                *(str(folder), address, *changes),
                 cwd=folder,
-                environment=environment,
             )
         )
         return running[-1]
@@ -122,17 +129,15 @@ Scale = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def scale(ray: Program, folder: Path) -> Scale:
+def scale(address: str, folder: Path) -> Scale:
     """`disagg scale`, as an operator runs it: its exit code and all that it said."""
-    found = ray.wait_for(r"^ray (\S+) (\w+)$", BOUND_S)
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": found[2]}
 
     def run(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "disagg.commands", "scale", "--ray-address", found[1]]
+        command = [sys.executable, "-m", "disagg.commands", "scale", "--ray-address", address]
         ended = subprocess.run(
             [*command, *arguments],
             cwd=folder,
-            env=environment | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -159,7 +164,7 @@ def test_scaled_by_hand_while_it_runs_and_after_a_restart(
     # Another role: nobody ends, and the other count stays. It outlives the supervisor.
     code, said_there = scale("--prefill", "2", "--decode", "1")
     assert code == 0, said_there
-    assert said(program, "^worker decode-1 takes the role prefill$")
+    program.wait_for("^worker decode-1 takes the role prefill$", BOUND_S)
     program = supervise()
     assert epochs(program, *more) == more
     assert said(program, "^wanted, by disagg scale: prefill 2, decode 1$")
@@ -168,7 +173,7 @@ def test_scaled_by_hand_while_it_runs_and_after_a_restart(
     code, said_there = scale("--reset")
     assert code == 0, said_there
     assert "wanted, by settings: prefill 1, decode 1; serving: decode 1, prefill 1" in said_there
-    assert said(program, "^worker decode-1 has ended$")
+    program.wait_for("^worker decode-1 has ended$", BOUND_S)
     assert not said(program, "serves again|(prefill-0|decode-0).* leaves")
     assert not said(program, "starting workers")
 
