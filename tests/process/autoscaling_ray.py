@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.process.program import Program
 
 GCS_PORT = 26379
+ADDRESS = f"127.0.0.1:{GCS_PORT}"
 
 
 def autoscaling_head(folder: Path, ray_folder: Path, hosts_max: int) -> Program:
@@ -22,7 +23,7 @@ def autoscaling_head(folder: Path, ray_folder: Path, hosts_max: int) -> Program:
         "max_workers": hosts_max,
         "idle_timeout_minutes": 0.1,
         "upscaling_speed": 1.0,
-        "provider": {"type": "fake_multinode"},
+        "provider": {"type": "fake_multinode", "gcs_address": ADDRESS},
         "auth": {},
         "available_node_types": {
             "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},

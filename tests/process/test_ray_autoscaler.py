@@ -16,14 +16,13 @@ import pytest
 
 from disagg.cluster.processes import end_processes
 from disagg.cluster.run_folder import RunFolder
-from tests.process.autoscaling_ray import GCS_PORT, autoscaling_head
+from tests.process.autoscaling_ray import ADDRESS, autoscaling_head
 from tests.process.program import ROOT, Program
 
 # Slow, as a run of the normal tests starts one Ray cluster only: that of test_serve.
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 BOUND_S = 500.0
-ADDRESS = f"127.0.0.1:{GCS_PORT}"
 ENVIRONMENT = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)}
 COUNT = """
 import json, ray
