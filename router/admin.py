@@ -16,6 +16,7 @@ from disagg.router.metrics import Metrics
 from disagg.router.openai.errors import error_body
 from disagg.router.openapi import operations
 from disagg.router.options import RouterOptions
+from disagg.router.queue_pages import QueuePages
 from disagg.router.request_preparation import clip
 from disagg.router.revision_pages import RevisionPages
 from disagg.router.status_pages import OBSERVERS, StatusPages
@@ -51,6 +52,7 @@ class AdminApp:
                 **RevisionPages(options, dispatcher).pages,
                 **StatusPages(options, dispatcher).pages,
                 **self._live.pages,
+                **QueuePages(dispatcher).pages,
             },
             {RECORDS: Page(self._record, operations.RECORD)},
         )

@@ -145,6 +145,8 @@ class Dispatcher:
         if self.stopping:
             return
         actions = self.core.register(self.now_ms(), info)
+        if (session := self._sessions.get(info.incarnation)) is not None:
+            session.info = info  # with the role it has now
         if any(isinstance(action, Connect) for action in actions):
             warn_of_strangers(info, self.core.fleet)
         self._do(actions)
@@ -367,11 +369,7 @@ class Dispatcher:
         worker = info.incarnation
         logger.info(
             "worker %s (epoch %s, %s, revision %s, %s) joined",
-            worker.worker_id,
-            worker.epoch,
-            info.role,
-            info.revision,
-            info.address,
+            *(worker.worker_id, worker.epoch, info.role, info.revision, info.address),
         )
         self._do(self.core.session_up(self.now_ms(), worker))
 

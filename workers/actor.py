@@ -34,6 +34,8 @@ class HostedWorker(Protocol):
     summary: str
     address: str
     failed: str
+    role: str
+    """To be set at any time."""
     routers_of_cluster: RoutersOfCluster | None
 
     def start(self) -> None:
@@ -108,7 +110,7 @@ class WorkerActor:
 
         return WorkerState(
             worker_id=self._options.worker_id,
-            role=self._options.role,
+            role=self._worker.role,
             epoch=self._worker.incarnation.epoch,
             address=self._worker.address,
             node_id=ray.get_runtime_context().get_node_id(),
@@ -117,6 +119,16 @@ class WorkerActor:
             refused=self._refused,
             is_stopping=self._stopping.is_set(),
         )
+
+    def set_role(self, role: str) -> WorkerState:
+        """Let the worker have another role from its next heartbeat on; its state with it.
+
+        Routers then plan no new work of the old one there. What goes on ends as it began: a worker
+        can do either at any time.
+        """
+        log.info("worker %s takes the role %s", self._options.worker_id, role)
+        self._worker.role = role
+        return self.describe()
 
     def stop(self, timeout_s: float, drain_s: float = 0.0) -> bool:
         """Stop serving, after what goes on has ended or ``drain_s`` are over.

@@ -31,12 +31,12 @@ BACK_OFF_MAX_S = 5.0
 
 async def keep_registered_everywhere(
     discovery: RouterDiscovery,
-    info: WorkerInfo,
+    info: Callable[[], WorkerInfo],
     heartbeat_ms: int,
     discovery_ms: int,
     connections: Connections,
 ) -> None:
-    """Register with every router for ever, as they come and go.
+    """Register with every router for ever, as they come and go, each time with what ``info`` says.
 
     One that is not found any more, as a replica that is about to end, is registered with until it
     is gone: its requests are still served.
@@ -61,13 +61,12 @@ async def keep_registered_everywhere(
 
 async def keep_registered(
     address: str,
-    info: WorkerInfo,
+    info: Callable[[], WorkerInfo],
     heartbeat_ms: int,
     connections: Connections,
     is_found: Callable[[], bool] = lambda: True,
 ) -> None:
     """Register with one router until it is away and not found any more; log what changes."""
-    request = worker_info_to_wire(info)
     logged, num_failures = "", 0
     while True:
         certificate = connections.certificate
@@ -75,7 +74,9 @@ async def keep_registered(
             stub = cast("RouterAsyncStub", RouterStub(channel))
             # A channel keeps the certificate it was made with.
             while certificate is connections.certificate:
-                level, now = await _register(stub, request, secured=certificate is not None)
+                level, now = await _register(
+                    stub, worker_info_to_wire(info()), secured=certificate is not None
+                )
                 num_failures = 0 if level == logging.INFO else num_failures + 1
                 if now != logged:
                     log.log(level, "router %s: %s", address, now)

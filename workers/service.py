@@ -34,7 +34,9 @@ SESSION_QUEUE_MAX = 65_536
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Thin translation between streams and the control."""
 
-    def __init__(self, me: Incarnation, role: str, control: Control, links: GrpcPeerLinks) -> None:
+    def __init__(
+        self, me: Incarnation, role: Callable[[], str], control: Control, links: GrpcPeerLinks
+    ) -> None:
         self._me = me
         self._role = role
         self._control = control
@@ -148,7 +150,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         core = self._control.core
         return worker_pb2.StatusResponse(
             worker=incarnation_to_wire(self._me),
-            role=self._role,
+            role=self._role(),
             pid=os.getpid(),
             stats=stats_to_wire(worker_stats(core)),
             holders=[

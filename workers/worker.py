@@ -7,6 +7,7 @@ import random
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -87,6 +88,7 @@ class Worker:
         summary: what it took of its machine, in one line, valid after `start`.
         address: host:port of the gRPC service, valid after `start`.
         failed: why the worker cannot go on, "" while it can.
+        role: as which it registers at every heartbeat; what goes on is no part of it.
         routers_of_cluster: who knows the routers of the cluster, if there is one; set before
             `start`.
         control: the control, valid after `start`; to be touched on its loop only.
@@ -104,6 +106,7 @@ class Worker:
         self.summary = ""
         self.address = ""
         self.failed = ""
+        self.role = options.role
         self.control: Control | None = None
         self.routers_of_cluster: RoutersOfCluster | None = None
         self._engine_factory = engine_factory
@@ -226,14 +229,18 @@ class Worker:
             on_lost=control.peer_lost,
             connections=self._connections,
         )
-        service = WorkerService(self.incarnation, options.role, control, links)
+        service = WorkerService(self.incarnation, lambda: self.role, control, links)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         control.start(links)
         await server.start()
         info = announcement.worker_info(core)
         discovery = RouterDiscovery(options.router_addresses, self.routers_of_cluster)
         registering = keep_registered_everywhere(
-            discovery, info, options.heartbeat_ms, options.discovery_ms, self._connections
+            discovery,
+            lambda: replace(info, role=self.role),
+            options.heartbeat_ms,
+            options.discovery_ms,
+            self._connections,
         )
         tasks = [
             asyncio.create_task(registering, name="routers"),
@@ -241,10 +248,7 @@ class Worker:
         ]
         log.info(
             "worker %s (%s) serves on %s, epoch %s",
-            options.worker_id,
-            options.role,
-            self.address,
-            self.incarnation.epoch,
+            *(options.worker_id, options.role, self.address, self.incarnation.epoch),
         )
         if publisher is not None:
             events = publisher.run(lambda: control.changed)

@@ -146,7 +146,7 @@ class Node:
         )
         links.node = self
         self._links = links
-        service = WorkerService(self.incarnation, "both", self.control, links)
+        service = WorkerService(self.incarnation, lambda: "both", self.control, links)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         self.control.start(links)
         await server.start()

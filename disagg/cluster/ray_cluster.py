@@ -36,6 +36,12 @@ def num_cpus(settings: Settings) -> float:
     return num_workers(settings) * (1 + beside) * settings.cluster.num_cpus_per_worker
 
 
+def _at_most(settings: Settings) -> Settings:
+    """The same with as many workers as the automatic mode may want."""
+    most = {f"num_{role}": high for role, (_, high) in settings.autoscale.ranges.items()}
+    return settings.model_copy(update={"cluster": settings.cluster.model_copy(update=most)})
+
+
 def start_ray(settings: Settings, folder: Path) -> None:
     """Start a Ray cluster of this machine alone and connect to it.
 
@@ -59,7 +65,7 @@ def start_ray(settings: Settings, folder: Path) -> None:
     try:
         with _own_signals():
             ray.init(
-                num_cpus=max(1, math.ceil(num_cpus(settings))),
+                num_cpus=max(1, math.ceil(num_cpus(_at_most(settings)))),
                 object_store_memory=settings.cluster.object_store_mib << 20,
                 include_dashboard=False,
                 namespace=NAMESPACE,

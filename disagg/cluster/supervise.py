@@ -1,50 +1,44 @@
-"""Keeps the workers of the settings: finds, creates, replaces and spreads their actors."""
+"""Keeps the workers that are wanted: finds, creates, replaces and spreads their actors."""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
 
-from disagg.cluster.placement import has_room
-from disagg.cluster.spread import (
-    RayHost,
-    Seat,
-    choose_host,
-    describe_shortage,
-    find_hosts,
-    find_move,
-)
-from disagg.cluster.supervised import Supervised
+from disagg.cluster.counts import BY_HAND, BY_LOAD, BY_SETTINGS, Counts, Fleet, Wish
+from disagg.cluster.load_watch import watch_load
+from disagg.cluster.places import Places
+from disagg.cluster.roles import assign_roles, own_role
+from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet, write_wish
+from disagg.cluster.supervised import Report, Supervised
 from disagg.cluster.turnover import Standing, find_next_to_leave
-from disagg.cluster.worker_actors import create_actor, describe_free, end_actor, find_actors
+from disagg.cluster.worker_actors import (
+    ActorName,
+    create_actor,
+    describe_free,
+    end_actor,
+    find_actors,
+)
 from disagg.cluster.worker_plans import WorkerPlans
 from disagg.config import Settings
 from disagg.errors import ConfigError, ExpiredError
 from disagg.workers.actor import WORKER_PATH, WorkerState
 
-Report = Callable[[str], None]
-
 _POLL_S = 0.5
-_HOSTS_WAIT_S = 60.0
-"""Hosts join while this starts; where more are made on demand they come later."""
 _FOUND_WAIT_S = 15.0
 """Workers that are found say where they are before others are placed beside them."""
-_SETTLE_S = 20.0
-"""Before a worker moves to another host, that has been the better one for so long."""
 _LOOK_S = 2.0
-"""Hosts are looked at so often."""
+"""Hosts, and what is wanted, are looked at so often."""
 
 log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """The workers of the settings, as actors of Ray. Not thread-safe.
+    """The workers that settings, or `disagg scale`, want, as actors of Ray. Not thread-safe.
 
     Lasting ones outlive this process: the next supervisor finds them by name and goes on. One whose
     settings have changed is replaced, one at a time; nobody else is touched. Others end with Ray's
-    connection of this process.
+    connection of this process. One that is to have another role takes it while it runs.
 
     Workers are spread over the hosts, and one moves when hosts have become more unequal by two. One
     that ends is created anew, with growing delays if it ends soon again.
@@ -62,14 +56,17 @@ class Supervisor:
         self._report = report
         self._worker_path = worker_path
         self._lasting = lasting
-        self._plans = WorkerPlans(settings, worker_path)
+        self._counts = Counts.of_settings(settings)
+        self._by = ""
+        self._plans = WorkerPlans(settings, worker_path, assign_roles(self._counts))
+        self._places = Places()
+        self._load_watch = watch_load(settings)
         self._workers: list[Supervised] = []
+        self._told: Fleet | None = None
         self._hurried = False
         self._was_complete = False
         self._look_at_s = 0.0
         self._place_at_s = 0.0
-        self._move: tuple[str, str] | None = None
-        self._move_since_s = 0.0
 
     @property
     def states(self) -> list[WorkerState]:
@@ -78,14 +75,19 @@ class Supervisor:
 
     @property
     def all_serve(self) -> bool:
-        """Whether every wanted worker answered last, with the settings as they are."""
-        return all(w.serves and self._plans.is_current(w.name) for w in self._workers)
+        """Whether every wanted worker answered last, with role and settings as they are."""
+        return all(w.serves_as_wanted and self._plans.is_current(w.name) for w in self._workers)
 
     def find(self) -> None:
         """Take over the workers that run already."""
         if not self._lasting:
             return
-        self._workers = [Supervised(name, actor=actor) for name, actor in find_actors().items()]
+        told = read_fleet()
+        roles = told.roles if told is not None else {}
+        for name, actor in find_actors().items():
+            worker = self._supervised(roles.get(name.worker_id) or own_role(name.worker_id), name)
+            worker.actor = actor
+            self._workers.append(worker)
         if self._workers:
             self._report(f"found workers {', '.join(sorted(w.worker_id for w in self._workers))}")
             self._place_at_s = time.monotonic() + _FOUND_WAIT_S
@@ -93,21 +95,9 @@ class Supervisor:
     def start(self) -> None:
         """Find the workers that run already, and begin with the others; `poll` goes on."""
         self.find()
-        kept: set[str] = set()
-        # Of two with one id, which a supervisor left that was ended, the current one stays.
-        for worker in sorted(
-            self._workers, key=lambda worker: not self._plans.is_current(worker.name)
-        ):
-            worker_id = worker.worker_id
-            worker.is_wanted = worker_id in self._plans.names and worker_id not in kept
-            kept.add(worker_id)
-        new = [name for name in self._plans.names.values() if name.worker_id not in kept]
-        self._workers += [Supervised(name) for name in new]
-        if new:
-            self._wait_for_hosts()
-            self._report(f"starting workers {', '.join(name.worker_id for name in new)}")
-        for worker in self._workers:
-            worker.late_at_s = time.monotonic() + self._settings.cluster.start_timeout_s
+        self._follow(read_wish())
+        if any(worker.actor is None for worker in self._workers):
+            self._places.wait_for_hosts(self._counts.into(self._settings), self._plans)
 
     def wait(self) -> None:
         """Return when every worker serves, for whoever cannot do with fewer.
@@ -142,14 +132,13 @@ class Supervisor:
             self._go_on(worker)
         if time.monotonic() >= self._look_at_s:
             self._look_at_s = time.monotonic() + _LOOK_S
-            hosts = self._find_hosts()
-            self._create_missing(hosts)
-            self._turn_over(hosts)
-            self._rebalance(hosts)
+            self._follow(read_wish())
+            self._places.look(self._plans)
+            self._create_missing()
+            self._turn_over()
+            self._rebalance()
             self._report_late()
-        if self.all_serve != self._was_complete:
-            self._was_complete = self.all_serve
-            self._report("all workers serve" if self._was_complete else "not all workers serve")
+        self._tell()
         time.sleep(max(0.0, _POLL_S - (time.monotonic() - began_s)))
 
     def stop(self, *, drain: bool = False) -> None:
@@ -158,10 +147,9 @@ class Supervisor:
         Args:
             drain: what goes on may end first, for ``worker.drain_timeout_ms``.
         """
-        drain_s = self._settings.worker.drain_timeout_ms / 1000 if drain else 0.0
         for worker in self._workers:
             if worker.actor is not None and worker.leaving is None:
-                self._ask_to_leave(worker, drain_s)
+                worker.ask_to_leave(self._stop_s, self._drain_s if drain else 0.0)
         waiting = [worker.leaving for worker in self._workers if worker.leaving is not None]
         deadline = max((worker.left_by_s for worker in self._workers), default=0.0)
         while waiting and time.monotonic() < deadline and not self._hurried:
@@ -175,117 +163,103 @@ class Supervisor:
         """Let nothing that goes on end any more; for a signal handler, while `stop` runs."""
         self._hurried = True
 
-    # What has been heard
+    @property
+    def _stop_s(self) -> float:
+        return self._settings.cluster.stop_timeout_s
 
-    def _hear(self) -> None:
-        asked = {worker.asked: worker for worker in self._workers if worker.asked is not None}
-        if not asked:
-            return
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_POLL_S)
-        for ref in answered:
-            worker = asked[ref]
-            worker.asked = None
-            try:
-                self._heard(worker, ray.get(ref))
-            except ActorUnavailableError as error:  # it may answer again
-                self._say(worker, _last_line(error))
-                worker.serves = False
-            except RayError as error:  # its process has ended
-                self._ended(worker, _last_line(error))
+    @property
+    def _drain_s(self) -> float:
+        return self._settings.worker.drain_timeout_ms / 1000
 
-    def _heard(self, worker: Supervised, state: WorkerState) -> None:
-        if state.refused or state.is_stopping:
-            end_actor(worker.name, worker.actor)
-            self._ended(worker, state.refused or "it was being stopped")
+    # What is wanted
+
+    def _follow(self, wish: Wish | None) -> None:
+        """Want as many workers as settings, the load or `disagg scale` say, if that has changed."""
+        counts, by = Counts.of_settings(self._settings), BY_SETTINGS
+        if wish is not None and wish.by_hand:
+            counts, by = wish.counts, BY_HAND
+        elif self._load_watch is not None:
+            counts, by = wish.counts if wish is not None else counts, BY_LOAD
+            decided, why = self._load_watch.decide(counts, self._serving())
+            if decided != counts:
+                self._report(why)
+                write_wish(Wish(decided, by_hand=False))
+            counts = decided
+        if (counts, by) == (self._counts, self._by):
             return
-        if worker.state is None or worker.state.epoch != state.epoch:
-            again = " again" if worker.state is not None else ""
-            self._report(
-                f"worker {state.worker_id} serves{again} on {state.address}"
-                f" (pid {state.pid}, epoch {state.epoch})"
+        if by != BY_SETTINGS or self._by:
+            self._report(f"wanted, by {by}: {counts}")
+        self._counts, self._by = counts, by
+        self._want(
+            assign_roles(
+                counts, self._present(), may_change=not self._settings.cluster.role_resources
             )
-            if worker.state is None or worker.state.summary != state.summary:
-                self._report(f"worker {state.worker_id} takes {state.summary}")
-        worker.state, worker.serves, worker.is_awaited, worker.said = state, True, False, ""
-        worker.node_id = state.node_id  # Ray may have started it elsewhere
-        worker.back_off.runs(time.monotonic())
+        )
 
-    def _ended(self, worker: Supervised, reason: str) -> None:
-        served = worker.serves
-        worker.actor, worker.serves = None, False
-        if not worker.is_wanted or worker.leaving is not None:
-            return
-        worker.fault = "" if served else reason
-        delay_s = worker.back_off.ended(time.monotonic())
-        self._say(worker, f"{reason}; a new one in {delay_s:g} s")
-        worker.create_at_s = time.monotonic() + delay_s
+    def _present(self) -> dict[str, str]:
+        """Role by id of the workers that need not leave, those first that should stay."""
+        there = [worker for worker in self._workers if worker.leaving is None]
+        there.sort(
+            key=lambda worker: (
+                not worker.is_wanted,
+                not (worker.serves or worker.is_unheard),
+                own_role(worker.worker_id) != worker.role,
+                int(worker.worker_id.rpartition("-")[2]),
+            )
+        )
+        present: dict[str, str] = {}
+        for worker in there:
+            present.setdefault(worker.worker_id, worker.role)
+        return present
 
-    def _say(self, worker: Supervised, reason: str) -> None:
-        if reason != worker.said:
-            self._report(f"worker {worker.worker_id}: {reason}")
-        worker.said = reason
+    def _want(self, roles: dict[str, str]) -> None:
+        self._plans = WorkerPlans(self._counts.into(self._settings), self._worker_path, roles)
+        kept: set[str] = set()
+        # Of two with one id, which a supervisor left that was ended, the current one stays.
+        for worker in sorted(
+            self._workers, key=lambda worker: not self._plans.is_current(worker.name)
+        ):
+            worker_id = worker.worker_id
+            worker.is_wanted = worker_id in roles and worker_id not in kept
+            if worker.is_wanted:
+                worker.role = roles[worker_id]
+            kept.add(worker_id)
+        new = [self._supervised(role, self._plans.names[one]) for one, role in roles.items()
+               if one not in kept]  # fmt: skip
+        if new:
+            self._report(f"starting workers {', '.join(each.worker_id for each in new)}")
+        self._workers += new
 
-    def _report_late(self) -> None:
-        for worker in self._workers:
-            late = worker.is_wanted and worker.actor is not None and not worker.serves
-            if late and worker.late_at_s < time.monotonic():
-                worker.late_at_s = float("inf")
-                self._report(
-                    f"worker {worker.worker_id} does not serve after"
-                    f" {self._settings.cluster.start_timeout_s:g} s{describe_free()}"
-                )
+    def _supervised(self, role: str, name: ActorName) -> Supervised:
+        late_at_s = time.monotonic() + self._settings.cluster.start_timeout_s
+        return Supervised(name, role, self._report, late_at_s)
 
     # What is done
 
+    def _hear(self) -> None:
+        asked = {worker.asked: worker for worker in self._workers if worker.asked is not None}
+        if asked:
+            answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_POLL_S)
+            for ref in answered:
+                asked[ref].hear()
+
     def _go_on(self, worker: Supervised) -> None:
         """Ask a worker that runs; end one that has been asked to leave."""
-        if worker.leaving is not None:
-            done, _ = ray.wait([worker.leaving], timeout=0)
-            if not done and time.monotonic() < worker.left_by_s:
-                return
-            if worker.actor is not None:
-                end_actor(worker.name, worker.actor)
-            worker.actor = worker.asked = worker.leaving = None
-            worker.serves = False
+        worker.end_if_left()
         if worker.actor is None and not worker.is_wanted:
             self._report(f"worker {worker.worker_id} has ended")
             self._workers.remove(worker)
-        elif worker.actor is not None and worker.asked is None:
-            worker.asked = worker.actor.describe.remote()
-
-    def _ask_to_leave(self, worker: Supervised, drain_s: float) -> None:
-        timeout_s = self._settings.cluster.stop_timeout_s
-        worker.leaving = worker.actor.stop.remote(timeout_s, drain_s)
-        worker.left_by_s = time.monotonic() + drain_s + timeout_s
-        worker.asked, worker.serves = None, False
-
-    def _leave(self, worker: Supervised) -> None:
-        """Let a worker end; one that serves drains first."""
-        if worker.actor is None:
-            worker.leaving = None
-        elif worker.serves:
-            worker.is_awaited = worker.is_wanted
-            self._ask_to_leave(worker, self._settings.worker.drain_timeout_ms / 1000)
         else:
-            end_actor(worker.name, worker.actor)
-            worker.actor = worker.asked = None
+            worker.ask(takes_roles=worker.is_wanted and self._plans.is_current(worker.name))
 
-    def _create_missing(self, hosts: Sequence[RayHost]) -> None:
+    def _create_missing(self) -> None:
         now_s = time.monotonic()
-        unheard = any(w.actor is not None and w.state is None for w in self._workers)
-        if unheard and now_s < self._place_at_s:
+        if now_s < self._place_at_s and any(worker.is_unheard for worker in self._workers):
             return
         for worker in self._workers:
-            if worker.actor is not None or not worker.is_wanted or now_s < worker.create_at_s:
-                continue
-            worker_id = worker.worker_id
-            if not self._plans.starts_ranks(worker_id):
-                seats = self._seats()
-                (seat,) = [each for each in seats if each.worker_id == worker_id]
-                worker.node_id = choose_host(seat, seats, hosts, self._placed())
-                if not worker.node_id:  # Ray waits for room, and may make a host for it
-                    self._say(worker, f"finds no place: {describe_shortage(seat, hosts)}")
-            self._create(worker)
+            if worker.actor is None and worker.is_wanted and now_s >= worker.create_at_s:
+                self._places.seat(worker, self._workers, self._plans)
+                self._create(worker)
 
     def _create(self, worker: Supervised) -> None:
         worker_id = worker.worker_id
@@ -302,9 +276,11 @@ class Supervisor:
         except ValueError:  # the last one's name is not free yet
             log.debug("%s is not free yet", worker.name)
 
-    def _turn_over(self, hosts: Sequence[RayHost]) -> None:
+    def _turn_over(self) -> None:
         """Let one worker leave whose settings have changed, or that is not wanted any more."""
-        here = {host.node_id for host in hosts}
+        if time.monotonic() < self._place_at_s and any(w.is_unheard for w in self._workers):
+            return  # who was found may serve, and then drains
+        here = {host.node_id for host in self._places.hosts}
         standing = [
             Standing(
                 f"{w.name}",
@@ -317,82 +293,50 @@ class Supervisor:
             )
             for w in self._workers
         ]
-        unheard = any(w.state is None and w.actor is not None for w in self._workers)
-        if unheard and time.monotonic() < self._place_at_s:
-            return  # who was found may serve, and then drains
         name = find_next_to_leave(standing)
         for worker in self._workers:
             if name is not None and str(worker.name) == name:
                 why = "has new settings" if worker.is_wanted else "is not wanted any more"
                 self._report(f"worker {worker.worker_id} {why}, it leaves")
-                self._leave(worker)
+                worker.leave(self._stop_s, self._drain_s)
 
-    def _rebalance(self, hosts: Sequence[RayHost]) -> None:
-        """Move a worker when hosts have become unequal, one at a time, and not at once."""
-        now_s = time.monotonic()
-        if any(w.leaving is not None or (w.node_id and not w.serves) for w in self._workers):
-            self._move = None
-            return
-        move = find_move(self._seats(), hosts, self._placed())
-        if move != self._move:
-            self._move, self._move_since_s = move, now_s
-        if move is None or now_s - self._move_since_s < _SETTLE_S:
-            return
-        (worker,) = [w for w in self._workers if w.is_wanted and w.worker_id == move[0]]
-        (host,) = [host for host in hosts if host.node_id == move[1]]
-        self._report(f"worker {move[0]} moves to {host.address}, where there are fewer")
-        self._leave(worker)
-        worker.node_id, self._move = host.node_id, None
-
-    # What there is
-
-    def _wait_for_hosts(self) -> None:
-        """Wait a while: what workers get depends on how many hosts there are."""
-        settings = self._settings
-        deadline = time.monotonic() + min(_HOSTS_WAIT_S, settings.cluster.start_timeout_s)
-        while True:
-            all_there = len(self._find_hosts()) >= settings.cluster.num_hosts
-            if all_there and has_room(settings, ray.cluster_resources()):  # type: ignore[no-untyped-call]
-                return
-            if time.monotonic() > deadline:
-                return
-            time.sleep(_POLL_S)
-
-    def _find_hosts(self) -> list[RayHost]:
-        """Hosts that live; what workers get of them is divided anew.
-
-        Raises:
-            ExpiredError: this host is none of them.
-        """
-        try:
-            nodes = ray.nodes()  # type: ignore[no-untyped-call]
-        except (RayError, RuntimeError, OSError) as error:
-            raise ExpiredError(
-                f"Ray's head does not answer: {_last_line(error)}", param="cluster.ray_address"
-            ) from error
-        own = ray.get_runtime_context().get_node_id()
-        if not any(node["NodeID"] == own and node["Alive"] for node in nodes):
-            raise ExpiredError(
-                "this host does not belong to the Ray cluster any more: its head has gone or is"
-                " another one",
-                param="cluster.ray_address",
+    def _rebalance(self) -> None:
+        """Move a worker when hosts have become unequal."""
+        move = self._places.find_move(self._workers, self._plans)
+        if move is not None:
+            worker, host = move
+            self._report(
+                f"worker {worker.worker_id} moves to {host.address}, where there are fewer"
             )
-        self._plans.divide(nodes)
-        return find_hosts(nodes)
+            worker.leave(self._stop_s, self._drain_s)
+            worker.node_id = host.node_id
 
-    def _placed(self) -> dict[str, str]:
-        """Node id by worker id; of an old one that leaves by its actor's name."""
-        return {w.key: w.node_id for w in self._workers if w.node_id}
+    # What is said
 
-    def _seats(self) -> list[Seat]:
-        """Of the workers that are tied to a host; Ray places those whose ranks it starts."""
-        return [
-            self._plans.seat(w.key, w.role)
+    def _report_late(self) -> None:
+        for worker in self._workers:
+            late = worker.is_wanted and worker.actor is not None and not worker.serves
+            if late and worker.late_at_s < time.monotonic():
+                worker.late_at_s = float("inf")
+                self._report(
+                    f"worker {worker.worker_id} does not serve after"
+                    f" {self._settings.cluster.start_timeout_s:g} s{describe_free()}"
+                )
+
+    def _tell(self) -> None:
+        """Say what there is, here and in the cluster, when it has changed."""
+        if self.all_serve != self._was_complete:
+            self._was_complete = self.all_serve
+            self._report("all workers serve" if self._was_complete else "not all workers serve")
+        fleet = Fleet(self._counts, self._by, self._plans.roles, self._serving())
+        if fleet != self._told:
+            write_fleet(fleet)
+            self._told = fleet
+
+    def _serving(self) -> dict[str, str]:
+        """Role by id of the workers that serve, or end what they have begun."""
+        return {
+            w.worker_id: w.state.role
             for w in self._workers
-            if not w.is_wanted or not self._plans.starts_ranks(w.worker_id)
-        ]
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+            if w.state is not None and (w.serves or (w.leaving is not None and not w.is_wanted))
+        }

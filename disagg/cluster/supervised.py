@@ -1,18 +1,35 @@
-"""One worker's actor, as its supervisor knows it."""
+"""One worker's actor, from its creation to its end, as its supervisor knows it."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+
 from disagg.cluster.back_off import BackOff
-from disagg.cluster.worker_actors import ActorName
+from disagg.cluster.worker_actors import ActorName, end_actor
 from disagg.workers.actor import WorkerState
+
+Report = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Supervised:
-    """One actor, from the supervisor's point of view."""
+    """One actor: asked how it is again and again, at last asked to leave.
+
+    Attributes:
+        name: of the actor; another one once it has been created with other settings.
+        role: that it is to have; one that runs takes it as it is asked how it is.
+        report: takes a line whenever something changed.
+        late_at_s: when it is said that it does not serve yet.
+    """
 
     name: ActorName
+    role: str
+    report: Report
+    late_at_s: float = float("inf")
     is_wanted: bool = True
     actor: Any = None
     """None: it is to be created."""
@@ -28,8 +45,6 @@ class Supervised:
     is_awaited: bool = False
     """It has taken the place of one that served."""
     create_at_s: float = 0.0
-    late_at_s: float = 0.0
-    """When it is said that it does not serve yet."""
     fault: str = ""
     """Why its last life ended without serving."""
     said: str = ""
@@ -41,11 +56,114 @@ class Supervised:
         return self.name.worker_id
 
     @property
-    def role(self) -> str:
-        """Of the worker, as its id says."""
-        return self.worker_id.rpartition("-")[0]
-
-    @property
     def key(self) -> str:
         """Its worker's id; of one that is not wanted any more its actor's name."""
         return self.worker_id if self.is_wanted else str(self.name)
+
+    @property
+    def is_unheard(self) -> bool:
+        """It was created, and has never answered."""
+        return self.actor is not None and self.state is None
+
+    @property
+    def serves_as_wanted(self) -> bool:
+        """It answered last, and has its role."""
+        return self.serves and self.state is not None and self.state.role == self.role
+
+    def ask(self, *, takes_roles: bool) -> None:
+        """Ask how it is, unless an answer is outstanding.
+
+        Args:
+            takes_roles: it runs with the settings as they are, and only its role may be another.
+        """
+        if self.actor is None or self.asked is not None or self.leaving is not None:
+            return
+        if takes_roles and self.serves and not self.serves_as_wanted:
+            self.report(f"worker {self.worker_id} takes the role {self.role}")
+            self.asked = self.actor.set_role.remote(self.role)
+        else:
+            self.asked = self.actor.describe.remote()
+
+    def hear(self) -> None:
+        """Take the answer, which has come."""
+        answer, self.asked = self.asked, None
+        try:
+            self._heard(ray.get(answer))
+        except ActorUnavailableError as error:  # it may answer again
+            self.say(last_line(error))
+            self.serves = False
+        except RayError as error:  # its process has ended
+            self._ended(last_line(error))
+
+    def leave(self, stop_s: float, drain_s: float) -> None:
+        """Let it end; one that serves drains first.
+
+        Args:
+            stop_s: how long its stop may take.
+            drain_s: how long what goes on may take before that.
+        """
+        if self.actor is None:
+            self.leaving = None
+        elif self.serves:
+            self.is_awaited = self.is_wanted
+            self.ask_to_leave(stop_s, drain_s)
+        else:
+            end_actor(self.name, self.actor)
+            self.actor = self.asked = None
+
+    def ask_to_leave(self, stop_s: float, drain_s: float) -> None:
+        """Ask it to end, whether it serves or not."""
+        self.leaving = self.actor.stop.remote(stop_s, drain_s)
+        self.left_by_s = time.monotonic() + drain_s + stop_s
+        self.asked, self.serves = None, False
+
+    def end_if_left(self) -> None:
+        """End the actor of a worker that was asked to leave, once it has, or is late."""
+        if self.leaving is None:
+            return
+        done, _ = ray.wait([self.leaving], timeout=0)
+        if not done and time.monotonic() < self.left_by_s:
+            return
+        if self.actor is not None:
+            end_actor(self.name, self.actor)
+        self.actor = self.asked = self.leaving = None
+        self.serves = False
+
+    def say(self, reason: str) -> None:
+        """Report why it does not serve, once."""
+        if reason != self.said:
+            self.report(f"worker {self.worker_id}: {reason}")
+        self.said = reason
+
+    def _heard(self, state: WorkerState) -> None:
+        if state.refused or state.is_stopping:
+            end_actor(self.name, self.actor)
+            self._ended(state.refused or "it was being stopped")
+            return
+        if self.state is None or self.state.epoch != state.epoch:
+            again = " again" if self.state is not None else ""
+            self.report(
+                f"worker {state.worker_id} serves{again} on {state.address}"
+                f" (pid {state.pid}, epoch {state.epoch})"
+            )
+            if self.state is None or self.state.summary != state.summary:
+                self.report(f"worker {state.worker_id} takes {state.summary}")
+        self.state, self.serves, self.is_awaited, self.said = state, True, False, ""
+        self.node_id = state.node_id  # Ray may have started it elsewhere
+        self.back_off.runs(time.monotonic())
+
+    def _ended(self, reason: str) -> None:
+        served = self.serves
+        self.actor, self.serves = None, False
+        if not self.is_wanted or self.leaving is not None:
+            return
+        self.fault = "" if served else reason
+        delay_s = self.back_off.ended(time.monotonic())
+        self.say(f"{reason}; a new one in {delay_s:g} s")
+        self.create_at_s = time.monotonic() + delay_s
+
+
+def last_line(error: Exception) -> str:
+    """Of a text that may hold a traceback, what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

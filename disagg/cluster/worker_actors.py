@@ -67,13 +67,15 @@ class ActorNeeds:
 
 
 def name_actor(options: WorkerOptions, given: Mapping[str, Any]) -> ActorName:
-    """The name of a worker's actor.
+    """The name of a worker's actor; the same for every role, which it may change.
 
     Args:
         options: as the settings say, before hosts and GPUs are divided among the workers.
         given: what else it depends on.
     """
-    text = json.dumps([asdict(options), dict(given), _version()], sort_keys=True, default=str)
+    text = json.dumps(
+        [asdict(options) | {"role": ""}, dict(given), _version()], sort_keys=True, default=str
+    )
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
     return ActorName(options.worker_id, digest)
 

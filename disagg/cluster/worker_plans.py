@@ -14,7 +14,13 @@ from disagg.workers.options import WorkerOptions
 class WorkerPlans:
     """Of one supervisor. Hosts and GPUs are divided anew with every look at the nodes.
 
+    Args:
+        settings: with as many workers as there are roles.
+        worker_path: the workers' class.
+        roles: of every worker by its id.
+
     Attributes:
+        roles: of every worker by its id.
         options: of every worker by its id, but for its part of hosts and GPUs.
         names: of every worker's actor by its id.
 
@@ -22,17 +28,11 @@ class WorkerPlans:
         ConfigError: no usable checkpoint directory, or no router to register with.
     """
 
-    def __init__(self, settings: Settings, worker_path: str) -> None:
-        cluster = settings.cluster
-        counts = {
-            "prefill": cluster.num_prefill,
-            "decode": cluster.num_decode,
-            "both": cluster.num_both,
-        }
-        ids = [(role, f"{role}-{i}") for role, count in counts.items() for i in range(count)]
+    def __init__(self, settings: Settings, worker_path: str, roles: Mapping[str, str]) -> None:
+        self.roles = dict(roles)
         self._settings = settings
         self._worker_path = worker_path
-        self.options = {one: worker_options(settings, one, role) for role, one in ids}
+        self.options = {one: worker_options(settings, one, role) for one, role in roles.items()}
         self.names = {each.worker_id: self._name(each) for each in self.options.values()}
         self.divide(())
 

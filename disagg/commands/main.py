@@ -13,6 +13,7 @@ from disagg.commands.keys import app as keys
 from disagg.commands.leases import leases
 from disagg.commands.plan import plan_kv_memory
 from disagg.commands.revisions import app as revisions
+from disagg.commands.scale import scale
 from disagg.commands.serve import router, serve, workers
 from disagg.commands.show_config import show_config
 from disagg.commands.status import status
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(router)
 app.command()(workers)
+app.command()(scale)
 app.command("config")(show_config)
 app.command()(status)
 app.command()(doctor)

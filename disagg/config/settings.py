@@ -7,6 +7,7 @@ from pydantic import (
     model_validator,
 )
 
+from disagg.config.autoscale_settings import AutoscaleSettings
 from disagg.config.fields import (
     Milliseconds,
     Ports,
@@ -299,6 +300,7 @@ class Settings(Section):
     limits: LimitSettings = LimitSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     cluster: ClusterSettings = ClusterSettings()
+    autoscale: AutoscaleSettings = AutoscaleSettings()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

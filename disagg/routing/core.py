@@ -157,6 +157,11 @@ class RouterCore:
         return tuple(self._fleet.views(self._requests.num_live()))
 
     @property
+    def full_roles(self) -> frozenset[str]:
+        """Roles that have ready workers, none of which has room for one more request."""
+        return self._fleet.full_roles
+
+    @property
     def serving(self) -> tuple[Revision, ...]:
         """Revisions that take new requests, by name."""
         return tuple(self._revisions.serving(self._fleet.ready_revisions()))

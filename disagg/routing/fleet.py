@@ -230,6 +230,14 @@ class Fleet:
             return 0
         return self.roster.ready & self.roster.in_revision(revision.name)
 
+    @property
+    def full_roles(self) -> frozenset[str]:
+        """Roles that have ready workers, none of which has room for one more request."""
+        roles = {role: self.roster.of_role(role) & self.roster.ready for role in ROLES}
+        return frozenset(
+            role for role, bits in roles.items() if bits and not bits & self.rooms.roomy
+        )
+
     def max_model_tokens(self, revision: Revision) -> int:
         """Longest prompt plus output that some ready worker of it can end; 0 without one."""
         return max(self._sizes(self.ready_in(revision)), default=0)

@@ -100,6 +100,10 @@ class Roster:
         """Workers that prefill, or that decode: whose only role it is, or who do both."""
         return self._roles.get(role, 0) | self._roles.get("both", 0)
 
+    def of_role(self, role: str) -> int:
+        """Workers that are registered with this role."""
+        return self._roles.get(role, 0)
+
     def exchanging(self, contract: Contract) -> int:
         """Workers that can read what one of this contract has."""
         found = 0

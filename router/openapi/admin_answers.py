@@ -50,6 +50,20 @@ class Workers(Answered):
     workers: list[Worker]  # type: ignore[valid-type]  # made above
 
 
+class Wait(Answered):
+    """A request that waits, or did until lately."""
+
+    role: str
+    age_ms: int
+    waited_ms: int
+
+
+class Queues(Answered):
+    """How long requests wait for workers, by role."""
+
+    waits: list[Wait]
+
+
 class Revision(Answered):
     """Workers that may exchange KV, under a name."""
 

@@ -5,7 +5,7 @@ from disagg.router.openai.completion_request import CompletionRequest
 from disagg.router.openai.responses_request import NEUTRAL, ResponsesRequest
 from disagg.router.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
 from disagg.router.openapi import answers
-from disagg.router.openapi.admin_answers import Record, Reset, Revisions, Workers
+from disagg.router.openapi.admin_answers import Queues, Record, Reset, Revisions, Workers
 from disagg.router.openapi.operation import EVENTS as EVENT_STREAM
 from disagg.router.openapi.operation import TEXT, Operation
 from disagg.router.openapi.overview_answer import Overview
@@ -69,6 +69,11 @@ READY = Operation(
 )
 METRICS = Operation("metrics", "Prometheus' text.", {200: TEXT})
 WORKERS = Operation("listWorkers", "The fleet.", {200: Workers})
+QUEUES = Operation(
+    "listWaits",
+    "How long requests wait, and for workers of which role.",
+    {200: Queues},
+)
 STATUS = Operation(
     "getStatus",
     "Fleet, pools, leases, transfers and the newest requests, as workers answer now.",

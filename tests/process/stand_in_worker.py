@@ -23,6 +23,7 @@ class StandInWorker:
         self.summary = "nothing of this machine"
         self.address = ""
         self.failed = ""
+        self.role = options.role
         self.routers_of_cluster: RoutersOfCluster | None = None
         self._options = options
         self._stopped = threading.Event()

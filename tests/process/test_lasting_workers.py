@@ -6,12 +6,14 @@ The workers in the actors are stand-ins; the tests are steps of one life and run
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.process.program import Program, wait_until_gone
+from tests.process.program import ROOT, Program, wait_until_gone
 
 # Slow, as a run of the normal tests starts one Ray cluster only: that of test_serve.
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -37,10 +39,18 @@ def ray(folder: Path) -> Iterator[Program]:
 
 
 @pytest.fixture(scope="module")
-def supervise(ray: Program, folder: Path) -> Iterator[Supervise]:
-    """Starts a supervisor, after the last one was killed."""
+def address(ray: Program) -> Iterator[str]:
+    """Of the cluster, whose token is in the environment meanwhile."""
     found = ray.wait_for(r"^ray (\S+) (\w+)$", BOUND_S)
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": found[2]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", found[2])
+        yield found[1]
+
+
+@pytest.fixture(scope="module")
+def supervise(address: str, folder: Path) -> Iterator[Supervise]:
+    """Starts a supervisor, after the last one was killed."""
     running: list[Program] = []
 
     def start(*changes: str) -> Program:
@@ -49,9 +59,8 @@ def supervise(ray: Program, folder: Path) -> Iterator[Supervise]:
         running.append(
             Program(
                 "tests.process.lasting_run",
-                *(str(folder), found[1], *changes),
+                *(str(folder), address, *changes),
                 cwd=folder,
-                environment=environment,
             )
         )
         return running[-1]
@@ -99,13 +108,100 @@ def test_a_changed_count_touches_no_other(supervise: Supervise) -> None:
     before = epochs(supervise(), "prefill-0", "decode-0")
     more = epochs(supervise("cluster.num_decode=2"), "prefill-0", "decode-0", "decode-1")
     assert {worker: more[worker] for worker in before} == before
-    # A changed role is one less here and one more there.
-    program = supervise("cluster.num_prefill=2")
-    after = epochs(program, "prefill-0", "decode-0", "prefill-1")
-    assert {worker: after[worker] for worker in before} == before
-    assert said(program, "^worker decode-1 has ended$")
     program = supervise()
+    program.wait_for("^worker decode-1 has ended$", BOUND_S)
     assert epochs(program, "prefill-0", "decode-0") == before
+
+
+def test_a_changed_role_ends_nobody(supervise: Supervise) -> None:
+    before = epochs(supervise("cluster.num_decode=2"), "prefill-0", "decode-0", "decode-1")
+    # One less here and one more there: who serves takes the other role, the next one knows of it.
+    for _ in range(2):
+        program = supervise("cluster.num_prefill=2")
+        assert epochs(program, *before) == before
+    assert not said(program, "it leaves|takes the role|has ended|starting")
+    program = supervise()
+    program.wait_for("^worker decode-1 has ended$", BOUND_S)
+    assert epochs(program, "prefill-0", "decode-0").items() <= before.items()
+
+
+Scale = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def scale(address: str, folder: Path) -> Scale:
+    """`disagg scale`, as an operator runs it: its exit code and all that it said."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "disagg.commands", "scale", "--ray-address", address]
+        ended = subprocess.run(
+            [*command, *arguments],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BOUND_S,
+        )
+        return ended.returncode, ended.stdout
+
+    return run
+
+
+def test_scaled_by_hand_while_it_runs_and_after_a_restart(
+    supervise: Supervise, scale: Scale
+) -> None:
+    program = supervise()
+    before = epochs(program, "prefill-0", "decode-0")
+    code, said_there = scale("--decode", "2")
+    assert code == 0, said_there
+    assert (
+        "wanted, by disagg scale: prefill 1, decode 2; serving: decode 2, prefill 1" in said_there
+    )
+    more = epochs(program, "prefill-0", "decode-0", "decode-1")
+    assert before.items() <= more.items()
+
+    # Another role: nobody ends, and the other count stays. It outlives the supervisor.
+    code, said_there = scale("--prefill", "2", "--decode", "1")
+    assert code == 0, said_there
+    program.wait_for("^worker decode-1 takes the role prefill$", BOUND_S)
+    program = supervise()
+    assert epochs(program, *more) == more
+    assert said(program, "^wanted, by disagg scale: prefill 2, decode 1$")
+    assert "serving: decode 1, prefill 2" in scale()[1]
+
+    code, said_there = scale("--reset")
+    assert code == 0, said_there
+    assert "wanted, by settings: prefill 1, decode 1; serving: decode 1, prefill 1" in said_there
+    program.wait_for("^worker decode-1 has ended$", BOUND_S)
+    assert not said(program, "serves again|(prefill-0|decode-0).* leaves")
+    assert not said(program, "starting workers")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--prefill", "0", "--decode", "0"), "at least one worker"),
+        (("--decode", "1025"), "--decode"),
+        (("--both=-1",), "--both"),
+        (("--reset", "--decode", "2"), "--reset"),
+    ],
+)
+def test_counts_that_cannot_be_change_nothing(
+    supervise: Supervise, scale: Scale, arguments: tuple[str, ...], named: str
+) -> None:
+    code, said_there = scale(*arguments)
+    assert (code, named in said_there) == (2, True), said_there
+    assert "wanted, by settings: prefill 1, decode 1" in scale()[1]
+
+
+def test_without_a_supervisor_it_says_so(supervise: Supervise, scale: Scale) -> None:
+    supervise().end()
+    code, said_there = scale("--decode", "2")
+    assert code == 2
+    assert "does disagg workers run?" in said_there
+    assert scale("--reset", "--no-wait")[0] == 0
+    epochs(supervise(), "prefill-0", "decode-0")
 
 
 def test_changed_settings_replace_one_after_the_other(supervise: Supervise, folder: Path) -> None:

@@ -174,6 +174,8 @@ class WorkerUnderTest:
                 self.posts_broken = what == "break"
             case ["break", "engine"]:
                 self.break_engine()
+            case ["role", role]:
+                self.worker.role = role
             case ["end_leases"]:
                 self.on_loop(self.end_leases)
             case ["counts"]:

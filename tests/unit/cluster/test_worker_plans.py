@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from disagg.cluster.counts import Counts
+from disagg.cluster.roles import assign_roles
 from disagg.cluster.worker_actors import ActorName
 from disagg.cluster.worker_plans import WorkerPlans
 from disagg.config import Settings
@@ -16,7 +18,11 @@ CLUSTER = {"num_prefill": 2, "num_decode": 1, "hash_key": "ab" * 32}
 def names(folder: Path, cluster: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
     (folder / "config.json").write_text("{}")
     given = {"model": {"dir": str(folder)}, "cluster": CLUSTER | (cluster or {})} | sections
-    return WorkerPlans(Settings.model_validate(given), WORKER_PATH).names
+    return plans_of(Settings.model_validate(given)).names
+
+
+def plans_of(settings: Settings) -> WorkerPlans:
+    return WorkerPlans(settings, WORKER_PATH, assign_roles(Counts.of_settings(settings)))
 
 
 def test_the_same_settings_give_the_same_names(tmp_path: Path) -> None:
@@ -57,7 +63,7 @@ def test_what_is_a_workers_own_renames_all(tmp_path: Path, changed: dict[str, An
 def test_hosts_that_come_and_go_rename_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     given = {"model": {"dir": str(tmp_path)}, "cluster": CLUSTER}
-    plans = WorkerPlans(Settings.model_validate(given), WORKER_PATH)
+    plans = plans_of(Settings.model_validate(given))
     before = dict(plans.names)
     node = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0}}
     assert plans.resolve("decode-0").workers_per_host == 3
@@ -65,6 +71,21 @@ def test_hosts_that_come_and_go_rename_none(tmp_path: Path) -> None:
     assert plans.resolve("decode-0").workers_per_host == 1
     assert plans.resolve("decode-0").device == "cuda"
     assert plans.names == before
+
+
+@pytest.mark.parametrize("role_resources", [False, True])
+def test_another_role_renames_no_worker_that_can_take_it_where_it_is(
+    tmp_path: Path, role_resources: bool
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    cluster = CLUSTER | {"role_resources": role_resources}
+    given = {"model": {"dir": str(tmp_path)}, "cluster": cluster}
+    settings = Settings.model_validate(given)
+    as_prefill, as_decode = (
+        WorkerPlans(settings, WORKER_PATH, {"prefill-0": role}) for role in ("prefill", "decode")
+    )
+    assert as_decode.options["prefill-0"].role == "decode"
+    assert (as_prefill.names == as_decode.names) is not role_resources
 
 
 def test_names_of_actors_are_read_back_and_others_are_not_ours() -> None:

@@ -68,6 +68,7 @@ def admin_record(house, name: str, request_id: str):
         ("http", "GET", "/v1/models/tiny", {"alice", "bob"}, 200),
         ("admin", "GET", "/metrics", {"alice2", "grafana", "root"}, 200),
         ("admin", "GET", "/v1/disagg/workers", {"alice2", "grafana", "root"}, 200),
+        ("admin", "GET", "/v1/disagg/queues", {"alice2", "grafana", "root"}, 200),
         ("admin", "POST", RESET, {"root"}, 200),
         ("admin", "GET", REVISIONS, {"alice2", "grafana", "root"}, 200),
         ("admin", "PUT", REVISIONS, {"root"}, 400),  # without a body

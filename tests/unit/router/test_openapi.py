@@ -58,6 +58,7 @@ PATHS = {
     "operators": {
         "/metrics",
         "/v1/disagg/workers",
+        "/v1/disagg/queues",
         "/v1/disagg/status",
         "/v1/disagg/events",
         "/v1/disagg/requests/{id}",
@@ -228,6 +229,7 @@ async def test_operators_answers_have_the_documented_form(house):
     )
     name = answer.json()["id"]
     conforms(document, "/v1/disagg/workers", "get", await house.admin.get("/v1/disagg/workers"))
+    conforms(document, "/v1/disagg/queues", "get", await house.admin.get("/v1/disagg/queues"))
     record = await house.admin.get(f"/v1/disagg/requests/{name}")
     assert record.status_code == 200
     conforms(document, "/v1/disagg/requests/{id}", "get", record)

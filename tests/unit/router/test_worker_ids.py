@@ -63,7 +63,7 @@ async def test_the_newcomer_says_it_as_an_error(house, caplog, epoch):
     info = replace(holder, incarnation=holder.incarnation._replace(epoch=epoch))
     address = f"127.0.0.1:{house.app.grpc_port}"
     with caplog.at_level(logging.INFO, logger="disagg.workers.registration"):
-        trying = asyncio.create_task(keep_registered(address, info, 1, Connections("")))
+        trying = asyncio.create_task(keep_registered(address, lambda: info, 1, Connections("")))
         await house.until(lambda: caplog.records, "an answer")
         before = house.app.dispatcher.core.counters["registrations_refused", "worker_id_taken"]
         counters = house.app.dispatcher.core.counters

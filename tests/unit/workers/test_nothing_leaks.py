@@ -113,7 +113,7 @@ async def details_of_a_session_that_begins_with_a_submit() -> str:
     links = cast(Any, NoPeers())
     control = Control(new_core(), cast(Any, None), links, pytest.fail, RequestTrace(NoOpTracer()))
     server = grpc.aio.server()
-    service = WorkerService(ME, "both", control, links)
+    service = WorkerService(ME, lambda: "both", control, links)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -152,7 +152,7 @@ async def registered_as_routers_come_and_go(names: Names, logged: Callable[[], s
     async with router_at("127.0.0.2") as (first, port):
         names.addresses = ("127.0.0.2", "127.0.0.3")
         discovery = RouterDiscovery((f"dns:{NAME}:{port}",))
-        registering = keep_registered_everywhere(discovery, INFO, 20, 20, Connections(""))
+        registering = keep_registered_everywhere(discovery, lambda: INFO, 20, 20, Connections(""))
         task = asyncio.create_task(registering)
         await until(lambda: first.num_registered > 1, "registered, again and again")
         async with router_at("127.0.0.3", port) as (second, _):

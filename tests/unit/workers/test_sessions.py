@@ -104,7 +104,7 @@ async def serving(core: WorkerCore, **options: Any) -> AsyncIterator[tuple[Any, 
     trace = RequestTrace(NoOpTracer())
     control = Control(core, cast(Any, None), links, pytest.fail, trace, **options)
     server = grpc.aio.server()
-    service = WorkerService(ME, "both", control, links)
+    service = WorkerService(ME, lambda: "both", control, links)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     control.start(links)

@@ -1,0 +1,130 @@
+"""What requests wait, asked of the routers again and again, and the counts that follow from it."""
+
+import http.client
+import json
+import logging
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from disagg.cluster.autoscaling import AutoscaleOptions, Autoscaling, Wait
+from disagg.cluster.counts import Counts
+from disagg.config import Settings, reachable_host
+from disagg.errors import ConfigError
+
+_POLL_S = 1.0
+_TIMEOUT_S = 5.0
+_STALE_S = 10.0
+"""What a router said longer ago says nothing."""
+_ANSWER_BYTES_MAX = 8 << 20
+_PATH = "/v1/disagg/queues"
+
+log = logging.getLogger(__name__)
+
+
+class LoadWatch:
+    """Asks every router on a thread of its own: one that does not answer holds up nobody.
+
+    Args:
+        options: of the automatic mode.
+        router_urls: of the routers' admin ports.
+        api_key: that may observe; "" where there are no keys.
+    """
+
+    def __init__(self, options: AutoscaleOptions, router_urls: list[str], api_key: str) -> None:
+        self._scaling = Autoscaling(options)
+        self._router_urls = router_urls
+        self._api_key = api_key
+        self._heard: dict[str, tuple[float, dict[str, list[Wait]]]] = {}
+        self._faults: dict[str, str] = {}
+        threading.Thread(target=self._run, name="load watch", daemon=True).start()
+
+    def decide(self, counts: Counts, serving: Mapping[str, str]) -> tuple[Counts, str]:
+        """How many workers are wanted now, and why.
+
+        Args:
+            counts: wanted so far.
+            serving: role by id of the workers that serve.
+        """
+        decided = self._scaling.decide(_now_ms(), counts, Counter(serving.values()), self._waits())
+        return decided, "; ".join(self._scaling.reasons.values())
+
+    def _waits(self) -> dict[str, list[Wait]] | None:
+        """Of all routers, by role; None while one of them has not answered lately."""
+        waits: dict[str, list[Wait]] = {}
+        for url in self._router_urls:
+            heard_s, found = self._heard.get(url, (float("-inf"), {}))
+            if time.monotonic() - heard_s > _STALE_S:
+                return None
+            for role, theirs in found.items():
+                waits.setdefault(role, []).extend(theirs)
+        return waits
+
+    def _run(self) -> None:
+        while True:
+            for url in self._router_urls:
+                try:
+                    self._heard[url] = time.monotonic(), self._ask(url)
+                    fault = ""
+                except (
+                    OSError,
+                    http.client.HTTPException,
+                    ValueError,
+                    KeyError,
+                    TypeError,
+                ) as error:
+                    fault = f"{url} does not say what requests wait: {error}"
+                if fault and fault != self._faults.get(url):
+                    log.warning("%s; nothing is scaled meanwhile", fault)
+                self._faults[url] = fault
+            time.sleep(_POLL_S)
+
+    def _ask(self, url: str) -> dict[str, list[Wait]]:
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        asked = urllib.request.Request(url.rstrip("/") + _PATH, headers=headers)
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:
+            told = json.loads(answer.read(_ANSWER_BYTES_MAX))
+        now_ms = _now_ms()
+        found: dict[str, list[Wait]] = {}
+        for one in told["waits"]:
+            wait = Wait(now_ms - int(one["age_ms"]), int(one["waited_ms"]))
+            found.setdefault(str(one["role"]), []).append(wait)
+        return found
+
+
+def watch_load(settings: Settings) -> LoadWatch | None:
+    """Begin to watch, if the settings want the automatic mode.
+
+    Raises:
+        ConfigError: the key's file cannot be read.
+    """
+    autoscale, router = settings.autoscale, settings.router
+    if not autoscale.ranges:
+        return None
+    options = AutoscaleOptions(
+        ranges=autoscale.ranges,
+        target_queue_ms=autoscale.target_queue_ms,
+        up_after_ms=autoscale.up_after_ms,
+        down_after_ms=autoscale.down_after_ms,
+    )
+    own = f"http://{reachable_host(router.admin_host)}:{router.admin_port}"
+    urls = list(autoscale.router_urls) or [own]
+    return LoadWatch(options, urls, _read_key(autoscale.api_key_file))
+
+
+def _read_key(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"autoscale.api_key_file: {path}: {error}", param="autoscale.api_key_file"
+        ) from None
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)

@@ -1,0 +1,106 @@
+"""Routers are asked what requests wait; one that does not answer stops the automatic mode."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from disagg.cluster.counts import Counts
+from disagg.cluster.load_watch import LoadWatch, watch_load
+from disagg.config import Settings
+from disagg.errors import ConfigError
+
+BOUND_S = 60.0
+KEY = "secret"
+
+
+class _Router(BaseHTTPRequestHandler):
+    waits: ClassVar[list[dict[str, Any]]] = []
+
+    def do_GET(self) -> None:  # the library's name
+        allowed = self.headers.get("Authorization") == f"Bearer {KEY}"
+        is_there = self.path == "/v1/disagg/queues"
+        body = json.dumps({"waits": self.waits}).encode()
+        self.send_response(200 if allowed and is_there else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the screen."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Router)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    serving.join()
+
+
+def watching(tmp_path: Path, **autoscale: Any) -> LoadWatch:
+    key = tmp_path / "key"
+    key.write_text(KEY + "\n")
+    given = {"prefill": "1-3", "target_queue_ms": 50, "up_after_ms": 1, "api_key_file": str(key)}
+    found = watch_load(Settings.model_validate({"autoscale": given | autoscale}))
+    assert found is not None
+    return found
+
+
+def grows(watch: LoadWatch) -> bool:
+    decided, why = watch.decide(Counts(1, 1), {"p": "prefill", "d": "decode"})
+    assert bool(why) == (decided != Counts(1, 1))
+    return decided == Counts(2, 1)
+
+
+def test_long_waits_make_one_more(tmp_path: Path, url: str) -> None:
+    _Router.waits = [{"role": "prefill", "age_ms": 0, "waited_ms": 9_000}]
+    watch = watching(tmp_path, router_urls=(url,))
+    deadline = time.monotonic() + BOUND_S
+    while not grows(watch):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("wrong", ["nobody there", "wrong key"])
+def test_a_router_that_is_away_or_refuses_the_key_changes_nothing(
+    tmp_path: Path, url: str, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _Router.waits = [{"role": "prefill", "age_ms": 0, "waited_ms": 9_000}]
+    changed: dict[str, Any] = {"router_urls": (url, "http://127.0.0.1:1")}
+    if wrong == "wrong key":
+        changed = {"router_urls": (url,), "api_key_file": ""}
+    watch = watching(tmp_path, **changed)
+    deadline = time.monotonic() + BOUND_S
+    while "nothing is scaled meanwhile" not in caplog.text:
+        assert time.monotonic() < deadline
+        assert not grows(watch)
+        time.sleep(0.05)
+    assert not grows(watch)
+
+
+def test_it_is_off_unless_a_range_is_given() -> None:
+    assert watch_load(Settings()) is None
+
+
+def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"autoscale\.api_key_file"):
+        watching(tmp_path, api_key_file=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"prefill": "0-3"}, {"decode": "4-2"}, {"both": "1"}, {"prefill": "1-1025"},
+     {"router_urls": ("router:8001",)}],
+)  # fmt: skip
+def test_ranges_and_urls_are_checked(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(given))):
+        Settings.model_validate({"autoscale": given})
