@@ -158,6 +158,9 @@ class PartEnded:
     key: RequestKey
     reason: EndReason
     message: str = ""
+    num_kept_tokens: int = 0
+    """Tokens whose KV is kept there for a while, for a decode worker that takes the generation
+    over: all that the sender sent, but the last one. 0: nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)

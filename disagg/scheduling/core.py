@@ -70,6 +70,7 @@ from disagg.scheduling.cache_reset import reset_prefix_cache
 from disagg.scheduling.claims import Claims, same_request
 from disagg.scheduling.draining import DrainEvent, Draining
 from disagg.scheduling.handover.decode_side import DecodeSide
+from disagg.scheduling.handover.moving import TIME_OVER, Moving
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.prefix_lending import PrefixLender
 from disagg.scheduling.handover.prefix_pull import PrefixPullSide
@@ -116,6 +117,7 @@ class WorkerCore:
         self.parts = Parts(
             worker, self.prefill_side, self.decode_side, self.prefix_pull, self.tiers
         )
+        self._moving = Moving(worker, self.prefill_side)
         self._steps = StepSide(worker, self.parts, self.prefill_side, self.prefix_pull, self.tiers)
         self._draining = Draining(limits.drain_ms)
         self._claims = Claims()
@@ -296,7 +298,8 @@ class WorkerCore:
 
     def next_step(self, now_ms: int) -> tuple[Step | None, list[WorkerAction]]:
         """The next batch, or None when there is nothing to compute or none may be launched."""
-        return self._steps.plan(now_ms), self._out.take()
+        step = None if self._draining.gave_up else self._steps.plan(now_ms)
+        return step, self._out.take()
 
     def on_step_done(self, now_ms: int, result: StepResult) -> list[WorkerAction]:
         """Account for a finished step: publish, sample, finish, hand over."""
@@ -361,15 +364,22 @@ class WorkerCore:
             case DrainEvent.DONE:
                 self._out.add(Exit("READs that may still land hold too much of the pool"))
             case DrainEvent.GIVE_UP:
-                for seq in list(self.sequences.values()):
-                    self.parts.end(seq, EndReason.DRAINING, "the worker's time to drain is over")
+                self._give_up(now_ms)
         return self._out.take()
+
+    def _give_up(self, now_ms: int) -> None:
+        """Move what decodes, as soon as no step is in flight; end everything else."""
+        for seq in list(self.sequences.values()):
+            if not self._moving.can_move(seq):
+                self.parts.end(seq, EndReason.DRAINING, TIME_OVER)
+            elif not self.batcher.num_in_flight:
+                self._moving.move(now_ms, seq)
 
     def drain(self, now_ms: int, timeout_ms: int) -> None:
         """Take no new work; `Drained` follows when nothing goes on any more.
 
-        Until then KV is lent as ever. What still goes on after ``timeout_ms`` ends, with a reason
-        that lets its router plan it anew.
+        Until then KV is lent as ever. What still goes on shortly before ``timeout_ms`` are over
+        ends, with a reason that lets its router plan it anew; what decodes leaves its KV for that.
         """
         self._draining.ask(now_ms, timeout_ms)
 

@@ -131,8 +131,10 @@ def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionRes
     match message:
         case StepOutputs():
             return session_pb2.SessionResponse(outputs=outputs_to_wire(message))
-        case PartEnded(key, reason, text):
-            ended = session_pb2.PartEnded(key=key_to_wire(key), reason=reason.value, message=text)
+        case PartEnded(key, reason, text, num_kept):
+            ended = session_pb2.PartEnded(
+                key=key_to_wire(key), reason=reason.value, message=text, num_kept_tokens=num_kept
+            )
             return session_pb2.SessionResponse(part_ended=ended)
         case PrefillProgress(key, num_computed_tokens):
             progress = session_pb2.PrefillProgress(
@@ -188,7 +190,8 @@ def session_response_from_wire(
         case "part_ended":
             ended = response.part_ended
             reason = enum_value(EndReason, ended, "reason")
-            return PartEnded(key_from_wire(ended, router=router), reason, ended.message)
+            key = key_from_wire(ended, router=router)
+            return PartEnded(key, reason, ended.message, ended.num_kept_tokens)
         case "progress":
             progress = response.progress
             key = key_from_wire(progress, router=router)

@@ -288,8 +288,11 @@ class PartEnded(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    NUM_KEPT_TOKENS_FIELD_NUMBER: builtins.int
     reason: builtins.str
     message: builtins.str
+    num_kept_tokens: builtins.int
+    """whose KV is kept for who takes the generation over; 0: none"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     def __init__(
@@ -298,9 +301,10 @@ class PartEnded(google.protobuf.message.Message):
         key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
         reason: builtins.str = ...,
         message: builtins.str = ...,
+        num_kept_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "message", b"message", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "message", b"message", "num_kept_tokens", b"num_kept_tokens", "reason", b"reason"]) -> None: ...
 
 global___PartEnded = PartEnded
 
