@@ -76,6 +76,7 @@ class Announcement:
             max_sequences=core.limits.max_sequences,
             revision=options.revision,
             tokenizer_digest=self._tokenizer_digest,
+            takes_drain=True,
         )
 
     def _served_tokens_max(self, core: WorkerCore) -> int:

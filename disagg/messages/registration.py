@@ -138,3 +138,5 @@ class WorkerInfo:
     """Name of what is served: workers are paired within one revision only."""
     tokenizer_digest: str = ""
     """Of its checkpoint's tokenizer (`disagg/grammar/tokenizer_digest.py`); "": it did not say."""
+    takes_drain: bool = False
+    """It knows `Drain`; an older one would end the session at it."""

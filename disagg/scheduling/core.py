@@ -45,8 +45,10 @@ from disagg.messages.peer import (
     WrongEpoch,
 )
 from disagg.messages.session import (
+    CallOffDrain,
     Cancel,
     Claim,
+    Drain,
     EndReason,
     PartEnded,
     ResetPrefixCache,
@@ -70,7 +72,7 @@ from disagg.scheduling.cache_reset import reset_prefix_cache
 from disagg.scheduling.claims import Claims, same_request
 from disagg.scheduling.draining import DrainEvent, Draining
 from disagg.scheduling.handover.decode_side import DecodeSide
-from disagg.scheduling.handover.moving import TIME_OVER, Moving
+from disagg.scheduling.handover.moving import Moving
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.prefix_lending import PrefixLender
 from disagg.scheduling.handover.prefix_pull import PrefixPullSide
@@ -117,7 +119,7 @@ class WorkerCore:
         self.parts = Parts(
             worker, self.prefill_side, self.decode_side, self.prefix_pull, self.tiers
         )
-        self._moving = Moving(worker, self.prefill_side)
+        self._moving = Moving(worker, self.prefill_side, self.parts)
         self._steps = StepSide(worker, self.parts, self.prefill_side, self.prefix_pull, self.tiers)
         self._draining = Draining(limits.drain_ms)
         self._claims = Claims()
@@ -144,6 +146,10 @@ class WorkerCore:
                 self._submit(now_ms, message)
             case Claim():
                 return self._claim(now_ms, message)
+            case Drain():
+                self.drain(now_ms, message.timeout_ms, ends=message.ends)
+            case CallOffDrain():
+                self._draining.call_off()
         return self._out.take()
 
     def on_router_lost(self, now_ms: int, router: str = "") -> list[WorkerAction]:
@@ -359,33 +365,25 @@ class WorkerCore:
         self.tiers.tick(now_ms)
         idle = not (self.sequences or self.leases.num_live)
         match self._draining.due(now_ms, ready=self.ready, idle=idle):
-            case DrainEvent.DONE if self.draining:
+            case DrainEvent.DRAINED:
                 self._out.add(Drained())
-            case DrainEvent.DONE:
+            case DrainEvent.EXIT:
                 self._out.add(Exit("READs that may still land hold too much of the pool"))
             case DrainEvent.GIVE_UP:
-                self._give_up(now_ms)
+                self._moving.move_all(now_ms)
         return self._out.take()
 
-    def _give_up(self, now_ms: int) -> None:
-        """Move what decodes, as soon as no step is in flight; end everything else."""
-        for seq in list(self.sequences.values()):
-            if not self._moving.can_move(seq):
-                self.parts.end(seq, EndReason.DRAINING, TIME_OVER)
-            elif not self.batcher.num_in_flight:
-                self._moving.move(now_ms, seq)
-
-    def drain(self, now_ms: int, timeout_ms: int) -> None:
-        """Take no new work; `Drained` follows when nothing goes on any more.
+    def drain(self, now_ms: int, timeout_ms: int, *, ends: bool = True) -> None:
+        """Take no new work; if the worker ends, `Drained` follows when nothing goes on any more.
 
         Until then KV is lent as ever. What still goes on shortly before ``timeout_ms`` are over
         ends, with a reason that lets its router plan it anew; what decodes leaves its KV for that.
         """
-        self._draining.ask(now_ms, timeout_ms)
+        self._draining.ask(now_ms, timeout_ms, ends=ends)
 
     @property
     def draining(self) -> bool:
-        """It was asked to end."""
+        """It takes no new work, as it was asked to."""
         return self._draining.asked
 
     @property
