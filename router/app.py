@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import signal
+from collections.abc import Callable
 
 from disagg.errors import ConfigError, DisaggError
 from disagg.kv.hashing import check_secret
@@ -38,7 +39,7 @@ FORCED_EXIT_CODE = 130
 WORKERS_WAIT_S = 60.0
 """A router that takes another one's place waits so long for its workers, then it serves."""
 STILL_KNOWN_S = 1.0
-READY_POLL_S = 0.05
+POLL_S = 0.05
 GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
@@ -186,8 +187,7 @@ class RouterApp:
         """Wait until requests could be served as well as elsewhere; not for ever."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WORKERS_WAIT_S):
-                while not self.dispatcher.ready:
-                    await asyncio.sleep(READY_POLL_S)
+                await _until(lambda: self.dispatcher.ready)
 
     def give_up_workers(self) -> None:
         """Let workers register with the router that takes this one's place; serve on."""
@@ -224,8 +224,7 @@ class RouterApp:
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._http_server.num_connections:
-                    await asyncio.sleep(READY_POLL_S)
+                await _until(lambda: not self._http_server.num_connections)
                 await self.dispatcher.open_answers.all_closed()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
@@ -320,6 +319,13 @@ async def _serve(app: RouterApp, inherited: Inherited | None = None) -> int:
         await app.drain()
     await app.stop()
     return 1 if broken.is_set() else 0
+
+
+async def _until(state: Callable[[], bool]) -> None:
+    while True:
+        if state():
+            return
+        await asyncio.sleep(POLL_S)
 
 
 def _bracketed(host: str) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from disagg.messages.forms import GroupForm, form_mismatches
 from disagg.messages.identity import Incarnation
 
+WIRE_MIN = WIRE_MAX = 1
+"""Versions of the messages that this release speaks: another one is refused at registration."""
 DEFAULT_REVISION = "default"
 """Of workers that name none."""
 REVISION_NAME = re.compile(r"[A-Za-z0-9._-]{1,63}")
