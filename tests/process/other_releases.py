@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from disagg.messages.registration import WIRE_MAX
 from disagg.workers import announcement, peer_links, registration, service
 
 NEWEST_FROM = 15
@@ -61,9 +62,9 @@ def become(release: str) -> None:
     if release == "older":
         speak(forget_newest, service, "session_request_from_wire")
     elif release == "newer":
-        announcement.WIRE_MAX = 2
+        vars(announcement)["WIRE_MAX"] = WIRE_MAX + 1
     else:
-        announcement.WIRE_MIN = announcement.WIRE_MAX = 2
+        vars(announcement).update(WIRE_MIN=WIRE_MAX + 1, WIRE_MAX=WIRE_MAX + 1)
     change = forget_newest if release == "older" else add_later
     speak(change, service, "session_response_to_wire", "kv_batch_to_wire")
     speak(change, registration, "worker_info_to_wire")

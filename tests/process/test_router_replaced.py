@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import httpx
 import pytest
 import yaml
 
+from disagg.cluster.child import Child
 from disagg.cluster.kept_router import KeptRouter
 from disagg.config import Settings
 from tests.checkpoints import make_checkpoint
@@ -150,6 +152,10 @@ class Load:
         client.close()
 
 
+def has_ended(router: Child) -> bool:
+    return router.ended
+
+
 def test_every_component_restarts_and_no_request_fails(kept: Kept) -> None:
     with Load(kept) as load:
         for number in range(2):
@@ -159,7 +165,7 @@ def test_every_component_restarts_and_no_request_fails(kept: Kept) -> None:
             assert kept.router.child is not before, kept.reports
             load.wait_served()
             assert before is not None
-            wait_until(lambda one=before: one.ended, "the router before to end", START_S)
+            wait_until(partial(has_ended, before), "the router before to end", START_S)
             assert before.exit_code == 0
             kept.router.poll()
             assert not load.failures, load.failures[:3]
