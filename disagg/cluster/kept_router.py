@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from disagg.cluster.child import Child
 from disagg.cluster.kept import Kept
 from disagg.config import Settings
-from disagg.errors import DisaggError
+from disagg.errors import ConfigError, DisaggError
 from disagg.router.http_server import bind
 from disagg.router.inherited import BOUND, SERVING, Inherited
 
@@ -18,6 +18,7 @@ _BOUND_S = 120.0
 """Until a router has loaded its tokenizer and has its ports."""
 _SERVES_S = 90.0
 """Until it serves: longer than it waits for workers itself."""
+_PORT_RETRY_S = 5.0
 _Address = tuple[str, int]
 
 
@@ -56,7 +57,12 @@ class KeptRouter(Kept):
                 self._end(child, 0.0)
             if child.ended:
                 self._leaving.remove((child, until_s))
-        code = super().poll()
+        try:
+            code = super().poll()
+        except ConfigError as error:  # somebody else has taken a port meanwhile
+            self._report(error.message)
+            self._start_at_s = time.monotonic() + _PORT_RETRY_S
+            return None
         if code is not None:
             self._keep_only(())  # who connects is refused until there is another one
         return code
@@ -71,7 +77,12 @@ class KeptRouter(Kept):
         if old is None or old.ended:
             return  # the next one that starts has the new settings
         before = dict(self._sockets)
-        self._bind()
+        try:
+            self._bind()
+        except ConfigError as error:
+            self._report(f"the router goes on with its old settings: {error.message}")
+            self._keep_only(before.keys())
+            return
         new = self._spawn(waits=True)
         if not self._says(BOUND, new, _BOUND_S):
             self._report("the router goes on with its old settings: the new one did not start")
