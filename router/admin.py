@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 from disagg.errors import RemoteFault, RequestError
 from disagg.router.callers import ADMIN, Caller
 from disagg.router.dispatch import Dispatcher
+from disagg.router.drain_pages import DrainPages
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
 from disagg.router.http_site import Page, RouteError, Site
 from disagg.router.keys import KeyRing
@@ -50,6 +51,7 @@ class AdminApp:
                     self._reset, operations.RESET, frozenset((ADMIN,))
                 ),
                 **RevisionPages(options, dispatcher).pages,
+                **DrainPages(options, dispatcher).pages,
                 **StatusPages(options, dispatcher).pages,
                 **self._live.pages,
                 **QueuePages(dispatcher).pages,

@@ -6,8 +6,9 @@ import logging
 import os
 import secrets
 import signal
+from collections.abc import Callable
 
-from disagg.errors import ConfigError
+from disagg.errors import ConfigError, DisaggError
 from disagg.kv.hashing import check_secret
 from disagg.router.admin import AdminApp
 from disagg.router.cross_origin import App, CrossOrigin
@@ -15,7 +16,9 @@ from disagg.router.dispatch import Dispatcher
 from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
 from disagg.router.http_server import HttpServer, bind
+from disagg.router.inherited import BOUND, SERVING, Inherited
 from disagg.router.keys_file import KeysFile
+from disagg.router.last_answers import LastAnswers
 from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
 from disagg.router.options import RouterOptions, check_origins, why_exposed
@@ -33,8 +36,11 @@ from disagg.wire.v1.router_pb2_grpc import add_RouterServicer_to_server
 logger = logging.getLogger(__name__)
 
 FORCED_EXIT_CODE = 130
+WORKERS_WAIT_S = 60.0
+"""A router that takes another one's place waits so long for its workers, then it serves."""
+STILL_KNOWN_S = 1.0
+POLL_S = 0.05
 GRPC_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # two routers on one port must be an error, not a lottery
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
@@ -80,7 +86,7 @@ class RouterApp:
         self.admin_port = options.admin_port
         self.grpc_port = options.grpc_port
         self._options = options
-        self._stopping = False
+        self._stopping = self._is_replaced = False
         self._watching: list[asyncio.Task[None]] = []
         self._connections = Connections(options.tls_directory)
         self._tokenizer = Tokenizer(
@@ -96,23 +102,31 @@ class RouterApp:
             options.traces_endpoint,
         )
 
-    async def start(self) -> None:
+    async def start(self, inherited: Inherited | None = None) -> None:
         """Bind all ports and serve.
+
+        Args:
+            inherited: the HTTP sockets, where another process has bound them. Its next router has
+                them at the same time, and the same port for workers.
 
         Raises:
             ConfigError: a port is taken or the host is not ours.
         """
         options, ring = self._options, self._keys.ring
         with contextlib.ExitStack() as bound:
-            http_socket = bound.enter_context(
-                bind("http_port", options.host, options.http_port, options.send_buffer_bytes)
-            )
-            admin_socket = bound.enter_context(
-                bind(
-                    "admin_port", options.admin_host, options.admin_port, options.send_buffer_bytes
+            size = options.send_buffer_bytes
+            if inherited is not None:
+                http_socket, admin_socket = map(bound.enter_context, inherited.sockets())
+            else:
+                http_socket = bound.enter_context(
+                    bind("http_port", options.host, options.http_port, size)
                 )
-            )
-            self._grpc_server = self._connections.server(GRPC_OPTIONS)
+                admin_socket = bound.enter_context(
+                    bind("admin_port", options.admin_host, options.admin_port, size)
+                )
+            # Two routers on one port must be an error, not a lottery, unless one follows the other.
+            reuse = ("grpc.so_reuseport", int(inherited is not None))
+            self._grpc_server = self._connections.server((reuse, *GRPC_OPTIONS))
             address = f"{_bracketed(options.host)}:{options.grpc_port}"
             try:
                 self.grpc_port = self._connections.listen(self._grpc_server, address)
@@ -133,8 +147,14 @@ class RouterApp:
         clients: App = HttpApp(*parts, streams)
         if options.cors_origins:
             clients = CrossOrigin(clients, options.cors_origins)
-        self._http_server = HttpServer(clients, options)
+        self._last_answers = LastAnswers(clients)
+        self._http_server = HttpServer(self._last_answers, options)
         self._admin_server = HttpServer(self._admin, options)
+        await self._grpc_server.start()
+        if inherited is not None:
+            inherited.tell(BOUND)
+            if inherited.waits:
+                await self._until_ready()
         self._tasks = [
             asyncio.create_task(self._http_server.serve([http_socket]), name="http"),
             asyncio.create_task(self._admin_server.serve([admin_socket]), name="admin"),
@@ -145,7 +165,6 @@ class RouterApp:
         self._tasks += self._watching
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
-        await self._grpc_server.start()
         await self._http_server.is_up.wait()
         await self._admin_server.is_up.wait()
         logger.info(
@@ -161,6 +180,53 @@ class RouterApp:
             "anybody may call" if ring.is_open else "callers need API keys",
         )
 
+        if inherited is not None:
+            inherited.tell(SERVING)
+
+    async def _until_ready(self) -> None:
+        """Wait until requests could be served as well as elsewhere; not for ever."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WORKERS_WAIT_S):
+                await _until(lambda: self.dispatcher.ready)
+
+    def give_up_workers(self) -> None:
+        """Let workers register with the router that takes this one's place; serve on."""
+        if self._is_replaced:
+            return
+        self._is_replaced = True
+        grace_s = self._options.drain_timeout_ms / 1000  # of answers to gRPC clients
+        self._watching += [
+            asyncio.create_task(self._grpc_server.stop(grace_s), name="workers' port"),
+            asyncio.create_task(self._keep_known(), name="known workers"),
+        ]
+        logger.info("another router takes this one's place")
+
+    async def _keep_known(self) -> None:
+        """Workers' heartbeats go to the other router; their sessions show that they live."""
+        while True:
+            for session in self.dispatcher.sessions:
+                with contextlib.suppress(DisaggError):
+                    self.dispatcher.register(session.info)
+            await asyncio.sleep(STILL_KNOWN_S)
+
+    async def leave(self) -> None:
+        """Leave new connections to the router that has taken this one's place.
+
+        Returns when nobody is connected any more, after ``drain_timeout_ms`` at most. Until then
+        what comes on connections that there are is answered as ever, and ends them.
+        """
+        self._last_answers.is_on = True
+        self._http_server.stop_listening()
+        self._admin_server.stop_listening()
+        timeout_s = self._options.drain_timeout_ms / 1000
+        logger.info(
+            "%d connections may go on for %g s", self._http_server.num_connections, timeout_s
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await _until(lambda: not self._http_server.num_connections)
+                await self.dispatcher.open_answers.all_closed()
+
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if self._stopping or task.cancelled():
             return
@@ -170,10 +236,13 @@ class RouterApp:
         self.dispatcher.broken.set()
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait until those that run have been answered.
+        """Refuse new requests, unless another router takes them; wait for answers that are due.
 
         At most ``drain_timeout_ms``; `stop` then ends the rest with an error.
         """
+        if self._is_replaced:
+            await self.leave()
+            return
         self.dispatcher.drain()
         timeout_s = self._options.drain_timeout_ms / 1000
         answers = self.dispatcher.open_answers
@@ -198,8 +267,10 @@ class RouterApp:
         logger.info("router stopped")
 
 
-def run(options: RouterOptions) -> int:
+def run(options: RouterOptions, inherited: Inherited | None = None) -> int:
     """Run a router until SIGINT or SIGTERM, then drain it; a second signal ends it at once.
+
+    SIGHUP, where it has inherited its sockets, says that another router is to take its place.
 
     Returns:
         The process's exit code: 0 after a clean stop, 1 when it could not go on, 2 when it could
@@ -208,7 +279,7 @@ def run(options: RouterOptions) -> int:
     log_as(options)
     do_without_torch()
     try:
-        return asyncio.run(_serve(RouterApp(options)))
+        return asyncio.run(_serve(RouterApp(options), inherited))
     except ConfigError as error:
         logger.error("%s: %s", error.param, error.message)
         return 2
@@ -222,7 +293,7 @@ def log_as(options: RouterOptions) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-async def _serve(app: RouterApp) -> int:
+async def _serve(app: RouterApp, inherited: Inherited | None = None) -> int:
     stop = asyncio.Event()
 
     def on_signal() -> None:
@@ -236,7 +307,9 @@ async def _serve(app: RouterApp) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    await app.start()
+    await app.start(inherited)
+    if inherited is not None:
+        loop.add_signal_handler(signal.SIGHUP, app.give_up_workers)
     broken = app.dispatcher.broken
     waits = [asyncio.create_task(event.wait()) for event in (stop, broken)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -246,6 +319,13 @@ async def _serve(app: RouterApp) -> int:
         await app.drain()
     await app.stop()
     return 1 if broken.is_set() else 0
+
+
+async def _until(state: Callable[[], bool]) -> None:
+    while True:
+        if state():
+            return
+        await asyncio.sleep(POLL_S)
 
 
 def _bracketed(host: str) -> str:

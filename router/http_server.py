@@ -56,6 +56,16 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.is_up.set()
 
+    def stop_listening(self) -> None:
+        """Accept no further connection; those there are go on."""
+        for server in self.servers:
+            server.close()
+
+    @property
+    def num_connections(self) -> int:
+        """Connections of clients."""
+        return len(self.server_state.connections)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install no signal handlers: the process has its own."""

@@ -8,7 +8,13 @@ from disagg.grammar.tokenizer_digest import tokenizer_digest
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import LAYOUT_VERSION, KVCacheLayout
 from disagg.messages.identity import Incarnation
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.registration import (
+    WIRE_MAX,
+    WIRE_MIN,
+    Contract,
+    GroupInfo,
+    WorkerInfo,
+)
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.wire.stream_hello import PeerHello, PoolInfo
@@ -18,8 +24,6 @@ from disagg.workers.options import WorkerOptions
 from disagg.workers.pool_region import PoolRegion
 
 log = logging.getLogger(__name__)
-
-WIRE_MIN = WIRE_MAX = 1
 
 
 class Announcement:
@@ -76,6 +80,7 @@ class Announcement:
             max_sequences=core.limits.max_sequences,
             revision=options.revision,
             tokenizer_digest=self._tokenizer_digest,
+            takes_drain=True,
         )
 
     def _served_tokens_max(self, core: WorkerCore) -> int:

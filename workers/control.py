@@ -15,8 +15,10 @@ from typing import Protocol
 from disagg.messages.identity import Incarnation
 from disagg.messages.peer import PeerMessage
 from disagg.messages.session import (
+    CallOffDrain,
     Cancel,
     Claim,
+    Drain,
     Submit,
     ToWorkerMessage,
     WorkerIdClaimed,
@@ -183,6 +185,8 @@ class Control:
                 message.claimant.incarnation.epoch,
                 message.claimant.address,
             )
+        if isinstance(message, Drain | CallOffDrain):
+            log.info("an operator's word from a router: %s", message)
         if isinstance(message, Cancel):
             self._trace.cancelled(message.key, message.reason)
 

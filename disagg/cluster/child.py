@@ -16,8 +16,21 @@ _TAIL_LINES = 15
 class Child:
     """One process started here. It has its own process group, so Ctrl-C reaches only us."""
 
-    def __init__(self, name: str, command: Sequence[str], log_path: Path | None) -> None:
-        """Start it; without a log file it writes where this process does."""
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log_path: Path | None,
+        inherits: Sequence[int] = (),
+    ) -> None:
+        """Start it; without a log file it writes where this process does.
+
+        Args:
+            name: of the process, for messages.
+            command: that it runs.
+            log_path: what its output is added to.
+            inherits: file descriptors that it has as well, by the same numbers.
+        """
         self.name = name
         self.log_path = log_path
         # The child gets its settings in a file; variables would override them a second time.
@@ -31,6 +44,7 @@ class Child:
                 stderr=sink,
                 env=environ,
                 process_group=0,
+                pass_fds=tuple(inherits),
             )
 
     @property
@@ -64,6 +78,11 @@ class Child:
             return ""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it runs."""
+        if not self.ended:
+            self._process.send_signal(number)
 
     def hurry(self) -> None:
         """Send SIGTERM, which is the second one where `stop` waits: the process ends at once."""

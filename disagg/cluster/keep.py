@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import yaml
 
-from disagg.cluster.back_off import BackOff
-from disagg.cluster.child import Child
 from disagg.cluster.hash_key import with_hash_key
+from disagg.cluster.kept import Kept
+from disagg.cluster.kept_router import KeptRouter
 from disagg.cluster.local import get
 from disagg.cluster.own_settings import (
     CERTIFICATES,
@@ -26,52 +26,6 @@ NO_CLUSTER_EXIT_CODE = 69
 """Of a supervisor that has waited for the Ray cluster in vain."""
 _POLL_S = 0.2
 _READY_POLL_S = 1.0
-_RUNS_AFTER_S = 5.0
-"""A process that has run for so long has begun."""
-
-
-class _Kept:
-    """One process; it is started again when it ends, with growing delays."""
-
-    def __init__(self, name: str, command: list[str], report: Callable[[str], None]) -> None:
-        self._name = name
-        self._command = command
-        self._report = report
-        self._back_off = BackOff()
-        self._start_at_s = 0.0
-        self._began_s = 0.0
-        self.child: Child | None = None
-
-    def start(self) -> None:
-        self.child = Child(self._name, self._command, None)
-        self._began_s = time.monotonic()
-
-    def poll(self) -> int | None:
-        """Start it again when it is time to; its exit code when it has just ended."""
-        now_s = time.monotonic()
-        if self.child is None:
-            if now_s >= self._start_at_s:
-                self.start()
-            return None
-        code = self.child.exit_code
-        if code is None:
-            if now_s - self._began_s >= _RUNS_AFTER_S:
-                self._back_off.runs(now_s)
-            return None
-        delay_s = self._back_off.ended(now_s)
-        self._report(f"{self._name} ended with exit code {code}; again in {delay_s:g} s")
-        self.child, self._start_at_s = None, now_s + delay_s
-        return code
-
-    def stop(self, timeout_s: float) -> None:
-        """End it, if it runs.
-
-        Raises:
-            ExpiredError: it had to be killed.
-        """
-        if self.child is not None:
-            child, self.child = self.child, None
-            child.stop(timeout_s)
 
 
 class Keeper:
@@ -90,8 +44,8 @@ class Keeper:
         self._file = self._folder.path / "settings.yaml"
         command = [sys.executable, "-m", "disagg.commands"]
         end = ["--config", str(self._file), "--end-with-parent"]
-        self._router = _Kept("router", [*command, "router", *end], report)
-        self._workers = _Kept("supervisor", [*command, "workers", *end], report)
+        self._router = KeptRouter([*command, "router", *end], settings, report)
+        self._workers = Kept("supervisor", [*command, "workers", *end], report)
 
     def start(self) -> None:
         """Start both.
@@ -104,6 +58,7 @@ class Keeper:
         settings = decide_ports(settings)
         self._settings = with_certificates(settings, self._folder.path, self._report)
         self._write()
+        self._router.settings = self._settings
         self._router.start()
         self._workers.start()
 
@@ -123,7 +78,8 @@ class Keeper:
         """Go on with other settings.
 
         The supervisor is started anew, which finds its workers and replaces those whose settings
-        have changed. The router is started anew if its own have: requests that run may end first.
+        have changed. Another router takes the place of the one that runs if its own have: it serves
+        before that one refuses anything.
 
         Raises:
             ConfigError: settings or checkpoint cannot be used; nothing has changed then.
@@ -137,9 +93,9 @@ class Keeper:
         self._workers.stop(settings.cluster.stop_timeout_s)
         self._workers.start()
         if has_other_router:
-            self._report("the router has new settings, it starts anew")
-            self._stop_router()
-            self._router.start()
+            self._report("the router has new settings, another one takes its place")
+            self._router.settings = settings
+            self._router.replace()
 
     def stop(self) -> None:
         """End both; requests that run may end first, workers stay."""

@@ -9,6 +9,7 @@ import typer
 from disagg.commands.cache import app as cache
 from disagg.commands.certificates import app as certificates
 from disagg.commands.doctor import doctor
+from disagg.commands.drain import drain
 from disagg.commands.keys import app as keys
 from disagg.commands.leases import leases
 from disagg.commands.plan import plan_kv_memory
@@ -46,6 +47,7 @@ app.command()(status)
 app.command()(doctor)
 app.command()(top)
 app.command()(leases)
+app.command()(drain)
 app.command("plan")(plan_kv_memory)
 app.add_typer(cache, name="cache")
 app.add_typer(certificates, name="certificates")

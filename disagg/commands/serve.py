@@ -138,6 +138,7 @@ def router(
     grpc_port: GrpcPort = None,
     settings_given: Set = None,
     with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
+    inherited: Annotated[str, typer.Option("--inherited", hidden=True)] = "",
 ) -> None:
     """Run the router alone: HTTP for clients, gRPC for workers.
 
@@ -157,6 +158,7 @@ def router(
         grpc_port=grpc_port,
     )
     from disagg.router.app import run
+    from disagg.router.inherited import Inherited
 
     _log_to_stderr(effective.settings.telemetry.log_format)
     options = router_options(effective.settings)
@@ -167,7 +169,7 @@ def router(
         announcement = announce(effective.settings)
         exit_on_signals()  # Ray has put its own in their place
     try:
-        code = run(options)
+        code = run(options, Inherited.from_text(inherited) if inherited else None)
     finally:
         if announcement is not None:
             announcement.withdraw()

@@ -113,8 +113,8 @@ class WorkerSettings(Section):
     routers_max: int = Field(default=16, ge=1, le=1024)
     """Routers that may have a session with a worker, at a time."""
     drain_timeout_ms: Milliseconds = 30_000
-    """Asked to end by SIGTERM, a worker takes no new work and lets what goes on end for so long;
-    the rest is planned anew on other workers. A second signal ends it at once."""
+    """Asked to end by SIGTERM, a worker takes no new work and lets what goes on end for so long; in
+    the last quarter (10 s at most) the rest moves to other workers. A second signal ends it."""
     tiers: tuple[str, ...] = Field(default=(), strict=False)
     """Stores of KV blocks outside the pool, fastest first, each KIND[:PLACE]?size=SIZE: host memory
     (host?size=8GiB), a directory that workers may share (disk:/var/cache/kv?size=200GiB), an object

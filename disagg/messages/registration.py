@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from disagg.messages.forms import GroupForm, form_mismatches
 from disagg.messages.identity import Incarnation
 
+WIRE_MIN = WIRE_MAX = 1
+"""Versions of the messages that this release speaks: another one is refused at registration."""
 DEFAULT_REVISION = "default"
 """Of workers that name none."""
 REVISION_NAME = re.compile(r"[A-Za-z0-9._-]{1,63}")
@@ -138,3 +140,5 @@ class WorkerInfo:
     """Name of what is served: workers are paired within one revision only."""
     tokenizer_digest: str = ""
     """Of its checkpoint's tokenizer (`disagg/grammar/tokenizer_digest.py`); "": it did not say."""
+    takes_drain: bool = False
+    """It knows `Drain`; an older one would end the session at it."""

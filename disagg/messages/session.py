@@ -99,6 +99,21 @@ class WorkerIdClaimed:
     claimant: PeerAddress
 
 
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new work; what goes on may end, or moves to other workers."""
+
+    timeout_ms: int
+    """After so long nothing goes on any more."""
+    ends: bool
+    """The worker ends then. Else it stays without work, until it is ended or called back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOffDrain:
+    """Take work again, unless the drain was to end the worker; no effect without one."""
+
+
 CLAIM_BYTES = 16
 """Length of the name in a `Claim`: a digest, so that no client's words are kept at workers."""
 
@@ -120,7 +135,9 @@ class Claim:
     """It was claimed before and is planned anew."""
 
 
-ToWorkerMessage = Submit | Cancel | ResetPrefixCache | WorkerIdClaimed | Claim
+ToWorkerMessage = (
+    Submit | Cancel | ResetPrefixCache | WorkerIdClaimed | Claim | Drain | CallOffDrain
+)
 
 
 class EndReason(StrEnum):
@@ -158,6 +175,9 @@ class PartEnded:
     key: RequestKey
     reason: EndReason
     message: str = ""
+    num_kept_tokens: int = 0
+    """Tokens whose KV is kept there for a while, for a decode worker that takes the generation
+    over: all that the sender sent, but the last one. 0: nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from disagg.errors import ConfigError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
-from disagg.messages.registration import GroupInfo, WorkerInfo
+from disagg.messages.registration import WIRE_MAX, WIRE_MIN, GroupInfo, WorkerInfo
 from disagg.messages.session import WorkerStats
 from disagg.routing.fleet_hits import FleetHits
 from disagg.routing.index import PrefixIndex
@@ -349,6 +349,13 @@ class Fleet:
         if info.role not in ROLES:
             raise ConfigError(
                 f"unknown role {info.role!r}; known: {', '.join(ROLES)}", param="role"
+            )
+        theirs = info.contract
+        if theirs.wire_min > WIRE_MAX or theirs.wire_max < WIRE_MIN:
+            raise ConfigError(
+                f"worker {info.incarnation.worker_id} speaks wire versions {theirs.wire_min} to "
+                f"{theirs.wire_max}, this router {WIRE_MIN} to {WIRE_MAX}",
+                param="contract",
             )
         self.revisions.check(info)
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import SequenceOutput
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import Cancel, PrefillReport, TransferKind, TransferReport
+from disagg.messages.session import (
+    Cancel,
+    PartEnded,
+    PrefillReport,
+    TransferKind,
+    TransferReport,
+)
 from disagg.routing.actions import ToWorker
 from disagg.routing.record import GenerationRecord
 
@@ -29,6 +35,9 @@ class Generation:
     """The decode worker has its KV: what the prefill worker does is over."""
     prefill_gone: bool = False
     """Its stream ended after that: a token it still owed comes from the decode worker or never."""
+    kept_at: Incarnation | None = None
+    """Who ended its decode, and keeps the KV of it for another one."""
+    num_kept_tokens: int = 0
     finished_at: set[Incarnation] = field(default_factory=set)
     """Workers that reported the last token."""
     prefill_report: PrefillReport | None = None
@@ -71,12 +80,30 @@ class Generation:
 
     @property
     def lease_tokens(self) -> int | None:
-        """Prompt tokens under a sealed lease; None while the prefill goes on, or is handed over."""
+        """Tokens under a sealed lease without a reader of use; None where there is none.
+
+        It is the prefill worker's, once the prefill is complete and until it is handed over; or
+        that of a worker that was about to end.
+        """
+        if self.kept_at is not None:
+            return self.num_kept_tokens
         if self.local or self.transferred or self.prefill_gone:
             return None
         if self.taken_over is not None:
             return self.base - 1
         return self.base if self.prefill_report is not None else None
+
+    def keeps(self, worker: Incarnation, ended: PartEnded) -> bool:
+        """Whether its decode worker, which ended its part, keeps the KV for another one."""
+        if worker != self.decode.incarnation or not ended.num_kept_tokens:
+            return False
+        self.kept_at, self.num_kept_tokens = worker, ended.num_kept_tokens
+        return True
+
+    @property
+    def lease_owner(self) -> WorkerInfo:
+        """Whose lease that is."""
+        return self.prefill if self.kept_at is None else self.info_of(self.kept_at)
 
     def accepts(
         self, now_ms: int, worker: Incarnation, report: PrefillReport | TransferReport
@@ -108,11 +135,11 @@ class Generation:
     ) -> Iterator[ToWorker]:
         """``Cancel`` for every part, or for those that may still hold something.
 
-        With ``keeps_lease`` the prefill worker is not cancelled: another one takes its lease over.
+        With ``keeps_lease`` the owner of the lease is not cancelled: another one takes it over.
         """
-        prefill = self.prefill.incarnation
+        prefill, owner = self.prefill.incarnation, self.lease_owner.incarnation
         for worker in self.workers:
-            if keeps_lease and worker == prefill:
+            if keeps_lease and worker == owner:
                 continue
             if also_over or not self.over_at(worker):
                 yield ToWorker(worker, Cancel(self.key, reason))

@@ -103,12 +103,12 @@ class Planner:
         return plan
 
     def take_over(self, now_ms: int, request: RoutedRequest) -> Plan | None:
-        """Another decode worker for a sealed prompt whose decode worker was lost too early.
+        """Another decode worker for what is computed and leased already.
 
-        Not the policy's: the prompt is computed and its lease is open, so the least loaded worker
-        that may pull it does. None where there is no such lease, or nobody to pull it: then the
-        rest is planned as ever. Only where token 0, which came with the seal, is all that was
-        accepted.
+        That is a sealed prompt whose decode worker was lost too early, or what a worker that was
+        about to end has decoded. Not the policy's: the least loaded worker that may pull it does.
+        None where there is no such lease, or nobody to pull it: then the rest is planned as ever.
+        Only where the token that came with the seal is the last one that was accepted.
         """
         lost, revision = request.current, request.revision
         if revision is None or lost.started_ms <= self._resets.begun_ms:
@@ -118,20 +118,23 @@ class Planner:
             return None
         demand = self._demand(now_ms, request)
         candidates = self._candidates(request, revision)
-        owner_bit = candidates.of([lost.prefill.incarnation])
+        moves, gone = lost.kept_at is not None, lost.decode.incarnation
+        # Who drains is not ready, but lends on.
+        owner_bit = self._fleet.roster.bits.of([lost.lease_owner.incarnation])
         if not owner_bit:
             return None
         owner, exclusions = candidates.of_bit(owner_bit), demand.exclusions
-        readers = candidates.can_decode & candidates.with_role("decode")
-        readers &= candidates.handing_over(num_tokens) & candidates.partners(owner, demand)
-        readers &= ~candidates.of(exclusions.workers | exclusions.decode | set(lost.workers))
+        readers = candidates.can_decode & candidates.handing_over(num_tokens)
+        readers &= candidates.partners(owner, demand) & ~owner_bit
+        readers &= ~candidates.of(exclusions.workers | exclusions.decode | {gone})
+        decodes = readers & candidates.with_role("decode")
+        # A prompt is computed again where its lease is rather than moved to a prefill worker.
+        readers = decodes or (readers if moves else 0)
         if not readers:
             return None
         reader = candidates.first_to_decode(readers)
-        why = (
-            f"decode on {reader.name} takes over the lease that {owner.name} holds for "
-            f"{lost.decode.incarnation.worker_id}, which was lost"
-        )
+        held = "while it drains" if moves else f"for {gone.worker_id}, which was lost"
+        why = f"decode on {reader.name} takes over the lease that {owner.name} holds {held}"
         return Plan(owner, reader, why, takes_over=True)
 
     def _demand(self, now_ms: int, request: RoutedRequest) -> Demand:

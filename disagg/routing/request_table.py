@@ -206,10 +206,9 @@ class RequestTable:
         request.exclusions.learn(cause, ended_by=incarnation, prefill=prefill, decode=decode)
         if cause in TRANSFER_FAULTS and not generation.local:
             self._fleet.mark_bad_pair(now_ms, prefill, decode)
-        linkless = ended.reason is EndReason.PEER_LOST and incarnation == decode
-        return self._replan(
-            now_ms, request, ended.reason.value, ended.message, decode_lost=linkless
-        )
+        leased = incarnation == decode and ended.reason is EndReason.PEER_LOST
+        leased |= generation.keeps(incarnation, ended)
+        return self._replan(now_ms, request, ended.reason.value, ended.message, leased=leased)
 
     def progress(self, now_ms: int, incarnation: Incarnation, progress: PrefillProgress) -> None:
         """A prefill or a transfer went on: patience begins again when the figure grew."""
@@ -252,7 +251,7 @@ class RequestTable:
                 request,
                 "worker_lost",
                 f"{incarnation.worker_id}: {cause}",
-                decode_lost=incarnation == generation.decode.incarnation,
+                leased=incarnation == generation.decode.incarnation,
             )
         return actions
 
@@ -327,11 +326,11 @@ class RequestTable:
         cause: str,
         message: str,
         *,
-        decode_lost: bool = False,
+        leased: bool = False,
     ) -> list[RouterAction]:
         """Give the current generation up and go on after the accepted tokens."""
         last_try = request.num_failed_tries(cause) > self._replans_max
-        plan = self._planner.take_over(now_ms, request) if decode_lost and not last_try else None
+        plan = self._planner.take_over(now_ms, request) if leased and not last_try else None
         actions = self._cancels(request, cause, keeps_lease=plan is not None)
         request.current.cause = f"{cause}: {message}" if message else cause
         self.counters["replans", cause] += 1

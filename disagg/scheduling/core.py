@@ -45,8 +45,10 @@ from disagg.messages.peer import (
     WrongEpoch,
 )
 from disagg.messages.session import (
+    CallOffDrain,
     Cancel,
     Claim,
+    Drain,
     EndReason,
     PartEnded,
     ResetPrefixCache,
@@ -70,6 +72,7 @@ from disagg.scheduling.cache_reset import reset_prefix_cache
 from disagg.scheduling.claims import Claims, same_request
 from disagg.scheduling.draining import DrainEvent, Draining
 from disagg.scheduling.handover.decode_side import DecodeSide
+from disagg.scheduling.handover.moving import Moving
 from disagg.scheduling.handover.prefill_side import PrefillSide
 from disagg.scheduling.handover.prefix_lending import PrefixLender
 from disagg.scheduling.handover.prefix_pull import PrefixPullSide
@@ -116,6 +119,7 @@ class WorkerCore:
         self.parts = Parts(
             worker, self.prefill_side, self.decode_side, self.prefix_pull, self.tiers
         )
+        self._moving = Moving(worker, self.prefill_side, self.parts)
         self._steps = StepSide(worker, self.parts, self.prefill_side, self.prefix_pull, self.tiers)
         self._draining = Draining(limits.drain_ms)
         self._claims = Claims()
@@ -142,6 +146,10 @@ class WorkerCore:
                 self._submit(now_ms, message)
             case Claim():
                 return self._claim(now_ms, message)
+            case Drain():
+                self.drain(now_ms, message.timeout_ms, ends=message.ends)
+            case CallOffDrain():
+                self._draining.call_off()
         return self._out.take()
 
     def on_router_lost(self, now_ms: int, router: str = "") -> list[WorkerAction]:
@@ -296,7 +304,8 @@ class WorkerCore:
 
     def next_step(self, now_ms: int) -> tuple[Step | None, list[WorkerAction]]:
         """The next batch, or None when there is nothing to compute or none may be launched."""
-        return self._steps.plan(now_ms), self._out.take()
+        step = None if self._draining.gave_up else self._steps.plan(now_ms)
+        return step, self._out.take()
 
     def on_step_done(self, now_ms: int, result: StepResult) -> list[WorkerAction]:
         """Account for a finished step: publish, sample, finish, hand over."""
@@ -356,26 +365,25 @@ class WorkerCore:
         self.tiers.tick(now_ms)
         idle = not (self.sequences or self.leases.num_live)
         match self._draining.due(now_ms, ready=self.ready, idle=idle):
-            case DrainEvent.DONE if self.draining:
+            case DrainEvent.DRAINED:
                 self._out.add(Drained())
-            case DrainEvent.DONE:
+            case DrainEvent.EXIT:
                 self._out.add(Exit("READs that may still land hold too much of the pool"))
             case DrainEvent.GIVE_UP:
-                for seq in list(self.sequences.values()):
-                    self.parts.end(seq, EndReason.DRAINING, "the worker's time to drain is over")
+                self._moving.move_all(now_ms)
         return self._out.take()
 
-    def drain(self, now_ms: int, timeout_ms: int) -> None:
-        """Take no new work; `Drained` follows when nothing goes on any more.
+    def drain(self, now_ms: int, timeout_ms: int, *, ends: bool = True) -> None:
+        """Take no new work; if the worker ends, `Drained` follows when nothing goes on any more.
 
-        Until then KV is lent as ever. What still goes on after ``timeout_ms`` ends, with a reason
-        that lets its router plan it anew.
+        Until then KV is lent as ever. What still goes on shortly before ``timeout_ms`` are over
+        ends, with a reason that lets its router plan it anew; what decodes leaves its KV for that.
         """
-        self._draining.ask(now_ms, timeout_ms)
+        self._draining.ask(now_ms, timeout_ms, ends=ends)
 
     @property
     def draining(self) -> bool:
-        """It was asked to end."""
+        """It takes no new work, as it was asked to."""
         return self._draining.asked
 
     @property

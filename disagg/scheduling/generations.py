@@ -69,8 +69,8 @@ class Generations:
         self._kv.free(seq.key)
         self.sequences.pop(seq.key, None)
 
-    def end(self, seq: Sequence, reason: EndReason, message: str) -> None:
+    def end(self, seq: Sequence, reason: EndReason, message: str, num_kept_tokens: int = 0) -> None:
         """Forget a sequence that is not finished, and report its end to the router."""
         self.forget(seq)
         self._counters.add("parts_ended_" + reason)
-        self._out.add(ToRouter(PartEnded(seq.key, reason, message)))
+        self._out.add(ToRouter(PartEnded(seq.key, reason, message, num_kept_tokens)))

@@ -152,6 +152,7 @@ def worker_info_to_wire(info: WorkerInfo) -> registration_pb2.RegisterRequest:
         max_sequences=info.max_sequences,
         revision=info.revision,
         tokenizer_digest=info.tokenizer_digest,
+        takes_drain=info.takes_drain,
     )
 
 
@@ -179,4 +180,5 @@ def worker_info_from_wire(wire: registration_pb2.RegisterRequest) -> WorkerInfo:
         max_sequences=wire.max_sequences,
         revision=revision,
         tokenizer_digest=wire.tokenizer_digest,
+        takes_drain=wire.takes_drain,
     )

@@ -6,8 +6,10 @@ from typing import assert_never
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.session import (
     CLAIM_BYTES,
+    CallOffDrain,
     Cancel,
     Claim,
+    Drain,
     EndReason,
     GroupTransfer,
     PartEnded,
@@ -77,6 +79,12 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
                     key=key_to_wire(key), name=name, accepted_ms=accepted_ms, again=again
                 )
             )
+        case Drain(timeout_ms, ends):
+            return session_pb2.SessionRequest(
+                drain=session_pb2.Drain(timeout_ms=timeout_ms, ends=ends)
+            )
+        case CallOffDrain():
+            return session_pb2.SessionRequest(call_off_drain=session_pb2.CallOffDrain())
         case _:
             assert_never(message)
 
@@ -112,6 +120,10 @@ def session_request_from_wire(
                 raise malformed(claim, "name", f"has {len(claim.name)} bytes")
             key = key_from_wire(claim, router=router)
             return Claim(key, claim.name, claim.accepted_ms, claim.again)
+        case "drain":
+            return Drain(request.drain.timeout_ms, request.drain.ends)
+        case "call_off_drain":
+            return CallOffDrain()
         case _:
             raise malformed(request, "message", "is missing or of an unknown kind")
 
@@ -131,8 +143,10 @@ def session_response_to_wire(message: ToRouterMessage) -> session_pb2.SessionRes
     match message:
         case StepOutputs():
             return session_pb2.SessionResponse(outputs=outputs_to_wire(message))
-        case PartEnded(key, reason, text):
-            ended = session_pb2.PartEnded(key=key_to_wire(key), reason=reason.value, message=text)
+        case PartEnded(key, reason, text, num_kept):
+            ended = session_pb2.PartEnded(
+                key=key_to_wire(key), reason=reason.value, message=text, num_kept_tokens=num_kept
+            )
             return session_pb2.SessionResponse(part_ended=ended)
         case PrefillProgress(key, num_computed_tokens):
             progress = session_pb2.PrefillProgress(
@@ -188,7 +202,8 @@ def session_response_from_wire(
         case "part_ended":
             ended = response.part_ended
             reason = enum_value(EndReason, ended, "reason")
-            return PartEnded(key_from_wire(ended, router=router), reason, ended.message)
+            key = key_from_wire(ended, router=router)
+            return PartEnded(key, reason, ended.message, ended.num_kept_tokens)
         case "progress":
             progress = response.progress
             key = key_from_wire(progress, router=router)

@@ -103,3 +103,11 @@ class Reset(Answered):
     num_forgotten: int
     workers: list[ResetWorker]
     error: Fault | None = None
+
+
+class Drained(Answered):
+    """Who was told to drain, or to take work again."""
+
+    workers: list[Incarnation]
+    ends: bool
+    """They end when nothing goes on any more; else they stay, without work."""

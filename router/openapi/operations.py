@@ -1,11 +1,19 @@
 """Every page of both ports."""
 
+from disagg.router.drain_body import DrainBody
 from disagg.router.openai.chat_request import ChatRequest
 from disagg.router.openai.completion_request import CompletionRequest
 from disagg.router.openai.responses_request import NEUTRAL, ResponsesRequest
 from disagg.router.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
 from disagg.router.openapi import answers
-from disagg.router.openapi.admin_answers import Queues, Record, Reset, Revisions, Workers
+from disagg.router.openapi.admin_answers import (
+    Drained,
+    Queues,
+    Record,
+    Reset,
+    Revisions,
+    Workers,
+)
 from disagg.router.openapi.operation import EVENTS as EVENT_STREAM
 from disagg.router.openapi.operation import TEXT, Operation
 from disagg.router.openapi.overview_answer import Overview
@@ -105,6 +113,13 @@ SET_REVISIONS = Operation(
     "New requests are shared by other weights.",
     {200: Revisions},
     body=RevisionWeights,
+    errors=BODY - {404},
+)
+DRAIN = Operation(
+    "drain",
+    "A worker, or all workers of a host, take no new work; what goes on ends or moves.",
+    {200: Drained},
+    body=DrainBody,
     errors=BODY - {404},
 )
 DOCUMENT = Operation("getDocument", "This document.", {200: dict[str, object]})

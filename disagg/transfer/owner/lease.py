@@ -31,6 +31,7 @@ class Lease:
     lease_id: int
     key: RequestKey
     reader: Incarnation
+    """The owner itself where there is none: somebody may take it over."""
     expires_ms: int
     listener: LeaseListener
     state: LeaseState = LeaseState.OPEN

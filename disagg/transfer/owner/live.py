@@ -105,7 +105,7 @@ class LiveLeases:
         LEASE_TABLE.leave(lease.state, LeaseEvent.FORGET)
         self.holds.drop(lease.holder)
         lease.listener.lease_ended(LeaseEnded(lease.key, lease.lease_id, reason, lease.pull))
-        if event is not LeaseEvent.READER_LOST:
+        if event is not LeaseEvent.READER_LOST and lease.reader != self.me:
             self.out.add(Send(lease.reader, lease.dead()))
 
     def expire(self, now_ms: int) -> None:
@@ -187,6 +187,10 @@ class LiveLeases:
         lease.state = state
         lease.expires_ms = now_ms + self._ttl_ms
         self._live[lease.lease_id] = self._live.pop(lease.lease_id)
+
+    def _orphan(self, now_ms: int, lease: Lease) -> None:
+        lease.state = LEASE_TABLE.move(lease.state, LeaseEvent.ORPHAN)
+        self._orphans[lease.lease_id] = now_ms + self._take_over_ms
 
     def _no_longer_live(self, lease: Lease) -> None:
         del self._live[lease.lease_id]

@@ -115,6 +115,39 @@ class LeaseTable(LiveLeases):
         self._refresh(now_ms, lease, state)
         self.tell(lease, first)
 
+    def keep(
+        self,
+        now_ms: int,
+        key: RequestKey,
+        listener: LeaseListener,
+        first_lacked: tuple[int, ...],
+        blocks: GroupBlocks,
+        num_tokens: int,
+        last_token_id: int,
+    ) -> None:
+        """Hold blocks of a sequence that goes on elsewhere, for who takes it over.
+
+        Its lease has no reader: it is opened, sealed and orphaned in one step.
+
+        Args:
+            now_ms: the time; nobody has to take it over later than ``take_over_ms`` after it.
+            key: the generation that ends here.
+            listener: gets the lease's news.
+            first_lacked: per group, index of the first block that a reader may lack.
+            blocks: per group, all that a query at ``num_tokens`` reads from there on; nobody will
+                write them again.
+            num_tokens: tokens whose KV the lease covers.
+            last_token_id: the token after them.
+
+        Raises:
+            InvariantViolation: the generation has a live lease already.
+        """
+        lease = self._live[self.open(now_ms, key, self.me, listener, first_lacked)]
+        lease.state = LEASE_TABLE.move(lease.state, LeaseEvent.SEAL)
+        self._take(lease, blocks)
+        lease.close(len(blocks), num_tokens, last_token_id)
+        self._orphan(now_ms, lease)
+
     def end(self, lease_id: int, reason: str) -> None:
         """End a live lease, for whatever reason; nothing if it is not live."""
         lease = self._live.get(lease_id)
@@ -205,8 +238,7 @@ class LeaseTable(LiveLeases):
             if not waits:
                 self.die(lease, LeaseEvent.READER_LOST, "peer_lost")
             elif lease.state is not LeaseState.ORPHANED:
-                lease.state = LEASE_TABLE.move(lease.state, LeaseEvent.ORPHAN)
-                self._orphans[lease.lease_id] = now_ms + self._take_over_ms
+                self._orphan(now_ms, lease)
 
     # -- inside -------------------------------------------------------------------------------
 

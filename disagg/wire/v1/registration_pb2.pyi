@@ -225,6 +225,7 @@ class RegisterRequest(google.protobuf.message.Message):
     MAX_SEQUENCES_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
+    TAKES_DRAIN_FIELD_NUMBER: builtins.int
     address: builtins.str
     """host:port of the worker's service"""
     role: builtins.str
@@ -241,6 +242,8 @@ class RegisterRequest(google.protobuf.message.Message):
     """workers are paired within one only; empty: default"""
     tokenizer_digest: builtins.str
     """of its checkpoint's; empty: not said"""
+    takes_drain: builtins.bool
+    """in a session; one that does not say it would end the session"""
     @property
     def worker(self) -> disagg.wire.v1.identity_pb2.Incarnation: ...
     @property
@@ -267,9 +270,10 @@ class RegisterRequest(google.protobuf.message.Message):
         max_sequences: builtins.int = ...,
         revision: builtins.str = ...,
         tokenizer_digest: builtins.str = ...,
+        takes_drain: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["contract", b"contract", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "max_sequences", b"max_sequences", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "tiers", b"tiers", "tokenizer_digest", b"tokenizer_digest", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "max_sequences", b"max_sequences", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_drain", b"takes_drain", "tiers", b"tiers", "tokenizer_digest", b"tokenizer_digest", "worker", b"worker"]) -> None: ...
 
 global___RegisterRequest = RegisterRequest
 

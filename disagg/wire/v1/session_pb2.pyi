@@ -202,6 +202,40 @@ class WorkerIdClaimed(google.protobuf.message.Message):
 global___WorkerIdClaimed = WorkerIdClaimed
 
 @typing.final
+class Drain(google.protobuf.message.Message):
+    """Take no new work, and let what goes on end or move."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
+    timeout_ms: builtins.int
+    """after which nothing goes on any more"""
+    ends: builtins.bool
+    """the worker ends then; else it stays, without work"""
+    def __init__(
+        self,
+        *,
+        timeout_ms: builtins.int = ...,
+        ends: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends", b"ends", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___Drain = Drain
+
+@typing.final
+class CallOffDrain(google.protobuf.message.Message):
+    """Take work again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___CallOffDrain = CallOffDrain
+
+@typing.final
 class SessionOpen(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -234,6 +268,8 @@ class SessionRequest(google.protobuf.message.Message):
     RESET_FIELD_NUMBER: builtins.int
     ID_CLAIMED_FIELD_NUMBER: builtins.int
     CLAIM_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
+    CALL_OFF_DRAIN_FIELD_NUMBER: builtins.int
     @property
     def open(self) -> global___SessionOpen: ...
     @property
@@ -246,6 +282,12 @@ class SessionRequest(google.protobuf.message.Message):
     def id_claimed(self) -> global___WorkerIdClaimed: ...
     @property
     def claim(self) -> global___Claim: ...
+    @property
+    def drain(self) -> global___Drain:
+        """to workers that said takes_drain"""
+
+    @property
+    def call_off_drain(self) -> global___CallOffDrain: ...
     def __init__(
         self,
         *,
@@ -255,10 +297,12 @@ class SessionRequest(google.protobuf.message.Message):
         reset: global___ResetPrefixCache | None = ...,
         id_claimed: global___WorkerIdClaimed | None = ...,
         claim: global___Claim | None = ...,
+        drain: global___Drain | None = ...,
+        call_off_drain: global___CallOffDrain | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "claim", b"claim", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "claim", b"claim", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel", "reset", "id_claimed", "claim"] | None: ...
+    def HasField(self, field_name: typing.Literal["call_off_drain", b"call_off_drain", "cancel", b"cancel", "claim", b"claim", "drain", b"drain", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["call_off_drain", b"call_off_drain", "cancel", b"cancel", "claim", b"claim", "drain", b"drain", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel", "reset", "id_claimed", "claim", "drain", "call_off_drain"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -288,8 +332,11 @@ class PartEnded(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    NUM_KEPT_TOKENS_FIELD_NUMBER: builtins.int
     reason: builtins.str
     message: builtins.str
+    num_kept_tokens: builtins.int
+    """whose KV is kept for who takes the generation over; 0: none"""
     @property
     def key(self) -> disagg.wire.v1.identity_pb2.RequestKey: ...
     def __init__(
@@ -298,9 +345,10 @@ class PartEnded(google.protobuf.message.Message):
         key: disagg.wire.v1.identity_pb2.RequestKey | None = ...,
         reason: builtins.str = ...,
         message: builtins.str = ...,
+        num_kept_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "message", b"message", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "message", b"message", "num_kept_tokens", b"num_kept_tokens", "reason", b"reason"]) -> None: ...
 
 global___PartEnded = PartEnded
 

@@ -70,10 +70,10 @@ class ForgetsAcceptedTokens(RequestTable):
 class TellsNobodyOfTheNewPlan(RequestTable):
     """What is planned anew is cancelled nowhere."""
 
-    def _replan(self, now_ms, request, cause, message, *, decode_lost=False):  # type: ignore[no-untyped-def]
+    def _replan(self, now_ms, request, cause, message, *, leased=False):  # type: ignore[no-untyped-def]
         self.__dict__["_silent"] = True
         try:
-            return super()._replan(now_ms, request, cause, message, decode_lost=decode_lost)
+            return super()._replan(now_ms, request, cause, message, leased=leased)
         finally:
             del self.__dict__["_silent"]
 

@@ -72,6 +72,7 @@ def admin_record(house, name: str, request_id: str):
         ("admin", "POST", RESET, {"root"}, 200),
         ("admin", "GET", REVISIONS, {"alice2", "grafana", "root"}, 200),
         ("admin", "PUT", REVISIONS, {"root"}, 400),  # without a body
+        ("admin", "PUT", "/v1/disagg/drain", {"root"}, 400),  # likewise
         ("admin", "GET", RECORD, {"alice", "alice2", "bob", "grafana", "root"}, 404),
         ("http", "GET", "/v1/nothing", {"alice", "alice2", "bob", "grafana", "root"}, 404),
         ("http", "GET", SERVE, {"alice", "alice2", "bob", "grafana", "root"}, 405),

@@ -63,6 +63,7 @@ PATHS = {
         "/v1/disagg/events",
         "/v1/disagg/requests/{id}",
         "/v1/disagg/revisions",
+        "/v1/disagg/drain",
         "/reset_prefix_cache",
         "/health",
         "/ready",

@@ -7,7 +7,7 @@ import pytest
 from disagg.errors import RemoteFault
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import EndReason, PrefillReport, Role, Submit
+from disagg.messages.session import EndReason, PartEnded, PrefillReport, Role, Submit
 from tests.unit.routing.builders import CONTRACT, STATS, Router, worker
 
 
@@ -176,3 +176,33 @@ def test_a_lease_from_before_a_reset_of_the_caches_is_not_taken_over() -> None:
     router.lost(worker("d1"))
     assert len(router.submits) == 2
     assert all(one.take_over is None for _, one in router.submits)
+
+
+def test_what_a_draining_worker_has_decoded_goes_on_at_another_one() -> None:
+    router = Router(worker("a", "decode"))
+    router.generate()
+    ((_, submit),) = router.submits
+    router.tokens(worker("a"), submit, 10, 7, 8)
+    router.join(worker("b", "prefill"))  # it has to do, as there is no other decode worker
+    router.core.from_worker(0, worker("a").incarnation, replace(STATS, ready=False, draining=True))
+    kept = PartEnded(submit.key, EndReason.DRAINING, "", num_kept_tokens=11)
+    router.did(router.core.from_worker(0, worker("a").incarnation, kept))
+    ((name, second),) = router.submits
+    assert (name, second.role, second.take_over) == ("b", Role.DECODE, submit.key)
+    assert second.token_ids[-2:] == (7, 8)
+    assert second.peer is not None
+    assert second.peer.incarnation == worker("a").incarnation
+    assert router.cancels == [], "who keeps the KV is not cancelled"
+
+
+def test_what_was_kept_is_of_use_only_if_every_token_was_accepted() -> None:
+    """Control: one token fewer is kept than accepted, so all is computed again."""
+    router = Router(worker("a", "decode"))
+    router.generate()
+    ((_, submit),) = router.submits
+    router.tokens(worker("a"), submit, 10, 7, 8)
+    router.join(worker("b"))
+    kept = PartEnded(submit.key, EndReason.DRAINING, "", num_kept_tokens=10)
+    router.did(router.core.from_worker(0, worker("a").incarnation, kept))
+    assert all(one.take_over is None for _, one in router.submits)
+    assert ("a", submit.key.generation) in router.cancels

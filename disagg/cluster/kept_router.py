@@ -1,0 +1,162 @@
+"""The router that `disagg serve` keeps running; another one takes its place without a refusal."""
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection
+
+from disagg.cluster.child import Child
+from disagg.cluster.kept import Kept
+from disagg.config import Settings
+from disagg.errors import ConfigError, DisaggError
+from disagg.router.http_server import bind
+from disagg.router.inherited import BOUND, SERVING, Inherited
+
+_BOUND_S = 120.0
+"""Until a router has loaded its tokenizer and has its ports."""
+_SERVES_S = 90.0
+"""Until it serves: longer than it waits for workers itself."""
+_PORT_RETRY_S = 5.0
+_Address = tuple[str, int]
+
+
+class KeptRouter(Kept):
+    """A router process, and the sockets of its HTTP ports, which belong to this process.
+
+    Two routers have them while one takes the other's place: what connects meanwhile is accepted by
+    either, and nobody is refused. The sockets live as long as a router does, so that without one
+    clients are refused at once, and go elsewhere.
+
+    Attributes:
+        settings: those of the next router.
+    """
+
+    def __init__(
+        self, command: list[str], settings: Settings, report: Callable[[str], None]
+    ) -> None:
+        super().__init__("router", command, report)
+        self.settings = settings
+        self._sockets: dict[_Address, socket.socket] = {}
+        self._told = -1
+        self._said = b""
+        self._leaving: list[tuple[Child, float]] = []
+
+    def start(self) -> None:
+        """Start it, with sockets of its own."""
+        self._keep_only(())
+        self._bind()
+        self.child = self._spawn(waits=False)
+        self.began()
+
+    def poll(self) -> int | None:
+        """See `Kept.poll`; those that were replaced are ended when their time is over."""
+        for child, until_s in list(self._leaving):
+            if not child.ended and time.monotonic() > until_s:
+                self._end(child, 0.0)
+            if child.ended:
+                self._leaving.remove((child, until_s))
+        try:
+            code = super().poll()
+        except ConfigError as error:  # somebody else has taken a port meanwhile
+            self._report(error.message)
+            self._start_at_s = time.monotonic() + _PORT_RETRY_S
+            return None
+        if code is not None:
+            self._keep_only(())  # who connects is refused until there is another one
+        return code
+
+    def replace(self) -> None:
+        """Let a router with the present settings take the place of the one that runs.
+
+        It takes the ports, then workers register with it instead, then it serves, and only then the
+        old one ends, when what it has begun is over. One that cannot start changes nothing.
+        """
+        old = self.child
+        if old is None or old.ended:
+            return  # the next one that starts has the new settings
+        before = dict(self._sockets)
+        try:
+            self._bind()
+        except ConfigError as error:
+            self._report(f"the router goes on with its old settings: {error.message}")
+            self._keep_only(before.keys())
+            return
+        new = self._spawn(waits=True)
+        if not self._says(BOUND, new, _BOUND_S):
+            self._report("the router goes on with its old settings: the new one did not start")
+            self._end(new, 0.0)
+            self._keep_only(before.keys())
+            return
+        old.signal(signal.SIGHUP)
+        if not self._says(SERVING, new, _SERVES_S):
+            self._report("the new router does not serve yet")
+        old.signal(signal.SIGTERM)
+        router, cluster = self.settings.router, self.settings.cluster
+        until_s = time.monotonic() + router.drain_timeout_ms / 1000 + cluster.stop_timeout_s
+        self._leaving.append((old, until_s))
+        self._keep_only(self._addresses())
+        self.child = new
+        self.began()
+
+    def stop(self, timeout_s: float) -> None:
+        """End it, if it runs, and those that it has replaced."""
+        try:
+            super().stop(timeout_s)
+        finally:
+            for child, _ in self._leaving:
+                self._end(child, timeout_s)
+            self._leaving.clear()
+            self._keep_only(())
+
+    # --- inside
+
+    def _addresses(self) -> tuple[_Address, _Address]:
+        router = self.settings.router
+        return (router.host, router.http_port), (router.admin_host, router.admin_port)
+
+    def _bind(self) -> None:
+        """Have a socket for each port; those that there are stay."""
+        size = self.settings.limits.send_buffer_bytes
+        for name, (host, port) in zip(("http_port", "admin_port"), self._addresses(), strict=True):
+            if (host, port) not in self._sockets:
+                self._sockets[host, port] = bind(name, host, port, size)
+
+    def _keep_only(self, addresses: Collection[_Address]) -> None:
+        for address in [one for one in self._sockets if one not in addresses]:
+            self._sockets.pop(address).close()
+
+    def _spawn(self, *, waits: bool) -> Child:
+        """A router process that has the sockets, and says how far it is."""
+        if self._told >= 0:
+            os.close(self._told)
+        self._told, tells = os.pipe()
+        self._said = b""
+        http, admin = (self._sockets[one].fileno() for one in self._addresses())
+        inherited = Inherited(http, admin, tells, waits)
+        command = [*self._command, "--inherited", inherited.to_text()]
+        try:
+            return Child(self._name, command, None, (http, admin, tells))
+        finally:
+            os.close(tells)
+
+    def _says(self, word: bytes, child: Child, timeout_s: float) -> bool:
+        """Wait until a router has said a word; False when it ends, or the time is over."""
+        until_s = time.monotonic() + timeout_s
+        while word not in self._said:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or child.ended:
+                return False
+            if select.select([self._told], [], [], min(left_s, 0.2))[0]:
+                said = os.read(self._told, 256)
+                if not said:
+                    return False
+                self._said += said
+        return True
+
+    def _end(self, child: Child, timeout_s: float) -> None:
+        try:
+            child.stop(timeout_s)
+        except DisaggError as error:
+            self._report(error.message)

@@ -1,0 +1,96 @@
+"""`disagg drain`: a worker, or all workers of a host, take no new work."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from disagg.commands.router_client import call_router
+from disagg.errors import RemoteFault
+
+PATH, WORKERS = "/v1/disagg/drain", "/v1/disagg/workers"
+DEFAULT_ROUTER = "http://127.0.0.1:8001"
+TIMEOUT_S = 5.0
+POLL_S = 0.2
+GRACE_S = 15.0
+"""The router hears of an end a moment after it; of one whose process hangs when it is silent."""
+DEADLINE_MS = 30_000
+_GOES_ON = ("num_running", "num_waiting", "num_reservations", "num_leases", "num_inbound")
+
+
+def drain(
+    name: Annotated[
+        str, typer.Argument(metavar="WORKER|HOST", help="A worker's id, or the host it serves at.")
+    ],
+    wait: Annotated[bool, typer.Option("--wait", help="Until nothing goes on there.")] = False,
+    deadline_ms: Annotated[
+        int,
+        typer.Option(
+            "--deadline", min=0, metavar="MS", help="After which nothing goes on any more."
+        ),
+    ] = DEADLINE_MS,
+    undo: Annotated[bool, typer.Option("--undo", help="A host takes work again.")] = False,
+    url: Annotated[
+        str, typer.Option("--router", help="HTTP address of a router's admin port.")
+    ] = DEFAULT_ROUTER,
+) -> None:
+    """Free a worker, or a host, of work without losing a request.
+
+    No router gives it new work. What runs there may end until the last quarter of the deadline (ten
+    seconds at most); what is left then moves to other workers, with its KV. A worker ends then, and
+    whoever supervises it starts its next life. The workers of a host stay, without work, until
+    they are ended or the drain is undone: so the host may be taken away.
+
+    It needs the admin port of one router, and where it has API keys, DISAGG_API_KEY with one that
+    may administer. With --wait the exit code is 1 where something still goes on after the deadline.
+    """
+    body = {"name": name, "timeout_ms": deadline_ms, "undo": undo}
+    told = call_router(url, PATH, TIMEOUT_S, scope="administer", put=body)
+    names = ", ".join(worker["worker_id"] for worker in told["workers"])
+    if undo:
+        print(f"{names} take work again" if "," in names else f"{names} takes work again")
+        return
+    after = "end then" if told["ends"] else "stay then, without work"
+    print(f"draining {names}, within {deadline_ms / 1000:g} s; they {after}", flush=True)
+    if wait and not _wait(url, told, deadline_ms / 1000 + GRACE_S):
+        raise typer.Exit(1)
+
+
+def _wait(url: str, told: dict[str, Any], bound_s: float) -> bool:
+    """Show how far it is until nothing goes on; False when that took too long."""
+    until_s, shown = time.monotonic() + bound_s, dict[str, str]()
+    while True:
+        known = call_router(url, WORKERS, TIMEOUT_S, scope="observe")["workers"]
+        left = {}
+        for worker in told["workers"]:
+            state = state_of(worker, known, ends=told["ends"])
+            if state != shown.get(worker["worker_id"]):
+                print(f"{worker['worker_id']}: {state or 'done'}", flush=True)
+                shown[worker["worker_id"]] = state
+            if state:
+                left[worker["worker_id"]] = state
+        if not left:
+            return True
+        if time.monotonic() > until_s:
+            print(f"not free after {bound_s:g} s: {', '.join(left)}")
+            return False
+        time.sleep(POLL_S)
+
+
+def state_of(worker: dict[str, str], known: list[dict[str, Any]], *, ends: bool) -> str:
+    """What a worker that drains still does, as the router knows it; "" when it is free."""
+    try:
+        view = next((one for one in known if one["info"]["incarnation"] == worker), None)
+        if view is None:
+            return ""
+        stats = view["stats"] or {}
+        if not stats.get("draining"):
+            return "has not begun"
+        going_on = [
+            f"{stats[name]} {name.removeprefix('num_')}" for name in _GOES_ON if stats[name]
+        ]
+        if view["num_live"] and not stats["num_running"]:
+            going_on.append(f"{view['num_live']} requests of this router")
+    except (KeyError, TypeError) as error:
+        raise RemoteFault(f"the router answered something else: {error!r}") from error
+    return ", ".join(going_on) or ("ends" if ends else "")

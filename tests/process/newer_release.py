@@ -1,0 +1,10 @@
+"""A worker of the newer release, see `other_releases`."""
+
+import os
+
+from tests.process.other_releases import become
+from tests.process.worker_process import main
+
+if __name__ == "__main__":
+    become("newer")
+    os._exit(main())
