@@ -10,6 +10,7 @@ from disagg.commands.cache import app as cache
 from disagg.commands.certificates import app as certificates
 from disagg.commands.doctor import doctor
 from disagg.commands.drain import drain
+from disagg.commands.explain import explain
 from disagg.commands.keys import app as keys
 from disagg.commands.leases import leases
 from disagg.commands.plan import plan_kv_memory
@@ -45,6 +46,7 @@ app.command()(scale)
 app.command("config")(show_config)
 app.command()(status)
 app.command()(doctor)
+app.command()(explain)
 app.command()(top)
 app.command()(leases)
 app.command()(drain)

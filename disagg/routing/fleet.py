@@ -11,6 +11,7 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.registration import WIRE_MAX, WIRE_MIN, GroupInfo, WorkerInfo
 from disagg.messages.session import WorkerStats
+from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits
 from disagg.routing.index import PrefixIndex
 from disagg.routing.revisions import Revision, Revisions, RevisionView
@@ -67,6 +68,7 @@ class Fleet:
 
     Attributes:
         roster: the same workers as bits, for plans.
+        speeds: what was measured of the workers and of the links between them.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Fleet:
         self.revisions = revisions
         self.rooms = rooms
         self.roster = Roster()
+        self.speeds = Speeds()
         self._silent_ms = silent_ms
         busy_ms = silent_ms if silent_busy_ms is None else silent_busy_ms
         self._silence = Silence(silent_ms, busy_ms)
@@ -153,6 +156,7 @@ class Fleet:
         worker = self._workers.pop(incarnation.worker_id)
         self.rooms.remove(incarnation)
         self.roster.remove(worker)
+        self.speeds.forget(incarnation)
         worker.index.remove(incarnation)
         self.revisions.remove(worker.info)
         if not worker.index:
@@ -181,6 +185,7 @@ class Fleet:
         if worker is not None:
             worker.stats = stats
             worker.planned_requests = worker.planned_tokens = 0
+            self.speeds.stats(worker, stats)
             self.roster.loaded(worker)
             self.rooms.put(self.roster.bits.of([incarnation]), worker)
 
