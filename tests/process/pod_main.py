@@ -45,7 +45,7 @@ def main(model_dir: Path) -> int:
         pids = sorted(state.pid for state in supervisor.states)
         print(f"workers {pids} found {sorted(p.pid for p in find_workers_here())}", flush=True)
         os.kill(pids[0], signal.SIGSTOP)
-        run_hook("--set", "worker.drain_timeout_ms=2000", "--set", "cluster.stop_timeout_s=1")
+        run_hook("--set", "worker.drain_timeout_ms=15000", "--set", "cluster.stop_timeout_s=5")
         os.kill(pids[0], signal.SIGCONT)
         run_hook()
     finally:
