@@ -23,7 +23,13 @@ def autoscaling_head(folder: Path, ray_folder: Path, hosts_max: int) -> Program:
         "max_workers": hosts_max,
         "idle_timeout_minutes": 0.1,
         "upscaling_speed": 1.0,
-        "provider": {"type": "fake_multinode", "gcs_address": ADDRESS},
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": ADDRESS,
+            "disable_node_updaters": True,  # a host is a process here: nothing is set up in it
+            "disable_launch_config_check": True,
+            "use_node_id_as_ip": True,
+        },
         "auth": {},
         "available_node_types": {
             "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
@@ -58,6 +64,7 @@ def autoscaling_head(folder: Path, ray_folder: Path, hosts_max: int) -> Program:
         | {
             "RAY_FAKE_CLUSTER": "1",
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "AUTOSCALER_HEARTBEAT_TIMEOUT_S": "300",  # on a machine that is busy
             "RAY_enable_autoscaler_v2": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_worker_niceness": "0",
