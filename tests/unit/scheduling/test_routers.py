@@ -228,10 +228,10 @@ def test_what_still_runs_at_the_end_of_its_time_is_planned_anew() -> None:
     core = core_with()
     submit(core, key(A))
     core.drain(0, 1_000)
-    assert core.tick(999) == []
-    (ended,) = reported(core.tick(1_000), PartEnded)
+    assert core.tick(749) == []
+    (ended,) = reported(core.tick(750), PartEnded)  # the last quarter is for moving
     assert (ended.key, ended.reason) == (key(A), EndReason.DRAINING)
-    assert drained(core, 1_001)
+    assert drained(core, 751)
 
 
 def test_asked_twice_its_time_does_not_begin_anew() -> None:

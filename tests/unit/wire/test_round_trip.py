@@ -153,6 +153,8 @@ ROUTER: dict[type, st.SearchStrategy[typing.Any]] = {
     session.Cancel: st.builds(session.Cancel, own_keys, text),
     session.ResetPrefixCache: st.builds(session.ResetPrefixCache, u64, router_ids),
     session.WorkerIdClaimed: st.builds(session.WorkerIdClaimed, addresses),
+    session.Drain: st.builds(session.Drain, u32, st.booleans()),
+    session.CallOffDrain: st.just(session.CallOffDrain()),
     session.Claim: st.builds(
         session.Claim, own_keys, st.binary(min_size=16, max_size=16), u64, st.booleans()
     ),
