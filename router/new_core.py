@@ -20,6 +20,7 @@ def new_core(options: RouterOptions, router_id: str) -> RouterCore:
         request_timeout_ms=options.request_timeout_ms,
         records_max=options.records_max,
         worker_silent_ms=options.worker_silent_ms,
+        worker_silent_busy_ms=options.worker_silent_busy_ms,
         policy=options.policy,
         pull_tokens_min=options.pull_tokens_min,
         decode_prefill_tokens_max=options.decode_prefill_tokens_max,

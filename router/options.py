@@ -100,6 +100,8 @@ class RouterOptions:
     heartbeat_ms: int = 1_000
     worker_silent_ms: int = 10_000
     """A worker that sends nothing for so long is dropped."""
+    worker_silent_busy_ms: int = 1_500
+    """So is one that has work, then or after four times its longest silence of the last minutes."""
     drain_timeout_ms: int = 30_000
     """Asked to end, the router lets the requests that run end for so long."""
     roles_wanted: tuple[str, ...] = ("prefill", "decode")

@@ -331,7 +331,9 @@ class Control:
         tier_counts = self._tiers.counts() if self._tiers else {}
         sums = self._checksums.counts() if self._checksums else {}
         counts = {**self._pace.prefill_speed, **sums}
-        self._sessions.report(worker_stats(self.core, tier_counts, counts))
+        stats = worker_stats(self.core, tier_counts, counts)
+        loaded = bool(self.core.sequences or self.core.leases.num_live)
+        self._sessions.report(self._now_ms(), stats, loaded=loaded)
         return []
 
     async def _tick_forever(self) -> None:

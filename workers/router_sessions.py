@@ -9,6 +9,9 @@ from disagg.messages.session import ToRouterMessage, WorkerStats, router_of
 
 log = logging.getLogger(__name__)
 
+BEAT_MS = 250
+"""A router that waits for something here hears at least so often, also while nothing changes."""
+
 Send = Callable[[ToRouterMessage], None]
 End = Callable[[str], None]
 
@@ -19,6 +22,7 @@ class _Session:
     end: End
     told: WorkerStats | None = None
     """The last stats it got; None: it gets the next ones in any case."""
+    told_ms: int = 0
 
 
 class RouterSessions:
@@ -66,11 +70,18 @@ class RouterSessions:
         for session in list(self._sessions.values()):
             session.send(message)
 
-    def report(self, stats: WorkerStats) -> None:
-        """Send stats to everybody who has not got the same before."""
+    def report(self, now_ms: int, stats: WorkerStats, *, loaded: bool) -> None:
+        """Send stats to everybody who has not got the same before.
+
+        Args:
+            now_ms: the time.
+            stats: as they are now.
+            loaded: something goes on here: even the same ones are sent every `BEAT_MS`.
+        """
         for session in list(self._sessions.values()):
-            if session.told != stats:
-                session.told = stats
+            beats = loaded and now_ms - session.told_ms >= BEAT_MS
+            if session.told != stats or beats:
+                session.told, session.told_ms = stats, now_ms
                 session.send(stats)
 
     def report_again(self, router: str) -> None:

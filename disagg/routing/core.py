@@ -78,6 +78,8 @@ class RouterCore:
         request_timeout_ms: without any progress for so long a request expires.
         records_max: finished requests whose record is kept.
         worker_silent_ms: a worker that sends nothing for so long is lost.
+        worker_silent_busy_ms: so is one that has work, after this time already, or more if it is
+            often silent for long; None: as ``worker_silent_ms``.
         policy: name of the rule that chooses workers.
         pull_tokens_min: tokens of prefix that another worker must have more, to be pulled from.
         decode_prefill_tokens_max: tokens that a decode worker may compute of a prompt whose prefix
@@ -108,6 +110,7 @@ class RouterCore:
         request_timeout_ms: int,
         records_max: int,
         worker_silent_ms: int,
+        worker_silent_busy_ms: int | None = None,
         policy: str = DEFAULT_POLICY,
         pull_tokens_min: int = PULL_TOKENS_MIN,
         decode_prefill_tokens_max: int = DECODE_PREFILL_TOKENS_MAX,
@@ -123,7 +126,7 @@ class RouterCore:
             hasher_of, revision_weights, accept_unlike=accept_unlike_workers
         )
         rooms = Rooms(router_id, worker_prefill_tokens_max, worker_waiting_max)
-        self._fleet = Fleet(worker_silent_ms, self._revisions, rooms)
+        self._fleet = Fleet(worker_silent_ms, self._revisions, rooms, worker_silent_busy_ms)
         self._resets = CacheResets(self.counters, router_id)
         rule = make_policy(policy, PolicyOptions(pull_tokens_min, decode_prefill_tokens_max))
         planner = Planner(self._fleet, rule, self._resets)
@@ -364,9 +367,12 @@ class RouterCore:
         return tuple(sorted(found, key=lambda m: (-m.usable_tokens, m.worker)))
 
     def tick(self, now_ms: int) -> list[RouterAction]:
-        """Drop silent workers and expire requests; call it at least once a second."""
+        """Drop silent workers and expire requests; call it several times a second.
+
+        Time without a tick counts as half a second of silence at most: the router itself stood.
+        """
         actions: list[RouterAction] = []
-        for incarnation in self._fleet.silent(now_ms):
+        for incarnation in self._fleet.silent(now_ms, self._requests.awaited):
             actions += self._drop(now_ms, incarnation, "silent")
         actions += self._resets.expire(now_ms) + self._requests.expire(now_ms)
         return actions + self._admission.expire(now_ms) + self._admission.admit(now_ms)

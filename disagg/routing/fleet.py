@@ -1,7 +1,7 @@
 """The workers of the fleet: which of them are alive and ready, and how loaded they are."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from disagg.routing.index import PrefixIndex
 from disagg.routing.revisions import Revision, Revisions, RevisionView
 from disagg.routing.rooms import Rooms
 from disagg.routing.roster import Roster
+from disagg.routing.silence import Silence
 from disagg.routing.worker import Worker
 
 ROLES = ("prefill", "decode", "both")
@@ -62,16 +63,25 @@ class Fleet:
             workers that failed to transfer is not chosen again.
         revisions: into which its workers fall; it adds and removes them.
         rooms: told of all that workers say of their limits and loads.
+        silent_busy_ms: see `Silence`; None: as ``silent_ms``.
 
     Attributes:
         roster: the same workers as bits, for plans.
     """
 
-    def __init__(self, silent_ms: int, revisions: Revisions, rooms: Rooms) -> None:
+    def __init__(
+        self,
+        silent_ms: int,
+        revisions: Revisions,
+        rooms: Rooms,
+        silent_busy_ms: int | None = None,
+    ) -> None:
         self.revisions = revisions
         self.rooms = rooms
         self.roster = Roster()
         self._silent_ms = silent_ms
+        busy_ms = silent_ms if silent_busy_ms is None else silent_busy_ms
+        self._silence = Silence(silent_ms, busy_ms)
         self._workers: dict[str, Worker] = {}
         self._indexes: dict[tuple[str, tuple[GroupInfo, ...]], PrefixIndex] = {}
         """By revision and layout."""
@@ -98,7 +108,7 @@ class Fleet:
         """
         known = self._workers.get(info.incarnation.worker_id)
         if known is not None and known.info == info:
-            known.heard_ms = now_ms
+            self._silence.heard(now_ms, known)
             return False
         self._check_id(info, known)
         self._check(info)
@@ -113,7 +123,7 @@ class Fleet:
                     "a worker's contract cannot change within an epoch", param="contract"
                 )
             known.info = info  # a new role or new limits
-            known.heard_ms = now_ms
+            self._silence.heard(now_ms, known)
             self.roster.changed(known)
             self.rooms.put(self.roster.bits.of([info.incarnation]), known)
             return False
@@ -123,6 +133,7 @@ class Fleet:
         tiers = [tier.num_blocks for tier in info.tiers]
         index.add(info.incarnation, info.num_blocks, tiers)
         worker = self._workers[info.incarnation.worker_id] = Worker(info, index, now_ms)
+        worker.pulse = self._silence.pulse(now_ms, info.incarnation)
         self.roster.add(worker)
         self.rooms.put(self.roster.bits.of([info.incarnation]), worker)
         return True
@@ -153,7 +164,7 @@ class Fleet:
         worker = self._find(incarnation)
         if worker is not None:
             worker.connected = True
-            worker.heard_ms = now_ms
+            self._silence.heard(now_ms, worker)
             self.roster.loaded(worker)
 
     def note_alive(self, now_ms: int, incarnation: Incarnation) -> bool:
@@ -161,7 +172,7 @@ class Fleet:
         worker = self._find(incarnation)
         if worker is None:
             return False
-        worker.heard_ms = now_ms
+        self._silence.heard(now_ms, worker)
         return True
 
     def update(self, incarnation: Incarnation, stats: WorkerStats) -> None:
@@ -177,6 +188,7 @@ class Fleet:
         """Count a request submitted to the worker, which has ``num_tokens`` to prefill for it."""
         worker = self._find(incarnation)
         if worker is not None:
+            self._silence.planned(worker)
             worker.planned_requests += 1
             worker.planned_tokens += num_tokens
             self.roster.loaded(worker)
@@ -199,13 +211,11 @@ class Fleet:
         worker = self._find(incarnation)
         return 0 if worker is None else worker.index.next_sequence(incarnation)
 
-    def silent(self, now_ms: int) -> list[Incarnation]:
-        """Workers without a registration or message for more than ``silent_ms``."""
-        return [
-            worker.info.incarnation
-            for worker in self._workers.values()
-            if now_ms - worker.heard_ms > self._silent_ms
-        ]
+    def silent(
+        self, now_ms: int, awaited: Callable[[], Container[Incarnation]] = tuple
+    ) -> list[Incarnation]:
+        """Workers that are lost, as nothing came from them for too long; see `Silence.lost`."""
+        return self._silence.lost(now_ms, self._workers.values(), awaited)
 
     def match(self, revision: Revision, num_tokens: int, hashes: Sequence[bytes]) -> FleetHits:
         """The prefix of a prompt that the cache and tiers of each worker of a revision hold.

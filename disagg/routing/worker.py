@@ -1,10 +1,11 @@
 """One worker of the fleet: what it has said, and what was given to it since."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import WorkerStats
 from disagg.routing.index import PrefixIndex
+from disagg.routing.pulse import Pulse
 
 
 @dataclass(slots=True)
@@ -24,6 +25,8 @@ class Worker:
     """Tokens that it has to prefill for those."""
     told_ms: int | None = None
     """When it was last told that another process claims its id."""
+    pulse: Pulse = field(default_factory=Pulse)
+    """How often it is heard."""
 
     @property
     def ready(self) -> bool:
@@ -45,6 +48,12 @@ class Worker:
         stats = self.stats
         there = stats.num_waiting + stats.num_reservations + stats.num_running if stats else 0
         return there + self.planned_requests
+
+    @property
+    def is_loaded(self) -> bool:
+        """It has work, or KV that others pull: it reports several times a second."""
+        stats = self.stats
+        return self.decode_load > 0 or (stats is not None and stats.num_leases > 0)
 
     @property
     def num_blocks_free(self) -> int:

@@ -192,6 +192,8 @@ class Cluster:
         """Start the router and one worker per ``name=role``; returns when all are ready."""
         self.tls_directory = str(create_for_one_run(self.logs / "certificates"))
         given = ROUTER | {"tls_directory": self.tls_directory} | self.router_options
+        if "worker_silent_ms" in given:  # of a test that stops workers, which stay known
+            given = {"worker_silent_busy_ms": given["worker_silent_ms"]} | given
         options = RouterOptions(str(self.model_dir), MODEL, **given)
         self.router = Process("tests.process.router_main", asdict(options), self.logs / "router")
         ports = json.loads(self.router.wait_line("serving ", START_S)[8:])
