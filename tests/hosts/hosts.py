@@ -9,6 +9,7 @@ rest of the disk is the machine's, and read-only.
 """
 
 import contextlib
+import ctypes
 import itertools
 import os
 import shutil
@@ -29,6 +30,7 @@ NOWHERE = "02:00:00:00:00:00"
 """A hardware address that no device has: frames to it are lost without a word."""
 ADD_BRIDGE = "ip link add bridge type bridge && ip link set bridge up"
 POLL_S = 0.02
+CLONE_NEWNET = 0x40000000
 TOOLS = ("ip", "tc", "nsenter", "unshare", "setpriv", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 ROOT = Path(__file__).parents[2]
 MAIN = Path(__file__).parent / "host_main.sh"
@@ -148,6 +150,21 @@ class Host:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """Inside, what this thread opens, and what threads that it starts do, is in its network.
+
+        Raises:
+            OSError: it is not permitted.
+        """
+        with open("/proc/thread-self/ns/net") as before:
+            with open(f"/proc/{self.space.pid}/ns/net") as its:
+                _enter(its.fileno())
+            try:
+                yield
+            finally:
+                _enter(before.fileno())
 
     def start(self, bridge: Namespaces) -> None:
         """Start it, with empty folders of its own, and plug it in."""
@@ -293,6 +310,12 @@ def hosts(num: int, keys: Path, shared: Sequence[Path] = ()) -> Iterator[Hosts]:
         yield made
     finally:
         made.end()
+
+
+def _enter(network: int) -> None:
+    """Move this thread there; from Python 3.12 on ``os.setns`` does so."""
+    if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _is_stopped(process: ProcessId) -> bool:

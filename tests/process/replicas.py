@@ -72,7 +72,7 @@ class Replicas:
     Attributes:
         sources: where workers look for routers; every router's address if it is empty.
         client_headers: of every request of this test.
-        places: of workers that do not run here.
+        places: of workers and routers that do not run here.
         modules: what a worker's process runs, where that is not a plain worker.
     """
 
@@ -106,9 +106,10 @@ class Replicas:
         ports = {name: free_port() for name in names}
         secured = ROUTER | {"tls_directory": self.tls_directory}
         given = secured | self.router_options if known is None else known.options
-        options = given | ports | changed | {"name": name}
+        options = {"host": self.places.get(name, HERE).host} | given | ports | changed | {"name": name}
         whole = RouterOptions(str(self.model_dir), MODEL, **options)
-        process = Process("tests.process.router_process", asdict(whole), self.logs / name)
+        module, place = "tests.process.router_process", self.places.get(name, HERE)
+        process = Process(module, asdict(whole), self.logs / name, place)
         http, admin = (
             httpx.Client(base_url=f"http://{host}:{port}", timeout=120, headers=self.client_headers)
             for host, port in (
@@ -121,16 +122,17 @@ class Replicas:
     def start_worker(self, name: str, **changed: Any) -> None:
         """Start a worker, anew if it was there before; with options changed for this life."""
         found = self.sources or tuple(
-            f"127.0.0.1:{one.options['grpc_port']}" for one in self.routers.values()
+            f"{one.options['host']}:{one.options['grpc_port']}" for one in self.routers.values()
         )
-        given = SMALL | {"heartbeat_ms": 200, "discovery_ms": 200} | self.worker_options
+        place = self.places.get(name, HERE)
+        given = SMALL | {"heartbeat_ms": 200, "discovery_ms": 200, "host": place.host}
+        given |= self.worker_options
         given["tls_directory"] = self.tls_directory
         given |= {"model_dir": str(self.model_dir), "model_name": MODEL} | changed
         options = WorkerOptions(
             worker_id=name, role=self.roles[name], router_addresses=found, **given
         )
         module = self.modules.get(name, "tests.process.worker_process")
-        place = self.places.get(name, HERE)
         self.workers[name] = Process(module, asdict(options), self.logs / name, place)
 
     def wait_ready(self, *routers: str) -> None:

@@ -1,10 +1,14 @@
 """`ray up`, here and on clouds: Ray's preparation and schema accept the files, commands exist."""
 
+import contextlib
 import copy
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,8 +164,8 @@ def test_what_ray_has_to_be_told_is_said_wherever_it_starts() -> None:
 
 def test_another_ray_up_finds_what_runs_in_the_background() -> None:
     pattern = re.compile(
-        r"(?:pgrep|pkill -HUP) -F (\S+) -f (?:'([^']+)'|(\S+)) \|\| \{ .*nohup (.*) > .*"
-        r"& echo \$! > (\S+); \}"
+        r"(?:pgrep|pkill -HUP) -F (\S+) -f (?:'([^']+)'|(\S+)) \|\| \{ .*nohup (.*)"
+        r" & echo \$! > (\S+); .*\}"
     )
     for commands in (CLUSTER["head_start_ray_commands"], CLUSTER["worker_start_ray_commands"]):
         for line in (line for line in commands if "nohup" in line):
@@ -174,3 +178,46 @@ def test_another_ray_up_finds_what_runs_in_the_background() -> None:
         (stop,) = [line for line in commands if "ray stop" in line]
         guard, _, _ = stop.partition(" || ")
         assert guard in [line.partition(" || ")[0] for line in commands if line != stop]
+
+
+def start_serving(home: Path, program: str) -> "subprocess.Popen[bytes]":
+    """What the file starts on the head, with another program in the place of `disagg`."""
+    (line,) = [each for each in CLUSTER["head_start_ray_commands"] if "disagg serve" in each]
+    script = home / "disagg-env" / "bin" / "disagg"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"#!/bin/sh\necho $1 $$ >> {home}/starts\n{program}\n")
+    script.chmod(0o755)
+    loop = line[line.index("sh -c") : line.rindex(" > ~/disagg.log")]
+    return subprocess.Popen(["sh", "-c", f"exec {loop}"], env={**os.environ, "HOME": str(home)})
+
+
+def starts(home: Path, num: int) -> list[int]:
+    """The pids it has been started with, so many at least."""
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            lines = (home / "starts").read_text().splitlines()
+            if len(lines) >= num:
+                assert all(line.startswith("serve ") for line in lines)
+                return [int(line.split()[1]) for line in lines]
+        assert time.monotonic() < deadline, "it is not started"
+        time.sleep(0.05)
+
+
+def test_what_serves_is_started_again_when_it_is_killed_and_ends_when_it_is_asked_to(
+    tmp_path: Path,
+) -> None:
+    loop = start_serving(tmp_path, "trap 'exit 0' TERM\nwhile :; do sleep 0.05; done")
+    (first,) = starts(tmp_path, 1)
+    os.kill(first, signal.SIGKILL)
+    _, second = starts(tmp_path, 2)
+    assert (tmp_path / ".disagg.pid").read_text() == f"{second}\n"  # what the next `ray up` finds
+    os.kill(second, signal.SIGTERM)
+    assert loop.wait(60) == 0
+    assert len(starts(tmp_path, 2)) == 2
+
+
+@pytest.mark.parametrize("code", [0, 2, 143])
+def test_what_serves_is_not_started_again_when_it_ends_by_itself(tmp_path: Path, code: int) -> None:
+    assert start_serving(tmp_path, f"exit {code}").wait(60) == 0
+    assert len(starts(tmp_path, 1)) == 1
