@@ -1,6 +1,6 @@
 """How often a worker is heard, in the time in which the router itself ran."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TICK_MS_MAX = 500
 """Goes by at most between two ticks."""
@@ -9,7 +9,30 @@ GAPS_MAX = 4
 OBSERVED_MS = 5_000
 """Time under load after which a worker's rhythm is known."""
 REMEMBERED_MS = 120_000
-"""Silences are remembered for so long, and for twice as long at most."""
+"""What was longest is remembered for so long, and for twice as long at most."""
+
+
+@dataclass(slots=True)
+class Longest:
+    """The longest of the times that were seen in the last minutes."""
+
+    began_ms: int = 0
+    """When this period began."""
+    now_ms: int = 0
+    """Longest of this period."""
+    before_ms: int = 0
+    """Of the one before."""
+
+    def see(self, now_ms: int, time_ms: int) -> None:
+        """Take one in."""
+        if now_ms - self.began_ms > REMEMBERED_MS:
+            self.before_ms, self.now_ms, self.began_ms = self.now_ms, 0, now_ms
+        self.now_ms = max(self.now_ms, time_ms)
+
+    @property
+    def ms(self) -> int:
+        """Which it is."""
+        return max(self.now_ms, self.before_ms)
 
 
 class RouterTime:
@@ -20,10 +43,12 @@ class RouterTime:
 
     Attributes:
         ran_ms: as of the last tick.
+        longest_tick: between two ticks; a machine on which that is long may be one of workers too.
     """
 
     def __init__(self) -> None:
         self.ran_ms = 0
+        self.longest_tick = Longest()
         self._ticked_ms: int | None = None
 
     def at(self, now_ms: int) -> int:
@@ -34,8 +59,10 @@ class RouterTime:
 
     def tick(self, now_ms: int) -> int:
         """The router runs; returns `at` this time."""
-        self.ran_ms, self._ticked_ms = self.at(now_ms), now_ms
-        return self.ran_ms
+        ran_ms = self.at(now_ms)
+        self.longest_tick.see(ran_ms, ran_ms - self.ran_ms)
+        self.ran_ms, self._ticked_ms = ran_ms, now_ms
+        return ran_ms
 
 
 @dataclass(slots=True)
@@ -47,31 +74,17 @@ class Pulse:
     """When it was given work after it had none: it need not have said anything before."""
     loaded_ms: int = 0
     """How long it has been observed under load."""
-    longest_ms: int = 0
-    """Longest silence under load of this period."""
-    longest_before_ms: int = 0
-    """Of the one before."""
-    period_ms: int = 0
-    """When this period began."""
+    longest: Longest = field(default_factory=Longest)
+    """Its silences under load."""
 
     def heard(self, now_ms: int, *, loaded: bool) -> None:
         """It said something; ``loaded``: it had work until now."""
         if loaded:
             silence_ms = self.silent_ms(now_ms)
             self.loaded_ms += silence_ms
-            if now_ms - self.period_ms > REMEMBERED_MS:
-                self.longest_before_ms, self.longest_ms = self.longest_ms, 0
-                self.period_ms = now_ms
-            self.longest_ms = max(self.longest_ms, silence_ms)
+            self.longest.see(now_ms, silence_ms)
         self.heard_ms = now_ms
 
     def silent_ms(self, now_ms: int) -> int:
         """For how long it has said nothing while it had work."""
         return now_ms - max(self.heard_ms, self.awaited_ms)
-
-    def unusual_ms(self, least_ms: int, most_ms: int) -> int:
-        """A silence under load so long says that it is lost."""
-        if self.loaded_ms < OBSERVED_MS:
-            return most_ms
-        usual_ms = max(self.longest_ms, self.longest_before_ms)
-        return min(max(least_ms, GAPS_MAX * usual_ms), most_ms)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Container
 
 from disagg.messages.identity import Incarnation
-from disagg.routing.pulse import Pulse, RouterTime
+from disagg.routing.pulse import GAPS_MAX, OBSERVED_MS, Pulse, RouterTime
 from disagg.routing.worker import Worker
 
 DROPPED_MAX = 1024
@@ -15,22 +15,22 @@ class Silence:
     Args:
         silent_ms: a worker that sends nothing for so long is lost.
         busy_ms: so is one from which a request awaits something, or after `GAPS_MAX` times its
-            longest silence of the last minutes, if others were heard meanwhile: where nobody is,
-            the router may be the one that is cut off.
+            longest silence, or time between two ticks, of the last minutes. Others must have been
+            heard meanwhile: where nobody is, the router may be the one that is cut off.
     """
 
     def __init__(self, silent_ms: int, busy_ms: int) -> None:
         self._silent_ms, self._busy_ms = silent_ms, busy_ms
         self._time = RouterTime()
         self._dropped: dict[Incarnation, Pulse] = {}
-        """Whoever of them comes back was taken for lost too early."""
+        """Whoever of them comes back within `silent_ms` was taken for lost too early."""
 
     def pulse(self, now_ms: int, incarnation: Incarnation) -> Pulse:
-        """Of a worker that comes; if it comes back, its silence counts as one of its rhythm."""
+        """Of a worker that comes; of one that comes back soon the silence is one of its rhythm."""
         ran_ms = self._time.at(now_ms)
         pulse = self._dropped.pop(incarnation, None)
-        if pulse is None:
-            return Pulse(ran_ms, period_ms=ran_ms)
+        if pulse is None or pulse.silent_ms(ran_ms) > self._silent_ms:
+            return Pulse(ran_ms)
         pulse.heard(ran_ms, loaded=True)
         return pulse
 
@@ -74,8 +74,10 @@ class Silence:
         pulse = worker.pulse
         if ran_ms - pulse.heard_ms > self._silent_ms:
             return True
-        unusual_ms = pulse.unusual_ms(self._busy_ms, self._silent_ms)
-        return worker.connected and pulse.silent_ms(ran_ms) > unusual_ms
+        if not worker.connected or pulse.loaded_ms < OBSERVED_MS:
+            return False
+        usual_ms = max(pulse.longest.ms, self._time.longest_tick.ms)
+        return pulse.silent_ms(ran_ms) > max(self._busy_ms, GAPS_MAX * usual_ms)
 
     def _were_others_heard(self, worker: Worker, workers: Collection[Worker]) -> bool:
         """Whether another one, which could go on with its requests, was heard well after it."""

@@ -66,6 +66,7 @@ class Fleet:
 
     Attributes:
         key: of a client.
+        model_dir: what is served.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Fleet:
         self.hosts = list(hosts)
         self.head = self.hosts[0]
         self._environment = environment
-        self._model_dir = model_dir
+        self.model_dir = model_dir
         self.key = ""
 
     def prepare(self) -> None:
@@ -91,7 +92,7 @@ class Fleet:
         settings = (ROOT / "disagg.yaml").read_text()
         settings = _edit(settings, "192.0.2.10:", f"{addresses[0]}:")
         settings = _edit(settings, "num_hosts: 3", f"num_hosts: {len(addresses)}")
-        settings = _edit(settings, "/models/my-model", str(self._model_dir))
+        settings = _edit(settings, "/models/my-model", str(self.model_dir))
         # The tiny model's own sizes: hosts of a test share the memory of one machine.
         settings = _edit(settings, "worker:\n", "worker:\n  num_blocks: 256\n")
         self.write("cluster.yaml", cluster)
