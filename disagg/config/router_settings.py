@@ -55,8 +55,8 @@ class RouterSettings(Section):
     """A worker not heard of for so long is dropped. Time in which the router itself stood still
     does not count."""
     worker_silent_busy_ms: Milliseconds = 1_500
-    """So is one that has work for so long already, or for four times its longest silence of the last
-    minutes if that is more, once others were heard meanwhile; its requests go on elsewhere."""
+    """So is one that has work, already after this time, or after four times its longest silence of
+    the last minutes if that is more, once others were heard since; its requests go on elsewhere."""
     drain_timeout_ms: Milliseconds = 30_000
     """Asked to end by SIGTERM or Ctrl-C, the router refuses new requests (503), is not ready any
     more, and lets those that run end for so long; then they end with an error. A second signal ends

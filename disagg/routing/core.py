@@ -372,7 +372,7 @@ class RouterCore:
         Time without a tick counts as half a second of silence at most: the router itself stood.
         """
         actions: list[RouterAction] = []
-        for incarnation in self._fleet.silent(now_ms, self._requests.awaited):
+        for incarnation in self._fleet.silent(now_ms, self._awaited):
             actions += self._drop(now_ms, incarnation, "silent")
         actions += self._resets.expire(now_ms) + self._requests.expire(now_ms)
         return actions + self._admission.expire(now_ms) + self._admission.admit(now_ms)
@@ -390,6 +390,9 @@ class RouterCore:
         actions += self._resets.lost(incarnation, cause)
         actions += self._requests.lost(now_ms, lost, cause)
         return actions + self._admit_freed(now_ms)
+
+    def _awaited(self) -> set[Incarnation]:
+        return {worker for one in self._requests.generations() for worker in one.awaited()}
 
     def _admit_freed(self, now_ms: int) -> list[RouterAction]:
         """Start what waits, if a request has ended or a prompt was computed since the last look."""

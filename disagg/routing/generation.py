@@ -103,6 +103,10 @@ class Generation:
             self.transferred and not self.local and worker == self.prefill.incarnation
         )
 
+    def awaited(self) -> Iterator[Incarnation]:
+        """Workers that still have to do something for this generation."""
+        return (worker for worker in self.workers if not self.over_at(worker))
+
     def cancels(
         self, reason: str, *, also_over: bool, keeps_lease: bool = False
     ) -> Iterator[ToWorker]:

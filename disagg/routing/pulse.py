@@ -38,8 +38,8 @@ class Longest:
 class RouterTime:
     """Milliseconds in which the router ran: what came while it stood still it hears afterwards.
 
-    A tick that comes late counts as `TICK_MS_MAX`; between it and the next one the router reads what
-    has waited. So its own stalls make nobody look silent.
+    A tick that comes late counts as `TICK_MS_MAX`; between it and the next one the router reads
+    what has waited. So its own stalls make nobody look silent.
 
     Attributes:
         ran_ms: as of the last tick.

@@ -80,15 +80,6 @@ class RequestTable:
         """Number of live generations in which each worker has a part."""
         return Counter(worker for one in self.generations() for worker in one.workers)
 
-    def awaited(self) -> set[Incarnation]:
-        """Workers that have to do something for a request."""
-        return {
-            worker
-            for one in self.generations()
-            for worker in one.workers
-            if not one.over_at(worker)
-        }
-
     def is_live(self, request_id: str) -> bool:
         """Whether a request of that id was begun and has not ended."""
         return request_id in self._live

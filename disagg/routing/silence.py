@@ -45,7 +45,10 @@ class Silence:
             worker.pulse.awaited_ms = self._time.ran_ms
 
     def lost(
-        self, now_ms: int, workers: Collection[Worker], awaited: Callable[[], Container[Incarnation]]
+        self,
+        now_ms: int,
+        workers: Collection[Worker],
+        awaited: Callable[[], Container[Incarnation]],
     ) -> list[Incarnation]:
         """Those that are lost at a tick.
 

@@ -98,10 +98,9 @@ def test_kv_moves_and_prefixes_are_reused_between_hosts(fleet: FaultyFleet) -> N
         # The tokens' blocks are in the router's index before the next turn is planned.
         expected_blocks = len(turn.prompt) // 16
         wait_until(
-            lambda least=expected_blocks: max(
-                view["index_entries"] for view in fleet.first.workers().values()
-            )
-            >= least,
+            lambda least=expected_blocks: (
+                max(view["index_entries"] for view in fleet.first.workers().values()) >= least
+            ),
             "what is cached to be known",
         )
     # What the first turn's decode worker computed is pulled from its host by a prefill worker.
@@ -235,9 +234,7 @@ def revive(fleet: FaultyFleet) -> list[str]:
     return ended
 
 
-def measure(
-    machines: Hosts, fleet: FaultyFleet, prompts: list[Expected], fault: Fault
-) -> Measured:
+def measure(machines: Hosts, fleet: FaultyFleet, prompts: list[Expected], fault: Fault) -> Measured:
     wait_until(fleet.is_whole, "the fleet to be whole", START_S)
     noticed_s: float | None = None
     ended: list[str] = []

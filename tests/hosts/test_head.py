@@ -6,7 +6,6 @@ tests are steps of one life and run in their order.
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -106,7 +106,9 @@ class Replicas:
         ports = {name: free_port() for name in names}
         secured = ROUTER | {"tls_directory": self.tls_directory}
         given = secured | self.router_options if known is None else known.options
-        options = {"host": self.places.get(name, HERE).host} | given | ports | changed | {"name": name}
+        options = (
+            {"host": self.places.get(name, HERE).host} | given | ports | changed | {"name": name}
+        )
         whole = RouterOptions(str(self.model_dir), MODEL, **options)
         module, place = "tests.process.router_process", self.places.get(name, HERE)
         process = Process(module, asdict(whole), self.logs / name, place)

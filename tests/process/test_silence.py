@@ -1,4 +1,4 @@
-"""A worker's process that stands still under load is noticed at once; one that is only slow is not."""
+"""A process that stands still under load is noticed at once; one that is only slow is not."""
 
 import os
 import subprocess

@@ -1,6 +1,7 @@
 """Streams that follow each other for as long as a test wants, every token checked and timed."""
 
 import contextlib
+import itertools
 import json
 import random
 import threading
@@ -71,7 +72,7 @@ class Sent:
     def stood_s(self, from_s: float) -> float:
         """Longest time without a token since then."""
         times = [max(from_s, one) for one in (self.began_s, *self.token_s, self.ended_s)]
-        return max(later - one for one, later in zip(times, times[1:], strict=False))
+        return max(later - one for one, later in itertools.pairwise(times))
 
 
 class Load:

@@ -1,4 +1,4 @@
-"""A worker that falls silent under load is noticed soon; a slow one, or the router's own stall, not."""
+"""Who falls silent under load is noticed soon; who is slow, or a stall of the router's, is not."""
 
 from dataclasses import replace
 
