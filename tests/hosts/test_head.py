@@ -62,10 +62,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         for host in made.hosts:
             to = f"{host.name}:"
             made.do(
-                "S='scp -qr -o StrictHostKeyChecking=no'; ssh -o StrictHostKeyChecking=no"
-                f" {host.name} mkdir -p .ray; $S .ray/auth_token {to}.ray/;"
-                f" $S disagg.yaml disagg-keys.json disagg-hash-key {to};"
-                f" $S certificates/node {to}disagg-certificates"
+                "S='ssh -o StrictHostKeyChecking=no'; R=\"rsync -a --rsh='$S'\";"
+                f" $S {host.name} mkdir -p .ray; eval $R .ray/auth_token {to}.ray/;"
+                f" eval $R disagg.yaml disagg-keys.json disagg-hash-key {to};"
+                f" eval $R certificates/node/ {to}disagg-certificates"
             )
         yield made
 
