@@ -1,7 +1,6 @@
-"""Ray's head is lost and comes back: with its state in Redis, and at another address without.
+"""Ray's head is lost and comes back with its state, which is in Redis.
 
-Ray is started by its own command on every host, `disagg serve` on one that is not the head. The
-tests are steps of one life and run in their order.
+Ray is started by its own command on every host, `disagg serve` on one that is not the head.
 """
 
 import shutil
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.checkpoints import make_checkpoint, reference_generate
-from tests.hosts.fleet import Fleet, make_environment, wait_for
+from tests.hosts.fleet import Fleet, make_environment
 from tests.hosts.hosts import Host, hosts
 
 pytestmark = [
@@ -45,10 +44,6 @@ def start_ray(host: Host, head: Host, environment: str = "") -> None:
 def kill_ray(host: Host) -> None:
     pids = host.run(f"pgrep -f '{OF_RAY}'").stdout.split()
     host.run(f"kill -KILL {' '.join(pids)}", check=False)
-
-
-def has_ray(host: Host) -> bool:
-    return host.run(f"pgrep -f '{OF_RAY}'", check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -123,22 +118,3 @@ def test_with_its_state_in_redis_the_head_finds_the_actors_again(
     assert fleet.epochs() == epochs
     assert fleet.pids("ray::[W]orkerActor") == workers
     assert is_right(fleet, right)
-
-
-def test_at_another_address_the_supervisor_starts_anew_and_completes_the_fleet(
-    fleet: Fleet, right: tuple[list[int], list[int]]
-) -> None:
-    serving, head, other = fleet.hosts
-    epochs, complete = fleet.epochs(), fleet.num_complete()
-    (router,) = fleet.pids("disagg.commands [r]outer")[0]
-    kill_ray(head)
-    assert is_right(fleet, right)
-    # Ray ends by itself on hosts whose head has gone; whoever starts it there names the new one.
-    wait_for(lambda: not any(map(has_ray, fleet.hosts)), fleet.log)
-    wait_for(lambda: "supervisor ended with exit code" in fleet.log(), fleet.log)
-    for host in (other, serving, head):
-        start_ray(host, other)
-    fleet.wait_until_complete(complete)
-    assert all(fleet.epochs()[worker] != epoch for worker, epoch in epochs.items())
-    wait_for(lambda: is_right(fleet, right), fleet.log)
-    assert fleet.pids("disagg.commands [r]outer")[0] == [router]

@@ -17,9 +17,13 @@ BUSY = replace(STATS, num_running=1)
 class Loaded(Router):
     """A request runs at P and D; everybody reports every `BEAT_MS` unless it is kept from it."""
 
-    def __init__(self, *workers: WorkerInfo, **limits: int) -> None:
-        given = {"worker_silent_busy_ms": BUSY_MS, "request_timeout_ms": 1 << 30} | limits
-        super().__init__(*workers, **{"worker_silent_ms": SILENT_MS} | given)
+    def __init__(self, *workers: WorkerInfo, busy_ms: int = BUSY_MS) -> None:
+        super().__init__(
+            *workers,
+            worker_silent_ms=SILENT_MS,
+            worker_silent_busy_ms=busy_ms,
+            request_timeout_ms=1 << 30,
+        )
         self.workers = workers
         self.dropped: list[tuple[int, str]] = []
         self.generate(request(max_tokens=100))
@@ -53,7 +57,7 @@ def test_one_that_falls_silent_under_load_is_noticed_soon_and_its_request_goes_o
 
 
 def test_without_the_setting_it_is_noticed_late() -> None:
-    router = Loaded(P, D, D2, worker_silent_busy_ms=SILENT_MS)
+    router = Loaded(P, D, D2, busy_ms=SILENT_MS)
     router.go_on(2 * OBSERVED_MS)
     router.go_on(SILENT_MS, D)
     assert router.dropped == []
