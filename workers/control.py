@@ -113,7 +113,7 @@ class Control:
         self._on_failed, self._on_drained = on_failed, on_drained
         self._trace = trace
         self._links: PeerLinks | None = None
-        self._pace = StepPace()
+        self._pace = StepPace(core.limits.max_step_tokens)
         self._pump_timer: asyncio.TimerHandle | None = None
         self._sessions = RouterSessions(routers_max)
         self._tasks: list[asyncio.Task[None]] = []
@@ -331,7 +331,7 @@ class Control:
         tier_counts = self._tiers.counts() if self._tiers else {}
         sums = self._checksums.counts() if self._checksums else {}
         counts = {**self._pace.prefill_speed, **sums}
-        self._sessions.report(worker_stats(self.core, tier_counts, counts))
+        self._sessions.report(worker_stats(self.core, tier_counts, counts, self._pace.step_times))
         return []
 
     async def _tick_forever(self) -> None:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SamplingParams
+from disagg.messages.step_times import StepTimes
 
 
 class Role(StrEnum):
@@ -311,6 +312,8 @@ class WorkerStats:
     """It takes no new work and ends when what it has is over; then it is not ready either."""
     loads: tuple[RouterLoad, ...] = ()
     """Of every router that has anything going on there."""
+    step_times: StepTimes | None = None
+    """What its steps have taken; None from a worker that does not measure them."""
 
 
 @dataclass(frozen=True, slots=True)

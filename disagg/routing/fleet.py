@@ -11,6 +11,7 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.registration import GroupInfo, WorkerInfo
 from disagg.messages.session import WorkerStats
+from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits
 from disagg.routing.index import PrefixIndex
 from disagg.routing.revisions import Revision, Revisions, RevisionView
@@ -65,12 +66,14 @@ class Fleet:
 
     Attributes:
         roster: the same workers as bits, for plans.
+        speeds: what was measured of the workers and of the links between them.
     """
 
     def __init__(self, silent_ms: int, revisions: Revisions, rooms: Rooms) -> None:
         self.revisions = revisions
         self.rooms = rooms
         self.roster = Roster()
+        self.speeds = Speeds()
         self._silent_ms = silent_ms
         self._workers: dict[str, Worker] = {}
         self._indexes: dict[tuple[str, tuple[GroupInfo, ...]], PrefixIndex] = {}
@@ -142,6 +145,7 @@ class Fleet:
         worker = self._workers.pop(incarnation.worker_id)
         self.rooms.remove(incarnation)
         self.roster.remove(worker)
+        self.speeds.forget(incarnation)
         worker.index.remove(incarnation)
         self.revisions.remove(worker.info)
         if not worker.index:
@@ -170,6 +174,7 @@ class Fleet:
         if worker is not None:
             worker.stats = stats
             worker.planned_requests = worker.planned_tokens = 0
+            self.speeds.stats(worker, stats)
             self.roster.loaded(worker)
             self.rooms.put(self.roster.bits.of([incarnation]), worker)
 

@@ -223,13 +223,13 @@ class RequestTable:
         self, now_ms: int, incarnation: Incarnation, report: PrefillReport | TransferReport
     ) -> None:
         """Keep a report; of a request that ended meanwhile only the record changes."""
-        request_id = report.key.request_id
-        request = self._live.get(request_id) or self._ended.get(request_id)
+        request = self._live.get(report.key.request_id) or self._ended.get(report.key.request_id)
         if request is None or request.current.key != report.key:
             return
         if request.current.accepts(now_ms, incarnation, report):
             request.reported(now_ms)
             count_report(self.counters, report)
+            self._fleet.speeds.report(request.current, report)
 
     def lost(self, now_ms: int, lost: LostWorker, cause: str) -> list[RouterAction]:
         """Every live request that needs this worker goes on elsewhere."""

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from disagg.errors import InvariantViolation
 from disagg.messages.session import Role, RouterLoad, WorkerStats
+from disagg.messages.step_times import StepTimes
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.sequence import Sequence
 
@@ -17,11 +18,12 @@ def worker_stats(
     core: WorkerCore,
     tier_counts: Mapping[str, Mapping[str, int]] = NO_TIERS,
     more_counts: Mapping[str, int] = NO_COUNTS,
+    step_times: StepTimes | None = None,
 ) -> WorkerStats:
     """Load and counters of a worker at this moment.
 
     ``tier_counts`` are what its tiers count by themselves, by tier and name, ``more_counts`` what
-    its shell does.
+    its shell does, ``step_times`` what it has measured.
     """
     batcher, inbound = core.batcher, core.inbound
     counters = core.counters.counts | {
@@ -51,6 +53,7 @@ def worker_stats(
         counters=tuple(sorted(counters.items())),
         residency=core.kv.pool.residency.histograms() if core.kv.pool.residency else (),
         loads=_loads(core),
+        step_times=step_times,
     )
 
 

@@ -1,11 +1,14 @@
 """A worker's load on the wire: for its routers, and in its status."""
 
+import math
+
 from disagg.messages.session import (
     RESIDENCY_BOUNDS_MS,
     ResidencyHistogram,
     RouterLoad,
     WorkerStats,
 )
+from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepTimes
 from disagg.wire.checks import malformed
 from disagg.wire.v1 import session_pb2
 
@@ -37,6 +40,7 @@ def stats_to_wire(stats: WorkerStats) -> session_pb2.WorkerStats:
             session_pb2.ResidencyHistogram(name=one.name, counts=one.counts, sum_ms=one.sum_ms)
             for one in stats.residency
         ],
+        step_times=None if stats.step_times is None else _step_times_to_wire(stats.step_times),
     )
 
 
@@ -60,6 +64,7 @@ def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
         ),
         counters=tuple(sorted(wire.counters.items())),
         residency=tuple(_residency_from_wire(one) for one in wire.residency),
+        step_times=_step_times_from_wire(wire.step_times) if wire.HasField("step_times") else None,
     )
 
 
@@ -67,3 +72,24 @@ def _residency_from_wire(wire: session_pb2.ResidencyHistogram) -> ResidencyHisto
     if len(wire.counts) != len(RESIDENCY_BOUNDS_MS) + 1:
         raise malformed(wire, "counts", f"has {len(wire.counts)} entries")
     return ResidencyHistogram(wire.name, tuple(wire.counts), wire.sum_ms)
+
+
+def _step_times_to_wire(times: StepTimes) -> session_pb2.StepTimes:
+    return session_pb2.StepTimes(
+        num_steps=times.num_steps,
+        products=times.products,
+        timed=times.timed,
+        step_tokens_max=times.step_tokens_max,
+    )
+
+
+def _step_times_from_wire(wire: session_pb2.StepTimes) -> StepTimes:
+    for name, sums, num in (
+        ("products", wire.products, len(PAIRS)),
+        ("timed", wire.timed, NUM_FEATURES),
+    ):
+        if len(sums) != num:
+            raise malformed(wire, name, f"has {len(sums)} entries")
+        if not all(math.isfinite(one) and one >= 0 for one in sums):
+            raise malformed(wire, name, "has a sum that is no number of at least 0")
+    return StepTimes(wire.num_steps, tuple(wire.products), tuple(wire.timed), wire.step_tokens_max)

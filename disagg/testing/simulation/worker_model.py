@@ -109,7 +109,7 @@ class WorkerModel:
         self._preemption_due = False
         self._launched: deque[tuple[Step, int]] = deque()
         """Steps in flight, and how long each one takes; the first one runs."""
-        self._pace = StepPace()
+        self._pace = StepPace(config.max_step_tokens)
         self._stalled_until_ms = 0
         self.memory = SymbolicMemory(config.num_blocks)
         self._engine = SymbolicEngine(layout, self.memory, config.vocab_size)
@@ -191,7 +191,7 @@ class WorkerModel:
 
     def stats(self) -> WorkerStats:
         """Load as of now."""
-        return worker_stats(self.core)
+        return worker_stats(self.core, step_times=self._pace.step_times)
 
     def at_rest(self) -> bool:
         """Nothing is held and nothing is going on."""

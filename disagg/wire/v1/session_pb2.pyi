@@ -577,6 +577,7 @@ class WorkerStats(google.protobuf.message.Message):
     RESIDENCY_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     LOADS_FIELD_NUMBER: builtins.int
+    STEP_TIMES_FIELD_NUMBER: builtins.int
     num_waiting: builtins.int
     num_running: builtins.int
     num_prefill_tokens_queued: builtins.int
@@ -597,6 +598,10 @@ class WorkerStats(google.protobuf.message.Message):
     def loads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RouterLoad]:
         """of every router that has anything going on there"""
 
+    @property
+    def step_times(self) -> global___StepTimes:
+        """what its steps have taken, cold ones left out"""
+
     def __init__(
         self,
         *,
@@ -614,10 +619,47 @@ class WorkerStats(google.protobuf.message.Message):
         residency: collections.abc.Iterable[global___ResidencyHistogram] | None = ...,
         draining: builtins.bool = ...,
         loads: collections.abc.Iterable[global___RouterLoad] | None = ...,
+        step_times: global___StepTimes | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counters", b"counters", "draining", b"draining", "loads", b"loads", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["step_times", b"step_times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counters", b"counters", "draining", b"draining", "loads", b"loads", "num_blocks_free", b"num_blocks_free", "num_blocks_quarantined", b"num_blocks_quarantined", "num_blocks_usable", b"num_blocks_usable", "num_inbound", b"num_inbound", "num_leases", b"num_leases", "num_prefill_tokens_queued", b"num_prefill_tokens_queued", "num_reservations", b"num_reservations", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "residency", b"residency", "step_times", b"step_times"]) -> None: ...
 
 global___WorkerStats = WorkerStats
+
+@typing.final
+class StepTimes(google.protobuf.message.Message):
+    """Sums over the steps of a worker's life. A step's features are 1, its tokens of prompts, the tokens
+    before those (sum, in 1024), its decodes, the tokens before those (sum, in 1024).
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: builtins.int
+    PRODUCTS_FIELD_NUMBER: builtins.int
+    TIMED_FIELD_NUMBER: builtins.int
+    STEP_TOKENS_MAX_FIELD_NUMBER: builtins.int
+    num_steps: builtins.int
+    step_tokens_max: builtins.int
+    """most tokens of a step there"""
+    @property
+    def products(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """of two features each: 0 0, 0 1, ... 0 4, 1 1, ... 4 4"""
+
+    @property
+    def timed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """of each feature and the step's ms"""
+
+    def __init__(
+        self,
+        *,
+        num_steps: builtins.int = ...,
+        products: collections.abc.Iterable[builtins.float] | None = ...,
+        timed: collections.abc.Iterable[builtins.float] | None = ...,
+        step_tokens_max: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_steps", b"num_steps", "products", b"products", "step_tokens_max", b"step_tokens_max", "timed", b"timed"]) -> None: ...
+
+global___StepTimes = StepTimes
 
 @typing.final
 class RouterLoad(google.protobuf.message.Message):

@@ -23,6 +23,7 @@ from disagg.messages.kv_events import (
 from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
 from disagg.messages.router import WorkerMatch
 from disagg.messages.sampling import SamplingParams, TokenLogprobs
+from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepTimes
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
 from disagg.wire.peer_codec import peer_from_wire, peer_to_wire
 from disagg.wire.registration_codec import (
@@ -182,6 +183,14 @@ histograms = st.builds(
     st.lists(u64, min_size=num_bounds + 1, max_size=num_bounds + 1).map(tuple),
     u64,
 )
+sums = st.floats(0, 1e300)
+step_times = st.builds(
+    StepTimes,
+    u64,
+    st.tuples(*[sums] * len(PAIRS)),
+    st.tuples(*[sums] * NUM_FEATURES),
+    u32,
+)
 WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
     outputs.StepOutputs: st.builds(
         outputs.StepOutputs, tuples(sequence_outputs(), min_size=1), tuples(prompt_logprobs)
@@ -219,6 +228,7 @@ WORKER: dict[type, st.SearchStrategy[typing.Any]] = {
         tuples(histograms),
         st.booleans(),
         tuples(st.builds(session.RouterLoad, router_ids, u32, u64)),
+        st.none() | step_times,
     ),
     session.PrefixCacheReset: st.builds(
         session.PrefixCacheReset, u64, u64, counters, text, router_ids

@@ -1,0 +1,1 @@
+"""What a plan is expected to take: fits of what workers measured, and a pure function over them."""

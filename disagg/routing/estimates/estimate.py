@@ -1,0 +1,231 @@
+"""What a plan is expected to take, from plain numbers: a pure function."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from disagg.messages.step_times import SCALE_TOKENS
+
+ANSWER_TOKENS = 64
+"""Tokens of an answer over which plans are compared, fewer where a request may have no more: what
+holds others up once is spread over so many of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a worker's step takes, in ms: a constant, and a part of each thing it computes."""
+
+    step_ms: float
+    token_ms: float
+    """Per token of a prompt."""
+    context_token_ms: float
+    """Per token of a prompt and `SCALE_TOKENS` before it."""
+    decode_ms: float
+    """Per sequence that is given its next token."""
+    decode_context_ms: float
+    """Per `SCALE_TOKENS` of tokens before those."""
+
+    def decode_step_ms(self, num_decodes: float, context: float) -> float:
+        """A step of decodes alone, with so many `SCALE_TOKENS` before them all together."""
+        return self.step_ms + num_decodes * self.decode_ms + context * self.decode_context_ms
+
+    def prompt_ms(self, num_tokens: float, num_before: float = 0) -> float:
+        """What tokens of one prompt add to the steps that they are in.
+
+        Args:
+            num_tokens: to be computed.
+            num_before: of the prompt, in the cache by then.
+        """
+        context = num_tokens * (num_before + num_tokens / 2) / SCALE_TOKENS
+        return num_tokens * self.token_ms + context * self.context_token_ms
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """What a READ between two workers takes."""
+
+    read_ms: float
+    """Whatever it moves."""
+    mib_ms: float
+
+    def ms(self, num_bytes: int) -> float:
+        """Of so many bytes; nothing for none."""
+        return self.read_ms + num_bytes / (1 << 20) * self.mib_ms if num_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker as far as times go: how fast it is and what it has to do already."""
+
+    cost: StepCost
+    num_running: int
+    """Sequences that decode there."""
+    context_tokens: float
+    """Tokens before each of those, on average."""
+    num_queued_tokens: int
+    """Of prompts that are computed first."""
+    num_queued: int
+    """Requests that have those."""
+    num_requests: int
+    """All that are there, running, waiting, being pulled or on their way."""
+    sequences_max: int
+    """It runs no more at once; 0: not known."""
+    step_tokens_max: int
+    """Of prompts, in a step; 0: not known."""
+
+    def step_ms(self, num_more: int = 0, more_tokens: float = 0) -> float:
+        """A decode step with so many sequences more, which have so many tokens together."""
+        context = (self.num_running * self.context_tokens + more_tokens) / SCALE_TOKENS
+        return self.cost.decode_step_ms(self.num_running + num_more, context)
+
+    def prefill_ms(self, num_tokens: float, num_before: float = 0) -> float:
+        """Until tokens of a prompt are computed, beside what decodes there."""
+        if num_tokens <= 0:
+            return 0.0
+        num_steps = ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
+        return num_steps * self.step_ms() + self.cost.prompt_ms(num_tokens, num_before)
+
+    @property
+    def queue_ms(self) -> float:
+        """Until a new prompt has its turn: half a step that runs, and the prompts before it."""
+        if not self.num_queued_tokens:
+            return self.step_ms() / 2 if self.num_running else 0.0
+        each = self.num_queued_tokens / max(1, self.num_queued)
+        num_steps = 1.0
+        if self.step_tokens_max:
+            num_steps = max(1.0, self.num_queued_tokens / self.step_tokens_max)
+        work = max(1, self.num_queued) * self.cost.prompt_ms(each)
+        return work + num_steps * self.step_ms()
+
+    def slot_ms(self, num_answer_tokens: int) -> float:
+        """Until one of the places is free in which sequences run, if answers are as long as this.
+
+        By turns one of them ends; nothing where there is a free one.
+        """
+        num_missing = self.num_requests + 1 - self.sequences_max if self.sequences_max else 0
+        if num_missing <= 0:
+            return 0.0
+        return num_missing * num_answer_tokens * self.step_ms() / self.sequences_max
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """KV that one worker reads from another, and the link between them."""
+
+    num_bytes: int
+    """All of it, by groups."""
+    num_bytes_at_end: int
+    """Of that what can be read only once the prompt is computed: windows and states."""
+    link: LinkCost
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a plan has to do for a request."""
+
+    num_tokens: int
+    """Of its prompt."""
+    num_found: int
+    """Of those, not computed: cached, pulled or loaded."""
+    num_answer_tokens: int
+    """At most `ANSWER_TOKENS`."""
+    load_ms: float = 0.0
+    """Reads of tiers."""
+    pull: Move | None = None
+    """A prefix from a third worker, before anything is computed."""
+    handover: Move | None = None
+    """None: one worker does all."""
+    reserve_ms: float = 0.0
+    """The reservation at the decode worker, of a hand-over."""
+    message_ms: float = 0.0
+    """Submit, report and first token on their way."""
+    commit_ms: float = 0.0
+    """From the last READ of a hand-over to its commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a plan takes and what it costs others, in ms; all of it finite and at least 0."""
+
+    queue_ms: float
+    transfer_ms: float
+    """Before anything is computed: a reservation, a prefix from another worker or from tiers."""
+    prefill_ms: float
+    message_ms: float
+    handover_ms: float
+    """From the first token until the decode worker has everything; none where one does all."""
+    tpot_ms: float
+    """Of its own tokens afterwards."""
+    others_ms: float
+    """By which everybody else's answers are held up, all added up."""
+    others_tpot_ms: float
+    """Time per token of those whom it disturbs most, over their next `ANSWER_TOKENS`."""
+    num_bytes: int
+    """That are moved."""
+    num_answer_tokens: int
+
+    @property
+    def ttft_ms(self) -> float:
+        """From the plan to its first token at the router."""
+        return self.queue_ms + self.transfer_ms + self.prefill_ms + self.message_ms
+
+    @property
+    def mean_tpot_ms(self) -> float:
+        """Of its own tokens after the first, with what it waits for the second one."""
+        return self.tpot_ms + self.handover_ms / max(1, self.num_answer_tokens)
+
+    @property
+    def own_ms(self) -> float:
+        """Until its answer is there, as far as it is looked ahead."""
+        return self.ttft_ms + self.num_answer_tokens * self.mean_tpot_ms
+
+    def cost_ms(self, others_weight: float) -> float:
+        """By what plans are compared: its own time, and that of others with a weight."""
+        return self.own_ms + others_weight * self.others_ms
+
+
+def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
+    """Estimate a plan.
+
+    Args:
+        work: what is to be done.
+        prefill: who computes the prompt.
+        decode: who decodes; the same where one worker does all.
+    """
+    num_computed = max(1, work.num_tokens - work.num_found)
+    local = work.handover is None
+    slot_ms = decode.slot_ms(work.num_answer_tokens)
+    prefill_ms = prefill.prefill_ms(num_computed, work.num_tokens - num_computed)
+    pull_ms = work.pull.link.ms(work.pull.num_bytes) if work.pull is not None else 0.0
+    held_ms = prefill.cost.prompt_ms(num_computed, work.num_tokens - num_computed)
+    joined_ms = decode.step_ms(1, work.num_tokens) - decode.step_ms()
+    num_answer = work.num_answer_tokens
+    others_ms = prefill.num_running * held_ms + decode.num_running * num_answer * joined_ms
+    handover_ms = 0.0
+    if work.handover is not None:
+        handover_ms = _left_ms(work.handover, prefill_ms) + work.commit_ms
+    spread_ms = held_ms / ANSWER_TOKENS if prefill.num_running else 0.0
+    others_tpot_ms = decode.step_ms(1, work.num_tokens) if decode.num_running else 0.0
+    if local:
+        others_tpot_ms += spread_ms
+    elif prefill.num_running:
+        others_tpot_ms = max(others_tpot_ms, prefill.step_ms() + spread_ms)
+    return Estimate(
+        queue_ms=prefill.queue_ms + slot_ms,
+        transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
+        prefill_ms=prefill_ms,
+        message_ms=work.message_ms,
+        handover_ms=handover_ms,
+        tpot_ms=decode.step_ms(1, work.num_tokens),
+        others_ms=others_ms,
+        others_tpot_ms=others_tpot_ms,
+        num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),
+        num_answer_tokens=num_answer,
+    )
+
+
+def _left_ms(move: Move, prefill_ms: float) -> float:
+    """What is still to be read when the prompt is computed: the rest is read meanwhile."""
+    early = move.num_bytes - move.num_bytes_at_end
+    hidden_ms = min(move.link.ms(early), prefill_ms)
+    early_left = max(0.0, move.link.ms(early) - hidden_ms)
+    return early_left + move.link.ms(move.num_bytes_at_end)

@@ -1,0 +1,94 @@
+"""Bytes of KV that a plan moves, per group, by the rules of the transfer itself."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from disagg.kv.kinds.registry import KINDS
+from disagg.messages.registration import GroupInfo, WorkerInfo
+
+_FAR = 1 << 30
+"""A position past every window."""
+
+
+@lru_cache(maxsize=256)
+def _by_token(group: GroupInfo) -> GroupInfo:
+    return replace(group, block_tokens=1)
+
+
+def _first_seen(group: GroupInfo, num_tokens: int) -> int:
+    """First position that a query after so many tokens reads: the boundary rule, token by token."""
+    return KINDS[group.kind].first_needed(_by_token(group), num_tokens)
+
+
+@lru_cache(maxsize=256)
+def sees_everything(group: GroupInfo) -> bool:
+    """Whether a group's blocks can be read while the prompt is still computed, and hits count."""
+    return _first_seen(group, _FAR) == 0
+
+
+def blocks_seen(group: GroupInfo, num_tokens: int, num_held: int = 0) -> int:
+    """Positions of a block table that a query after so many tokens reads, but those held already.
+
+    Args:
+        group: of the layout.
+        num_tokens: of the prompt.
+        num_held: tokens whose blocks the reader has, counted from the first one.
+    """
+    first = _first_seen(group, num_tokens)
+    if first >= num_tokens:
+        return 0
+    end = -(-num_tokens // group.block_tokens)
+    return max(0, end - max(first // group.block_tokens, num_held // group.block_tokens))
+
+
+def _block_bytes(info: WorkerInfo, number: int) -> int:
+    """Bytes of a position of a group's table: of a block, or of a state of several."""
+    forms = info.contract.forms
+    return info.contract.block_bytes * (forms[number].blocks_per_state if forms else 1)
+
+
+def handover_bytes(
+    info: WorkerInfo, num_tokens: int, group_hits: Sequence[int], num_at_end: int
+) -> tuple[int, int]:
+    """What a decode worker reads of a prompt that is computed elsewhere.
+
+    Groups that see everything count as held what all of them have; others move whole, as only the
+    run that ends at the prompt's end is of use.
+
+    Args:
+        info: of the decode worker.
+        num_tokens: of the prompt.
+        group_hits: tokens that each group has there on its own.
+        num_at_end: tokens of the last chunk, whose blocks are complete only at the end.
+
+    Returns:
+        All bytes, and those that can be read only when the prompt is computed.
+    """
+    seeing = [n for n, group in enumerate(info.groups) if sees_everything(group)]
+    held = min((group_hits[n] for n in seeing), default=0)
+    total = at_end = 0
+    for number, group in enumerate(info.groups):
+        size = _block_bytes(info, number)
+        if number in seeing:
+            blocks = blocks_seen(group, num_tokens, held)
+            last = min(blocks, blocks_seen(group, num_tokens, max(0, num_tokens - num_at_end)))
+        else:
+            blocks = last = blocks_seen(group, num_tokens)
+        total += blocks * size
+        at_end += last * size
+    return total, at_end
+
+
+def pull_bytes(info: WorkerInfo, num_tokens: int, num_held: int) -> int:
+    """What a worker reads of a prefix that another one has; hits of all kinds count.
+
+    Args:
+        info: of the reader.
+        num_tokens: of the prefix.
+        num_held: tokens of it on which the reader's groups agree already.
+    """
+    return sum(
+        blocks_seen(group, num_tokens, num_held) * _block_bytes(info, number)
+        for number, group in enumerate(info.groups)
+    )

@@ -1,0 +1,185 @@
+"""What was measured of workers and links, fitted; the router's only memory of speed."""
+
+from dataclasses import dataclass, field
+
+from disagg.messages.identity import Incarnation
+from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
+from disagg.messages.step_times import NUM_FEATURES, PAIRS, SCALE_TOKENS, StepTimes
+from disagg.routing.estimates.estimate import LinkCost, Place, StepCost
+from disagg.routing.estimates.least_squares import FadingFit
+from disagg.routing.generation import Generation
+from disagg.routing.worker import Worker
+
+STEPS_HALF_LIFE = 500.0
+FLEET_STEPS_HALF_LIFE = 100_000.0
+READS_HALF_LIFE = 50.0
+BORROWED_STEPS, BORROWED_READS = 16.0, 4.0
+"""A worker or a pair is as all are until it has done more than so many itself."""
+LINKS_MAX = 4096
+MEAN_KEEPS = 0.9
+"""Of an average that fades, with each new figure."""
+_DECODES = PAIRS.index((3, 3))
+_DECODES_CONTEXT = PAIRS.index((3, 4))
+
+
+class FadingMean:
+    """An average in which old figures fade; None before the first one."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, figure: float) -> None:
+        """Count a figure; less than 0 counts as 0: clocks are read on two machines."""
+        figure = max(0.0, figure)
+        before = figure if self.value is None else self.value
+        self.value = MEAN_KEEPS * before + (1 - MEAN_KEEPS) * figure
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One worker's steps."""
+
+    revision: str
+    last: StepTimes = field(default_factory=StepTimes)
+    fit: FadingFit = field(default_factory=lambda: FadingFit(NUM_FEATURES, STEPS_HALF_LIFE))
+
+
+class Speeds:
+    """Fits of what workers report: of each one, of each pair, and of all where one has none yet.
+
+    A figure that nobody has measured is not made up: then there is no cost, and no estimate.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[Incarnation, _Measured] = {}
+        self._fleet: dict[str, FadingFit] = {}
+        """By revision."""
+        self._links: dict[tuple[Incarnation, Incarnation], FadingFit | None] = {}
+        """By owner and reader; None after the first READ, which counts for nothing."""
+        self._reads = FadingFit(2, READS_HALF_LIFE)
+        """Of all pairs."""
+        self._message_ms, self._reserve_ms, self._commit_ms = (FadingMean() for _ in range(3))
+
+    # --- what comes in
+
+    def stats(self, worker: Worker, stats: WorkerStats) -> None:
+        """A worker's sums came; what is new of them is counted."""
+        if stats.step_times is None:
+            return
+        name, revision = worker.info.incarnation, worker.info.revision
+        known = self._workers.get(name)
+        if known is None:
+            known = self._workers[name] = _Measured(revision)
+        new = stats.step_times.since(known.last)
+        known.last = stats.step_times
+        if new is None:
+            return
+        fleet = self._fleet.get(revision)
+        if fleet is None:
+            fleet = self._fleet[revision] = FadingFit(NUM_FEATURES, FLEET_STEPS_HALF_LIFE)
+        for fit in (known.fit, fleet):
+            fit.add(new.num_steps, new.products, new.timed)
+
+    def forget(self, worker: Incarnation) -> None:
+        """A worker has left; what was measured with it stays a part of the fleet's figures."""
+        left = self._workers.pop(worker, None)
+        self._links = {pair: fit for pair, fit in self._links.items() if worker not in pair}
+        if left and all(one.revision != left.revision for one in self._workers.values()):
+            self._fleet.pop(left.revision, None)
+
+    def report(self, generation: Generation, report: PrefillReport | TransferReport) -> None:
+        """A worker's report on a plan came: how long its READ took, and messages on their way."""
+        if isinstance(report, TransferReport):
+            if not report.failed:
+                self._transferred(generation, report)
+            return
+        times = report.times
+        if times is None or generation.prefill_ms is None or generation.taken_over is not None:
+            return
+        took_ms = generation.prefill_ms - generation.started_ms
+        self._message_ms.add(took_ms - times.queue_ms - times.transfer_ms - times.compute_ms)
+        if not generation.local and not report.pulled_tokens:
+            self._reserve_ms.add(times.transfer_ms)
+
+    def _transferred(self, generation: Generation, report: TransferReport) -> None:
+        num_bytes = sum(group.pulled_bytes for group in report.groups)
+        is_pull = report.kind is TransferKind.PREFIX
+        # The READs of a hand-over may wait for the prefill in between: then they say nothing.
+        if not num_bytes or not (is_pull or report.read_ms <= report.exposed_ms):
+            return
+        reader = generation.prefill if is_pull else generation.decode
+        pair = report.owner, reader.incarnation
+        if pair not in self._links:
+            if len(self._links) >= LINKS_MAX:
+                del self._links[next(iter(self._links))]
+            self._links[pair] = None  # connected just now
+            return
+        link = self._links[pair] = self._links[pair] or FadingFit(2, READS_HALF_LIFE)
+        for fit in (link, self._reads):
+            fit.add_sample((1.0, num_bytes / (1 << 20)), report.read_ms)
+        if not is_pull:
+            self._commit_ms.add(report.exposed_ms - report.read_ms)
+
+    # --- what is asked
+
+    @property
+    def message_ms(self) -> float:
+        """A plan's messages on their way, all together."""
+        return self._message_ms.value or 0.0
+
+    @property
+    def reserve_ms(self) -> float:
+        """A reservation at a decode worker."""
+        return self._reserve_ms.value or 0.0
+
+    @property
+    def commit_ms(self) -> float:
+        """From the last READ of a hand-over to its commit."""
+        return self._commit_ms.value or 0.0
+
+    def step_cost(self, worker: Worker) -> StepCost | None:
+        """What a worker's steps take; what it has never done, by what others took for it."""
+        fleet = self._fleet.get(worker.info.revision)
+        if fleet is None:
+            return None
+        known = self._workers.get(worker.info.incarnation)
+        if known is None:
+            found = fleet.coefficients()
+        else:
+            found = known.fit.coefficients(fleet, BORROWED_STEPS)
+        step, token, context, decode, decode_context = found
+        if step is None or token is None or decode is None:
+            return None
+        return StepCost(step, token, context or 0.0, decode, decode_context or 0.0)
+
+    def link_cost(self, owner: Incarnation, reader: Incarnation) -> LinkCost | None:
+        """What a READ takes between two workers; by all pairs where these have not done enough."""
+        link = self._links.get((owner, reader))
+        if link is None:
+            read_ms, mib_ms = self._reads.coefficients()
+        else:
+            read_ms, mib_ms = link.coefficients(self._reads, BORROWED_READS)
+        return None if read_ms is None or mib_ms is None else LinkCost(read_ms, mib_ms)
+
+    def place(self, worker: Worker) -> Place | None:
+        """A worker as far as times go; None where nobody has measured enough."""
+        cost, stats = self.step_cost(worker), worker.stats
+        if cost is None or stats is None:
+            return None
+        tokens, requests = worker.prefill_queue
+        known = self._workers.get(worker.info.incarnation)
+        running, context, step_tokens = stats.num_running, 0.0, 0
+        if known is not None:
+            step_tokens = known.last.step_tokens_max
+            if decodes := known.fit.mean_product(_DECODES):
+                context = SCALE_TOKENS * known.fit.mean_product(_DECODES_CONTEXT) / decodes
+        return Place(
+            cost=cost,
+            num_running=running,
+            context_tokens=context,
+            num_queued_tokens=tokens,
+            num_queued=requests,
+            num_requests=worker.decode_load,
+            sequences_max=worker.info.max_sequences,
+            step_tokens_max=step_tokens,
+        )

@@ -1,0 +1,159 @@
+"""Estimates of plans, by hand and by properties that hold for all numbers."""
+
+import math
+from dataclasses import astuple, fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg.routing.estimates.estimate import (
+    Estimate,
+    LinkCost,
+    Move,
+    Place,
+    StepCost,
+    Work,
+    estimate,
+)
+
+COST = StepCost(10, 0.1, 0, 1, 0)
+IDLE = Place(COST, 0, 0, 0, 0, 0, 8, 0)
+LINK = LinkCost(2, 5)
+MIB = 1 << 20
+
+
+def busy(num_running: int, **changes: float) -> Place:
+    place = replace(IDLE, num_running=num_running, num_requests=num_running, context_tokens=100)
+    return replace(place, **changes)  # type: ignore[arg-type]
+
+
+def test_an_idle_worker_computes_the_rest_of_the_prompt() -> None:
+    found = estimate(Work(300, 100, 64), IDLE, IDLE)
+    assert (found.queue_ms, found.transfer_ms, found.handover_ms) == (0, 0, 0)
+    assert found.prefill_ms == found.ttft_ms == 10 + 0.1 * 200
+    assert found.tpot_ms == 11
+    assert (found.others_ms, found.others_tpot_ms, found.num_bytes) == (0, 0, 0)
+    assert found.own_ms == 30 + 64 * 11
+
+
+def test_a_prompt_in_chunks_pays_every_step() -> None:
+    place = replace(IDLE, step_tokens_max=64)
+    assert estimate(Work(200, 0, 64), place, place).prefill_ms == 4 * 10 + 20
+
+
+def test_context_before_a_token_costs_what_was_fitted() -> None:
+    place = replace(IDLE, cost=replace(COST, context_token_ms=1))
+    fresh = estimate(Work(1024, 0, 1), place, place).prefill_ms
+    assert fresh == 10 + 102.4 + 1024 * 512 / 1024
+    appended = estimate(Work(2048, 1024, 1), place, place).prefill_ms
+    assert appended == 10 + 102.4 + 1024 * 1536 / 1024
+
+
+def test_the_queue_before_it_is_waited_for() -> None:
+    place = replace(IDLE, num_queued_tokens=500, num_queued=2)
+    assert estimate(Work(100, 0, 1), place, IDLE).queue_ms == 50 + 10
+    assert estimate(Work(100, 0, 1), busy(4), IDLE).queue_ms == 14 / 2, "the step that runs"
+
+
+def test_who_decodes_where_a_prompt_is_computed_is_held_up_by_it() -> None:
+    place = busy(4)
+    found = estimate(Work(300, 100, 64), place, place)
+    assert found.others_ms == 4 * (20 + 64 * 1), "by its tokens, then by one sequence more"
+    assert found.others_tpot_ms == 15 + 20 / 64
+    handed = estimate(Work(300, 100, 64, handover=Move(0, 0, LINK)), IDLE, place)
+    assert handed.others_ms == 4 * 64
+    assert handed.others_tpot_ms == 15
+
+
+def test_a_hand_over_pays_its_reservation_before_and_its_bytes_after_the_first_token() -> None:
+    move = Move(20 * MIB, 4 * MIB, LINK)
+    work = Work(200, 0, 64, handover=move, reserve_ms=3, commit_ms=1, message_ms=2)
+    found = estimate(work, IDLE, IDLE)
+    assert found.ttft_ms == 3 + 30 + 2
+    assert found.handover_ms == (82 - 30) + 22 + 1, "the prefill hides 30 ms of reading 16 MiB"
+    assert found.num_bytes == 20 * MIB
+    short = estimate(replace(work, handover=Move(4 * MIB, 4 * MIB, LINK)), IDLE, IDLE)
+    assert short.handover_ms == 22 + 1
+
+
+def test_a_pull_and_a_tier_are_read_first() -> None:
+    work = Work(200, 150, 64, load_ms=7, pull=Move(MIB, 0, LINK))
+    assert estimate(work, IDLE, IDLE).transfer_ms == 7 + 7
+    assert estimate(work, IDLE, IDLE).num_bytes == MIB
+
+
+def test_a_full_worker_is_waited_for_by_turns() -> None:
+    full = busy(8)
+    assert estimate(Work(100, 0, 64), full, full).queue_ms == 18 / 2 + 64 * 18 / 8
+    assert estimate(Work(100, 0, 64), busy(7), busy(7)).queue_ms == 17 / 2
+
+
+MS = st.floats(0, 1e6)
+COUNT = st.integers(0, 1 << 20)
+COSTS = st.builds(StepCost, *[st.floats(0, 1e3)] * 5)
+LINKS = st.builds(LinkCost, MS, MS)
+PLACES = st.builds(Place, COSTS, COUNT, MS, COUNT, COUNT, COUNT, COUNT, COUNT)
+MOVES = st.builds(lambda late, early, link: Move(late + early, late, link), COUNT, COUNT, LINKS)
+WORKS = st.builds(
+    lambda found, more, answer, load, pull, handover, reserve, message, commit: Work(
+        found + more, found, answer, load, pull, handover, reserve, message, commit
+    ),
+    COUNT,
+    st.integers(1, 1 << 20),
+    st.integers(0, 64),
+    MS,
+    st.none() | MOVES,
+    st.none() | MOVES,
+    MS,
+    MS,
+    MS,
+)
+
+
+@settings(deadline=None)
+@given(WORKS, PLACES, PLACES)
+def test_nothing_is_negative_or_no_number(work: Work, prefill: Place, decode: Place) -> None:
+    found = estimate(work, prefill, decode if work.handover else prefill)
+    for figure in (*astuple(found), found.ttft_ms, found.mean_tpot_ms, found.cost_ms(3.0)):
+        assert math.isfinite(figure)
+        assert figure >= 0
+
+
+def worse(work: Work, place: Place) -> list[tuple[Work, Place]]:
+    return [
+        (replace(work, num_tokens=work.num_tokens + 100), place),
+        (replace(work, message_ms=work.message_ms + 1), place),
+        (replace(work, load_ms=work.load_ms + 1), place),
+        (work, replace(place, num_queued_tokens=place.num_queued_tokens * 2 + 100)),
+        (work, replace(place, num_requests=place.num_requests + 5)),
+        (work, replace(place, cost=replace(place.cost, token_ms=place.cost.token_ms + 1))),
+        (work, replace(place, cost=replace(place.cost, step_ms=place.cost.step_ms + 1))),
+    ]
+
+
+@settings(deadline=None)
+@given(WORKS, PLACES)
+def test_more_to_do_never_takes_less(work: Work, place: Place) -> None:
+    base = estimate(work, place, place)
+    for more, slower in worse(work, place):
+        found = estimate(more, slower, slower)
+        for what in ("ttft_ms", "own_ms"):
+            before, after = getattr(base, what), getattr(found, what)
+            assert after >= before * (1 - 1e-9) - 1e-6, (what, more, slower)
+
+
+@settings(deadline=None)
+@given(WORKS, PLACES)
+def test_who_disturbs_more_costs_others_more(work: Work, place: Place) -> None:
+    crowded = replace(place, num_running=place.num_running + 10)
+    assert estimate(work, crowded, crowded).others_ms >= estimate(work, place, place).others_ms
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Estimate)])
+def test_every_figure_is_one_that_something_changes(name: str) -> None:
+    """Negative control of the properties: none of the figures is a constant."""
+    quiet = estimate(Work(100, 0, 0), IDLE, IDLE)
+    work = Work(200, 0, 64, 1, Move(MIB, MIB, LINK), Move(MIB, MIB, LINK), 1, 1, 1)
+    slow = busy(9, num_queued_tokens=100, num_queued=1)
+    assert getattr(quiet, name) != getattr(estimate(work, slow, slow), name)

@@ -1,0 +1,188 @@
+"""What workers report becomes costs of their steps and links; what nobody measured is unknown."""
+
+from dataclasses import replace
+
+import pytest
+
+from disagg.messages.identity import RequestKey
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import (
+    GroupTransfer,
+    PrefillReport,
+    PrefillTimes,
+    TransferKind,
+    TransferReport,
+    WorkerStats,
+)
+from disagg.messages.step_times import StepShape, StepTimes
+from disagg.routing.estimates.estimate import LinkCost, StepCost
+from disagg.routing.estimates.speeds import Speeds
+from disagg.routing.generation import Generation
+from disagg.routing.index import PrefixIndex
+from disagg.routing.worker import Worker
+from disagg.routing.worker_bits import WorkerBits
+from disagg.scheduling.step_meter import WARM_UP_STEPS, StepMeter
+from tests.unit.routing.builders import FULL, STATS, worker
+
+P, D = worker("p", "prefill"), worker("d", "decode")
+KEY = RequestKey("r", 1)
+
+
+def known(info: WorkerInfo) -> Worker:
+    return Worker(info, PrefixIndex((FULL,), 4, WorkerBits()), 0)
+
+
+def prefills(slower: float = 1.0) -> StepTimes:
+    """Steps of 2 ms and 0.1 ms per token."""
+    return measured([StepShape(64 * n, 0.0, 0, 0.0) for n in (1, 2, 3, 4)] * 6, slower)
+
+
+def decodes(slower: float = 1.0) -> StepTimes:
+    """Steps of 2 ms and 0.5 ms per sequence, each with 256 tokens before it."""
+    return measured([StepShape(0, 0.0, n, n / 4) for n in (1, 2, 3, 4, 6, 8)] * 6, slower)
+
+
+def measured(shapes: list[StepShape], slower: float) -> StepTimes:
+    meter = StepMeter(256)
+    for _ in range(WARM_UP_STEPS):
+        meter.add(shapes[0], 1e6)
+    for shape in shapes + shapes:
+        took_ms = 2 + 0.1 * shape.num_prefill_tokens + 0.5 * shape.num_decodes
+        meter.add(shape, slower * took_ms)
+    return meter.times
+
+
+def stats(times: StepTimes | None, **changes: int) -> WorkerStats:
+    return replace(STATS, step_times=times, **changes)
+
+
+def test_nothing_is_known_before_both_kinds_of_step_were_measured_somewhere() -> None:
+    speeds, p, d = Speeds(), known(P), known(D)
+    assert speeds.step_cost(p) is None
+    speeds.stats(p, stats(None))
+    assert speeds.step_cost(p) is None, "a worker of an older release"
+    speeds.stats(p, stats(prefills()))
+    assert speeds.step_cost(p) is None, "nobody has decoded"
+    speeds.stats(d, stats(decodes()))
+    for one in (p, d):
+        cost = speeds.step_cost(one)
+        assert cost is not None
+        assert cost.prompt_ms(100) == pytest.approx(10, rel=0.15)
+        assert cost.decode_step_ms(4, 1.0) == pytest.approx(4, rel=0.15)
+
+
+def test_a_slow_worker_is_known_by_its_own_steps() -> None:
+    speeds, p, d, slow = Speeds(), known(P), known(D), known(worker("slow", "prefill"))
+    for one, times in ((p, prefills()), (d, decodes()), (slow, prefills(slower=5))):
+        speeds.stats(one, stats(times))
+    found = [cost.prompt_ms(200) for w in (p, slow) if (cost := speeds.step_cost(w))]
+    assert found[1] > 2.5 * found[0]
+
+
+def test_the_same_report_counts_once_and_a_new_life_begins_anew() -> None:
+    speeds, p, d = Speeds(), known(P), known(D)
+    speeds.stats(d, stats(decodes()))
+    speeds.stats(p, stats(prefills()))
+    before = speeds.step_cost(p)
+    for _ in range(50):
+        speeds.stats(p, stats(prefills()))
+    assert speeds.step_cost(p) == before
+    speeds.stats(p, stats(StepTimes()))
+    assert speeds.step_cost(p) == before
+
+
+def test_who_has_left_is_forgotten_but_what_all_take_is_known() -> None:
+    speeds, p, d = Speeds(), known(P), known(D)
+    speeds.stats(p, stats(prefills()))
+    speeds.stats(d, stats(decodes()))
+    speeds.forget(P.incarnation)
+    cost = speeds.step_cost(known(worker("p", "prefill", epoch="e2")))
+    assert cost is not None
+    assert cost.prompt_ms(100) == pytest.approx(10, rel=0.2)
+    speeds.forget(D.incarnation)
+    assert speeds.step_cost(d) is None, "nobody of that revision is left"
+
+
+def test_a_place_counts_what_waits_and_what_was_planned_since() -> None:
+    speeds, p, d = Speeds(), known(P), known(D)
+    speeds.stats(p, stats(prefills()))
+    speeds.stats(d, stats(decodes()))
+    d.stats = stats(None, num_running=3, num_waiting=1, num_prefill_tokens_queued=40)
+    d.planned_tokens, d.planned_requests = 60, 2
+    place = speeds.place(d)
+    assert place is not None
+    assert (place.num_running, place.num_queued_tokens, place.num_queued) == (3, 100, 3)
+    assert (place.num_requests, place.step_tokens_max) == (6, 256)
+    assert place.context_tokens == pytest.approx(256)
+    assert speeds.place(p) is None, "without stats"
+
+
+def generation(*, local: bool = False, started_ms: int = 0) -> Generation:
+    return Generation(KEY, started_ms, P, P if local else D, "", 0, 100)
+
+
+def transfer(
+    read_ms: int, mib: int, kind: TransferKind = TransferKind.HANDOVER, **changes: object
+) -> TransferReport:
+    group = GroupTransfer(0, "full_attention", 0, 4, "", 1, mib << 20, 0, 1, mib << 20)
+    report = TransferReport(KEY, P.incarnation, (group,), 1, read_ms, read_ms + 4, kind)
+    return replace(report, **changes)  # type: ignore[arg-type]
+
+
+def test_a_link_costs_what_its_reads_have_taken() -> None:
+    speeds, plan = Speeds(), generation()
+    assert speeds.link_cost(P.incarnation, D.incarnation) is None
+    speeds.report(plan, transfer(5_000, 1))  # connects
+    assert speeds.link_cost(P.incarnation, D.incarnation) is None, "the first one is cold"
+    for mib in (1, 10, 50) * 4:
+        speeds.report(plan, transfer(3 + 2 * mib, mib))
+    cost = speeds.link_cost(P.incarnation, D.incarnation)
+    assert cost is not None
+    assert cost.ms(20 << 20) == pytest.approx(43, rel=0.1)
+    assert speeds.commit_ms == pytest.approx(4)
+    elsewhere = speeds.link_cost(D.incarnation, P.incarnation)
+    assert elsewhere is not None, "as all links are"
+    speeds.forget(P.incarnation)
+    assert speeds.link_cost(P.incarnation, D.incarnation) == pytest.approx(elsewhere)
+
+
+def test_a_read_that_waited_for_the_prefill_says_nothing_of_the_link() -> None:
+    speeds, plan = Speeds(), generation()
+    for _ in range(5):
+        speeds.report(plan, transfer(10_000, 1, exposed_ms=5))
+        speeds.report(plan, transfer(0, 0))
+        speeds.report(plan, transfer(10_000, 1, failed="lease_dead"))
+    assert speeds.link_cost(P.incarnation, D.incarnation) is None
+    for _ in range(5):
+        speeds.report(plan, transfer(10_000, 1, TransferKind.PREFIX, exposed_ms=5))
+    assert speeds.link_cost(P.incarnation, D.incarnation) is not None, "control: a pull is all READ"
+
+
+def reported(plan: Generation, times: PrefillTimes | None, pulled: int = 0) -> PrefillReport:
+    report = PrefillReport(KEY, 100, 0, 100 - pulled, pulled, times=times)
+    assert plan.accepts(100, plan.prefill.incarnation, report)
+    return report
+
+
+def test_messages_and_reservations_are_what_reports_leave_over() -> None:
+    speeds = Speeds()
+    assert (speeds.message_ms, speeds.reserve_ms, speeds.commit_ms) == (0, 0, 0)
+    plan = generation(started_ms=20)
+    speeds.report(plan, reported(plan, None))
+    assert speeds.message_ms == 0
+    plan = generation(started_ms=20)
+    speeds.report(plan, reported(plan, PrefillTimes(10, 30, 25)))
+    assert (speeds.message_ms, speeds.reserve_ms) == (15, 30)
+    local = generation(local=True, started_ms=20)
+    speeds.report(local, reported(local, PrefillTimes(10, 900, 25)))
+    pulls = generation(started_ms=20)
+    speeds.report(pulls, reported(pulls, PrefillTimes(10, 900, 25), pulled=10))
+    assert speeds.reserve_ms == 30, "loads and pulls are no reservations"
+    ahead = generation(started_ms=20)
+    speeds.report(ahead, reported(ahead, PrefillTimes(1000, 30, 25)))
+    assert 0 <= speeds.message_ms < 15, "clocks of two machines"
+
+
+def test_costs_are_plain_figures() -> None:
+    assert StepCost(1, 2, 3, 4, 5).prompt_ms(0) == 0
+    assert LinkCost(3, 4).ms(0) == 0
