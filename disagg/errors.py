@@ -9,6 +9,7 @@
     │   ├── ModelNotFoundError    no such model (404)
     │   └── ContextLengthError    prompt or prompt + max_tokens too long (400)
     ├── CapacityError         no room now; try again later (429)
+    │   └── SloError              no plan keeps the time that the request wants (429)
     ├── RemoteFault           a worker or peer failed (503)
     │   ├── StoppingError         this router is about to end; another one may serve it (503)
     │   └── ProtocolError         a peer sent what the protocol forbids (502)
@@ -94,6 +95,12 @@ class CapacityError(DisaggError):
     grpc_status = "RESOURCE_EXHAUSTED"
     code = "rate_limit_exceeded"
     type = "rate_limit_error"
+
+
+class SloError(CapacityError):
+    """No plan has the first token come as soon as the request, or the deployment, wants it."""
+
+    code = "slo_unattainable"
 
 
 class RemoteFault(DisaggError):

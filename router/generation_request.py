@@ -17,6 +17,7 @@ REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 0.1, 10.0
 LOGIT_BIAS_MAX = 100.0
 LOGIT_BIAS_TOKENS_MAX = 1024
 CACHE_SALT_CHARS_MAX = 256
+SLO_MS_MAX = 3_600_000
 
 Prompt = str | tuple[int, ...] | Chat
 """Text, token ids, or a chat."""
@@ -60,6 +61,10 @@ class GenerationRequest:
     """To the prompt's text; None: to a plain one, and not to what a chat template has written."""
     priority: int = 0
     """See ``NewRequest``."""
+    ttft_ms: int | None = None
+    tpot_ms: float | None = None
+    shed: bool | None = None
+    """See ``Slo``; None: as the deployment has it."""
     cache_salt: str = field(default="", repr=False)
     grammar: str = field(default="", repr=False)
     """See ``SamplingParams.grammar``; "": the answer is free."""
@@ -114,6 +119,8 @@ class GenerationRequest:
             raise RequestError("must not contain an empty string", param="stop")
         if any(len(text) > STOP_CHARS_MAX for text in self.stop):
             raise RequestError(f"at most {STOP_CHARS_MAX} characters each", param="stop")
+        _range("disagg.ttft_ms", self.ttft_ms, 1, SLO_MS_MAX)
+        _range("disagg.tpot_ms", self.tpot_ms, 0.001, SLO_MS_MAX)
         check_cache_salt(self.cache_salt)
         if len(self.grammar.encode()) > GRAMMAR_BYTES_MAX:
             raise RequestError(f"at most {GRAMMAR_BYTES_MAX} bytes", param=self.grammar_field)

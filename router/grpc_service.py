@@ -239,6 +239,9 @@ def _generation_request(request: router_pb2.GenerateRequest) -> GenerationReques
         default_max_tokens=COMPLETION_MAX_TOKENS,
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt,
+        ttft_ms=request.ttft_ms if request.HasField("ttft_ms") else None,
+        tpot_ms=request.tpot_ms if request.HasField("tpot_ms") else None,
+        shed=request.shed if request.HasField("shed") else None,
     )
     if not request.HasField("sampling"):
         return build(max_tokens=None)

@@ -23,6 +23,7 @@ TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120
 PART_BUCKETS = (0.001, *TTFT_BUCKETS)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 REQUEST_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
+RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 TRANSFER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 TENANT_LABELS_MAX = 2 * TENANTS_MAX
 OTHER_TENANTS = "(others)"
@@ -79,6 +80,12 @@ class Metrics:
             "Of a finished choice, from its first token to its end.",
             REQUEST_BUCKETS,
             "role",
+        )
+        self._estimate_ratio = self._histogram(
+            "estimate_ratio",
+            "Expected over taken: the time from a plan to its first token, the time per token.",
+            RATIO_BUCKETS,
+            "of",
         )
         self._e2e = self._histogram(
             "request_seconds",
@@ -143,11 +150,15 @@ class Metrics:
         if end.time_per_output_token_ms is not None:
             per_token_s = end.time_per_output_token_ms / 1000
             self._tpot.labels(model, end.decode_role).observe(per_token_s)
+        if end.estimate_ratio is not None:
+            self._estimate_ratio.labels(model, "tpot").observe(end.estimate_ratio)
 
     def first_token(self, first: FirstToken) -> None:
         """A request had its first token."""
         model = self._model_name
         self._ttft.labels(model).observe(first.ttft_ms / 1000)
+        if first.estimate_ratio is not None:
+            self._estimate_ratio.labels(model, "ttft").observe(first.estimate_ratio)
         for part, part_ms in (
             ("queue", first.queue_ms),
             ("prefill", first.prefill_ms),

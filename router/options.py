@@ -111,6 +111,24 @@ class RouterOptions:
     request, a READ and a commit before the first chunk; fewer tokens are computed as fast."""
     decode_prefill_tokens_max: int = 512
     """Tokens that a decode worker may compute of a prompt whose prefix its tiers have."""
+    uncached_tokens_max: int = 512
+    """Tokens that ``uncached_threshold`` lets a decode worker compute of a prompt."""
+    uncached_share_max: float = 1.0
+    """The same as a share of the prompt."""
+    prefill_busy_tokens: int = 4096
+    """Tokens that wait at every prefill worker, above which ``prefill_load`` uses the others."""
+    decode_busy_share: float = 0.9
+    """Of a decode worker's blocks in use, above which it does not."""
+    affinity_weight: float = 1.0
+    """Of an uncached token beside one that waits, for ``cache_affinity``."""
+    others_weight: float = 1.0
+    """Of a millisecond of others beside one of the request's own, for ``estimated``."""
+    slo_ttft_ms: int = 0
+    """Every request's first token should come so soon; 0: any time."""
+    slo_tpot_ms: float = 0.0
+    """Time per token after it; 0: any."""
+    slo_shed: bool = False
+    """Refuse a request for which no plan keeps its bound on the first token."""
     log_format: Literal["text", "json"] = "text"
     log_requests: bool = False
     """A line in the log per request that has ended."""

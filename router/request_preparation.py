@@ -29,6 +29,7 @@ from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import NewRequest
 from disagg.routing.fair_queue import parse_weights
 from disagg.routing.revisions import Revision
+from disagg.routing.slo import Slo
 
 INLINE_CHARS_MAX = 2_000
 """Shorter prompts are tokenised on the event loop; a thread costs more."""
@@ -61,6 +62,7 @@ class Preparation:
         self._dispatcher = dispatcher
         weights = parse_weights(options.tenant_weights)
         self._threads = FairThreads(THREADS, options.requests_max, weights)
+        self._slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms, options.slo_shed)
         defaults: Any = tokenizer.sampling_defaults
         try:
             GenerationRequest("", "-", "prompt", max_tokens=None, **defaults).check()
@@ -185,7 +187,8 @@ class Preparation:
             caller.tenant,
             _claim(caller.tenant, request_id, token_ids) if request_id else b"",
             request.priority,
-            received_ms,
+            self._slo.overridden(request.ttft_ms, request.tpot_ms, request.shed),
+            received_ms=received_ms,
             revision=revision,
         )
 

@@ -58,12 +58,37 @@ class RouterSettings(Section):
     more, and lets those that run end for so long; then they end with an error. A second signal ends
     it at once."""
     policy: str = DEFAULT_POLICY
-    """Who prefills and who decodes: ``prefix_then_load``, or ``local`` to hand nothing over."""
+    """Who prefills and who decodes (docs/policies.md): ``prefix_then_load``; ``estimated`` weighs
+    plans by their expected times; ``local`` hands nothing over; the rules of other systems:
+    ``uncached_threshold``, ``prefill_load``, ``uncached_or_load``, ``cache_affinity``."""
     pull_tokens_min: Positive = 256
     """So many more tokens of prefix another worker must have to be pulled from."""
     decode_prefill_tokens_max: int = Field(default=512, ge=0)
     """A decode worker whose tiers have the prefix of a prompt loads it and serves the request alone
     if no more tokens are left to compute. 0: never."""
+    uncached_tokens_max: int = Field(default=512, ge=0)
+    """``uncached_threshold``, ``uncached_or_load``: a decode worker that lacks no more tokens of a
+    prompt computes it itself."""
+    uncached_share_max: float = Field(default=1.0, ge=0, le=1)
+    """The same as a share of the prompt; both must be kept."""
+    prefill_busy_tokens: int = Field(default=4096, ge=0)
+    """``prefill_load``, ``uncached_or_load``: where more tokens wait at every prefill worker,
+    decode workers compute prompts."""
+    decode_busy_share: float = Field(default=0.9, ge=0, le=1)
+    """Not those with a larger share of their blocks in use."""
+    affinity_weight: float = Field(default=1.0, ge=0, le=1000, allow_inf_nan=False)
+    """``cache_affinity``: what an uncached token counts for, beside one that waits."""
+    others_weight: float = Field(default=1.0, ge=0, le=1000, allow_inf_nan=False)
+    """``estimated``: what a millisecond counts for by which others are held up, beside one of the
+    request's own."""
+    slo_ttft_ms: int = Field(default=0, ge=0, le=3_600_000)
+    """From a request's arrival to its first token; ``estimated`` prefers plans that keep it. 0:
+    none. A request may say its own (docs/policies.md)."""
+    slo_tpot_ms: float = Field(default=0, ge=0, le=60_000, allow_inf_nan=False)
+    """Mean time per token after it, of the request and of those whom a plan would disturb; 0:
+    none."""
+    slo_shed: bool = False
+    """Answer 429 with Retry-After where no plan is expected to keep slo_ttft_ms."""
     accept_unlike_workers: bool = False
     """Workers that exchange no KV with the others of their revision (another engine, another
     layout's release) are taken in and serve requests alone. Else they are refused when they

@@ -9,6 +9,7 @@ from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.messages.session import ToWorkerMessage
 from disagg.routing.revisions import Revision
+from disagg.routing.slo import NO_SLO, Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class NewRequest:
     Empty where the client gave it none."""
     priority: int = 0
     """Where several requests of its tenant wait: lower goes first, then who came first."""
+    slo: Slo = NO_SLO
     group: int = 0
     """Number of the client's request, where several requests here make it up; 0: it is the only
     one."""

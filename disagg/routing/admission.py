@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from disagg.errors import CapacityError, DisaggError, ExpiredError, RequestError
+from disagg.errors import CapacityError, DisaggError, ExpiredError, RequestError, SloError
 from disagg.routing.actions import Fail, NewRequest, RouterAction
 from disagg.routing.end_pace import EndPace
 from disagg.routing.fair_queue import FairQueue
@@ -121,14 +121,24 @@ class Admission:
         return [] if request is None else [self._fail(now_ms, request, error)]
 
     def expire(self, now_ms: int) -> list[RouterAction]:
-        """Fail what waits although nothing has been started for too long."""
+        """Fail what waits although nothing has been started for too long, or its SLO is missed."""
         actions: list[RouterAction] = []
         for request in list(self._waiting.values()):
             waited_ms = now_ms - max(request.submitted_ms, self._moved_ms)
+            error: DisaggError | None = None
             if waited_ms > self._request_timeout_ms:
                 error = ExpiredError(
                     f"no request was started for {waited_ms} ms; no worker has had room for it"
                 )
+            elif request.slo.is_missed(now_ms - request.received_ms):
+                self.counters["requests_refused", "slo"] += 1
+                error = SloError(
+                    f"it has waited for longer than the {request.slo.ttft_ms} ms until its first "
+                    "token",
+                    param="ttft_ms",
+                    retry_after_s=self.retry_after_s(now_ms),
+                )
+            if error is not None:
                 actions.append(self._fail(now_ms, request, error))
         return actions
 
@@ -160,6 +170,8 @@ class Admission:
             try:
                 plan = self._planner.plan_in_turn(now_ms, request)
             except DisaggError as error:
+                if isinstance(error, SloError):
+                    self.counters["requests_refused", "slo"] += 1
                 return [self._fail(now_ms, request, error)]
             if plan is None:
                 continue

@@ -50,17 +50,10 @@ from disagg.routing.revisions import (
 from disagg.routing.rooms import Rooms
 from disagg.routing.worker_bits import bits_of
 
-PULL_TOKENS_MIN = 256
-"""A pull costs a request, a READ and a commit before the first chunk: tens of milliseconds under
-load. So much prefix costs more to compute on any worker worth pulling to."""
-
-DECODE_PREFILL_TOKENS_MAX = 512
-"""As many as a chunk of a prompt beside which decodes go on."""
-
-
 WORKER_PREFILL_TOKENS_MAX = 16_384
 """Some tenths of a second of work: a worker is never idle for lack of it."""
 WORKER_WAITING_MAX = 16
+DEFAULT_OPTIONS = PolicyOptions()
 
 SENT_AGAIN = "its client sent it again: the later one is served in its place"
 
@@ -79,9 +72,7 @@ class RouterCore:
         records_max: finished requests whose record is kept.
         worker_silent_ms: a worker that sends nothing for so long is lost.
         policy: name of the rule that chooses workers.
-        pull_tokens_min: tokens of prefix that another worker must have more, to be pulled from.
-        decode_prefill_tokens_max: tokens that a decode worker may compute of a prompt whose prefix
-            its tiers have.
+        policy_options: what such rules go by.
         accept_unlike_workers: workers that exchange no KV with others of their revision may
             register; they serve alone.
         revision_weights: by which new requests are shared among revisions, see `Revisions`.
@@ -109,8 +100,7 @@ class RouterCore:
         records_max: int,
         worker_silent_ms: int,
         policy: str = DEFAULT_POLICY,
-        pull_tokens_min: int = PULL_TOKENS_MIN,
-        decode_prefill_tokens_max: int = DECODE_PREFILL_TOKENS_MAX,
+        policy_options: PolicyOptions = DEFAULT_OPTIONS,
         accept_unlike_workers: bool = False,
         revision_weights: Mapping[str, float] | None = None,
         worker_prefill_tokens_max: int = WORKER_PREFILL_TOKENS_MAX,
@@ -125,8 +115,8 @@ class RouterCore:
         rooms = Rooms(router_id, worker_prefill_tokens_max, worker_waiting_max)
         self._fleet = Fleet(worker_silent_ms, self._revisions, rooms)
         self._resets = CacheResets(self.counters, router_id)
-        rule = make_policy(policy, PolicyOptions(pull_tokens_min, decode_prefill_tokens_max))
-        planner = Planner(self._fleet, rule, self._resets)
+        rule = make_policy(policy, policy_options)
+        planner = Planner(self._fleet, rule, self._resets, policy_options.slo_tpot_ms)
         turns: FairQueue[RoutedRequest] = FairQueue(tenant_weights)
         pace = EndPace()
         self._requests = RequestTable(

@@ -8,6 +8,8 @@ from disagg.messages.outputs import SequenceOutput
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import Cancel, PrefillReport, TransferKind, TransferReport
 from disagg.routing.actions import ToWorker
+from disagg.routing.estimates.considered import Considered
+from disagg.routing.estimates.estimate import Estimate
 from disagg.routing.record import GenerationRecord
 
 
@@ -23,6 +25,9 @@ class Generation:
     expected_hit_tokens: int
     base: int
     """Number of tokens before it, and so the position of its first new one."""
+    estimate: Estimate | None = None
+    considered: tuple[Considered, ...] = ()
+    """What was weighed when it was planned."""
     taken_over: RequestKey | None = None
     """The generation whose lease the decode worker takes over; nothing is prefilled then."""
     transferred: bool = False
@@ -142,4 +147,6 @@ class Generation:
             pull=self.pull,
             num_tokens=self.num_tokens,
             cause=self.cause,
+            estimate=self.estimate,
+            considered=self.considered,
         )

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from disagg.messages.session import PrefillTimes
+from disagg.routing.estimates.estimate import Estimate
 from disagg.routing.record import GenerationRecord, RequestRecord
 
+TPOT_TOKENS_MIN = 8
+"""Milliseconds say little of the time per token of a shorter answer."""
 NOTHING_MEASURED = PrefillTimes(0, 0, 0)
 
 
@@ -42,6 +45,9 @@ class FirstToken:
     """All the rest: the request prepared and planned, messages on their way, plans given up."""
     sources: PromptSources
     prefill_role: str
+    estimate_ratio: float | None = None
+    """Expected over taken, from the plan to the first token; None: not expected, or planned anew.
+    """
 
     @property
     def ttft_ms(self) -> int:
@@ -61,6 +67,8 @@ class RequestEnd:
     """Mean over the tokens after the first; None where there are none."""
     decode_role: str
     """"" where it was never planned."""
+    estimate_ratio: float | None = None
+    """Time per token, expected over taken; None as in `FirstToken`, and for short answers."""
 
 
 def measure_first_token(record: RequestRecord) -> FirstToken:
@@ -84,6 +92,7 @@ def measure_first_token(record: RequestRecord) -> FirstToken:
         router_ms=left - prefill - transfer - queue,
         sources=_sources(record.num_prompt_tokens, current),
         prefill_role=current.prefill_role,
+        estimate_ratio=_ttft_ratio(record),
     )
 
 
@@ -100,7 +109,28 @@ def measure_end(record: RequestRecord) -> RequestEnd:
         decode_ms=decode,
         time_per_output_token_ms=per_token,
         decode_role=record.generations[-1].decode_role if record.generations else "",
+        estimate_ratio=_tpot_ratio(record, per_token),
     )
+
+
+def _ttft_ratio(record: RequestRecord) -> float | None:
+    estimate = _only_estimate(record)
+    if estimate is None or record.first_token_ms is None:
+        return None
+    taken_ms = record.first_token_ms - record.generations[0].started_ms
+    return estimate.ttft_ms / max(1, taken_ms)
+
+
+def _tpot_ratio(record: RequestRecord, per_token_ms: float | None) -> float | None:
+    estimate = _only_estimate(record)
+    if estimate is None or not per_token_ms or record.num_tokens < TPOT_TOKENS_MIN:
+        return None
+    return (estimate.tpot_ms + estimate.handover_ms / (record.num_tokens - 1)) / per_token_ms
+
+
+def _only_estimate(record: RequestRecord) -> Estimate | None:
+    """Of what was planned once; what is planned anew was expected under other circumstances."""
+    return record.generations[0].estimate if len(record.generations) == 1 else None
 
 
 def _sources(num_tokens: int, current: GenerationRecord) -> PromptSources:

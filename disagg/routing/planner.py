@@ -1,10 +1,12 @@
 """From a request and the fleet to a plan: who can serve it at all, then the policy's choice."""
 
 from dataclasses import replace
+from math import ceil
 
-from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault
+from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault, SloError
 from disagg.routing.cache_reset import CacheResets
 from disagg.routing.fleet import Fleet
+from disagg.routing.policy.appraisal import appraise, considered
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import Policy
 from disagg.routing.policy.protocol import Demand, Plan
@@ -23,11 +25,15 @@ class Planner:
         policy: chooses among those that can serve the request.
         resets: of the prefix caches; nobody pulls a prefix of a worker that may have missed the
             last one, and no lease from before it is taken over.
+        slo_tpot_ms: what everybody's time per token should stay below, for estimates; 0: any.
     """
 
-    def __init__(self, fleet: Fleet, policy: Policy, resets: CacheResets) -> None:
+    def __init__(
+        self, fleet: Fleet, policy: Policy, resets: CacheResets, slo_tpot_ms: float = 0.0
+    ) -> None:
         self._fleet = fleet
         self._policy = policy
+        self._slo_tpot_ms = slo_tpot_ms
         self._resets = resets
 
     def plan(self, now_ms: int, request: RoutedRequest) -> Plan:
@@ -44,16 +50,16 @@ class Planner:
     def plan_in_turn(self, now_ms: int, request: RoutedRequest) -> Plan | None:
         """The same for a request that can wait; None while it should.
 
-        Who has no room can still be pulled from. A request that would be handed over is not served
-        by one worker whose role is only a part of it because the others are busy: the decodes of a
-        decode worker would wait for its prefill.
+        Who has no room can still be pulled from.
 
         Raises:
+            SloError: no plan keeps the SLO of a request that is to be shed then.
             DisaggError: as `plan` does.
         """
         revision = self._settle(request)
         demand, candidates = self._demand(now_ms, request), self._able(request, revision)
         plan = self._plan(demand, candidates)
+        _shed(demand, plan)
         roomy = self._fleet.rooms.roomy
         chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
         if not chosen & ~roomy:
@@ -62,8 +68,7 @@ class Planner:
         if not with_room.can_decode:
             return None
         other = self._plan(demand, with_room)
-        misplaced = other.local and other.decode.info.role != "both"
-        return None if misplaced and not plan.local else other
+        return None if self._policy.waits(plan, other) else other
 
     def check(self, request: RoutedRequest) -> None:
         """Raise what `plan` raises where nobody could serve the request, now or in its turn."""
@@ -99,7 +104,10 @@ class Planner:
             raise InvariantViolation(f"a plan that has no room where it goes: {plan.reason}")
         if plan.pull is not None and not self._resets.has_reset(plan.pull.incarnation):
             why = f"{plan.reason}: its owner's cache is being reset"
-            return replace(plan, pull=None, reason=why)
+            plan = replace(plan, pull=None, reason=why, estimate=None, considered=())
+        if not plan.considered:
+            plan = appraise(plan, demand, self._fleet.speeds, self._slo_tpot_ms)
+            plan = replace(plan, considered=(considered(plan, chosen=True),))
         return plan
 
     def take_over(self, now_ms: int, request: RoutedRequest) -> Plan | None:
@@ -140,6 +148,9 @@ class Planner:
             request.stream.end,
             request.exclusions,
             self._fleet.bad_pairs(now_ms),
+            request.slo,
+            max(0, now_ms - request.received_ms),
+            not request.generations,
         )
 
     def _candidates(self, request: RoutedRequest, revision: Revision) -> Candidates:
@@ -154,6 +165,7 @@ class Planner:
             ready,
             can_prefill=ready & roster.model_tokens.at_least(max(num_tokens, rejected) + 1),
             can_decode=ready & roster.model_tokens.at_least(max(end, rejected + 1)),
+            speeds=self._fleet.speeds,
         )
 
     def _nobody_can(
@@ -169,4 +181,20 @@ class Planner:
             f"prompt and max_tokens need {request.stream.end} tokens, the largest worker that is "
             f"ready serves {largest}",
             param="max_tokens",
+        )
+
+
+def _shed(demand: Demand, plan: Plan) -> None:
+    """Refuse what wants its first token sooner than the best plan, or than now, if it wants that.
+
+    Raises:
+        SloError: with the time after which as much work is done as is too much.
+    """
+    found, wanted_ms = plan.estimate, demand.slo.ttft_ms
+    ttft_ms = demand.waited_ms + (found.ttft_ms if found is not None else 0.0)
+    if demand.is_first and demand.slo.is_missed(ttft_ms):
+        raise SloError(
+            f"the first token is expected after {ttft_ms:.0f} ms, {wanted_ms} are wanted",
+            param="ttft_ms",
+            retry_after_s=max(1, ceil((ttft_ms - wanted_ms) / 1000)),
         )

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillTimes, TransferReport
+from disagg.routing.estimates.considered import Considered
+from disagg.routing.estimates.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class GenerationRecord:
     """Tokens accepted from this generation."""
     cause: str
     """Why it was given up for another plan, "" when it was not."""
+    estimate: Estimate | None = None
+    """What was expected when it was planned; None: too little was measured."""
+    considered: tuple[Considered, ...] = ()
+    """The plans that were weighed, this one among them."""
 
     @property
     def local(self) -> bool:

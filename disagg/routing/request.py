@@ -51,6 +51,7 @@ class RoutedRequest:
         self.tenant = request.tenant
         self.claim = request.claim
         self.cache_salt = request.cache_salt
+        self.slo = request.slo
         self.sampling = sampling
         self.revision = request.revision
         self.hashes = list(request.hashes)
@@ -105,6 +106,8 @@ class RoutedRequest:
             expected_hit_tokens=plan.prefill.found_tokens,
             base=len(self.stream.tokens),
             taken_over=old,
+            estimate=plan.estimate,
+            considered=plan.considered,
         )
         self.generations.append(current)
         self.current = current

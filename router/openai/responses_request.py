@@ -14,6 +14,7 @@ from disagg.router.generation_request import (
 )
 from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.body import Strict, read_object, validate
+from disagg.router.openai.disagg_fields import DisaggFields, slo_of
 from disagg.router.openai.response_format import JsonSchema, ResponseFormat
 from disagg.router.openai.responses_items import Item, as_items, messages_of
 from disagg.router.openai.shown_prompt import ShownPrompt
@@ -104,6 +105,7 @@ class ResponsesRequest(Strict):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    disagg: DisaggFields | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=TOOLS_MAX)] | None = Field(
@@ -190,6 +192,7 @@ class ResponsesRequest(Strict):
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,
+            **slo_of(self.disagg),
             cache_salt=self.cache_salt or "",
             grammar=self._format().grammar(),
             grammar_field="text.format",

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, islice
 from typing import overload
 
 from disagg.messages.identity import Incarnation
+from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits, joined
 from disagg.routing.levels import Level
 from disagg.routing.policy.protocol import Candidate, Demand
@@ -25,16 +26,24 @@ class Candidates(Sequence[Candidate]):
         everybody: the workers that are ready.
         can_prefill: those with room for the prompt and one token more; others can be pulled from.
         can_decode: those with room up to the request's last token.
+        speeds: what was measured of them.
     """
 
     def __init__(
-        self, roster: Roster, hits: FleetHits, everybody: int, can_prefill: int, can_decode: int
+        self,
+        roster: Roster,
+        hits: FleetHits,
+        everybody: int,
+        can_prefill: int,
+        can_decode: int,
+        speeds: Speeds | None = None,
     ) -> None:
         self._roster = roster
         self._hits = hits
         self.everybody = everybody
         self.can_prefill = can_prefill
         self.can_decode = can_decode
+        self.speeds = speeds or Speeds()
 
     def __len__(self) -> int:
         return self.everybody.bit_count()
@@ -52,7 +61,9 @@ class Candidates(Sequence[Candidate]):
     def only(self, bits: int) -> "Candidates":
         """The same, but the others have no room; they can still be pulled from."""
         can_prefill, can_decode = self.can_prefill & bits, self.can_decode & bits
-        return Candidates(self._roster, self._hits, self.everybody, can_prefill, can_decode)
+        return Candidates(
+            self._roster, self._hits, self.everybody, can_prefill, can_decode, self.speeds
+        )
 
     def of_bit(self, bit: int) -> Candidate:
         """The candidate that this bit stands for."""
@@ -114,6 +125,16 @@ class Candidates(Sequence[Candidate]):
                 first = self._roster.first(equal)
                 yield self.of_bit(first)
                 yield from map(self.of_bit, self._roster.in_order(equal ^ first))
+
+    def shortest_queue(self, bits: int) -> Candidate:
+        """Of these workers the first by `Candidate.prefill_queue`, then by id."""
+        return self.of_bit(self._roster.first(self._roster.prefill_queues.lowest(bits)))
+
+    def shortest_queues(self, bits: int, num: int) -> Iterator[Candidate]:
+        """Of these workers the first ``num`` in the same order."""
+        queues = self._roster.prefill_queues.within(bits)
+        ordered = (bit for _, equal in queues for bit in self._roster.in_order(equal))
+        return map(self.of_bit, islice(ordered, num))
 
     def least_loaded(self, bits: int) -> Candidate:
         """Of these workers the first by `Candidate.decode_load`, then by id."""

@@ -1,6 +1,7 @@
 """Every request on one worker: nothing is handed over, nothing is pulled."""
 
 from disagg.routing.policy.candidates import Candidates
+from disagg.routing.policy.policy import misplaced
 from disagg.routing.policy.protocol import Demand, Plan, PolicyOptions
 
 
@@ -27,3 +28,7 @@ class Local:
             f"local on {worker.name} (prefix {worker.found_tokens} tokens, "
             f"{worker.decode_load} requests there)",
         )
+
+    def waits(self, best: Plan, now: Plan) -> bool:
+        """See `Policy.waits`."""
+        return misplaced(best, now)

@@ -23,3 +23,20 @@ class Policy(Protocol):
             DisaggError: the request is refused, or ends if it was planned before.
         """
         ...
+
+    def waits(self, best: Plan, now: Plan) -> bool:
+        """Whether a request waits for the workers of its best plan, which have no room now.
+
+        Args:
+            best: what it would be given if all had room.
+            now: the best of those who have.
+        """
+        ...
+
+
+def misplaced(best: Plan, now: Plan) -> bool:
+    """Whether a plan has one worker do all although its role is only a part of it.
+
+    The decodes of a decode worker would wait for the prefill, because others are busy for a while.
+    """
+    return now.local and now.decode.info.role != "both" and not best.local

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from disagg.routing.policy.candidates import Candidates
+from disagg.routing.policy.policy import misplaced
 from disagg.routing.policy.protocol import Candidate, Demand, Plan, PolicyOptions
 from disagg.routing.worker_bits import bits_of, is_single
 
@@ -41,6 +42,10 @@ class PrefixThenLoad:
         more = owner.found_tokens - hit_tokens
         why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
         return replace(plan, pull=owner, reason=why)
+
+    def waits(self, best: Plan, now: Plan) -> bool:
+        """See `Policy.waits`."""
+        return misplaced(best, now)
 
     def _loading(self, demand: Demand, plan: Plan, candidates: Candidates) -> Plan | None:
         """A decode worker alone, which loads what the plan's prefill worker would compute."""

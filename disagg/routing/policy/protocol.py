@@ -5,8 +5,11 @@ from functools import cached_property
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
+from disagg.routing.estimates.considered import Considered
+from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.prefix_hits import PrefixHits
+from disagg.routing.slo import NO_SLO, Slo
 from disagg.routing.worker import Worker
 
 
@@ -85,22 +88,31 @@ class Candidate:
         return self.info.tiers[tier].name
 
     @property
-    def load_tokens(self) -> int:
-        """What loading the rest of the prefix from its tiers costs it, in tokens of prefill.
+    def load_ms(self) -> float:
+        """What loading the rest of the prefix from its tiers takes, by its own measurement.
 
-        By the times it has measured itself; 0 where it has not loaded or computed anything yet.
+        0 where it has not loaded anything yet.
         """
         stats = self.worker.stats
         if not self.loads or stats is None:
-            return 0
+            return 0.0
         counts = dict(stats.counters)
         load_us = 0.0
         for tier, num_blocks in self.loads:
             name = self.tier_name(tier)
             num_read = counts.get(f"tier_read_{name}", 0) + counts.get(f"tier_missed_{name}", 0)
             load_us += num_blocks * counts.get(f"tier_read_us_{name}", 0) / max(1, num_read)
-        prefill_us = counts.get("prefill_step_us", 0)
-        return int(load_us * counts.get("prefill_step_tokens", 0) / prefill_us) if prefill_us else 0
+        return load_us / 1000
+
+    @property
+    def load_tokens(self) -> int:
+        """The same in tokens of prefill; 0 where it has not computed anything yet either."""
+        stats = self.worker.stats
+        if not self.loads or stats is None:
+            return 0
+        counts = dict(stats.counters)
+        prefill_us, tokens = counts.get("prefill_step_us", 0), counts.get("prefill_step_tokens", 0)
+        return int(1000 * self.load_ms * tokens / prefill_us) if prefill_us else 0
 
     @property
     def saved_tokens(self) -> int:
@@ -134,6 +146,16 @@ class Demand:
     exclusions: Exclusions
     bad_pairs: frozenset[frozenset[Incarnation]] = frozenset()
     """Pairs of workers that rest, for all requests, after a failed transfer."""
+    slo: Slo = NO_SLO
+    waited_ms: int = 0
+    """Since the request's arrival."""
+    is_first: bool = True
+    """Nothing of it was ever submitted."""
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """Tokens that it may still get, as far as plans look ahead."""
+        return max(0, min(ANSWER_TOKENS, self.num_tokens_max - self.num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +170,12 @@ class Plan:
     """Whose cached prefix the prefill worker pulls first."""
     takes_over: bool = False
     """The decode worker takes over the lease that the prefill worker holds already."""
+    estimate: Estimate | None = None
+    """What it is expected to take; None: too little was measured, or nobody has asked."""
+    num_slos_missed: int = 0
+    """By that estimate."""
+    considered: tuple[Considered, ...] = ()
+    """What was weighed against it, and itself; few."""
 
     @property
     def found_tokens(self) -> int:
@@ -163,9 +191,26 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Settings of the router that policies go by; each takes what it needs."""
+    """Settings of the router that policies go by; each takes what it needs (docs/policies.md)."""
 
-    pull_tokens_min: int
-    """Tokens of prefix that another worker must have more, to be pulled from."""
-    decode_prefill_tokens_max: int
-    """Tokens that a decode worker may compute of a prompt whose prefix its tiers have."""
+    pull_tokens_min: int = 256
+    """Tokens of prefix that another worker must have more, to be pulled from. A pull costs a
+    request, a READ and a commit before the first chunk: tens of milliseconds under load. So much
+    prefix costs more to compute on any worker worth pulling to."""
+    decode_prefill_tokens_max: int = 512
+    """Tokens that a decode worker may compute of a prompt whose prefix its tiers have: as many as a
+    chunk of a prompt beside which decodes go on."""
+    uncached_tokens_max: int = 512
+    """Tokens that a decode worker may compute of a prompt, by a threshold."""
+    uncached_share_max: float = 1.0
+    """The same as a share of the prompt."""
+    prefill_busy_tokens: int = 4096
+    """Tokens that wait at the prefill worker with the fewest, above which all of them are busy."""
+    decode_busy_share: float = 0.9
+    """Share of a decode worker's blocks in use, above which it is busy."""
+    affinity_weight: float = 1.0
+    """What an uncached token counts for, beside one that waits."""
+    others_weight: float = 1.0
+    """What a millisecond counts for by which others are held up, beside one of the request's."""
+    slo_tpot_ms: float = 0.0
+    """What everybody's time per token should stay below; 0: any."""

@@ -40,6 +40,7 @@ from disagg.routing.actions import (
     ToWorker,
 )
 from disagg.routing.core import RouterCore
+from disagg.routing.policy.protocol import PolicyOptions
 from disagg.scheduling.stats import check_core
 from disagg.testing.simulation.bounds import Client, Patience, check_router
 from disagg.testing.simulation.config import FaultKind, PlannedFault, SimulationConfig
@@ -81,7 +82,8 @@ class Simulation:
             request_timeout_ms=config.request_timeout_ms,
             records_max=config.records_max,
             worker_silent_ms=config.worker_silent_ms,
-            pull_tokens_min=config.pull_tokens_min,
+            policy=config.policy,
+            policy_options=PolicyOptions(pull_tokens_min=config.pull_tokens_min),
         )
         self._patience = Patience(config, self.clients)
         self.random = random.Random(seed)

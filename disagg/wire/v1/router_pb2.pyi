@@ -26,6 +26,9 @@ class GenerateRequest(google.protobuf.message.Message):
     SAMPLING_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
+    TTFT_MS_FIELD_NUMBER: builtins.int
+    TPOT_MS_FIELD_NUMBER: builtins.int
+    SHED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """"": the router chooses"""
     model: builtins.str
@@ -33,6 +36,11 @@ class GenerateRequest(google.protobuf.message.Message):
     """either a text"""
     ignore_eos: builtins.bool
     cache_salt: builtins.str
+    ttft_ms: builtins.int
+    """wanted of its times; not set: as the deployment has it"""
+    tpot_ms: builtins.float
+    shed: builtins.bool
+    """refuse it where no plan is expected to keep ttft_ms"""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """or tokens"""
@@ -49,9 +57,18 @@ class GenerateRequest(google.protobuf.message.Message):
         sampling: disagg.wire.v1.sampling_pb2.SamplingParams | None = ...,
         ignore_eos: builtins.bool = ...,
         cache_salt: builtins.str = ...,
+        ttft_ms: builtins.int | None = ...,
+        tpot_ms: builtins.float | None = ...,
+        shed: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "ignore_eos", b"ignore_eos", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_shed", b"_shed", "_tpot_ms", b"_tpot_ms", "_ttft_ms", b"_ttft_ms", "sampling", b"sampling", "shed", b"shed", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_shed", b"_shed", "_tpot_ms", b"_tpot_ms", "_ttft_ms", b"_ttft_ms", "cache_salt", b"cache_salt", "ignore_eos", b"ignore_eos", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "shed", b"shed", "token_ids", b"token_ids", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_shed", b"_shed"]) -> typing.Literal["shed"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tpot_ms", b"_tpot_ms"]) -> typing.Literal["tpot_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ttft_ms", b"_ttft_ms"]) -> typing.Literal["ttft_ms"] | None: ...
 
 global___GenerateRequest = GenerateRequest
 

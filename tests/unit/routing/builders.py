@@ -1,6 +1,6 @@
 """Workers, requests and a router for the tests of routing, with everything else defaulted."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from disagg.errors import DisaggError
 from disagg.kv.hashing import BlockHasher
@@ -19,6 +19,7 @@ from disagg.messages.session import (
 )
 from disagg.routing.actions import Deliver, Disconnect, Fail, NewRequest, RouterAction, ToWorker
 from disagg.routing.core import RouterCore
+from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY
 from disagg.routing.record import RequestRecord
 from disagg.routing.revisions import HashExtend
@@ -30,6 +31,7 @@ WINDOW = GroupInfo("sliding_window", 4, 9, 5, 1024)
 CONTRACT = Contract(
     "model-a", "float32", ("full", "window"), "pages", 1024, HASH_TOKENS, "sha256-chain-v1", 1, 1
 )
+OPTIONS = {field.name for field in fields(PolicyOptions)}
 STATS = WorkerStats(0, 0, 0, 100, 100, 0, 0, 0, 0, ready=True)
 
 
@@ -85,8 +87,9 @@ class Router:
         tenant_weights: dict[str, float] | None = None,
         revision_weights: dict[str, float] | None = None,
         router_id: str = "",
-        **limits: int,
+        **limits: float,
     ) -> None:
+        options = {name: limits.pop(name) for name in OPTIONS & limits.keys()}
         arguments = {
             "replans_max": 3,
             "requests_max": 8,
@@ -101,7 +104,8 @@ class Router:
             tenant_weights=tenant_weights,
             revision_weights=revision_weights,
             router_id=router_id,
-            **(arguments | limits),
+            policy_options=PolicyOptions(**options),  # type: ignore[arg-type]
+            **(arguments | limits),  # type: ignore[arg-type]
         )
         self.now_ms = 0
         self.actions: list[RouterAction] = []

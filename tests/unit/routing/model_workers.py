@@ -21,7 +21,6 @@ from disagg.messages.session import (
     Submit,
     ToRouterMessage,
     ToWorkerMessage,
-    TransferReport,
     WorkerIdClaimed,
 )
 from disagg.routing.actions import (
@@ -35,7 +34,8 @@ from disagg.routing.actions import (
 )
 from disagg.routing.core import RouterCore
 from disagg.routing.policy.registry import DEFAULT_POLICY
-from tests.unit.routing.builders import HASHER, STATS, hashes_of, worker
+from tests.unit.routing.builders import HASHER, hashes_of, worker
+from tests.unit.routing.measured import stats, transfer
 from tests.unit.routing.model_parts import Client, Part, Worker, is_stop, peer_of, token_at
 
 FAULTS = [r for r in EndReason if r is not EndReason.REJECTED]
@@ -109,7 +109,7 @@ class World:
             return
         peer.session = True
         self.perform(self.core.session_up(self.now_ms, info.incarnation))
-        peer.up.append(STATS)
+        peer.up.append(stats())
 
     def send(self, incarnation: Incarnation, message: ToWorkerMessage) -> None:
         if isinstance(message, WorkerIdClaimed):
@@ -200,7 +200,7 @@ class World:
             part.pulled = True
             owner = self.workers[peer_of(part.submit).worker_id]
             del owner.parts[part.submit.key]  # committed
-            report = TransferReport(part.submit.key, owner.info.incarnation, (), 1, 1, 1)
+            report = transfer(part.submit.key, owner.info.incarnation, 4096, 1)
             peer.up.append(report)
             if self.rng.random() < 0.7:
                 self.emit(peer, part, 1)
@@ -223,7 +223,7 @@ class World:
         del owner.parts[old]
         part.pulled = True
         self.num_taken_over += 1
-        peer.up.append(TransferReport(key, owner.info.incarnation, (), 1, 1, 1))
+        peer.up.append(transfer(key, owner.info.incarnation, 4096, 1))
 
     def peer_part(self, part: Part) -> Part | None:
         owner = self.workers[peer_of(part.submit).worker_id]

@@ -95,7 +95,7 @@ def test_local_leaves_a_worker_without_room() -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="no policy is named 'dice'; known: local, prefix_then"):
+    with pytest.raises(ConfigError, match="no policy is named 'dice'; known: cache_affinity, "):
         Router(policy="dice")
 
 

@@ -1,28 +1,20 @@
 """What workers report becomes costs of their steps and links; what nobody measured is unknown."""
 
-from dataclasses import replace
-
 import pytest
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import (
-    GroupTransfer,
-    PrefillReport,
-    PrefillTimes,
-    TransferKind,
-    TransferReport,
-    WorkerStats,
-)
-from disagg.messages.step_times import StepShape, StepTimes
+from disagg.messages.session import PrefillReport, PrefillTimes, TransferKind, TransferReport
+from disagg.messages.step_times import StepTimes
 from disagg.routing.estimates.estimate import LinkCost, StepCost
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
 from disagg.routing.worker_bits import WorkerBits
-from disagg.scheduling.step_meter import WARM_UP_STEPS, StepMeter
-from tests.unit.routing.builders import FULL, STATS, worker
+from tests.unit.routing import measured
+from tests.unit.routing.builders import FULL, worker
+from tests.unit.routing.measured import DECODES, PREFILLS, stats, step_times
 
 P, D = worker("p", "prefill"), worker("d", "decode")
 KEY = RequestKey("r", 1)
@@ -33,27 +25,11 @@ def known(info: WorkerInfo) -> Worker:
 
 
 def prefills(slower: float = 1.0) -> StepTimes:
-    """Steps of 2 ms and 0.1 ms per token."""
-    return measured([StepShape(64 * n, 0.0, 0, 0.0) for n in (1, 2, 3, 4)] * 6, slower)
+    return step_times(PREFILLS, slower)
 
 
 def decodes(slower: float = 1.0) -> StepTimes:
-    """Steps of 2 ms and 0.5 ms per sequence, each with 256 tokens before it."""
-    return measured([StepShape(0, 0.0, n, n / 4) for n in (1, 2, 3, 4, 6, 8)] * 6, slower)
-
-
-def measured(shapes: list[StepShape], slower: float) -> StepTimes:
-    meter = StepMeter(256)
-    for _ in range(WARM_UP_STEPS):
-        meter.add(shapes[0], 1e6)
-    for shape in shapes + shapes:
-        took_ms = 2 + 0.1 * shape.num_prefill_tokens + 0.5 * shape.num_decodes
-        meter.add(shape, slower * took_ms)
-    return meter.times
-
-
-def stats(times: StepTimes | None, **changes: int) -> WorkerStats:
-    return replace(STATS, step_times=times, **changes)
+    return step_times(DECODES, slower)
 
 
 def test_nothing_is_known_before_both_kinds_of_step_were_measured_somewhere() -> None:
@@ -121,12 +97,8 @@ def generation(*, local: bool = False, started_ms: int = 0) -> Generation:
     return Generation(KEY, started_ms, P, P if local else D, "", 0, 100)
 
 
-def transfer(
-    read_ms: int, mib: int, kind: TransferKind = TransferKind.HANDOVER, **changes: object
-) -> TransferReport:
-    group = GroupTransfer(0, "full_attention", 0, 4, "", 1, mib << 20, 0, 1, mib << 20)
-    report = TransferReport(KEY, P.incarnation, (group,), 1, read_ms, read_ms + 4, kind)
-    return replace(report, **changes)  # type: ignore[arg-type]
+def transfer(read_ms: int, mib: int, **changes: object) -> TransferReport:
+    return measured.transfer(KEY, P.incarnation, mib << 20, read_ms, **changes)  # type: ignore[arg-type]
 
 
 def test_a_link_costs_what_its_reads_have_taken() -> None:
@@ -154,7 +126,7 @@ def test_a_read_that_waited_for_the_prefill_says_nothing_of_the_link() -> None:
         speeds.report(plan, transfer(10_000, 1, failed="lease_dead"))
     assert speeds.link_cost(P.incarnation, D.incarnation) is None
     for _ in range(5):
-        speeds.report(plan, transfer(10_000, 1, TransferKind.PREFIX, exposed_ms=5))
+        speeds.report(plan, transfer(10_000, 1, kind=TransferKind.PREFIX, exposed_ms=5))
     assert speeds.link_cost(P.incarnation, D.incarnation) is not None, "control: a pull is all READ"
 
 

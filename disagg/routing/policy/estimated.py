@@ -1,0 +1,162 @@
+"""The plan that is expected to take the least time, of the request and of those it disturbs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from disagg.routing.policy.appraisal import appraise, considered
+from disagg.routing.policy.candidates import Candidates
+from disagg.routing.policy.policy import misplaced
+from disagg.routing.policy.prefix_then_load import PrefixThenLoad
+from disagg.routing.policy.protocol import Candidate, Demand, Plan, PolicyOptions
+
+PLANS_MAX = 16
+"""Plans that are compared, however many workers there are; an estimate takes tens of microseconds.
+"""
+
+
+QUEUES_MAX = 3
+"""Of the shortest queues: of equal ones one worker may be faster than another."""
+
+
+class Estimated:
+    """Compares a few plans that could be best; everything else is as `PrefixThenLoad` has it.
+
+    These are weighed: its plan; the best prefix and the shortest queues to prefill, each with the
+    decode worker of least load and the one that holds most; decode workers alone, those that hold
+    most, have the least load or the shortest queue; and each of these with a prefix pulled from a
+    third worker. A plan that misses fewer SLOs is better, then one that takes less time: until an
+    answer's first `ANSWER_TOKENS`, and, with a weight, what others are held up by.
+
+    Where too little was measured, and where an earlier plan of the request has failed, nothing is
+    weighed: so speeds are measured by the plans that are made anyway.
+    """
+
+    def __init__(self, options: PolicyOptions) -> None:
+        self._options = options
+        self._rule = PrefixThenLoad(options)
+
+    def plan(self, demand: Demand, candidates: Candidates) -> Plan:
+        """See `Policy.plan`."""
+        first = self._appraised(self._rule.plan(demand, candidates), demand, candidates)
+        if first.estimate is None or not demand.is_first:
+            return first
+        plans = {_key(first): first}
+        for one in _Others(first, demand, candidates).plans():
+            if len(plans) >= PLANS_MAX:
+                break
+            if _key(one) not in plans:
+                plans[_key(one)] = self._appraised(one, demand, candidates)
+        known = [one for one in plans.values() if one.estimate is not None]
+        best = min(known, key=self._order)
+        shown = tuple(considered(one, chosen=one is best) for one in plans.values())
+        return replace(best, considered=shown, reason=_reason(best, first))
+
+    def waits(self, best: Plan, now: Plan) -> bool:
+        """See `Policy.waits`; the queue that it would wait for is a part of the estimate."""
+        if best.estimate is None or now.estimate is None:
+            return misplaced(best, now)
+        if now.decode.info.role == "prefill" != best.decode.info.role:
+            return True  # its own decodes would be in the way of the prompts that follow
+        return self._order(best) < self._order(now)
+
+    def _appraised(self, plan: Plan, demand: Demand, candidates: Candidates) -> Plan:
+        return appraise(plan, demand, candidates.speeds, self._options.slo_tpot_ms)
+
+    def _order(self, plan: Plan) -> tuple[int, float]:
+        assert plan.estimate is not None
+        return plan.num_slos_missed, plan.estimate.cost_ms(self._options.others_weight)
+
+
+def _key(plan: Plan) -> tuple[object, object, object]:
+    owner = plan.pull.incarnation if plan.pull is not None else None
+    return plan.prefill.incarnation, plan.decode.incarnation, owner
+
+
+def _reason(best: Plan, first: Plan) -> str:
+    assert best.estimate is not None
+    expected = f"expected TTFT {best.estimate.ttft_ms:.0f} ms"
+    if best is first:
+        return f"{best.reason}; {expected}"
+    assert first.estimate is not None
+    saved = first.estimate.ttft_ms
+    return f"{best.reason}; {expected}, by the rule of prefixes and load {saved:.0f} ms"
+
+
+class _Others:
+    """Plans besides the rule's that could be better, each made when it is asked for."""
+
+    def __init__(self, first: Plan, demand: Demand, candidates: Candidates) -> None:
+        self._first = first
+        self._demand = demand
+        self._all = candidates
+        self._seen: dict[object, Candidate] = {
+            one.incarnation: one for one in (first.prefill, first.decode)
+        }
+        owners = candidates.everybody
+        tokens, best = next(candidates.by_saved_tokens(owners), (0, 0))
+        self._longest_tokens, self._owners = tokens, best
+
+    def plans(self) -> Iterator[Plan]:
+        """Alone on a decode worker first: there are few, and one is often best."""
+        for place in self._places_alone():
+            yield from self._with_pull(
+                Plan(
+                    place,
+                    place,
+                    f"local on {place.name} (prefix {place.found_tokens} tokens, "
+                    f"{place.decode_load} requests there)",
+                )
+            )
+        for prefill, decode in self._pairs():
+            yield from self._with_pull(
+                Plan(
+                    prefill,
+                    decode,
+                    f"prefill on {prefill.name} (prefix {prefill.found_tokens} tokens), "
+                    f"decode on {decode.name} ({decode.decode_load} requests there)",
+                )
+            )
+
+    def _places_alone(self) -> Iterator[Candidate]:
+        fitting = self._all.can_prefill & self._all.can_decode & self._all.with_role("decode")
+        if not fitting:
+            return
+        _, most = next(self._all.by_saved_tokens(fitting))
+        yield self._one(self._all.least_loaded(most))
+        yield self._one(self._all.least_loaded(fitting))
+        yield self._one(self._all.shortest_queue(fitting))
+
+    def _pairs(self) -> Iterator[tuple[Candidate, Candidate]]:
+        num_tokens = self._demand.num_tokens
+        able = self._all.handing_over(num_tokens)
+        prefills = self._all.can_prefill & self._all.with_role("prefill") & able
+        decodes = self._all.can_decode & self._all.with_role("decode") & able
+        if not prefills or not decodes:
+            return
+        best = next(self._all.by_prefill_order(prefills))
+        for prefill in map(self._one, (best, *self._all.shortest_queues(prefills, QUEUES_MAX))):
+            partners = decodes & self._all.partners(prefill, self._demand)
+            partners &= ~self._all.of([prefill.incarnation])
+            if not partners:
+                continue
+            yield prefill, self._one(self._all.first_to_decode(partners))
+            _, most = next(self._all.by_saved_tokens(partners))
+            yield prefill, self._one(self._all.least_loaded(most))
+
+    def _with_pull(self, plan: Plan) -> Iterator[Plan]:
+        yield plan
+        if self._longest_tokens <= plan.prefill.found_tokens:
+            return
+        owners = self._owners & self._all.partners(plan.prefill, self._demand)
+        if not owners:
+            return
+        owner = self._one(self._all.least_loaded(owners))
+        if owner.found_tokens <= plan.prefill.found_tokens:
+            return
+        more = owner.found_tokens - plan.prefill.found_tokens
+        why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
+        yield replace(plan, pull=owner, reason=why)
+
+    def _one(self, candidate: Candidate) -> Candidate:
+        """The same object for the same worker: what it holds is found out once."""
+        return self._seen.setdefault(candidate.incarnation, candidate)

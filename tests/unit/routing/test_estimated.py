@@ -1,0 +1,261 @@
+"""Plans that weigh times: each of the choices is made where it is the best one, and only there."""
+
+from dataclasses import replace
+
+import pytest
+
+from disagg.errors import SloError
+from disagg.messages.identity import RequestKey
+from disagg.messages.registration import WorkerInfo
+from disagg.messages.session import PrefillReport, PrefillTimes, Role, Submit, TransferKind
+from disagg.routing.actions import Fail
+from disagg.routing.slo import Slo
+from tests.unit.routing.builders import Router, request, worker
+from tests.unit.routing.measured import ALL_STEPS, stats, step_times, transfer
+from tests.unit.routing.measured import DECODES as DECODE_STEPS
+from tests.unit.routing.measured import PREFILLS as PREFILL_STEPS
+
+P, P2 = (worker(name, "prefill", num_blocks=1000) for name in ("p", "p2"))
+D, D2 = (worker(name, "decode", num_blocks=1000) for name in ("d", "d2"))
+LONG = tuple(range(100, 501))
+
+
+def fleet(
+    *workers: WorkerInfo, policy: str = "estimated", link_ms: int = 3, **options: float
+) -> Router:
+    """A router that knows the speed of all steps and links: 2 ms a step, 0.1 a token."""
+    router = Router(*workers, policy=policy, worker_silent_ms=10**6, **options)  # type: ignore[arg-type]
+    learn_links(router, link_ms)
+    for one in workers:
+        say(router, one)
+    return router
+
+
+def learn_links(router: Router, link_ms: int) -> None:
+    """Two hand-overs; the first READ of a pair is cold."""
+    for number in range(6):
+        name = f"warm-up-{number}"
+        router.generate(request(name, num_tokens=3))
+        prefill = dict(router.submits)
+        keys = {submit.role: (who, submit) for who, submit in router.submits}
+        if Role.PREFILL in keys:
+            owner, submit = keys[Role.PREFILL]
+            reader = keys[Role.DECODE][0]
+            report = transfer(submit.key, worker(owner).incarnation, (1 + number) * 4096, link_ms)
+            prefill_report = PrefillReport(submit.key, 3, 0, 3, times=PrefillTimes(0, 1, 1))
+            router.core.from_worker(router.now_ms, worker(owner).incarnation, prefill_report)
+            router.core.from_worker(router.now_ms, worker(reader).incarnation, report)
+        assert prefill
+        router.core.cancel(router.now_ms, name, "warm")
+
+
+def say(router: Router, who: WorkerInfo, **changes: int) -> None:
+    router.core.from_worker(router.now_ms, who.incarnation, stats(ALL_STEPS, **changes))
+
+
+def served(router: Router, num_tokens: int = 401, **changes: object) -> dict[str, Submit]:
+    new = replace(request("r", num_tokens=num_tokens, max_tokens=100), **changes)  # type: ignore[arg-type]
+    router.generate(new)
+    return dict(router.submits)
+
+
+def roles(submits: dict[str, Submit]) -> dict[str, Role]:
+    return {who: submit.role for who, submit in submits.items()}
+
+
+def test_a_long_prompt_beside_busy_decodes_is_handed_over() -> None:
+    router = fleet(P, D)
+    say(router, D, num_running=8)
+    assert roles(served(router)) == {"p": Role.PREFILL, "d": Role.DECODE}
+
+
+def test_a_short_rest_is_prefilled_where_it_decodes() -> None:
+    """A turn of a chat whose history the decode worker has."""
+    router = fleet(P, D)
+    router.holds(D, LONG[:400])
+    say(router, D, num_running=2)
+    assert roles(served(router)) == {"d": Role.LOCAL}
+    control = fleet(P, D, policy="prefix_then_load", pull_tokens_min=1000)
+    control.holds(D, LONG[:400])
+    say(control, D, num_running=2)
+    assert roles(served(control)) == {"p": Role.PREFILL, "d": Role.DECODE}
+
+
+def test_a_busy_prefill_side_is_gone_round() -> None:
+    router = fleet(P, D)
+    say(router, P, num_prefill_tokens_queued=9_000, num_waiting=5)
+    say(router, D, num_running=1)
+    assert roles(served(router)) == {"d": Role.LOCAL}
+    idle = fleet(P, D)
+    say(idle, D, num_running=8)
+    assert "p" in roles(served(idle)), "control"
+
+
+def test_a_prefix_is_pulled_where_reading_takes_less_than_computing() -> None:
+    for link_ms, pulls in ((1, True), (4000, False)):
+        router = fleet(P, P2, D, link_ms=link_ms)
+        router.holds(P2, LONG[:400])
+        say(router, P2, num_prefill_tokens_queued=9_000, num_waiting=5)
+        say(router, D, num_running=8)
+        found = served(router)
+        pull = found["p"].pull if "p" in found else None
+        owners = [s.pull.owner.incarnation.worker_id for s in found.values() if s.pull]
+        assert (owners == ["p2"]) is pulls, (link_ms, roles(found), pull)
+
+
+def test_an_idle_machine_serves_alone_where_that_is_faster() -> None:
+    assert roles(served(fleet(P, D, link_ms=500))) == {"d": Role.LOCAL}
+
+
+def test_what_others_lose_has_a_weight() -> None:
+    for weight, who in ((0.0, {"d"}), (5.0, {"p", "d"})):
+        router = fleet(P, D, others_weight=weight, link_ms=60)
+        say(router, D, num_running=4)
+        assert set(served(router)) == who, weight
+
+
+def test_a_slow_worker_gets_less() -> None:
+    router = fleet(P, P2, D)
+    slow = step_times(PREFILL_STEPS, slower=50)
+    router.core.from_worker(0, P.incarnation, stats(replace(slow, num_steps=10**6)))
+    for _ in range(3):
+        slow = step_times(PREFILL_STEPS * 4, slower=50)
+        router.core.from_worker(0, P.incarnation, stats(replace(slow, num_steps=2 * 10**6)))
+    say(router, D, num_running=8)
+    assert "p2" in roles(served(router))
+
+
+def test_without_measurements_plans_are_as_by_default() -> None:
+    for silent in (True, False):
+        router = Router(P, D, policy="estimated")
+        if not silent:
+            only = stats(step_times(DECODE_STEPS))
+            router.core.from_worker(0, D.incarnation, only)
+        router.generate(request(num_tokens=41))
+        assert roles(dict(router.submits)) == {"d": Role.DECODE, "p": Role.PREFILL}
+        (generation,) = router.record("r").generations
+        assert generation.estimate is None
+        assert [one.chosen for one in generation.considered] == [True]
+
+
+def test_who_has_no_room_is_waited_for_only_where_that_takes_less() -> None:
+    for queued, waits in ((1_000, True), (60_000, False)):
+        router = fleet(P, D, worker_prefill_tokens_max=400)
+        say(router, D, num_running=8)
+        router.generate(request("first", num_tokens=490, max_tokens=5))
+        assert "p" in dict(router.submits)
+        say(router, P, num_prefill_tokens_queued=queued, num_waiting=1)
+        found = served(router)
+        assert (not found) is waits, (queued, roles(found))
+
+
+def test_a_time_per_token_that_all_should_keep_moves_prompts_away() -> None:
+    for bound_ms, who in ((0.0, {"d"}), (7.0, {"p", "d"})):
+        router = fleet(P, D, slo_tpot_ms=bound_ms, others_weight=0.0, link_ms=300)
+        say(router, D, num_running=8)
+        assert set(served(router)) == who, bound_ms
+
+
+def test_a_bound_on_the_first_token_comes_before_the_sum() -> None:
+    for ttft_ms, who in ((0, {"p", "d"}), (30, {"d"})):
+        router = fleet(P, D)
+        say(router, P, num_prefill_tokens_queued=200, num_waiting=1)
+        say(router, D, num_running=3)
+        found = served(router, num_tokens=201, slo=Slo(ttft_ms=ttft_ms))
+        assert set(found) == who, ttft_ms
+
+
+def test_what_no_plan_can_keep_is_shed_if_it_is_asked_for() -> None:
+    for slo, refused in (
+        (Slo(), False),
+        (Slo(ttft_ms=20), False),
+        (Slo(ttft_ms=20, sheds=True), True),
+        (Slo(ttft_ms=60_000, sheds=True), False),
+    ):
+        router = fleet(P, D)
+        served(router, slo=slo)
+        errors = [a.error for a in router.actions if isinstance(a, Fail)]
+        assert bool(errors) is refused, slo
+        if refused:
+            (error,) = errors
+            assert isinstance(error, SloError)
+            assert (error.http_status, error.param) == (429, "ttft_ms")
+            assert error.retry_after_s >= 1
+            assert router.core.counters["requests_refused", "slo"] == 1
+            assert router.record("r").outcome == "failed"
+
+
+def test_a_request_that_waits_longer_than_it_wants_is_shed() -> None:
+    slo = Slo(ttft_ms=60_000, sheds=True)
+    router = fleet(
+        replace(P, max_sequences=1),
+        replace(D, max_sequences=1),
+        worker_waiting_max=0,
+        request_timeout_ms=10**6,
+    )
+    router.generate(request("first"))
+    assert served(router, slo=slo) == {}, "it waits"
+    router.now_ms = 59_000
+    assert not [a for a in router.core.tick(router.now_ms) if isinstance(a, Fail)]
+    router.now_ms = 60_001
+    (failed,) = (a for a in router.core.tick(router.now_ms) if isinstance(a, Fail))
+    assert (failed.request_id, type(failed.error)) == ("r", SloError)
+
+
+def test_a_request_that_has_begun_is_never_shed() -> None:
+    router = fleet(P, D)
+    found = served(router, slo=Slo(ttft_ms=60_000, sheds=True))
+    who, submit = next(iter(found.items()))
+    router.now_ms = 10**6
+    router.lost(worker(who))
+    assert router.submits, "it goes on, however late"
+    assert submit.key.request_id == "r"
+
+
+def test_the_record_says_what_was_weighed() -> None:
+    router = fleet(P, P2, D, D2)
+    router.holds(P, LONG[:100])
+    say(router, P, num_prefill_tokens_queued=50, num_waiting=1)
+    router.holds(D2, LONG[:40])
+    say(router, D2, num_running=2)
+    served(router)
+    (generation,) = router.record("r").generations
+    shown = generation.considered
+    assert 3 <= len(shown) <= 16
+    (chosen,) = (one for one in shown if one.chosen)
+    assert (chosen.prefill, chosen.decode) == (
+        generation.prefill.worker_id,
+        generation.decode.worker_id,
+    )
+    assert chosen.estimate == generation.estimate
+    assert "expected TTFT" in generation.reason
+    least = min(one.estimate.cost_ms(1.0) for one in shown if one.estimate is not None)
+    assert generation.estimate is not None
+    assert generation.estimate.cost_ms(1.0) == least
+
+
+@pytest.mark.parametrize("policy", ["prefix_then_load", "local", "cache_affinity"])
+def test_plans_of_every_policy_are_estimated(policy: str) -> None:
+    router = fleet(P, D, policy=policy) if policy != "local" else fleet_without_links(policy)
+    served(router)
+    (generation,) = router.record("r").generations
+    assert generation.estimate is not None
+    assert len(generation.considered) == 1
+
+
+def fleet_without_links(policy: str) -> Router:
+    router = Router(P, D, policy=policy, worker_silent_ms=10**6)
+    for one in (P, D):
+        say(router, one)
+    return router
+
+
+def test_keys_of_the_warm_up_are_real() -> None:
+    """Negative control of the fleet: without reports nothing is known of links."""
+    router = Router(P, D, policy="estimated", worker_silent_ms=10**6)
+    for one in (P, D):
+        say(router, one)
+    served(router)
+    (generation,) = router.record("r").generations
+    assert generation.estimate is None
+    assert transfer(RequestKey("r", 1), P.incarnation, 1, 1).kind is TransferKind.HANDOVER
