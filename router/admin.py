@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 from disagg.errors import RemoteFault, RequestError
 from disagg.router.callers import ADMIN, Caller
 from disagg.router.dispatch import Dispatcher
+from disagg.router.explanation import considered_body, estimate_body
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
 from disagg.router.http_site import Page, RouteError, Site
 from disagg.router.keys import KeyRing
@@ -151,6 +152,8 @@ def record_body(record: RequestRecord, owner: Caller) -> dict[str, Any]:
         shown["prefill"] = generation.prefill._asdict()
         shown["decode"] = generation.decode._asdict()
         shown["local"] = generation.local
+        shown["estimate"] = estimate_body(generation.estimate)
+        shown["considered"] = [considered_body(one) for one in generation.considered]
         for name, transfer in (("transfer", generation.transfer), ("pull", generation.pull)):
             if transfer is not None:
                 shown[name]["owner"] = transfer.owner._asdict()

@@ -12,6 +12,7 @@ from disagg.router.dispatch import Dispatcher
 from disagg.router.observed_call import ObservedCall
 from disagg.router.text_stream import Piece
 from disagg.routing.actions import NewRequest
+from disagg.routing.record import RequestRecord
 
 SHARED_AFTER_TOKENS = 2
 """Tokens of a prompt's first choice after which the others start. The second one comes from the
@@ -81,6 +82,11 @@ class Choices:
     def num_cached_tokens(self) -> int:
         """Of the prompts, as their first choices found them; those that have ended."""
         return self._num_cached_tokens
+
+    @property
+    def first_record(self) -> RequestRecord | None:
+        """Of the first choice of the first prompt; None: it was too long ago."""
+        return self._dispatcher.core.record(self._id_of(0))
 
     async def start(self) -> None:
         """Start what waits for nothing.

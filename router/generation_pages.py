@@ -12,6 +12,7 @@ from disagg.errors import CancelledError, DisaggError, RequestError
 from disagg.router.chat import Chat
 from disagg.router.choices import Choices, Texts
 from disagg.router.dispatch import PROMPT_LOGPROBS_SHARE, Dispatcher
+from disagg.router.explanation import plan_header, wants_debug
 from disagg.router.http_exchange import Exchange
 from disagg.router.observed_call import ObservedCall
 from disagg.router.open_streams import OpenStreams
@@ -89,6 +90,7 @@ class GenerationPages:
         id_prefix: str,
         call: ObservedCall,
     ) -> None:
+        explains = wants_debug(exchange.headers, exchange.caller)
         body = await self._bodies.read(exchange, parse)
         left = asyncio.create_task(exchange.disconnected())
         try:
@@ -102,7 +104,7 @@ class GenerationPages:
             await choices.start()
             exchange.request_id = request_id
             try:
-                await self._answer(exchange, body, choices, shown)
+                await self._answer(exchange, body, choices, shown, explains=explains)
             finally:
                 choices.cancel("not answered")  # only what still lives: the handler failed
         finally:
@@ -190,16 +192,26 @@ class GenerationPages:
         ]
 
     async def _answer(
-        self, exchange: Exchange, body: RequestBody, choices: Choices, shown: Format
+        self,
+        exchange: Exchange,
+        body: RequestBody,
+        choices: Choices,
+        shown: Format,
+        *,
+        explains: bool,
     ) -> None:
         async with aclosing(choices.pieces()) as texts:
             if not body.stream:
                 async for index, piece in texts:
                     shown.add(index, piece)
+                if explains:
+                    exchange.more_headers += plan_header(choices.first_record)
                 await exchange.json(shown.body(_usage(choices)))
                 return
             first = await anext(texts)  # until here an error still has its own status
             head = shown.first_chunk() + shown.chunk(*first)
+            if explains:
+                exchange.more_headers += plan_header(choices.first_record)
             await exchange.start(
                 HTTPStatus.OK,
                 b"text/event-stream; charset=utf-8",

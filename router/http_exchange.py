@@ -81,6 +81,7 @@ class Exchange:
     Attributes:
         caller: who it is; nobody until it has been looked at.
         request_id: echoed as ``x-request-id`` once it is set.
+        more_headers: of an answer that has not started.
         started: the status line is on its way; errors can no longer change it.
     """
 
@@ -91,6 +92,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.caller: Caller = NOBODY
         self.request_id = ""
+        self.more_headers: list[tuple[bytes, bytes]] = []
         self.started = False
         self._receive = receive
         self._send = send
@@ -166,7 +168,7 @@ class Exchange:
 
     async def start(self, status: int, content_type: bytes, extra: Iterable[Any] = ()) -> None:
         """Send the status line and headers; who is to come again later is told when."""
-        headers: Headers = [(b"content-type", content_type), *extra]
+        headers: Headers = [(b"content-type", content_type), *extra, *self.more_headers]
         if status in RETRY_AFTER_S and all(name != b"retry-after" for name, _ in headers):
             headers.append((b"retry-after", str(RETRY_AFTER_S[status]).encode()))
         if self.request_id:

@@ -9,6 +9,7 @@ import typer
 from disagg.commands.cache import app as cache
 from disagg.commands.certificates import app as certificates
 from disagg.commands.doctor import doctor
+from disagg.commands.explain import explain
 from disagg.commands.keys import app as keys
 from disagg.commands.leases import leases
 from disagg.commands.plan import plan_kv_memory
@@ -42,6 +43,7 @@ app.command()(workers)
 app.command("config")(show_config)
 app.command()(status)
 app.command()(doctor)
+app.command()(explain)
 app.command()(top)
 app.command()(leases)
 app.command("plan")(plan_kv_memory)

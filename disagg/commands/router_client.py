@@ -14,7 +14,13 @@ ANSWER_BYTES_MAX = 64 << 20
 
 
 def call_router(
-    router_url: str, path: str, timeout_s: float, *, scope: str, put: Any = None
+    router_url: str,
+    path: str,
+    timeout_s: float,
+    *,
+    scope: str,
+    put: Any = None,
+    unknown: str = "",
 ) -> dict[str, Any]:
     """Get JSON from a router, or put some there; with DISAGG_API_KEY, where there is one.
 
@@ -24,10 +30,12 @@ def call_router(
         timeout_s: until it has answered.
         scope: what the key must be good for, as an error says it.
         put: the body of a PUT; None: a GET.
+        unknown: the request that is asked for, which the router may not know.
 
     Raises:
         ConfigError: the URL is no http URL.
-        RequestError: the router refuses what was put, and says why.
+        RequestError: the router refuses what was put, or does not know what is asked for, and says
+            so.
         RemoteFault: no router answers there in time, or something else does.
     """
     if not router_url.startswith(("http://", "https://")):
@@ -51,6 +59,9 @@ def call_router(
         if error.code == 400 and put is not None:
             raise RequestError(f"{router_url}: {_reason(error)}") from error
         if error.code == 404:
+            said = _reason(error) if unknown else ""
+            if unknown and unknown in said:
+                raise RequestError(f"{router_url}: {said}") from error
             why = (
                 f"{url} answered 404: this is not the admin port of a router that has this page "
                 "(router.admin_port, 8001 unless it is set)"

@@ -35,7 +35,13 @@ Worker = create_model("Worker", __base__=Answered, **_worker)
 Generation = create_model(
     "Generation",
     __base__=Answered,
-    **_fields(GenerationRecord, prefill=Incarnation, decode=Incarnation, local=bool),
+    **_fields(
+        GenerationRecord,
+        prefill=Incarnation,
+        decode=Incarnation,
+        local=bool,
+        considered=list[dict[str, Any]],
+    ),
 )
 Record = create_model(
     "Record",

@@ -1,0 +1,88 @@
+"""`disagg explain`: what a record says of its plans."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from disagg.commands.explain import draw, explanation
+
+ESTIMATE = {
+    "ttft_ms": 41.0,
+    "mean_tpot_ms": 7.5,
+    "queue_ms": 1.0,
+    "transfer_ms": 2.0,
+    "prefill_ms": 33.0,
+    "message_ms": 5.0,
+    "handover_ms": 9.0,
+    "tpot_ms": 7.0,
+    "others_ms": 12.0,
+    "others_tpot_ms": 8.0,
+    "num_bytes": 65536,
+    "num_answer_tokens": 64,
+}
+
+
+def candidate(prefill: str, *, chosen: bool = False, known: bool = True) -> dict[str, Any]:
+    return {
+        "prefill": prefill,
+        "decode": "d0",
+        "pull": "",
+        "found_tokens": 16,
+        "estimate": ESTIMATE if known else None,
+        "num_slos_missed": 0,
+        "chosen": chosen,
+    }
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    plan = {
+        "reason": "prefill on p0",
+        "started_ms": 1_000,
+        "estimate": ESTIMATE,
+        "considered": [candidate("p0", chosen=True), candidate("p1", known=False)],
+        "cause": "",
+    }
+    return {
+        "request_id": "r",
+        "received_ms": 950,
+        "first_token_ms": 1_050,
+        "finished_ms": 1_150,
+        "num_tokens": 11,
+        "generations": [plan],
+        "outcome": "length",
+        "error": "",
+    } | changes
+
+
+def text_of(body: dict[str, Any]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200, highlight=False).print(draw(body))
+    return out.getvalue()
+
+
+def test_candidates_choice_estimate_and_outcome_are_shown() -> None:
+    lines = text_of(record()).splitlines()
+    assert lines[0].startswith("plan 1: prefill on p0")
+    (chosen,) = (line for line in lines if "→" in line)
+    assert [part for part in chosen.split() if part in ("p0", "d0", "41.0", "64")] == [
+        "p0",
+        "d0",
+        "41.0",
+        "64",
+    ]
+    assert any("p1" in line and "not known" in line for line in lines)
+    assert lines[-1].startswith("measured: TTFT 50.0 ms after the plan, TPOT 10.0 ms; length")
+
+
+def test_a_request_that_never_began_and_one_that_lives() -> None:
+    never = record(generations=[], first_token_ms=None, outcome="failed", error="SloError: late")
+    assert "never planned" in text_of(never)
+    assert "SloError: late" in text_of(never)
+    assert "it lives" in text_of(record(outcome="", finished_ms=None))
+
+
+def test_programs_get_the_same() -> None:
+    told = explanation(record())
+    assert (told["ttft_ms"], told["tpot_ms"]) == (50, 10.0)
+    assert [one["chosen"] for one in told["plans"][0]["considered"]] == [True, False]
