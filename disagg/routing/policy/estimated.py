@@ -9,12 +9,12 @@ from disagg.routing.policy.policy import misplaced
 from disagg.routing.policy.prefix_then_load import PrefixThenLoad
 from disagg.routing.policy.protocol import Candidate, Demand, Plan, PolicyOptions
 
-PLANS_MAX = 16
+PLANS_MAX = 12
 """Plans that are compared, however many workers there are; an estimate takes tens of microseconds.
 """
 
 
-QUEUES_MAX = 3
+QUEUES_MAX = 2
 """Of the shortest queues: of equal ones one worker may be faster than another."""
 
 
