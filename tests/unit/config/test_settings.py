@@ -132,7 +132,7 @@ def test_text_becomes_the_type_of_the_setting() -> None:
         ),
         (
             "router:\n  policy: dice\n",
-            "router.policy: 'dice' is not known; known: local, prefix_th",
+            "router.policy: 'dice' is not known; known: cache_affinity, ",
         ),
         ("router:\n  worker_silent_ms: 10\n", "router.worker_silent_ms: must be at least twice"),
         (
