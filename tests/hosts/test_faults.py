@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,12 @@ def prompts(fleet: FaultyFleet) -> list[Expected]:
     return clear_prompts(fleet.replicas.model_dir)
 
 
+def knows(fleet: FaultyFleet, least: int) -> bool:
+    """Whether the first router knows so many blocks of one worker."""
+    views = fleet.first.workers().values()
+    return max(int(view["index_entries"]) for view in views) >= least
+
+
 def test_kv_moves_and_prefixes_are_reused_between_hosts(fleet: FaultyFleet) -> None:
     model_dir = fleet.replicas.model_dir
     first = expect(model_dir, 100, NUM_TOKENS, "first turn")
@@ -97,12 +104,7 @@ def test_kv_moves_and_prefixes_are_reused_between_hosts(fleet: FaultyFleet) -> N
         records.append(generation)
         # The tokens' blocks are in the router's index before the next turn is planned.
         expected_blocks = len(turn.prompt) // 16
-        wait_until(
-            lambda least=expected_blocks: (
-                max(view["index_entries"] for view in fleet.first.workers().values()) >= least
-            ),
-            "what is cached to be known",
-        )
+        wait_until(partial(knows, fleet, expected_blocks), "what is cached to be known")
     # What the first turn's decode worker computed is pulled from its host by a prefill worker.
     assert records[0]["pulled_tokens"] == 0
     assert records[1]["pulled_tokens"] >= NUM_TOKENS - 16

@@ -45,7 +45,7 @@ def test_systemd_accepts_the_unit_and_sees_what_is_wrong(tmp_path: Path) -> None
 
 def read() -> dict[str, dict[str, list[str]]]:
     """Values by section and key; a key may come several times."""
-    parser = configparser.ConfigParser(interpolation=None, strict=False, dict_type=_Lists)
+    parser = configparser.ConfigParser(interpolation=None, strict=False, dict_type=_Lists)  # type: ignore[arg-type]
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(UNIT)
     return {
