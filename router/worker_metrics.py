@@ -48,6 +48,7 @@ COUNTERS = {
     "pulled_bytes": "Bytes read for hand-overs.",
     "requests_superseded": "Requests whose name a later one claimed, at whichever router.",
     "reservations_refused": "Reservations that a decode worker refused.",
+    "sequences_kept": "Decodes whose KV was kept for another worker, as this one drained.",
     "take_overs": "Leases taken over from a decode worker that was lost.",
     "tier_events_missed": "Events of tiers that were not sent.",
     "tier_loaded_tokens": "Tokens loaded from tiers that the pool had not.",

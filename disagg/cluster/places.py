@@ -1,5 +1,6 @@
 """Where the workers are: hosts looked at, one chosen for each worker, moves when they change."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -31,11 +32,13 @@ class Places:
     """The hosts of the cluster, and which worker is on which.
 
     Attributes:
-        hosts: that lived at the last look.
+        hosts: that lived at the last look, without those that Ray drains.
+        draining: when each of those is to be free, by node id; 0: no time is known.
     """
 
     def __init__(self) -> None:
         self.hosts: list[RayHost] = []
+        self.draining: dict[str, float] = {}
         self._move: tuple[str, str] | None = None
         self._move_since_s = 0.0
 
@@ -59,7 +62,28 @@ class Places:
                 param="cluster.ray_address",
             )
         plans.divide(nodes)
-        self.hosts = find_hosts(nodes)
+        self.draining = _find_draining()
+        self.hosts = [one for one in find_hosts(nodes) if one.node_id not in self.draining]
+
+    def find_drained(
+        self, workers: Sequence[Supervised], now_s: float
+    ) -> list[tuple[Supervised, float]]:
+        """Workers on hosts that Ray drains, and for how many seconds each may go on at most.
+
+        Ray does so before an autoscaler takes a host away, before a preemption it knows of, and by
+        ``ray drain-node``.
+
+        Args:
+            workers: all.
+            now_s: since the Unix epoch, as Ray's deadlines are.
+        """
+        found = []
+        for worker in workers:
+            there = worker.actor is not None and worker.leaving is None
+            if there and worker.node_id in self.draining:
+                deadline_s = self.draining[worker.node_id] or math.inf
+                found.append((worker, max(0.0, deadline_s - now_s)))
+        return found
 
     def wait_for_hosts(self, settings: Settings, plans: WorkerPlans) -> None:
         """Wait a while: what workers get depends on how many hosts there are."""
@@ -106,6 +130,15 @@ class Places:
         (worker,) = [w for w in workers if w.is_wanted and w.worker_id == move[0]]
         (host,) = [host for host in self.hosts if host.node_id == move[1]]
         return worker, host
+
+
+def _find_draining() -> dict[str, float]:
+    """Hosts that Ray drains, each with its deadline in seconds since the Unix epoch, or 0.
+
+    Ray's own libraries ask so; there is no public way that needs no dashboard.
+    """
+    found = ray._private.state.state.get_draining_nodes()  # type: ignore[attr-defined]
+    return {node_id: deadline_ms / 1000 for node_id, deadline_ms in found.items()}
 
 
 def _placed(workers: Sequence[Supervised]) -> dict[str, str]:

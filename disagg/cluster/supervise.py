@@ -40,8 +40,9 @@ class Supervisor:
     settings have changed is replaced, one at a time; nobody else is touched. Others end with Ray's
     connection of this process. One that is to have another role takes it while it runs.
 
-    Workers are spread over the hosts, and one moves when hosts have become more unequal by two. One
-    that ends is created anew, with growing delays if it ends soon again.
+    Workers are spread over the hosts, and one moves when hosts have become more unequal by two, or
+    when Ray drains its host. One that ends is created anew, with growing delays if it ends soon
+    again.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Supervisor:
             self._look_at_s = time.monotonic() + _LOOK_S
             self._follow(read_wish())
             self._places.look(self._plans)
+            self._clear_hosts()
             self._create_missing()
             self._turn_over()
             self._rebalance()
@@ -251,6 +253,12 @@ class Supervisor:
             self._workers.remove(worker)
         else:
             worker.ask(takes_roles=worker.is_wanted and self._plans.is_current(worker.name))
+
+    def _clear_hosts(self) -> None:
+        """Let the workers go elsewhere whose hosts are about to be taken away."""
+        for worker, left_s in self._places.find_drained(self._workers, time.time()):
+            self._report(f"worker {worker.worker_id} leaves its host, which Ray drains")
+            worker.leave(self._stop_s, min(self._drain_s, left_s))
 
     def _create_missing(self) -> None:
         now_s = time.monotonic()

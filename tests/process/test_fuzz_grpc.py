@@ -185,6 +185,8 @@ class Target:
     def session_request(self, random: Random) -> Message:
         """Of a session; a submit mostly has the fields of its role, and no others."""
         request: Any = message(random, session_pb2.SessionRequest.DESCRIPTOR, self.known)
+        if request.HasField("drain"):  # it would do so, and end
+            request = session_pb2.SessionRequest(call_off_drain=session_pb2.CallOffDrain())
         if request.WhichOneof("message") == "open" and random.random() < 0.9:
             request = session_pb2.SessionRequest(cancel=session_pb2.Cancel(key=KEY))
         if request.WhichOneof("message") != "submit" or random.random() < 0.1:

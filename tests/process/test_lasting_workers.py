@@ -245,6 +245,70 @@ def test_a_crash_loop_waits_longer_and_longer(supervise: Supervise, folder: Path
     assert epochs(supervise(), "prefill-0", "decode-0") == before
 
 
+NODES = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+own = ray.get_runtime_context().get_node_id()
+print(*(node["NodeID"] for node in ray.nodes() if node["Alive"] and "spare" in node["Resources"]))
+"""
+
+
+@pytest.fixture
+def second_host(address: str, folder: Path) -> Iterator[tuple[Program, str]]:
+    """Another node of Ray's on this machine, and its id."""
+    program = Program(
+        "ray.scripts.scripts",
+        *("start", f"--address={address}", "--block", "--num-cpus=2", "--disable-usage-stats"),
+        *(f"--object-store-memory={80 << 20}", '--resources={"spare": 1}'),
+        cwd=folder,
+    )
+    try:
+        command = [sys.executable, "-c", NODES, address]
+        node_id = ""
+        while not node_id:
+            assert program.process.poll() is None, program.lines
+            node_id = subprocess.run(
+                command, capture_output=True, text=True, timeout=BOUND_S, check=True
+            ).stdout.strip()
+        yield program, node_id
+    finally:
+        program.end()
+
+
+def test_a_host_that_ray_drains_loses_its_workers_before_its_end(
+    supervise: Supervise, second_host: tuple[Program, str], address: str, folder: Path
+) -> None:
+    host, node_id = second_host
+    program = supervise()
+    moved = program.wait_for("^worker (\\S+) moves to ", BOUND_S)[1]
+    program.wait_for(SERVES.format(moved, " again"), BOUND_S)
+    program = supervise()
+    before = epochs(program, "prefill-0", "decode-0")
+    drained = subprocess.run(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address),
+            *("--node-id", node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
+            *("--reason-message", "its time is over", "--deadline-remaining-seconds", "600"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert drained.returncode == 0, drained.stderr
+    left = program.wait_for("^worker (\\S+) leaves its host, which Ray drains$", BOUND_S)[1]
+    assert left == moved
+    program.wait_for(SERVES.format(left, " again"), BOUND_S)
+    after = epochs(supervise(), "prefill-0", "decode-0")
+    (stays,) = {"prefill-0", "decode-0"} - {left}
+    assert after[stays] == before[stays]
+    assert after[left] != before[left]
+    assert (folder / f"drained-{left}").exists()
+
+    host.end()  # nobody is there any more
+    assert epochs(supervise(), "prefill-0", "decode-0") == after
+
+
 def test_without_its_cluster_the_supervisor_ends(supervise: Supervise, ray: Program) -> None:
     program = supervise()
     epochs(program, "prefill-0", "decode-0")

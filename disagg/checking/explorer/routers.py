@@ -15,6 +15,7 @@ from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import WorkerStats
 from disagg.routing.actions import NewRequest, RouterAction
 from disagg.routing.core import RouterCore
+from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.revisions import HashExtend
 
 _CONTRACT = Contract("model", "float32", ("full",), "pages", 2, 1, "scheme", 1, 1)
@@ -124,6 +125,7 @@ def _make_canonical(core: RouterCore) -> None:
     """Forget what no decision depends on: counters and records."""
     core.counters.clear()
     requests, fleet = core._requests, core._fleet
+    fleet.speeds = Speeds()
     requests._pace._ends_ms.clear()
     if not len(core._admission):  # whose turn it was
         requests.has_freed = False
@@ -134,6 +136,7 @@ def _make_canonical(core: RouterCore) -> None:
         # Of those given up only the number counts; the rest is for the record.
         request.generations = [current] * len(request.generations)
         current.reason = current.cause = ""
+        current.estimate, current.considered = None, ()
         ahead = request.stream._ahead
         request.stream._ahead = dict(sorted(ahead.items()))
     if not requests._live:  # no other request will come

@@ -45,7 +45,11 @@ def test_sums_and_lines() -> None:
     lines = router_lines({"ours": [two, Taken(5.0, 1.0, 151.0, 1.0)], "with torch": [one, one]})
     assert [line["ok"] for line in lines] == [False, None, False, None]
     (line, *_) = machine_lines([{"prefill-0": one}, {"prefill-0": two}])
-    assert (line["name"], line["ours"], line["spread"]) == ("start/prefill-0", 2.0, [[1.0, 3.0]])
+    assert (line["name"], line["ours"], line["spread"]) == (
+        "start/machine, prefill-0",
+        2.0,
+        [[1.0, 3.0]],
+    )
 
 
 def test_the_peer_is_a_router_with_torch(tmp_path: Path) -> None:

@@ -84,7 +84,6 @@ PAGES = replace(CONTRACT, page_format="another")
     [
         (PAGES, "page_format: 'another' != 'pages'"),
         (replace(CONTRACT, layout_version=2), "layout_version: 2 != 0"),
-        (replace(CONTRACT, wire_min=2, wire_max=3), "wire versions: 2..3 and 1..1 do not overlap"),
         (replace(CONTRACT, dtype="bfloat16"), "dtype: 'bfloat16' != 'float32'"),
     ],
 )
@@ -96,6 +95,14 @@ def test_anything_else_is_refused_with_both_contracts(contract: Contract, named:
     assert f"d: {contract}" in refused.value.message
     assert len(router.core.fleet) == 1
     router.join(worker("d", "decode"))  # control
+
+
+def test_another_wire_version_is_refused_by_the_router_first() -> None:
+    router = Router(worker("p", "prefill"))
+    contract = replace(CONTRACT, wire_min=2, wire_max=3)
+    with pytest.raises(ConfigError, match="speaks wire versions 2 to 3, this router 1 to 1"):
+        router.core.register(0, worker("d", "decode", contract=contract))
+    assert len(router.core.fleet) == 1
 
 
 def test_unlike_workers_that_are_accepted_serve_alone_unless_their_types_differ() -> None:
