@@ -137,7 +137,7 @@ def _find_draining() -> dict[str, float]:
 
     Ray's own libraries ask so; there is no public way that needs no dashboard.
     """
-    found = ray._private.state.state.get_draining_nodes()  # type: ignore[attr-defined]
+    found = ray._private.state.state.get_draining_nodes()
     return {node_id: deadline_ms / 1000 for node_id, deadline_ms in found.items()}
 
 
