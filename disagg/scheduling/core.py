@@ -365,6 +365,8 @@ class WorkerCore:
         self.tiers.tick(now_ms)
         idle = not (self.sequences or self.leases.num_live)
         match self._draining.due(now_ms, ready=self.ready, idle=idle):
+            case DrainEvent.DRAINED if self.sequences:
+                self._moving.end_all()  # routers hear of it; the next tick ends the worker
             case DrainEvent.DRAINED:
                 self._out.add(Drained())
             case DrainEvent.EXIT:

@@ -31,6 +31,11 @@ class Moving:
             elif not self._batcher.num_in_flight:
                 self._move(now_ms, seq)
 
+    def end_all(self) -> None:
+        """End whatever there was no time to move."""
+        for seq in list(self._generations.sequences.values()):
+            self._parts.end(seq, EndReason.DRAINING, TIME_OVER)
+
     def _can_move(self, seq: Sequence) -> bool:
         """Whether it decodes here, so that all its tokens but the last have their KV here."""
         decodes = seq.phase is Phase.RUNNING and seq.role is not Role.PREFILL
