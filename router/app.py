@@ -216,8 +216,8 @@ class RouterApp:
         what comes on connections that there are is answered as ever, and ends them.
         """
         self._last_answers.is_on = True
-        self._http_server.stop_listening()
-        self._admin_server.stop_listening()
+        await self._http_server.stop_listening()
+        await self._admin_server.stop_listening()
         timeout_s = self._options.drain_timeout_ms / 1000
         logger.info(
             "%d connections may go on for %g s", self._http_server.num_connections, timeout_s

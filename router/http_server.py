@@ -23,6 +23,8 @@ from disagg.router.patience import Patience
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5
+TURNS_TO_BEGIN = 10
+"""Of the event loop: asyncio takes three from the accept of a connection to its beginning."""
 
 
 class TooManyConnectionsError(CapacityError):
@@ -56,8 +58,15 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.is_up.set()
 
-    def stop_listening(self) -> None:
+    async def stop_listening(self) -> None:
         """Accept no further connection; those there are go on."""
+        loop = asyncio.get_running_loop()
+        for server in self.servers:
+            for listening in server.sockets:
+                loop.remove_reader(listening.fileno())
+        # asyncio resets what it has accepted, and has not begun with, when the server is closed.
+        for _ in range(TURNS_TO_BEGIN):
+            await asyncio.sleep(0)
         for server in self.servers:
             server.close()
 
