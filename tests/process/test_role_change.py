@@ -132,11 +132,10 @@ def test_a_worker_that_is_killed_is_noticed(served: Cluster) -> None:
     """The control: an end in the midst of requests does not go unseen."""
     with Load(served) as load:
         load.wait_for_more(2)
-        busy = wait_until(
-            lambda: [n for n, view in served.known().items() if view["stats"]["num_running"]],
-            "a worker that computes",
-        )
-        served.workers[busy[0]].kill()
+        worker = served.workers["d0"]
+        worker.stop()  # so that what it has is not over in time
+        wait_until(lambda: served.known()["d0"]["num_live"], "a request there")
+        worker.kill()
         load.wait_for_more(NUM_CLIENTS)
     anew = [record for record in records(served, load) if len(record["generations"]) > 1]
     assert anew or load.failures
