@@ -16,6 +16,7 @@ from disagg.checking.explorer.small_worlds import (
     Named,
     at_any_time,
     chain,
+    drain,
     lease,
     lending,
     mutual,
@@ -212,6 +213,24 @@ LARGE_WORLDS: dict[str, Named] = {
     "generation-session-error": (
         "P's session breaks, a READ fails",
         planned(cuts=(PREFILL,), read_errors=1),
+    ),
+    "drain-cancel": (
+        "the client goes away, everything free is evicted",
+        drain(cancels=1, evictions=1),
+    ),
+    "drain-decode": (
+        "P prefills for D, which may be asked to end, and E takes over; in order",
+        planned(
+            **_third("decode"),
+            requests=LONGER,
+            specs=(TWO_TOKENS,),
+            drains=(DECODE,),
+            generations_max=4,
+        ),
+    ),
+    "drain-prefill": (
+        "P prefills for D and may be asked to end, E prefills again; blocks of one token; in order",
+        planned(**_third("prefill"), drains=(PREFILL,), generations_max=4),
     ),
     "generation-both-crash": (
         "P and D crash, and may come back; an error is allowed",

@@ -28,6 +28,7 @@ from disagg.messages.session import Cancel, ResetPrefixCache, Role, Submit
 from disagg.routing.actions import Deliver, Fail, RouterAction, ToWorker
 from disagg.scheduling.actions import (
     ClearTier,
+    Drained,
     Exit,
     ReadTier,
     ToRouter,
@@ -211,7 +212,7 @@ class Moves:
                     clears.append(side)
                 case ToRouter(message) if side not in now.cut:
                     said.append(message)
-                case Exit():
+                case Exit() | Drained():
                     exits = True
         after = now._replace(
             on_way=tuple(on_way if in_order else sorted(on_way)),

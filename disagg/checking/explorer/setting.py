@@ -14,6 +14,7 @@ PROMPT, LONG_PROMPT = (5, 6), (4, 5, 6)
 FULL: Spec = FullAttentionSpec(1, 1, 1, 2)
 TWO_TOKENS: Spec = FullAttentionSpec(2, 1, 1, 2)
 WINDOW: Spec = SlidingWindowSpec(1, 1, 1, 2, 2)
+WINDOW_OF_TWO: Spec = SlidingWindowSpec(2, 1, 1, 2, 2)
 
 Wait = Literal["request", "read", "lease", "reservation"]
 EVERY_WAIT: tuple[Wait, ...] = ("request", "read", "lease", "reservation")
@@ -105,6 +106,8 @@ class Setting:
         late_time_outs: only once a message or a worker is lost for good.
         crashes: workers that may crash, each once.
         returns: a crashed worker may come back under its name.
+        drains: workers that may be asked to end, which they do once nothing goes on, or a bounded
+            time later.
         cuts: workers whose session with the router may break, each once, though they live on.
         unlinked: pairs that may lose each other at any moment, though both live on.
         vanishes: workers of which one may be gone for ever, and nobody is told.
@@ -171,6 +174,7 @@ class Setting:
     late_time_outs: bool = False
     crashes: tuple[int, ...] = ()
     returns: bool = False
+    drains: tuple[int, ...] = ()
     cuts: tuple[int, ...] = ()
     unlinked: tuple[tuple[int, int], ...] = ()
     vanishes: tuple[int, ...] = ()

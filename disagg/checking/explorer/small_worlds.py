@@ -9,6 +9,7 @@ from disagg.checking.explorer.setting import (
     LONG_PROMPT,
     TWO_TOKENS,
     WINDOW,
+    WINDOW_OF_TWO,
     Request,
     Setting,
 )
@@ -75,11 +76,21 @@ PLANNED = Setting(
 """One request that the router's core plans, and plans anew."""
 AT_ANY_TIME = replace(PLANNED, delivery="once", whole_reads=False)
 LONGER = (Request(max_tokens=3),)
+DRAIN = replace(
+    AT_ANY_TIME,
+    workers=("decode", "second"),
+    roles=("decode", "decode"),
+    requests=LONGER,
+    specs=(TWO_TOKENS,),
+    drains=(0,),
+)
+"""D serves alone, may be asked to end, and moves what it decodes to E; blocks of two tokens."""
 
 lease, pair = (partial(replace, one) for one in (LEASE, PAIR))
 chain, take_over = (partial(replace, one) for one in (CHAIN, TAKE_OVER))
 tier, lending = (partial(replace, one) for one in (TIER, LENDING))
 mutual, planned, at_any_time = (partial(replace, one) for one in (MUTUAL, PLANNED, AT_ANY_TIME))
+drain = partial(replace, DRAIN)
 Named = tuple[str, Setting]
 
 SMALL_WORLDS: dict[str, Named] = {
@@ -356,4 +367,11 @@ SMALL_WORLDS: dict[str, Named] = {
         planned(checksums=True, bit_flips=1),
     ),
     "generation-cancel": ("a READ fails, the client goes away", planned(read_errors=1, cancels=1)),
+    "drain": ("a READ fails", drain(read_errors=1)),
+    "drain-window": (
+        "a full and a window group",
+        drain(specs=(TWO_TOKENS, WINDOW_OF_TWO), num_blocks=9),
+    ),
+    "drain-session": ("D's session with the router breaks", drain(cuts=(0,))),
+    "drain-crash": ("D crashes while it drains, or before", drain(crashes=(0,))),
 }

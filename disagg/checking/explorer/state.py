@@ -15,6 +15,8 @@ CRASHED, VANISHED = -1, -2
 STRANGER = "?"
 ASK_TIMEOUT_MS, TAKE_OVER_MS, LEASE_TTL_MS, RESERVATION_TTL_MS = 10, 15, 20, 30
 """Everything else happens at 0 ms, so that each of them can come first."""
+GIVE_UP_MS, DRAIN_MS = 3, 4
+"""When a worker that was asked to end moves what goes on; when its time is over."""
 _KEY = re.compile(r"RequestKey\(request_id='(\w+)', generation=(\d+), router='(\w*)'\)")
 
 
@@ -117,6 +119,8 @@ class Faults(NamedTuple):
     time_outs: int = 0
     crashes: tuple[int, ...] = ()
     cuts: tuple[int, ...] = ()
+    drains: tuple[int, ...] = ()
+    """Workers that were asked to end."""
     routers: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Routers that have vanished, each with the workers that have noticed."""
     stranger: tuple[int, str] = (-1, "")

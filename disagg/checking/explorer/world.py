@@ -10,6 +10,7 @@ hears any beginning. The scripted router hears everything at once.
 from collections.abc import Iterator
 
 from disagg.checking.explorer.checksums import checksum_steps
+from disagg.checking.explorer.drains import drain_steps
 from disagg.checking.explorer.exploration import Exploration, Goal, Step, explore
 from disagg.checking.explorer.moves import Moves
 from disagg.checking.explorer.rounds import rounds
@@ -106,6 +107,7 @@ class World:
                 yield from self._crashed_steps(now, side, over)
         yield from self._message_steps(now)
         yield from router_steps(self.moves, now)
+        yield from drain_steps(self.moves, now)
         for read in now.reads:
             yield from self._read_steps(now, read, over)
         yield from checksum_steps(self.moves, now)

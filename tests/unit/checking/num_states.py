@@ -107,4 +107,11 @@ NUM_STATES = {
     "generation-session-error": 15_885,
     "generation-both-crash": 6_593,
     "generation-crash-cancel": 24_211,
+    "drain": 3_505,
+    "drain-window": 9_135,
+    "drain-session": 16_605,
+    "drain-crash": 2_068,
+    "drain-cancel": 11_570,
+    "drain-decode": 202_285,
+    "drain-prefill": 144_191,
 }

@@ -1,6 +1,7 @@
 """Every rule of the protocol, and what happens without it."""
 
 from tests.unit.checking.checksum_rules import CHECKSUM_RULES
+from tests.unit.checking.drain_rules import DRAIN_RULES
 from tests.unit.checking.handover_rules import HANDOVER_RULES
 from tests.unit.checking.lease_rules import LEASE_RULES
 from tests.unit.checking.planning_rules import PLANNING_RULES
@@ -18,4 +19,5 @@ RULES = (
     *CHECKSUM_RULES,
     *WAITING_RULES,
     *PLANNING_RULES,
+    *DRAIN_RULES,
 )

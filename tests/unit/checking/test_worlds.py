@@ -189,6 +189,10 @@ def test_every_row_of_the_tables_is_taken_but_those_an_honest_pair_never_takes()
         ("generation-decode-crash", "prefill: hears Submit(r2, local, (5, 6, 12, 13))"),
         ("generation-decode-crash", "router: hears of prefill PartEnded(key=r1"),
         ("generation-session", "decode: has a new session"),
+        ("drain", "second: hears Submit(r2, takes over r1, (5, 6, 12, 13))"),
+        ("drain", "second: hears Submit(r2, local, (5, 6))"),
+        ("drain", "decode: its time to drain is over, and exits"),
+        ("drain-session", "decode: has a new session"),
     ],
 )
 def test_the_worlds_reach_what_they_are_for(name: str, reached: str) -> None:
