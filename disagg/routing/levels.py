@@ -1,6 +1,6 @@
 """At which boundaries of a prompt which workers can go on: the longest ones first."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, reduce
 from itertools import accumulate
@@ -69,11 +69,8 @@ class _Usable:
             return EVERYBODY
         if num_blocks > self._runs.num_blocks:
             return 0
-        while starts[self._number] >= num_blocks:
-            self._number -= 1
-        self._lower = min(self._lower, self._number)
-        while starts[self._lower] > first:
-            self._lower -= 1
+        self._number = bisect_left(starts, num_blocks, 0, self._number + 1) - 1
+        self._lower = bisect_right(starts, first, 0, min(self._lower, self._number) + 1) - 1
         return self._window.over(self._lower, self._number)
 
 

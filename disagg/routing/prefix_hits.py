@@ -55,6 +55,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         self._num_tokens_max = num_tokens_max
         self._places = range(num_places)
         self._bits = bits
+        self._holders_known: dict[tuple[int, int, int], HolderRuns] = {}
         self.everybody = everybody
 
     def __len__(self) -> int:
@@ -107,8 +108,10 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         """Prefixes of each group on its own, in pools."""
         found = []
         for number, group in enumerate(self._groups):
-            runs = self._holders(number, self._places[:1])
             most = self._walks[group.block_tokens].num_values * group.block_tokens
+            if len(self._groups) == 1 and most <= self._num_tokens_max:
+                return (self.usable,)
+            runs = self._holders(number, self._places[:1])
             one = levels([group], [runs], group.block_tokens, most, self.everybody)
             found.append(Levels(one))
         return tuple(found)
@@ -164,12 +167,18 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     def _holders(
         self, number: int, places: Sequence[int], num_tokens_max: int | None = None
     ) -> HolderRuns:
-        group = self._groups[number]
-        layers = [place * len(self._groups) + number for place in places]
-        walk, most = self._walks[group.block_tokens], None
+        """Who holds a group's blocks; looked for once, though several ask."""
+        block_tokens = self._groups[number].block_tokens
+        walk = self._walks[block_tokens]
+        most = walk.num_values
         if num_tokens_max is not None:
-            most = num_tokens_max // group.block_tokens
-        return walk.holders(layers, most, over_gaps=self._over_gaps(number))
+            most = min(most, num_tokens_max // block_tokens)
+        runs = self._holders_known.get((number, len(places), most))
+        if runs is None:
+            layers = [place * len(self._groups) + number for place in places]
+            runs = walk.holders(layers, most, over_gaps=self._over_gaps(number))
+            self._holders_known[number, len(places), most] = runs
+        return runs
 
     def _over_gaps(self, number: int) -> bool:
         """Whether a prompt of so many blocks can be gone on with after one that is missing."""

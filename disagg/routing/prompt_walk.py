@@ -72,7 +72,7 @@ class PromptWalk:
                 gap = theirs.index(0)
                 end = begin + more[gap] - offset
                 more, theirs, most = more[:gap], theirs[:gap], end
-            starts += [begin - offset + at for at in more]
+            starts += more if begin == offset else [begin - offset + at for at in more]
             masks += theirs
         return HolderRuns(starts, masks, end)
 
