@@ -7,11 +7,15 @@ from disagg.cluster.counts import Counts
 
 def own_role(worker_id: str) -> str:
     """The role for which a worker was first made, as its id says."""
-    return worker_id.rpartition("-")[0]
+    return worker_id.rpartition("-")[0].rpartition("-")[2]
 
 
 def assign_roles(
-    counts: Counts, present: Mapping[str, str] | None = None, *, may_change: bool = True
+    counts: Counts,
+    present: Mapping[str, str] | None = None,
+    *,
+    may_change: bool = True,
+    prefix: str = "",
 ) -> dict[str, str]:
     """Give every wanted worker its id and role, so that as little as can be changes.
 
@@ -22,11 +26,13 @@ def assign_roles(
         counts: how many of each role.
         present: role by id of the workers that there are; of those with one role the first stay.
         may_change: whether a worker can take another role; if not, it leaves and a new one comes.
+        prefix: before the ids of workers that are new; who is present keeps its own.
 
     Returns:
         Role by id; without the workers that are to leave.
     """
     present = dict(present or {})
+    stem = f"{prefix}-" if prefix else ""
     assigned: dict[str, str] = {}
     spare: list[str] = []
     left = counts.by_role
@@ -43,13 +49,13 @@ def assign_roles(
                 worker_id = min(spare, key=lambda one: own_role(one) != role)
                 spare.remove(worker_id)
             else:
-                worker_id = _free_id(role, present.keys() | assigned.keys())
+                worker_id = _free_id(stem + role, present.keys() | assigned.keys())
             assigned[worker_id] = role
     return assigned
 
 
-def _free_id(role: str, taken: set[str]) -> str:
+def _free_id(name: str, taken: set[str]) -> str:
     number = 0
-    while f"{role}-{number}" in taken:
+    while f"{name}-{number}" in taken:
         number += 1
-    return f"{role}-{number}"
+    return f"{name}-{number}"

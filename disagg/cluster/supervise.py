@@ -6,6 +6,7 @@ import time
 import ray
 
 from disagg.cluster.counts import BY_HAND, BY_LOAD, BY_SETTINGS, Counts, Fleet, Wish
+from disagg.cluster.fleet_report import FleetReport
 from disagg.cluster.load_watch import watch_load
 from disagg.cluster.places import Places
 from disagg.cluster.roles import assign_roles, own_role
@@ -59,7 +60,9 @@ class Supervisor:
         self._lasting = lasting
         self._counts = Counts.of_settings(settings)
         self._by = ""
-        self._plans = WorkerPlans(settings, worker_path, assign_roles(self._counts))
+        self._prefix = settings.cluster.worker_id_prefix
+        roles = assign_roles(self._counts, prefix=self._prefix)
+        self._plans = WorkerPlans(settings, worker_path, roles)
         self._places = Places()
         self._load_watch = watch_load(settings)
         self._workers: list[Supervised] = []
@@ -77,7 +80,16 @@ class Supervisor:
     @property
     def all_serve(self) -> bool:
         """Whether every wanted worker answered last, with role and settings as they are."""
-        return all(w.serves_as_wanted and self._plans.is_current(w.name) for w in self._workers)
+        return all(map(self._is_as_wanted, self._workers))
+
+    def describe(self) -> FleetReport:
+        """How many workers are as they are to be, and why the others are not."""
+        missing = [w for w in self._workers if w.is_wanted and not self._is_as_wanted(w)]
+        return FleetReport(
+            sum(map(self._is_as_wanted, self._workers)),
+            {w.worker_id: w.said or "it starts" for w in missing},
+            tuple(w.worker_id for w in missing if w.fault),
+        )
 
     def find(self) -> None:
         """Take over the workers that run already."""
@@ -165,6 +177,9 @@ class Supervisor:
         """Let nothing that goes on end any more; for a signal handler, while `stop` runs."""
         self._hurried = True
 
+    def _is_as_wanted(self, worker: Supervised) -> bool:
+        return worker.serves_as_wanted and self._plans.is_current(worker.name)
+
     @property
     def _stop_s(self) -> float:
         return self._settings.cluster.stop_timeout_s
@@ -194,7 +209,10 @@ class Supervisor:
         self._counts, self._by = counts, by
         self._want(
             assign_roles(
-                counts, self._present(), may_change=not self._settings.cluster.role_resources
+                counts,
+                self._present(),
+                may_change=not self._settings.cluster.role_resources,
+                prefix=self._prefix,
             )
         )
 

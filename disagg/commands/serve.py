@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -191,6 +192,7 @@ def workers(
         bool, typer.Option("--end-here", help="The same for those of this host alone, at once.")
     ] = False,
     with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
+    report_file: Annotated[Path | None, typer.Option("--report-file", hidden=True)] = None,
 ) -> None:
     """Place the workers on a Ray cluster and keep them running.
 
@@ -248,6 +250,8 @@ def workers(
         while True:
             supervisor.poll()
             watchdog.see()
+            if report_file is not None:
+                supervisor.describe().write(report_file)
     except KeyboardInterrupt:
         log.info("stopping, the workers stay")
     finally:

@@ -246,6 +246,10 @@ class ClusterSettings(Section):
     num_decode: int = Field(default=1, ge=0, le=1024)
     num_both: int = Field(default=0, ge=0, le=1024)
     """Workers without a preferred role; any worker can do both."""
+    worker_id_prefix: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,64}$")
+    """Before the id of every worker (PREFIX-prefill-0): fleets of several Ray clusters that serve
+    the same routers need one each, as ids are unique among a router's workers.
+    """
     role_resources: bool = False
     """Place workers by the Ray resources disagg_prefill and disagg_decode."""
     num_cpus_per_worker: float = Field(default=0.1, ge=0, le=1024)
