@@ -69,7 +69,11 @@ class ServingRay:
                 "DISAGG_CLUSTER__WORKER_ID_PREFIX": name,  # the manifest sets it so
             },
         )
-        self.program.wait_for("Ray runtime started", BOUND_S)
+        try:
+            self.program.wait_for("Ray runtime started", BOUND_S)
+        except BaseException:
+            self.end()
+            raise
 
     def ask(self, method: str, body: object = None, *, token: str | None = None) -> tuple[int, str]:
         """Send the dashboard what the operator sends; status and text of the answer."""

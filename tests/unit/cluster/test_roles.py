@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg.cluster.counts import COUNT_MAX, Counts, Fleet, Wish
-from disagg.cluster.roles import assign_roles
+from disagg.cluster.roles import assign_roles, own_role
 from disagg.config import Settings
 from disagg.errors import ConfigError
 
@@ -85,3 +85,12 @@ def test_counts_go_into_settings_and_nothing_else() -> None:
     changed = Counts(3, 2, 1).into(settings)
     assert Counts.of_settings(changed) == Counts(3, 2, 1)
     assert Counts.of_settings(settings).into(changed) == settings
+
+
+def test_a_prefix_comes_before_new_ids_and_leaves_their_role_readable() -> None:
+    first = assign_roles(Counts(1, 1), prefix="disagg-x7k2p")
+    assert first == {"disagg-x7k2p-prefill-0": "prefill", "disagg-x7k2p-decode-0": "decode"}
+    assert [own_role(one) for one in first] == ["prefill", "decode"]
+    # Who is there keeps its id, whichever prefix is set now.
+    more = assign_roles(Counts(1, 2), first, prefix="disagg-b")
+    assert more == first | {"disagg-b-decode-0": "decode"}
