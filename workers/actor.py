@@ -37,6 +37,8 @@ class HostedWorker(Protocol):
     role: str
     """To be set at any time."""
     routers_of_cluster: RoutersOfCluster | None
+    registrations: dict[str, str]
+    """Why a router has not registered it, by its address; "" where it has."""
 
     def start(self) -> None:
         """Start the worker; return when it serves."""
@@ -66,6 +68,8 @@ class WorkerState:
     """What it took of its machine."""
     refused: str
     """Why the options cannot be used, "" when the worker serves."""
+    unregistered: str = ""
+    """Why no router has it; "" when one has."""
     is_stopping: bool = False
     """It was asked to end, by whoever supervised it then."""
 
@@ -117,6 +121,7 @@ class WorkerActor:
             pid=os.getpid(),
             summary=self._worker.summary,
             refused=self._refused,
+            unregistered=self._unregistered(),
             is_stopping=self._stopping.is_set(),
         )
 
@@ -142,6 +147,12 @@ class WorkerActor:
             self._worker.drain()
             self._worker.wait_failed(drain_s)
         return self._worker.stop(timeout_s)
+
+    def _unregistered(self) -> str:
+        answers = sorted(self._worker.registrations.copy().items())
+        if not all(answer for _, answer in answers):
+            return ""
+        return "; ".join(f"router {one}: {answer}" for one, answer in answers) or "no router yet"
 
     def _end_with_worker(self) -> None:
         self._worker.wait_failed()

@@ -35,12 +35,15 @@ async def keep_registered_everywhere(
     heartbeat_ms: int,
     discovery_ms: int,
     connections: Connections,
+    answers: dict[str, str] | None = None,
 ) -> None:
     """Register with every router for ever, as they come and go, each time with what ``info`` says.
 
     One that is not found any more, as a replica that is about to end, is registered with until it
-    is gone: its requests are still served.
+    is gone: its requests are still served. What each of them answers is kept in ``answers``, see
+    `keep_registered`.
     """
+    answers = {} if answers is None else answers
     tasks: dict[str, asyncio.Task[None]] = {}
     try:
         while True:
@@ -48,8 +51,9 @@ async def keep_registered_everywhere(
             for address in [one for one, task in tasks.items() if task.done()]:
                 tasks.pop(address).result()  # an exception is a bug, and ends the worker
             for address in discovery.found - tasks.keys():
+                finds = partial(discovery.finds, address)
                 registering = keep_registered(
-                    address, info, heartbeat_ms, connections, partial(discovery.finds, address)
+                    address, info, heartbeat_ms, connections, finds, answers
                 )
                 tasks[address] = asyncio.create_task(registering, name=f"router {address}")
             await asyncio.sleep(discovery_ms / 1000)
@@ -65,8 +69,14 @@ async def keep_registered(
     heartbeat_ms: int,
     connections: Connections,
     is_found: Callable[[], bool] = lambda: True,
+    answers: dict[str, str] | None = None,
 ) -> None:
-    """Register with one router until it is away and not found any more; log what changes."""
+    """Register with one router until it is away and not found any more; log what changes.
+
+    Its last answer is kept in ``answers``, by its address: why it has not registered the worker;
+    "" where it has.
+    """
+    answers = {} if answers is None else answers
     logged, num_failures = "", 0
     while True:
         certificate = connections.certificate
@@ -78,10 +88,12 @@ async def keep_registered(
                     stub, worker_info_to_wire(info()), secured=certificate is not None
                 )
                 num_failures = 0 if level == logging.INFO else num_failures + 1
+                answers[address] = now if num_failures else ""
                 if now != logged:
                     log.log(level, "router %s: %s", address, now)
                     logged = now
                 if num_failures and not is_found():
+                    del answers[address]
                     return
                 await asyncio.sleep(pause_s(heartbeat_ms / 1000, num_failures))
 

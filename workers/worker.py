@@ -89,8 +89,8 @@ class Worker:
         address: host:port of the gRPC service, valid after `start`.
         failed: why the worker cannot go on, "" while it can.
         role: as which it registers at every heartbeat; what goes on is no part of it.
-        routers_of_cluster: who knows the routers of the cluster, if there is one; set before
-            `start`.
+        routers_of_cluster: who knows the cluster's routers, if there is one; set before `start`.
+        registrations: why a router has not registered it, by its address; "" where it has.
         control: the control, valid after `start`; to be touched on its loop only.
     """
 
@@ -109,6 +109,7 @@ class Worker:
         self.role = options.role
         self.control: Control | None = None
         self.routers_of_cluster: RoutersOfCluster | None = None
+        self.registrations: dict[str, str] = {}
         self._engine_factory = engine_factory
         self._transport_factory = transport_factory
         self._failed_event = threading.Event()
@@ -241,6 +242,7 @@ class Worker:
             options.heartbeat_ms,
             options.discovery_ms,
             self._connections,
+            self.registrations,
         )
         tasks = [
             asyncio.create_task(registering, name="routers"),

@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import yaml
 
@@ -35,9 +34,7 @@ def end_timeout_s(settings: Settings) -> float:
 
 def _drain_timeout_s(settings: Settings) -> float:
     cluster = settings.cluster
-    return (
-        cluster.join_timeout_s + settings.worker.drain_timeout_ms / 1000 + cluster.stop_timeout_s
-    )
+    return cluster.join_timeout_s + settings.worker.drain_timeout_ms / 1000 + cluster.stop_timeout_s
 
 
 class FleetKeeper:

@@ -83,13 +83,11 @@ class Supervisor:
         return all(map(self._is_as_wanted, self._workers))
 
     def describe(self) -> FleetReport:
-        """How many workers are as they are to be, and why the others are not."""
-        missing = [w for w in self._workers if w.is_wanted and not self._is_as_wanted(w)]
-        return FleetReport(
-            sum(map(self._is_as_wanted, self._workers)),
-            {w.worker_id: w.said or "it starts" for w in missing},
-            tuple(w.worker_id for w in missing if w.fault),
-        )
+        """How many workers are as they are to be, and known to a router; why others are not."""
+        wanted = [worker for worker in self._workers if worker.is_wanted]
+        missing = {w.worker_id: why for w in wanted if (why := self._why_not(w))}
+        ended = tuple(w.worker_id for w in wanted if w.fault and not w.serves)
+        return FleetReport(len(wanted) - len(missing), missing, ended)
 
     def find(self) -> None:
         """Take over the workers that run already."""
@@ -176,6 +174,14 @@ class Supervisor:
     def hurry(self) -> None:
         """Let nothing that goes on end any more; for a signal handler, while `stop` runs."""
         self._hurried = True
+
+    def _why_not(self, worker: Supervised) -> str:
+        """Why a worker is not as it is to be; "" where it is."""
+        if worker.state is None or not worker.serves:
+            return worker.said or "it starts, or waits for a host with room"
+        if not self._is_as_wanted(worker):
+            return "it still has its last settings, or role"
+        return worker.state.unregistered
 
     def _is_as_wanted(self, worker: Supervised) -> bool:
         return worker.serves_as_wanted and self._plans.is_current(worker.name)

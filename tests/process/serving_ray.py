@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import time
 import urllib.error
@@ -104,7 +105,8 @@ class ServingRay:
                 status, text = 0, str(error)
             if status == 200:
                 return
-            assert status in (0, 503) and time.monotonic() < deadline, (status, text)
+            assert status in (0, 503), text
+            assert time.monotonic() < deadline, text
             time.sleep(POLL_S)
 
     def application(self) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class ServingRay:
             found = self.application()
             if found.get("status", "") in statuses:
                 return found
-            assert time.monotonic() < deadline, (found, self.logged())
+            assert time.monotonic() < deadline, (found, self.logged()[-3000:])
             time.sleep(POLL_S)
 
     def raylet_health(self) -> str:
@@ -131,10 +133,17 @@ class ServingRay:
             return str(answer.read().decode())
 
     def logged(self) -> str:
-        """The last of what Serve's replica and controller have said."""
-        logs = sorted(self._made.path.glob("session_latest/logs/**/*"))
-        chosen = [one for one in logs if one.is_file() and ("replica" in one.name or "worker-" in one.name)]
-        return "\n".join(f"{one.name}: {one.read_text(errors='replace')[-1500:]}" for one in chosen)
+        """What Serve's replica, its supervisor and the workers have said."""
+        logs = sorted(self._made.path.glob("session_latest/logs/worker-*.err"))
+        return "\n".join(one.read_text(errors="replace") for one in logs)
+
+    def worker_pid(self, worker_id: str, epoch: str) -> int:
+        """The process of one life of a worker, as its supervisor has found it."""
+        found = re.search(
+            rf"worker {worker_id} serves.*\(pid (\d+), epoch {epoch}\)", self.logged()
+        )
+        assert found is not None, self.logged()[-3000:]
+        return int(found[1])
 
     def end(self) -> None:
         """End the cluster with all that runs there."""

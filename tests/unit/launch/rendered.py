@@ -55,9 +55,17 @@ def of_kind(manifests: tuple[Manifest, ...], kind: str, name: str = "") -> Manif
     return found
 
 
+def raycluster_of(rayservice: Manifest) -> Manifest:
+    """A RayCluster as KubeRay makes it of a RayService, but for its own name."""
+    spec = rayservice["spec"]["rayClusterConfig"]
+    return rayservice | {"kind": "RayCluster", "spec": spec}
+
+
 def pod_templates(manifest: Manifest) -> list[Manifest]:
     """The pods that an object makes: labels and spec."""
     spec = manifest.get("spec", {})
+    if manifest["kind"] == "RayService":
+        return pod_templates(raycluster_of(manifest))
     if manifest["kind"] == "RayCluster":
         groups = (spec["headGroupSpec"], *spec["workerGroupSpecs"])
         return [group["template"] for group in groups]

@@ -7,8 +7,9 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 import yaml
+from ray.serve.schema import ServeDeploySchema
 
-from tests.unit.launch.rendered import Manifest
+from tests.unit.launch.rendered import Manifest, raycluster_of
 
 VERSION = "1.32"
 
@@ -132,6 +133,19 @@ _ROUTE_RULE = _closed(
 )
 OWN_SCHEMAS = {
     "RayCluster": _RAYCLUSTER_SCHEMA,
+    "RayService": _resource(
+        "ray.io/v1",
+        "RayService",
+        _closed(
+            ["serveConfigV2", "rayClusterConfig"],
+            upgradeStrategy=_closed(["type"], type={"enum": ["NewCluster", "None"]}),
+            rayClusterDeletionDelaySeconds={"type": "integer", "minimum": 0},
+            excludeHeadPodFromServeSvc={"type": "boolean"},
+            serveService=_closed(["spec"], spec={"type": "object"}),
+            serveConfigV2={"type": "string"},
+            rayClusterConfig=_RAYCLUSTER_SCHEMA["properties"]["spec"],
+        ),
+    ),
     "PodMonitor": _resource(
         "monitoring.coreos.com/v1",
         "PodMonitor",
@@ -177,10 +191,42 @@ def validate(manifest: Manifest) -> None:
     """
     if manifest["kind"] == "RayCluster":
         validate_raycluster(manifest)
+    elif manifest["kind"] == "RayService":
+        validate_rayservice(manifest)
     elif manifest["kind"] in OWN_SCHEMAS:
         jsonschema.validate(manifest, OWN_SCHEMAS[manifest["kind"]])
     else:
         kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+def validate_rayservice(manifest: Manifest) -> None:
+    """Hold a RayService against our reading of it, and its parts against their own schemas.
+
+    Raises:
+        jsonschema.ValidationError: it, its RayCluster or its Service does not fit.
+        ValueError: Ray refuses its Serve configuration, or would ignore a part of it.
+    """
+    jsonschema.validate(manifest, OWN_SCHEMAS["RayService"])
+    validate_raycluster(raycluster_of(manifest))
+    spec = manifest["spec"]
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}}
+    kubernetes_validate.validate(service | spec["serveService"], VERSION, strict=True)
+    validate_serve_config(spec["serveConfigV2"])
+
+
+def validate_serve_config(text: str) -> None:
+    """Hold Serve's configuration against Ray's own schema, which ignores what it does not know.
+
+    Raises:
+        ValueError: it does not fit, or has a key that is unknown.
+    """
+    given = yaml.safe_load(text)
+    config = ServeDeploySchema.model_validate(given)
+    unknown = given.keys() - ServeDeploySchema.model_fields.keys()
+    for given_one, one in zip(given["applications"], config.applications, strict=True):
+        unknown |= given_one.keys() - type(one).model_fields.keys()
+    if unknown:
+        raise ValueError(f"Serve does not know {sorted(unknown)}")
 
 
 def crd_schemas(folder: Path) -> dict[str, Manifest]:
