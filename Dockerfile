@@ -5,7 +5,8 @@
 #   docker build --target cuda -t registry.example.com/disagg:0.1.0-cuda .
 #
 # It runs as user 1000, from a root file system that may be read-only. KubeRay's probes ask the agents
-# of Ray's dashboard (extra kuberay), older ones by `wget`. tests/image runs these steps;
+# of Ray's dashboard, a RayService needs Ray Serve (both extra kuberay); older probes ask by `wget`.
+# tests/image runs these steps;
 # k8s/README.md says what starts from them.
 ARG BASE=debian:bookworm-slim
 

@@ -117,7 +117,7 @@ def test_it_is_the_raycluster_of_the_overlay_but_for_the_supervisor(
 
 
 def test_a_component_that_comes_too_late_is_noticed(tmp_path: Path) -> None:
-    """It would do nothing, in silence: so it is said to come last, and what it makes is compared."""
+    """It would do nothing, in silence: so it is said to come last."""
     up = os.path.relpath(K8S, tmp_path)
     names = ("rayservice", "gpu", "image")
     lines = {
