@@ -4,7 +4,7 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -121,7 +121,7 @@ class WorkerActor:
             pid=os.getpid(),
             summary=self._worker.summary,
             refused=self._refused,
-            unregistered=self._unregistered(),
+            unregistered=why_unregistered(self._worker.registrations.copy()),
             is_stopping=self._stopping.is_set(),
         )
 
@@ -148,12 +148,6 @@ class WorkerActor:
             self._worker.wait_failed(drain_s)
         return self._worker.stop(timeout_s)
 
-    def _unregistered(self) -> str:
-        answers = sorted(self._worker.registrations.copy().items())
-        if not all(answer for _, answer in answers):
-            return ""
-        return "; ".join(f"router {one}: {answer}" for one, answer in answers) or "no router yet"
-
     def _end_with_worker(self) -> None:
         self._worker.wait_failed()
         if self._stopping.is_set():
@@ -164,6 +158,14 @@ class WorkerActor:
             log.info("worker has drained, process ends")
         logging.shutdown()
         os._exit(FAILED_EXIT_CODE if self._worker.failed else 0)
+
+
+def why_unregistered(answers: Mapping[str, str]) -> str:
+    """Why no router has a worker, by what each has answered; "" when one has."""
+    if not all(answers.values()):
+        return ""
+    said = [f"router {address}: {answer}" for address, answer in sorted(answers.items())]
+    return "; ".join(said) or "it knows of no router"
 
 
 def routers_of_cluster() -> Collection[str]:

@@ -1,7 +1,6 @@
 """The supervisor of workers as a child process: kept running, watched, ended with its workers."""
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -12,7 +11,6 @@ from disagg.cluster.child import Child
 from disagg.cluster.counts import Counts
 from disagg.cluster.fleet_health import FleetHealth
 from disagg.cluster.fleet_report import FleetReport
-from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.kept import Kept
 from disagg.cluster.roles import assign_roles
 from disagg.cluster.run_folder import RunFolder
@@ -49,7 +47,6 @@ class FleetKeeper:
         Raises:
             ConfigError: settings or checkpoint cannot be used.
         """
-        settings = with_hash_key(settings, os.environ, lasting=True)
         WorkerPlans(settings, WORKER_PATH, assign_roles(Counts.of_settings(settings)))
         self._settings = settings
         self._folder = RunFolder()

@@ -127,6 +127,7 @@ def test_nobody_deploys_without_the_clusters_token(blue: ServingRay, settings: P
         ({"replicas": 2}, "replicas: no such argument"),
         # What only the head's pod has is looked at there, by the replica.
         ({"set": {"cluster.hash_key": "", "cluster.hash_key_file": "/nowhere"}}, "hash_key_file"),
+        ({"set": {"cluster.hash_key": ""}}, "which secret names KV blocks"),
         ({"set": {"model.dir": "/nowhere"}}, "is not a checkpoint directory"),
     ],
 )

@@ -14,7 +14,7 @@ from tests.unit.launch.rendered import Manifest, raycluster_of
 VERSION = "1.32"
 
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-_RAYCLUSTER_SCHEMA = {
+_RAYCLUSTER_SCHEMA: Manifest = {
     "type": "object",
     "additionalProperties": False,
     "required": ["apiVersion", "kind", "metadata", "spec"],

@@ -33,8 +33,9 @@ pytestmark = needs_kustomize
 
 CRD = os.environ.get("DISAGG_TEST_KUBERAY_CRD", "")
 SETTINGS = read_settings(K8S / "base/disagg.yaml").settings
+PREFIX_VARIABLE = "DISAGG_CLUSTER__WORKER_ID_PREFIX"
 PREFIX = {
-    "name": "DISAGG_CLUSTER__WORKER_ID_PREFIX",
+    "name": PREFIX_VARIABLE,
     "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['ray.io/cluster']"}},
 }
 """KubeRay names the cluster in this label of every pod (RayClusterLabelKey)."""
@@ -157,14 +158,14 @@ def test_the_application_is_there_and_its_settings_are_mounted() -> None:
 
 def test_the_application_is_built_of_those_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     args = {"config": str(K8S / "base/disagg.yaml")}
-    monkeypatch.setenv(PREFIX["name"], "disagg-x7k2p")
+    monkeypatch.setenv(PREFIX_VARIABLE, "disagg-x7k2p")
     built = fleet(args)
     assert isinstance(built, serve.Application)
     with pytest.raises(ConfigError, match=r"cluster\.num_decode"):
         fleet(args | {"set": {"cluster.num_decode": -1}})
     with pytest.raises(ConfigError, match="config: which file"):
         fleet({})
-    found = read_settings(args["config"], {PREFIX["name"]: "disagg-x7k2p"}).settings
+    found = read_settings(args["config"], {PREFIX_VARIABLE: "disagg-x7k2p"}).settings
     assert found.cluster.worker_id_prefix == "disagg-x7k2p"
 
 

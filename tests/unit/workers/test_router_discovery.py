@@ -15,6 +15,7 @@ from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
 from disagg.tls.connections import Connections
 from disagg.wire.v1 import registration_pb2, router_pb2_grpc
 from disagg.workers import registration, router_discovery
+from disagg.workers.actor import why_unregistered
 from disagg.workers.registration import BACK_OFF_MAX_S, keep_registered_everywhere, pause_s
 from disagg.workers.router_discovery import RouterDiscovery
 
@@ -152,9 +153,15 @@ async def registered_as_routers_come_and_go(names: Names, logged: Callable[[], s
     async with router_at("127.0.0.2") as (first, port):
         names.addresses = ("127.0.0.2", "127.0.0.3")
         discovery = RouterDiscovery((f"dns:{NAME}:{port}",))
-        registering = keep_registered_everywhere(discovery, lambda: INFO, 20, 20, Connections(""))
+        answers: dict[str, str] = {}
+        assert why_unregistered(answers) == "it knows of no router"
+        registering = keep_registered_everywhere(
+            discovery, lambda: INFO, 20, 20, Connections(""), answers
+        )
         task = asyncio.create_task(registering)
         await until(lambda: first.num_registered > 1, "registered, again and again")
+        await until(lambda: len(answers) == 2, "the one that is away has been asked")
+        assert why_unregistered(answers) == "", "one is enough"
         async with router_at("127.0.0.3", port) as (second, _):
             await until(lambda: second.num_registered > 0, "one that was away is tried again")
             names.addresses = ("127.0.0.3",)
@@ -164,6 +171,9 @@ async def registered_as_routers_come_and_go(names: Names, logged: Callable[[], s
     away = [f"router 127.0.0.{n}:{port}: not registered" for n in (2, 3)]
     await until(lambda: all(logged().count(one) for one in away), "both to be missed")
     assert not task.done(), "that routers are away ends nothing"
+    await until(lambda: why_unregistered(answers) != "", "no router has it")
+    assert f"router 127.0.0.3:{port}: not registered: " in why_unregistered(answers)
+    assert f"127.0.0.2:{port}" not in answers, "it is not found any more"
     async with router_at("127.0.0.2", port) as (back, _), router_at("127.0.0.3", port) as (kept, _):
         await until(lambda: kept.num_registered > 0, "the one that is found")
         assert not back.num_registered, "not found any more, and was away: it is left alone"
