@@ -26,12 +26,12 @@ def assign_roles(
         counts: how many of each role.
         present: role by id of the workers that there are; of those with one role the first stay.
         may_change: whether a worker can take another role; if not, it leaves and a new one comes.
-        prefix: before the ids of workers that are new; who is present keeps its own.
+        prefix: before the ids of all workers; who has another one leaves.
 
     Returns:
         Role by id; without the workers that are to leave.
     """
-    present = dict(present or {})
+    present = {one: role for one, role in (present or {}).items() if _prefix(one) == prefix}
     stem = f"{prefix}-" if prefix else ""
     assigned: dict[str, str] = {}
     spare: list[str] = []
@@ -52,6 +52,10 @@ def assign_roles(
                 worker_id = _free_id(stem + role, present.keys() | assigned.keys())
             assigned[worker_id] = role
     return assigned
+
+
+def _prefix(worker_id: str) -> str:
+    return worker_id.rpartition("-")[0].rpartition("-")[0]
 
 
 def _free_id(name: str, taken: set[str]) -> str:

@@ -91,6 +91,11 @@ def test_a_prefix_comes_before_new_ids_and_leaves_their_role_readable() -> None:
     first = assign_roles(Counts(1, 1), prefix="disagg-x7k2p")
     assert first == {"disagg-x7k2p-prefill-0": "prefill", "disagg-x7k2p-decode-0": "decode"}
     assert [own_role(one) for one in first] == ["prefill", "decode"]
-    # Who is there keeps its id, whichever prefix is set now.
-    more = assign_roles(Counts(1, 2), first, prefix="disagg-b")
-    assert more == first | {"disagg-b-decode-0": "decode"}
+    more = assign_roles(Counts(1, 2), first, prefix="disagg-x7k2p")
+    assert more == first | {"disagg-x7k2p-decode-1": "decode"}
+    # With another prefix all are others: of an id that a second fleet has as well.
+    assert assign_roles(Counts(1, 1), more, prefix="b") == {
+        "b-prefill-0": "prefill",
+        "b-decode-0": "decode",
+    }
+    assert assign_roles(Counts(1, 1), more).keys() == {"prefill-0", "decode-0"}
