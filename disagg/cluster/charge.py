@@ -181,7 +181,7 @@ def _has_ended(job_id: str) -> bool:
     Ray's own libraries ask so; there is no public way that needs no dashboard.
     """
     try:
-        jobs = ray._private.state.state.job_table()
+        jobs = ray._private.state.state.job_table()  # type: ignore[no-untyped-call]
     except (RayError, RuntimeError, OSError) as error:
         raise _no_head(error) from error
     return any(job["JobID"] == job_id and job["IsDead"] for job in jobs)

@@ -6,12 +6,15 @@ The workers in the actors are stand-ins; the tests are steps of one life and run
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.process.program import Program
+from tests.process.harness import wait_until
+from tests.process.program import ROOT, Program
 from tests.process.test_lasting_workers import BOUND_S, SERVES, epochs, said
 
 # Slow, as a run of the normal tests starts one Ray cluster only: that of test_serve.
@@ -53,12 +56,12 @@ class Supervisors:
     """Those that run, in the order in which they started."""
 
     def __init__(self, folder: Path, address: str) -> None:
-        self._folder, self._address = folder, address
+        self.folder, self.address = folder, address
         self._running: list[Program] = []
 
     def start(self, *changes: str) -> Program:
-        arguments = (str(self._folder), self._address, *changes)
-        program = Program("tests.process.lasting_run", *arguments, cwd=self._folder)
+        arguments = (str(self.folder), self.address, *changes)
+        program = Program("tests.process.lasting_run", *arguments, cwd=self.folder)
         self._running.append(program)
         return program
 
@@ -165,3 +168,32 @@ def test_who_ends_in_order_is_followed_at_once(supervisors: Supervisors, second:
     fourth.wait_for("^in charge as supervisor 5 of this cluster$", BOUND_S)
     epochs(fourth, *WORKERS)
     assert not said(fourth, "starting workers|leaves|ended")
+
+    # All workers are ended by hand only when nobody would start them again.
+    code, said_there = end_workers(supervisors)
+    assert code == 2
+    assert f"pid {fourth.process.pid}): stop it first" in said_there
+    assert fourth.process.stdin is not None
+    fourth.process.stdin.close()
+    assert fourth.process.wait(BOUND_S) == 0
+    pids = {int(pid) for pid in re.findall(r"serves.* \(pid (\d+),", "\n".join(fourth.lines))}
+    assert len(pids) == 2
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert end_workers(supervisors)[0] == 0
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "ends", BOUND_S)
+
+
+def end_workers(supervisors: Supervisors) -> tuple[int, str]:
+    """`disagg workers --end`: its exit code and what it said."""
+    command = [sys.executable, "-m", "disagg.commands", "workers", "--end"]
+    ended = subprocess.run(
+        [*command, "--ray-address", supervisors.address, "--model", str(supervisors.folder)],
+        cwd=supervisors.folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    return ended.returncode, ended.stdout
