@@ -14,6 +14,7 @@
     │   ├── StoppingError         this router is about to end; another one may serve it (503)
     │   └── ProtocolError         a peer sent what the protocol forbids (502)
     ├── ExpiredError          a bound on waiting was reached (504)
+    │   └── ChargeLostError       another supervisor has taken over
     ├── CancelledError        the client went away (499)
     └── ConfigError           settings, checkpoint or contract unusable (start-up)
         └── WorkerIdTakenError    another process lives under this worker id
@@ -133,6 +134,12 @@ class ExpiredError(DisaggError):
     http_status = 504
     grpc_status = "DEADLINE_EXCEEDED"
     code = "timeout"
+
+
+class ChargeLostError(ExpiredError):
+    """Another supervisor has taken over, as this one had not renewed its claim."""
+
+    code = "charge_lost"
 
 
 class CancelledError(DisaggError):

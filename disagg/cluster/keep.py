@@ -19,11 +19,9 @@ from disagg.cluster.own_settings import (
 )
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
-from disagg.errors import DisaggError, ExpiredError
+from disagg.errors import DisaggError
 from disagg.tls.authority import remove_keys
 
-NO_CLUSTER_EXIT_CODE = 69
-"""Of a supervisor that has waited for the Ray cluster in vain."""
 _POLL_S = 0.2
 _READY_POLL_S = 1.0
 
@@ -31,8 +29,10 @@ _READY_POLL_S = 1.0
 class Keeper:
     """`disagg router` and `disagg workers` of one host. Not thread-safe.
 
-    Each is started again when it ends, however it ends. The workers themselves are Ray's: they go
-    on when this, the router or the supervisor ends, and are found again.
+    Each is started again when it ends, however it ends: a supervisor that has waited for the Ray
+    cluster in vain too, while the router serves with the workers that are left. The workers
+    themselves are Ray's: they go on when this, the router or the supervisor ends, and are found
+    again.
     """
 
     def __init__(self, settings: Settings, report: Callable[[str], None]) -> None:
@@ -63,15 +63,10 @@ class Keeper:
         self._workers.start()
 
     def poll(self) -> None:
-        """Look at both once.
-
-        Raises:
-            ExpiredError: there is no Ray cluster any more.
-        """
+        """Look at both once."""
         self._router.poll()
         self._say_when_ready()
-        if self._workers.poll() == NO_CLUSTER_EXIT_CODE:
-            raise ExpiredError("the Ray cluster has gone", param="cluster.ray_address")
+        self._workers.poll()
         time.sleep(_POLL_S)
 
     def reload(self, settings: Settings) -> None:

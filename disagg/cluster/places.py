@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ray
 from ray.exceptions import RayError
@@ -85,10 +85,13 @@ class Places:
                 found.append((worker, max(0.0, deadline_s - now_s)))
         return found
 
-    def wait_for_hosts(self, settings: Settings, plans: WorkerPlans) -> None:
+    def wait_for_hosts(
+        self, settings: Settings, plans: WorkerPlans, confirm: Callable[[], None]
+    ) -> None:
         """Wait a while: what workers get depends on how many hosts there are."""
         deadline = time.monotonic() + min(_HOSTS_WAIT_S, settings.cluster.start_timeout_s)
         while True:
+            confirm()
             self.look(plans)
             all_there = len(self.hosts) >= settings.cluster.num_hosts
             if all_there and has_room(settings, ray.cluster_resources()):  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 
 import ray
 
@@ -44,6 +45,8 @@ class Supervisor:
     Workers are spread over the hosts, and one moves when hosts have become more unequal by two, or
     when Ray drains its host. One that ends is created anew, with growing delays if it ends soon
     again.
+
+    Nothing is changed unless ``confirm`` returns, which raises where this process is not in charge.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class Supervisor:
         worker_path: str = WORKER_PATH,
         *,
         lasting: bool = False,
+        confirm: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._report = report
         self._worker_path = worker_path
         self._lasting = lasting
+        self._confirm = confirm
         self._counts = Counts.of_settings(settings)
         self._by = ""
         self._prefix = settings.cluster.worker_id_prefix
@@ -108,7 +113,8 @@ class Supervisor:
         self.find()
         self._follow(read_wish())
         if any(worker.actor is None for worker in self._workers):
-            self._places.wait_for_hosts(self._counts.into(self._settings), self._plans)
+            settings = self._counts.into(self._settings)
+            self._places.wait_for_hosts(settings, self._plans, self._confirm)
 
     def wait(self) -> None:
         """Return when every worker serves, for whoever cannot do with fewer.
@@ -135,21 +141,28 @@ class Supervisor:
         """Look at every worker once, about half a second; report what changed.
 
         Raises:
-            ExpiredError: this host is not part of the cluster any more.
+            ExpiredError: this host is not part of the cluster any more, or, as ChargeLostError,
+                another process is in charge.
         """
         began_s = time.monotonic()
         self._hear()
         for worker in list(self._workers):
+            self._confirm()
             self._go_on(worker)
         if time.monotonic() >= self._look_at_s:
             self._look_at_s = time.monotonic() + _LOOK_S
             self._follow(read_wish())
             self._places.look(self._plans)
-            self._clear_hosts()
-            self._create_missing()
-            self._turn_over()
-            self._rebalance()
+            for change in (
+                self._clear_hosts,
+                self._create_missing,
+                self._turn_over,
+                self._rebalance,
+            ):
+                self._confirm()
+                change()
             self._report_late()
+        self._confirm()
         self._tell()
         time.sleep(max(0.0, _POLL_S - (time.monotonic() - began_s)))
 
@@ -166,6 +179,7 @@ class Supervisor:
         deadline = max((worker.left_by_s for worker in self._workers), default=0.0)
         while waiting and time.monotonic() < deadline and not self._hurried:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
+            self._confirm()
         for worker in self._workers:
             if worker.actor is not None:
                 end_actor(worker.name, worker.actor)
@@ -266,6 +280,7 @@ class Supervisor:
         asked = {worker.asked: worker for worker in self._workers if worker.asked is not None}
         if asked:
             answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_POLL_S)
+            self._confirm()
             for ref in answered:
                 asked[ref].hear()
 
@@ -290,6 +305,7 @@ class Supervisor:
             return
         for worker in self._workers:
             if worker.actor is None and worker.is_wanted and now_s >= worker.create_at_s:
+                self._confirm()
                 self._places.seat(worker, self._workers, self._plans)
                 self._create(worker)
 

@@ -5,6 +5,9 @@ import os
 import threading
 import time
 
+NO_CLUSTER_EXIT_CODE = 69
+"""Of a supervisor that has waited for the Ray cluster in vain."""
+
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5

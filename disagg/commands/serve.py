@@ -203,8 +203,9 @@ def workers(
     --end-here does so with every worker of this host, or pod, that may be signalled, without Ray;
     exit code 1: some still run.
 
-    It ends with exit code 2 when the cluster has gone, 69 when there is none: it is to be run under
-    something that starts it again.
+    Where another process does the same for the cluster this one stands by, and takes over when that
+    one ends or stands still. It ends with exit code 2 when the cluster has gone, 69 when there is
+    none: it is to be run under something that starts it again.
     """
     exit_on_signals()
     if with_parent:
@@ -221,9 +222,8 @@ def workers(
     if end_here:
         _end_here(effective.settings)
         return
-    from disagg.cluster.keep import NO_CLUSTER_EXIT_CODE
     from disagg.cluster.ray_cluster import join_ray, stop_ray
-    from disagg.cluster.watchdog import Watchdog
+    from disagg.cluster.watchdog import NO_CLUSTER_EXIT_CODE, Watchdog
 
     settings = effective.settings
     _log_to_stderr(settings.telemetry.log_format)
@@ -238,20 +238,21 @@ def workers(
         except ExpiredError as error:
             log.error("%s", error.message)
             raise typer.Exit(NO_CLUSTER_EXIT_CODE) from error
-        from disagg.cluster.supervise import Supervisor  # imports Ray, see ray_cluster
+        from disagg.cluster.lasting import LastingSupervision  # imports Ray, see ray_cluster
+        from disagg.cluster.supervise import Supervisor
 
-        supervisor = Supervisor(settings, log.info, lasting=True)
-        if end:
-            hurry_on_signals(supervisor.hurry)
-            supervisor.find()
-            supervisor.stop(drain=True)  # within the drain's bound, or the watchdog's
-            return
-        supervisor.start()
-        while True:
-            supervisor.poll()
-            watchdog.see()
+        def tell(supervisor: Supervisor) -> None:
             if report_file is not None:
                 supervisor.describe().write(report_file)
+
+        supervision = LastingSupervision(settings, log.info)
+        try:
+            if end:  # within the drain's bound, or the watchdog's
+                supervision.end_workers(watchdog.see, lambda one: hurry_on_signals(one.hurry))
+            else:
+                supervision.run(watchdog.see, tell)
+        finally:
+            supervision.end()
     except KeyboardInterrupt:
         log.info("stopping, the workers stay")
     finally:

@@ -1,76 +1,64 @@
-"""Ray's head is lost and comes back with its state, which is in Redis.
+"""Ray's head is lost and comes back: with its state, which is in Redis, or at another address.
 
 Ray is started by its own command on every host, `disagg serve` on one that is not the head.
 """
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.checkpoints import make_checkpoint, reference_generate
-from tests.hosts.fleet import Fleet, make_environment
-from tests.hosts.hosts import Host, hosts
-
-pytestmark = [
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server"),
-]
-
-PORT, REDIS_PORT = 6379, 6390
-NUM_TOKENS = 16
-RAY = (
-    "PATH=$HOME/disagg-env/bin:$PATH RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0"
-    " RAY_worker_niceness=0 RAY_enable_autoscaler_v2=0"
+from tests.hosts.fleet import Fleet, make_environment, wait_for
+from tests.hosts.hosts import hosts
+from tests.hosts.ray_by_hand import (
+    copy_secrets,
+    join,
+    join_again_and_again,
+    kill_ray,
+    serve,
+    start_head,
+    start_redis,
 )
-OF_RAY = "[g]cs_server|[r]aylet/|ray [s]tart"
 
+pytestmark = pytest.mark.timeout(1800)
+NEEDS_REDIS = pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 
-def start(host: Host, command: str, log: str, environment: str = "") -> None:
-    """Start what stays, as a system's own supervisor would."""
-    host.run(f"{RAY} {environment} setsid nohup {command} >> ~/{log} 2>&1 < /dev/null &")
-
-
-def start_ray(host: Host, head: Host, environment: str = "") -> None:
-    role = (
-        f"--head --port={PORT} --include-dashboard=false"
-        if host is head
-        else f"--address={head.address}:{PORT}"
-    )
-    command = f"ray start --block --node-ip-address={host.address} {role}"
-    start(host, command, "disagg-ray.log", environment)
-
-
-def kill_ray(host: Host) -> None:
-    pids = host.run(f"pgrep -f '{OF_RAY}'").stdout.split()
-    host.run(f"kill -KILL {' '.join(pids)}", check=False)
+NUM_TOKENS = 16
+HEAD_NAME = "ray-head"
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    model_dir = make_checkpoint(tmp_path_factory.mktemp("model"), "gemma3")
-    environment = make_environment(tmp_path_factory.mktemp("environment"))
-    with hosts(4, tmp_path_factory.mktemp("keys"), [environment, model_dir]) as machines:
-        laptop, serving, *others = machines
-        made = Fleet(laptop, [serving, *others], environment, model_dir)
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "gemma3")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_environment(tmp_path_factory.mktemp("environment"))
+
+
+@pytest.fixture
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory, environment: Path, model_dir: Path
+) -> Iterator[Fleet]:
+    """A host that serves, two that may be the head, and one more."""
+    with hosts(5, tmp_path_factory.mktemp("keys"), [environment, model_dir]) as machines:
+        laptop, *others = machines
+        made = Fleet(laptop, others, environment, model_dir)
         made.prepare()
-        for host in made.hosts:
-            to = f"{host.name}:"
-            made.do(
-                "S='ssh -o StrictHostKeyChecking=no'; R=\"rsync -a --rsh='$S'\";"
-                f" $S {host.name} mkdir -p .ray; eval $R .ray/auth_token {to}.ray/;"
-                f" eval $R disagg.yaml disagg-keys.json disagg-hash-key {to};"
-                f" eval $R certificates/node/ {to}disagg-certificates"
-            )
+        made.edit_settings("num_hosts: 4", "num_hosts: 3")
+        copy_secrets(made)
         yield made
 
 
 @pytest.fixture(scope="module")
-def right(fleet: Fleet) -> tuple[list[int], list[int]]:
+def right(model_dir: Path) -> tuple[list[int], list[int]]:
     """A prompt, and what plain transformers makes of it."""
     for first in range(50):
         prompt = [10 + (first + 7 * i) % 80 for i in range(40)]
-        tokens, _, gap = reference_generate(fleet.model_dir, prompt, NUM_TOKENS)
+        tokens, _, gap = reference_generate(model_dir, prompt, NUM_TOKENS)
         if gap > 1e-3:
             return prompt, tokens
     raise AssertionError("no prompt whose answer is clear")
@@ -92,17 +80,16 @@ def reload(fleet: Fleet) -> None:
     fleet.head.run(f"kill -HUP {pid}")
 
 
+@NEEDS_REDIS
 def test_with_its_state_in_redis_the_head_finds_the_actors_again(
     fleet: Fleet, right: tuple[list[int], list[int]]
 ) -> None:
-    serving, head, other = fleet.hosts
-    redis = f"redis-server --port {REDIS_PORT} --bind 0.0.0.0 --protected-mode no --save ''"
-    start(serving, redis, "redis.log")
-    at_redis = f"RAY_REDIS_ADDRESS={serving.address}:{REDIS_PORT}"
-    start_ray(head, head, at_redis)
-    start_ray(serving, head)
-    start_ray(other, head)
-    start(serving, "disagg serve --config disagg.yaml", "disagg.log")
+    serving, head, other, _ = fleet.hosts
+    at_redis = start_redis(serving)
+    start_head(head, at_redis)
+    join(serving, head.address)
+    join(other, head.address)
+    serve(serving)
     fleet.wait_until_complete()
     assert is_right(fleet, right)
     assert head.address not in fleet.places().values()
@@ -111,10 +98,41 @@ def test_with_its_state_in_redis_the_head_finds_the_actors_again(
 
     kill_ray(head)
     assert is_right(fleet, right)  # no token passes through it
-    start_ray(head, head, at_redis)
+    start_head(head, at_redis)
     reload(fleet)
     fleet.wait_until_complete(complete)
     assert "found workers decode-0, prefill-0" in fleet.log()
     assert fleet.epochs() == epochs
     assert fleet.pids("ray::[W]orkerActor") == workers
     assert is_right(fleet, right)
+
+
+@pytest.mark.parametrize("storage", ["own", pytest.param("redis", marks=NEEDS_REDIS)])
+def test_a_head_that_returns_at_another_address_has_the_fleet_complete_without_a_hand(
+    fleet: Fleet, right: tuple[list[int], list[int]], storage: str
+) -> None:
+    serving, head, other, next_head = fleet.hosts
+    for host in fleet.hosts:
+        host.run(f"cp /etc/hosts hosts; echo {head.address} {HEAD_NAME} >> /etc/hosts")
+    environment = start_redis(serving) if storage == "redis" else ""
+    start_head(head, environment)
+    for host in (serving, other):
+        join_again_and_again(host, HEAD_NAME)
+    serve(serving)
+    fleet.wait_until_complete()
+    assert is_right(fleet, right)
+    (kept,), (router,) = (fleet.pids(one)[0] for one in ("disagg [s]erve", "disagg.commands [r]"))
+    complete = fleet.num_complete()
+
+    kill_ray(head)
+    assert is_right(fleet, right)
+    for host in fleet.hosts:  # as a name service would
+        host.run(f"echo {next_head.address} {HEAD_NAME} | cat hosts - > /etc/hosts")
+    start_head(next_head, environment)
+    fleet.wait_until_complete(complete)
+    wait_for(lambda: is_right(fleet, right), fleet.log)
+    # Nothing was asked to: what keeps router and supervisor running is the same, as is the router.
+    assert fleet.pids("disagg [s]erve")[0] == [kept]
+    assert fleet.pids("disagg.commands [r]")[0] == [router]
+    status = next_head.run("PATH=$HOME/disagg-env/bin:$PATH RAY_AUTH_MODE=token ray status").stdout
+    assert len([line for line in status.splitlines() if "node_" in line]) == 3, status

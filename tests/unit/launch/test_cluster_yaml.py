@@ -164,7 +164,7 @@ def test_what_ray_has_to_be_told_is_said_wherever_it_starts() -> None:
 
 def test_another_ray_up_finds_what_runs_in_the_background() -> None:
     pattern = re.compile(
-        r"(?:pgrep|pkill -HUP) -F (\S+) -f (?:'([^']+)'|(\S+)) \|\| \{ .*nohup (.*)"
+        r"(?:pgrep|pkill -HUP) -F (\S+) -f (?:['\"]([^'\"]+)['\"]|(\S+)) \|\| \{ .*nohup (.*)"
         r" & echo \$! > (\S+); .*\}"
     )
     for commands in (CLUSTER["head_start_ray_commands"], CLUSTER["worker_start_ray_commands"]):
@@ -180,14 +180,15 @@ def test_another_ray_up_finds_what_runs_in_the_background() -> None:
         assert guard in [line.partition(" || ")[0] for line in commands if line != stop]
 
 
-def start_serving(home: Path, program: str) -> "subprocess.Popen[bytes]":
-    """What the file starts on the head, with another program in the place of `disagg`."""
-    (line,) = [each for each in CLUSTER["head_start_ray_commands"] if "disagg serve" in each]
-    script = home / "disagg-env" / "bin" / "disagg"
+def start_loop(home: Path, name: str, program: str) -> "subprocess.Popen[bytes]":
+    """The loop that the file starts on the head, with another program in the place of its own."""
+    lines = CLUSTER["head_start_ray_commands"]
+    (line,) = [each for each in lines if "sh -c" in each and f"bin/{name} " in each]
+    script = home / "disagg-env" / "bin" / name
     script.parent.mkdir(parents=True)
     script.write_text(f"#!/bin/sh\necho $1 $$ >> {home}/starts\n{program}\n")
     script.chmod(0o755)
-    loop = line[line.index("sh -c") : line.rindex(" > ~/disagg.log")]
+    loop = line[line.index("sh -c") : line.index(" > ~/disagg", line.index("monitor.py"))]
     return subprocess.Popen(["sh", "-c", f"exec {loop}"], env={**os.environ, "HOME": str(home)})
 
 
@@ -198,16 +199,19 @@ def starts(home: Path, num: int) -> list[int]:
         with contextlib.suppress(FileNotFoundError):
             lines = (home / "starts").read_text().splitlines()
             if len(lines) >= num:
-                assert all(line.startswith("serve ") for line in lines)
+                assert all(line.startswith(("serve ", "start ")) for line in lines)
                 return [int(line.split()[1]) for line in lines]
         assert time.monotonic() < deadline, "it is not started"
         time.sleep(0.05)
 
 
+UNTIL_ASKED = "trap 'exit 0' TERM\nwhile :; do sleep 0.05; done"
+
+
 def test_what_serves_is_started_again_when_it_is_killed_and_ends_when_it_is_asked_to(
     tmp_path: Path,
 ) -> None:
-    loop = start_serving(tmp_path, "trap 'exit 0' TERM\nwhile :; do sleep 0.05; done")
+    loop = start_loop(tmp_path, "disagg", UNTIL_ASKED)
     (first,) = starts(tmp_path, 1)
     os.kill(first, signal.SIGKILL)
     _, second = starts(tmp_path, 2)
@@ -219,5 +223,53 @@ def test_what_serves_is_started_again_when_it_is_killed_and_ends_when_it_is_aske
 
 @pytest.mark.parametrize("code", [0, 2, 143])
 def test_what_serves_is_not_started_again_when_it_ends_by_itself(tmp_path: Path, code: int) -> None:
-    assert start_serving(tmp_path, f"exit {code}").wait(60) == 0
+    assert start_loop(tmp_path, "disagg", f"exit {code}").wait(60) == 0
     assert len(starts(tmp_path, 1)) == 1
+
+
+def test_ray_is_started_again_however_it_ended(tmp_path: Path) -> None:
+    loop = start_loop(tmp_path, "ray", "[ $(wc -l < ~/starts) -lt 3 ] && exit 1\n" + UNTIL_ASKED)
+    *_, last = starts(tmp_path, 3)
+    os.kill(last, signal.SIGKILL)
+    assert len(starts(tmp_path, 4)) == 4
+    loop.terminate()
+    loop.wait(60)
+
+
+@pytest.mark.parametrize("name", ["disagg", "ray"])
+def test_a_loop_that_is_ended_waits_for_the_end_of_what_it_keeps(tmp_path: Path, name: str) -> None:
+    ending = f"trap 'sleep 0.5; touch {tmp_path}/ended; exit 0' TERM\ntouch {tmp_path}/begun"
+    loop = start_loop(tmp_path, name, f"{ending}\nwhile :; do sleep 0.05; done")
+    (pid,) = starts(tmp_path, 1)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    loop.terminate()
+    loop.wait(60)
+    assert (tmp_path / "ended").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert len(starts(tmp_path, 1)) == 1
+
+
+@pytest.mark.parametrize("name", ["disagg", "ray"])
+def test_ray_stop_knows_the_loops_by_their_name(tmp_path: Path, name: str) -> None:
+    code = "import json; from ray.autoscaler._private.constants import RAY_PROCESSES as p"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('RESULT' + json.dumps(p))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    ended = json.loads(done.stdout.rpartition("RESULT")[2])
+    in_arguments = [keyword for keyword, by_name in ended if not by_name]
+    loop = start_loop(tmp_path, name, UNTIL_ASKED)
+    starts(tmp_path, 1)
+    command = Path(f"/proc/{loop.pid}/cmdline").read_text().replace("\0", " ")
+    loop.terminate()
+    loop.wait(60)
+    assert [keyword for keyword in in_arguments if keyword in command] == ["monitor.py"]
+    # Control: without its name `ray stop` would leave it.
+    unnamed = command.replace("monitor.py", "")
+    assert not [keyword for keyword in in_arguments if keyword in unnamed]
