@@ -139,8 +139,6 @@ class ExpiredError(DisaggError):
 class ChargeLostError(ExpiredError):
     """Another supervisor has taken over, as this one had not renewed its claim."""
 
-    code = "charge_lost"
-
 
 class CancelledError(DisaggError):
     """The client went away; nobody reads the answer."""
