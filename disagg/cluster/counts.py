@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from disagg.config import Settings
 from disagg.errors import ConfigError
@@ -93,12 +93,14 @@ class Fleet:
         by: who wants them: `BY_SETTINGS`, `BY_HAND` or `BY_LOAD`.
         roles: that it wants of each worker, by id.
         serving: role by id, of the workers that serve.
+        waiting: why not, by id, of workers that are wanted and do not serve.
     """
 
     counts: Counts
     by: str
     roles: Mapping[str, str]
     serving: Mapping[str, str]
+    waiting: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -130,6 +132,7 @@ class Fleet:
         try:
             found = json.loads(data)
             roles, serving = dict(found["roles"]), dict(found["serving"])
-            return cls(Counts(**found["counts"]), str(found["by"]), roles, serving)
+            waiting = dict(found.get("waiting", {}))  # older supervisors do not say
+            return cls(Counts(**found["counts"]), str(found["by"]), roles, serving, waiting)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"what the supervisor has left cannot be read: {error!r}") from None

@@ -109,6 +109,7 @@ def _describe(fleet: Fleet) -> str:
     for worker_id, role in sorted(fleet.roles.items()):
         has = fleet.serving.get(worker_id)
         if has != role:
-            lines.append(f"{worker_id} {'takes the role' if has else 'is to serve as'} {role}")
+            why = f": {fleet.waiting[worker_id]}" if worker_id in fleet.waiting else ""
+            lines.append(f"{worker_id} {'takes the role' if has else 'is to serve as'} {role}{why}")
     lines += [f"{one} leaves" for one in sorted(fleet.serving.keys() - fleet.roles.keys())]
     return "; ".join(lines)
