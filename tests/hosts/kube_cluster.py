@@ -28,7 +28,7 @@ from tests.hosts.kubernetes_api import ApiServer, KubernetesApi
 
 Manifest = dict[str, Any]
 
-BOUND_S = 600.0
+BOUND_S = 900.0
 POLL_S = 0.5
 ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 UNSCHEDULABLE = {
@@ -142,6 +142,12 @@ class KubeCluster:
                     group.setdefault(name, before[name])
         self.api.put("rayclusters", made)
 
+    def delete(self, name: str) -> None:
+        """Delete a pod, as `kubectl delete pod` or the drain of its node do."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.api.change("pods", name, lambda pod: pod["metadata"].update(deletionTimestamp=stamp))
+        self._do(lambda: self._end(name))
+
     # What a test looks at
 
     @property
@@ -194,20 +200,15 @@ class KubeCluster:
                 n for n, one in there.items() if one["status"]["phase"] in ("Failed", "Succeeded")
             ]
             for name in done:
-                self._delete(name)
+                self.delete(name)
             if done:
                 return  # with an error: it begins again
             for name in group.get("scaleStrategy", {}).get("workersToDelete", []):
                 if there.pop(name, None) is not None:
-                    self._delete(name)
+                    self.delete(name)
             # Too many are left alone: the autoscaler says which are to go.
             for _ in range(desired_pods(group) - len(there)):
                 self.api.put("pods", make_worker_pod(cluster, group["groupName"]))
-
-    def _delete(self, name: str) -> None:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.api.change("pods", name, lambda pod: pod["metadata"].update(deletionTimestamp=stamp))
-        self._do(lambda: self._end(name))
 
     def _do(self, step: Callable[[], None]) -> None:
         """Begin what takes a while; a fault of it is one of the cluster's."""
@@ -239,7 +240,7 @@ class KubeCluster:
                 continue
             if name in self._pods:
                 status = self._pods[name].keep()
-            elif self.has_room or manifest["metadata"]["labels"]["ray.io/node-type"] == "head":
+            elif self._may_start(manifest):
                 self._pods[name] = pod = self._pod(manifest, self._free.pop(0))
                 self._do(pod.start)
                 status = pod.keep()
@@ -247,6 +248,12 @@ class KubeCluster:
                 status = {"phase": "Pending", "conditions": [UNSCHEDULABLE]}
             if status != manifest["status"]:
                 self.api.change("pods", name, partial(_set_status, status))
+
+    def _may_start(self, manifest: Manifest) -> bool:
+        """Whether a pod finds a node; nodes come one by one, as a small machine has them all."""
+        others = [pod for pod in self._pods.values() if not pod.runs_ray]
+        is_head = manifest["metadata"]["labels"]["ray.io/node-type"] == "head"
+        return not others and bool(self._free) and (self.has_room or is_head)
 
     def _pod(self, manifest: Manifest, host: Host) -> Pod:
         volumes = {volume["name"]: volume for volume in manifest["spec"].get("volumes", [])}

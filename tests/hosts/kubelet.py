@@ -84,6 +84,13 @@ class Pod:
             self._start(container)
         self._started = True
 
+    @property
+    def runs_ray(self) -> bool:
+        """Whether its Ray node has joined, or will never."""
+        ray = self._containers[0]["name"]
+        done = ray in self._running and self._running[ray].poll() is not None
+        return done or "Ray runtime started" in self.log_of(ray)
+
     def log_of(self, container: str) -> str:
         """What a container has said so far."""
         path = self._logs / f"{self.name}.{container}.log"
@@ -121,11 +128,11 @@ class Pod:
         return {"phase": phase, "podIP": self.host.address, "containerStatuses": statuses}
 
     def end(self) -> None:
-        """Run the hooks, ask all containers to end, give them what is left of their time."""
+        """Run the hooks of what still runs, ask it to end, give it what is left of its time."""
         deadline = time.monotonic() + self._pod["spec"].get("terminationGracePeriodSeconds", 30)
         for container in self._containers if self._started else ():
             hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
-            if hook:
+            if hook and self._running[container["name"]].poll() is None:
                 self.hook_said[container["name"]] = self.execute(container["name"], hook)
         for running in self._running.values():
             for child in find_children(running.pid):

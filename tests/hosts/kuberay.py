@@ -79,7 +79,7 @@ def make_worker_pod(cluster: Manifest, name: str) -> Manifest:
     if cluster["spec"].get("autoscalerOptions", {}).get("version") == "v2":
         pod["spec"]["restartPolicy"] = "Never"
     _complete(cluster, pod, f"ray start {_start_flags(ray, parameters)}", host)
-    wait = f"until ray health-check --address {host}:{GCS_PORT}; do sleep 5; done"
+    wait = f"until ray health-check --address {host}:{GCS_PORT}; do sleep 15; done"  # KubeRay: 5
     pod["spec"]["initContainers"] = [
         ray | {"name": "wait-gcs-ready", "command": COMMAND, "args": [wait]}
     ]

@@ -1,8 +1,8 @@
 """`k8s/overlays/autoscaling` as it is rendered, scaled by Ray's own autoscaler for KubeRay.
 
 Real are Ray, its autoscaler, disagg and every request. Played are Kubernetes and KubeRay's
-operator: `kube_cluster.py`. The tests are steps of one life and run in their order, once per version of the
-autoscaler.
+operator: `kube_cluster.py`. The tests are steps of one life and run in their order, once as the
+overlay is and once with version 1 of the autoscaler.
 """
 
 import os
@@ -216,6 +216,23 @@ def test_one_more_worker_is_one_more_pod(life: Life) -> None:
     assert [len(life.kube.pods(group)) for group in ("prefill", "decode")] == [1, 2]
 
 
+def test_a_pod_that_is_deleted_drains_first(life: Life) -> None:
+    ip = re.findall(r"worker decode-1 serves(?: again)? on ([\d.]+):", life.said())[-1]
+    (name,) = [
+        one["metadata"]["name"] for one in life.kube.pods("decode") if one["status"]["podIP"] == ip
+    ]
+    since = len(life.said())
+    with life.load() as load:
+        life.kube.delete(name)
+        life.wait_until(lambda: name in {pod.name for pod in life.kube.ended})
+        life.wait_said("worker decode-1 serves again on (?!" + re.escape(ip) + ")", since)
+        life.wait_until(lambda: life.workers().get("decode-1"))
+    assert load.all_right, load.answers
+    (ended,) = [pod for pod in life.kube.ended if pod.name == name]
+    assert ended.hook_said["ray-worker"][0] == 0, ended.hook_said
+    assert not re.search("(prefill-0|decode-0) serves again", life.said()[since:])
+
+
 def test_never_more_than_the_groups_most(life: Life) -> None:
     since = len(life.said())
     assert life.scale("--decode", str(MAX_REPLICAS + 1), "--no-wait")[0] == 0
@@ -269,8 +286,8 @@ def test_fewer_workers_are_fewer_pods_and_no_request_fails(life: Life) -> None:
         for name in one["value"]["workersToDelete"]
     }
     assert named == before - kept
-    for pod in life.kube.ended:
-        assert pod.hook_said["ray-worker"][0] == 0, pod.hook_said
+    hooks = [said for pod in life.kube.ended for said in pod.hook_said.values()]
+    assert {code for code, _ in hooks} <= {0}, hooks
     # Not below the least number, however long nobody needs more.
     life.wait_decided()
     assert [len(life.kube.pods(group)) for group in ("prefill", "decode")] == [1, 1]
