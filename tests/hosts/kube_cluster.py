@@ -28,7 +28,7 @@ from tests.hosts.kubernetes_api import ApiServer, KubernetesApi
 
 Manifest = dict[str, Any]
 
-BOUND_S = 900.0
+BOUND_S = 1500.0
 POLL_S = 0.5
 ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 UNSCHEDULABLE = {
@@ -90,7 +90,7 @@ class KubeCluster:
             "KUBERNETES_SERVICE_HOST": self.control.address,
             "KUBERNETES_SERVICE_PORT_HTTPS": str(self._server.port),
             # Of this machine, which is small and busy.
-            "RAY_raylet_start_wait_time_s": "200",
+            "RAY_raylet_start_wait_time_s": "600",
             "OMP_NUM_THREADS": "1",
         }
         self._pods: dict[str, Pod] = {}
@@ -144,6 +144,8 @@ class KubeCluster:
 
     def delete(self, name: str) -> None:
         """Delete a pod, as `kubectl delete pod` or the drain of its node do."""
+        if "deletionTimestamp" in self.api.get("pods", name)["metadata"]:
+            return
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.api.change("pods", name, lambda pod: pod["metadata"].update(deletionTimestamp=stamp))
         self._do(lambda: self._end(name))
@@ -162,12 +164,7 @@ class KubeCluster:
 
     def pods(self, group: str) -> list[Manifest]:
         """Pods of a group that are not about to end."""
-        return [
-            one
-            for one in self.api.find_all("pods")
-            if one["metadata"]["labels"]["ray.io/group"] == group
-            and "deletionTimestamp" not in one["metadata"]
-        ]
+        return [one for one in self._all_of(group) if "deletionTimestamp" not in one["metadata"]]
 
     @property
     def head(self) -> Pod:
@@ -182,6 +179,10 @@ class KubeCluster:
 
     # The operator and the kubelets
 
+    def _all_of(self, group: str) -> list[Manifest]:
+        there = self.api.find_all("pods")
+        return [one for one in there if one["metadata"]["labels"]["ray.io/group"] == group]
+
     def _operate(self) -> None:
         while not self._stopping.wait(POLL_S):
             try:
@@ -195,9 +196,13 @@ class KubeCluster:
         if not self.pods("headgroup"):
             self.api.put("pods", make_head_pod(cluster))
         for group in cluster["spec"]["workerGroupSpecs"]:
-            there = {one["metadata"]["name"]: one for one in self.pods(group["groupName"])}
+            # A pod that is about to end counts until it has.
+            there = {one["metadata"]["name"]: one for one in self._all_of(group["groupName"])}
             done = [
-                n for n, one in there.items() if one["status"]["phase"] in ("Failed", "Succeeded")
+                name
+                for name, one in there.items()
+                if one["status"]["phase"] in ("Failed", "Succeeded")
+                and "deletionTimestamp" not in one["metadata"]
             ]
             for name in done:
                 self.delete(name)

@@ -24,7 +24,7 @@ from tests.hosts.kube_cluster import BOUND_S, KubeCluster, Manifest
 from tests.unit.launch.rendered import needs_kustomize, overlay
 from tests.unit.launch.schemas import crd_schema
 
-pytestmark = [pytest.mark.timeout(3000), needs_kustomize]
+pytestmark = [pytest.mark.timeout(5000), needs_kustomize]
 
 CRD = os.environ.get("DISAGG_TEST_KUBERAY_CRD", "")
 NUM_HOSTS = 9
@@ -56,7 +56,11 @@ def edit_settings(text: str, model_dir: Path) -> str:
 
 
 def edit_cluster(cluster: Manifest, version: str | None) -> None:
-    """What a user may set: bounds that a test reaches, an idle time that a test waits for."""
+    """What a user may set: bounds that a test reaches, an idle time that a test waits for.
+
+    And no dashboard: only KubeRay's probes ask it, and it takes minutes of a busy machine.
+    """
+    cluster["spec"]["headGroupSpec"]["rayStartParams"]["include-dashboard"] = "false"
     options = cluster["spec"]["autoscalerOptions"]
     options["idleTimeoutSeconds"] = 5
     if version is not None:
