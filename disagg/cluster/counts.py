@@ -112,6 +112,18 @@ class Fleet:
         found = Counter(self.serving.values())
         return ", ".join(f"{role} {count}" for role, count in sorted(found.items())) or "none"
 
+    def describe(self) -> str:
+        """Wanted and present, in a line, who is on the way, and why who waits does so."""
+        lines = [f"wanted, by {self.by}: {self.counts}", f"serving: {self.count_serving()}"]
+        for worker_id, role in sorted(self.roles.items()):
+            has = self.serving.get(worker_id)
+            if has != role:
+                why = f": {self.waiting[worker_id]}" if worker_id in self.waiting else ""
+                does = "takes the role" if has else "is to serve as"
+                lines.append(f"{worker_id} {does} {role}{why}")
+        lines += [f"{one} leaves" for one in sorted(self.serving.keys() - self.roles.keys())]
+        return "; ".join(lines)
+
     def is_of(self, wish: "Wish | None") -> bool:
         """Whether the supervisor has taken up what is wanted by hand; None: no more by hand."""
         if wish is None:

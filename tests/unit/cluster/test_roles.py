@@ -78,6 +78,8 @@ def test_what_is_kept_in_the_cluster_is_read_back() -> None:
     assert not fleet.is_complete
     waiting = replace(fleet, waiting={"decode-0": "finds no place"})
     assert Fleet.from_bytes(waiting.to_bytes()) == waiting
+    assert waiting.describe().endswith("decode-0 takes the role prefill: finds no place")
+    assert fleet.describe().endswith("decode-0 takes the role prefill")
     of_older = json.loads(fleet.to_bytes())
     del of_older["waiting"]
     assert Fleet.from_bytes(json.dumps(of_older).encode()) == fleet

@@ -1,7 +1,6 @@
 """Ray's autoscaler for KubeRay, both versions, decides about `k8s/` as it is rendered.
 
 The decisions are Ray's own code, what it writes goes to the API of `tests/hosts/kubernetes_api.py`.
-With Ray running: `tests/hosts/test_kuberay.py`.
 """
 
 import copy
