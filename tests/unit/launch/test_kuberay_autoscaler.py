@@ -120,7 +120,7 @@ def decide_v1(config: dict[str, Any], waiting: list[dict[str, float]]) -> Decisi
     launched, left = scheduler.get_nodes_to_launch(
         nodes=[],
         launching_nodes={},
-        resource_demands=waiting,
+        resource_demands=cast(Any, waiting),
         unused_resources_by_ip={},
         pending_placement_groups=[],
         max_resources_by_ip={},

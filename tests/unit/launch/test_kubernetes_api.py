@@ -1,4 +1,4 @@
-"""The Kubernetes API of these tests grants what KubeRay's role may do, and refuses all else."""
+"""The Kubernetes API that tests play grants what KubeRay's role may do, and refuses all else."""
 
 import json
 from typing import Any
