@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from disagg.config import Settings
 from disagg.errors import ConfigError
@@ -93,12 +93,14 @@ class Fleet:
         by: who wants them: `BY_SETTINGS`, `BY_HAND` or `BY_LOAD`.
         roles: that it wants of each worker, by id.
         serving: role by id, of the workers that serve.
+        waiting: why not, by id, of workers that are wanted and do not serve.
     """
 
     counts: Counts
     by: str
     roles: Mapping[str, str]
     serving: Mapping[str, str]
+    waiting: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -109,6 +111,18 @@ class Fleet:
         """How many serve, by role."""
         found = Counter(self.serving.values())
         return ", ".join(f"{role} {count}" for role, count in sorted(found.items())) or "none"
+
+    def describe(self) -> str:
+        """Wanted and present, in a line, who is on the way, and why who waits does so."""
+        lines = [f"wanted, by {self.by}: {self.counts}", f"serving: {self.count_serving()}"]
+        for worker_id, role in sorted(self.roles.items()):
+            has = self.serving.get(worker_id)
+            if has != role:
+                why = f": {self.waiting[worker_id]}" if worker_id in self.waiting else ""
+                does = "takes the role" if has else "is to serve as"
+                lines.append(f"{worker_id} {does} {role}{why}")
+        lines += [f"{one} leaves" for one in sorted(self.serving.keys() - self.roles.keys())]
+        return "; ".join(lines)
 
     def is_of(self, wish: "Wish | None") -> bool:
         """Whether the supervisor has taken up what is wanted by hand; None: no more by hand."""
@@ -130,6 +144,7 @@ class Fleet:
         try:
             found = json.loads(data)
             roles, serving = dict(found["roles"]), dict(found["serving"])
-            return cls(Counts(**found["counts"]), str(found["by"]), roles, serving)
+            waiting = dict(found.get("waiting", {}))  # older supervisors do not say
+            return cls(Counts(**found["counts"]), str(found["by"]), roles, serving, waiting)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"what the supervisor has left cannot be read: {error!r}") from None

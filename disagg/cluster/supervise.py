@@ -376,7 +376,8 @@ class Supervisor:
         if self.all_serve != self._was_complete:
             self._was_complete = self.all_serve
             self._report("all workers serve" if self._was_complete else "not all workers serve")
-        fleet = Fleet(self._counts, self._by, self._plans.roles, self._serving())
+        waiting = {w.worker_id: w.said for w in self._workers if w.is_wanted and w.said}
+        fleet = Fleet(self._counts, self._by, self._plans.roles, self._serving(), waiting)
         if fleet != self._told:
             write_fleet(fleet)
             self._told = fleet

@@ -65,7 +65,7 @@ def scale(
             fleet = _wait(wish, settings.cluster.start_timeout_s, console)
         else:
             fleet = read_fleet() or fleet
-        console.print(_describe(fleet), markup=False)
+        console.print(fleet.describe(), markup=False)
     finally:
         stop_ray()
 
@@ -87,7 +87,7 @@ def _wait(wish: Wish | None, timeout_s: float, console: Console) -> Fleet:
             if fleet != last:
                 last, by_s = fleet, time.monotonic() + timeout_s
                 if not fleet.is_complete:
-                    console.print(_describe(fleet), markup=False)
+                    console.print(fleet.describe(), markup=False)
             if fleet.is_complete:
                 return fleet
         elif time.monotonic() > noticed_by_s:
@@ -101,14 +101,3 @@ def _wait(wish: Wish | None, timeout_s: float, console: Console) -> Fleet:
                 param="cluster.start_timeout_s",
             )
         time.sleep(_POLL_S)
-
-
-def _describe(fleet: Fleet) -> str:
-    """Wanted and present, in a line, and who is on the way."""
-    lines = [f"wanted, by {fleet.by}: {fleet.counts}", f"serving: {fleet.count_serving()}"]
-    for worker_id, role in sorted(fleet.roles.items()):
-        has = fleet.serving.get(worker_id)
-        if has != role:
-            lines.append(f"{worker_id} {'takes the role' if has else 'is to serve as'} {role}")
-    lines += [f"{one} leaves" for one in sorted(fleet.serving.keys() - fleet.roles.keys())]
-    return "; ".join(lines)

@@ -1,5 +1,8 @@
 """Workers take the roles that are wanted, and as few as can be notice."""
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +76,13 @@ def test_what_is_kept_in_the_cluster_is_read_back() -> None:
     fleet = Fleet(Counts(1, 1), "settings", {"decode-0": "prefill"}, {"decode-0": "decode"})
     assert Fleet.from_bytes(fleet.to_bytes()) == fleet
     assert not fleet.is_complete
+    waiting = replace(fleet, waiting={"decode-0": "finds no place"})
+    assert Fleet.from_bytes(waiting.to_bytes()) == waiting
+    assert waiting.describe().endswith("decode-0 takes the role prefill: finds no place")
+    assert fleet.describe().endswith("decode-0 takes the role prefill")
+    of_older = json.loads(fleet.to_bytes())
+    del of_older["waiting"]
+    assert Fleet.from_bytes(json.dumps(of_older).encode()) == fleet
     for other in (b"", b"[]", b"{}", b'{"counts": {"prefill": 0, "decode": 0, "both": 0}}'):
         with pytest.raises(ConfigError):
             Wish.from_bytes(other)

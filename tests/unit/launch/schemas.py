@@ -39,6 +39,7 @@ _RAYCLUSTER_SCHEMA: Manifest = {
                         "idleTimeoutSeconds": {"type": "integer", "minimum": 0},
                         "resources": {"type": "object"},
                         "securityContext": {"type": "object"},
+                        "volumeMounts": {"type": "array", "items": {"required": ["mountPath"]}},
                     },
                 },
                 "gcsFaultToleranceOptions": {

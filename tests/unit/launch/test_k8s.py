@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -125,8 +126,12 @@ def test_pods_agree_with_the_settings() -> None:
     assert replicas == {"prefill": cluster.num_prefill, "decode": cluster.num_decode}
     assert cluster.role_resources
     for group in GROUPS:
-        resources = json.loads(json.loads(group["rayStartParams"]["resources"].strip("'")))
-        assert resources == {f"disagg_{group['groupName']}": 1}
+        text = group["rayStartParams"]["resources"]
+        (for_ray,) = shlex.split(text)  # the command that KubeRay makes is a line of shell
+        for_operator = text.strip("'\"` ")  # it adds GPUs to what it reads so
+        for_autoscaler = text[1:-1].replace("\\", "")
+        for one in (for_ray, for_operator, for_autoscaler):
+            assert json.loads(one) == {f"disagg_{group['groupName']}": 1}
     ports = {p["name"]: p["containerPort"] for p in containers()[0]["ports"]}
     router = SETTINGS.router
     assert ports == {

@@ -208,9 +208,14 @@ def test_with_autoscaling_nobody_else_says_how_many() -> None:
     assert cpu == "1"  # what the utilisation is a share of: a router is one process
     cluster = of_kind(made, "RayCluster")["spec"]
     assert cluster["enableInTreeAutoscaling"] is True
+    of_ray = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    mounts = cluster["autoscalerOptions"]["volumeMounts"]
+    assert [one for one in of_ray if one["mountPath"] == "/tmp/ray"] == mounts
     settings = read_settings(K8S / "base/disagg.yaml").settings.cluster
     for group in cluster["workerGroupSpecs"]:
         assert "replicas" not in group
+        # Ray ends in a pod that is given back; a container that starts again would be a new node.
+        assert group["template"]["spec"]["restartPolicy"] == "Never"
         wanted = getattr(settings, f"num_{group['groupName']}")
         assert group["minReplicas"] <= wanted <= group["maxReplicas"]
 
