@@ -1,12 +1,11 @@
 """A router and two workers that stay up; who plans, and as what the workers register, changes."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import os
 
 from benchmarks.policy.switched import COMMAND, SWITCHED
 from tests.process.harness import Cluster, running, wait_until

@@ -71,9 +71,20 @@ async def play(url: str, trace: Sequence[Request], name: str) -> list[Answer]:
 
 
 async def ask(
-    url: str, prompt: Sequence[int], num_output_tokens: int, request_id: str, due_s: float
+    url: str,
+    prompt: Sequence[int],
+    num_output_tokens: int,
+    request_id: str,
+    due_s: float | None = None,
 ) -> Answer:
     """Ask one request and read its stream.
+
+    Args:
+        url: of the router.
+        prompt: token ids.
+        num_output_tokens: of its answer.
+        request_id: that no other one has.
+        due_s: from when on its time counts; now, if not given.
 
     Raises:
         RuntimeError: the answer is an error, or lacks tokens.
@@ -89,6 +100,7 @@ async def ask(
             "temperature": 0.0,
         }
     ).encode()
+    due_s = time.monotonic() if due_s is None else due_s
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=LINE_BYTES_MAX)
     try:

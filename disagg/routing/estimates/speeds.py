@@ -35,6 +35,25 @@ class FadingMean:
         self.value = MEAN_KEEPS * before + (1 - MEAN_KEEPS) * figure
 
 
+class FadingLow:
+    """What something takes with nothing in its way: falls at once, rises slowly; None at first.
+
+    A reservation behind a step that runs takes as long as that step. In an average this would stay
+    after the load is gone: hand-overs seem slow then, none are made, and none are measured.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, figure: float) -> None:
+        """Count a figure; less than 0 counts as 0."""
+        figure = max(0.0, figure)
+        if self.value is None or figure <= self.value:
+            self.value = figure
+        else:
+            self.value += (1 - MEAN_KEEPS) * (min(figure, 2 * self.value + 1) - self.value)
+
+
 @dataclass(slots=True)
 class _Measured:
     """One worker's steps."""
@@ -58,7 +77,8 @@ class Speeds:
         """By owner and reader; None after the first READ, which counts for nothing."""
         self._reads = FadingFit(2, READS_HALF_LIFE)
         """Of all pairs."""
-        self._message_ms, self._reserve_ms, self._commit_ms = (FadingMean() for _ in range(3))
+        self._message_ms, self._commit_ms = FadingMean(), FadingMean()
+        self._reserve_ms = FadingLow()
 
     # --- what comes in
 
@@ -166,20 +186,21 @@ class Speeds:
         cost, stats = self.step_cost(worker), worker.stats
         if cost is None or stats is None:
             return None
-        tokens, requests = worker.prefill_queue
+        tokens, _ = worker.prefill_queue
         known = self._workers.get(worker.info.incarnation)
-        running, context, step_tokens = stats.num_running, 0.0, 0
+        context, step_tokens = 0.0, 0
         if known is not None:
             step_tokens = known.last.step_tokens_max
             if decodes := known.fit.mean_product(_DECODES):
                 context = SCALE_TOKENS * known.fit.mean_product(_DECODES_CONTEXT) / decodes
         return Place(
             cost=cost,
-            num_running=running,
+            num_running=worker.num_decoding,
             context_tokens=context,
             num_queued_tokens=tokens,
-            num_queued=requests,
+            num_queued=worker.num_prompts_queued,
             num_requests=worker.decode_load,
             sequences_max=worker.info.max_sequences,
             step_tokens_max=step_tokens,
+            num_coming=worker.num_coming,
         )

@@ -124,7 +124,7 @@ class _Others:
         _, most = next(self._all.by_saved_tokens(fitting))
         yield self._one(self._all.least_loaded(most))
         yield self._one(self._all.least_loaded(fitting))
-        yield self._one(self._all.shortest_queue(fitting))
+        yield from map(self._one, self._all.shortest_queues(fitting, QUEUES_MAX))
 
     def _pairs(self) -> Iterator[tuple[Candidate, Candidate]]:
         num_tokens = self._demand.num_tokens

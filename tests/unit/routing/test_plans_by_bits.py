@@ -84,7 +84,7 @@ class Case:
     def load(self, name: Incarnation) -> None:
         self.fleet.update(name, self.stats())
         if self.rng.random() < 0.2:
-            self.fleet.planned(name, self.rng.randint(0, 3))
+            self.fleet.planned(name, self.rng.randint(0, 3), decodes=self.rng.random() < 0.5)
 
     def stats(self) -> WorkerStats:
         pick = self.rng.choice
