@@ -6,8 +6,8 @@ have two workers of both roles; always hand over (`prefix_then_load`) and the ru
 have one that prefills and one that decodes, as theirs do. Requests arrive by a Poisson process,
 with the same tokens at the same moments for every rule; caches are emptied before each run; rules
 alternate in rounds. Rates are shares of what two workers of both roles can do, a request's SLO is a
-multiple of what its kind takes alone, both measured first. Every answer is compared with the one
-that the other rules gave, and one with plain transformers.
+multiple of what its kind takes alone, both measured first; the router is told the SLOs. Every
+answer is compared with the one that the other rules gave, and one with plain transformers.
 
     python -m benchmarks.policy [--quick] [--rounds N] [--record FILE]
 
@@ -135,7 +135,7 @@ def measure(
                     # Who is first has the coldest machine: by turns.
                     for place in range(len(SYSTEMS)):
                         system = SYSTEMS[(place + number) % len(SYSTEMS)]
-                        one, lines = _play(fleet, system, cell, f"{time.monotonic_ns()}", rights)
+                        one, lines = _play(fleet, system, cell, run.slos, rights)
                         run.add(cell, system.name, one)
                         _write(record, *lines)
                     _say(f"round {number + 1}: {cell.name} is done")
@@ -146,14 +146,15 @@ def _play(
     fleet: Fleet,
     system: System,
     cell: Cell,
-    name: str,
+    slos: dict[str, Slo],
     rights: dict[tuple[Cell, int], tuple[int, ...]],
 ) -> tuple[Round, list[dict[str, Any]]]:
     mix = next(mix for mix in MIXES if mix.name == cell.mix)
     trace = make_trace(mix, cell.rate, cell.num_requests, SEED)
-    fleet.become(system)
+    fleet.become(system, min(slos[kind].tpot_ms for kind in {one.kind for one in trace}))
+    name = f"{time.monotonic_ns()}"
     before_s, started_s = fleet.cpu_s(), time.monotonic()
-    answers = asyncio.run(play(fleet.url, trace, name))
+    answers = asyncio.run(play(fleet.url, trace, name, slos))
     wall_s, cpu_s = time.monotonic() - started_s, fleet.cpu_s() - before_s
     served, lines = [], []
     for number, (request, answer) in enumerate(zip(trace, answers, strict=True)):

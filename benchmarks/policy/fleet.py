@@ -38,11 +38,16 @@ class Fleet:
         self._roles = dict.fromkeys(WORKERS, "both")
         self.url = cluster.url
 
-    def become(self, system: System) -> None:
-        """Plan by this system's rule, with empty caches and nothing going on."""
+    def become(self, system: System, slo_tpot_ms: float = 0.0) -> None:
+        """Plan by this system's rule, with empty caches and nothing going on.
+
+        Args:
+            system: from now on.
+            slo_tpot_ms: the setting of that name.
+        """
         cluster = self._cluster
         cluster.wait_quiescent()
-        cluster.router.command(COMMAND + system.policy)
+        cluster.router.command(f"{COMMAND} {system.policy} {slo_tpot_ms}")
         for name, role in zip(WORKERS, system.roles, strict=True):
             if self._roles[name] != role:
                 cluster.tell(name, f"role {role}")

@@ -3,9 +3,12 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
+from types import MappingProxyType
 
+from benchmarks.policy.figures import Slo
 from benchmarks.policy.traces import Request
 from tests.process.harness import MODEL
 
@@ -41,13 +44,16 @@ class Answer:
         return 1e3 * (self.last_s - self.first_s) / max(1, len(self.tokens) - 1)
 
 
-async def play(url: str, trace: Sequence[Request], name: str) -> list[Answer]:
+async def play(
+    url: str, trace: Sequence[Request], name: str, slos: Mapping[str, Slo] = MappingProxyType({})
+) -> list[Answer]:
     """Ask a whole trace, and wait for all its answers; raises what a request raises.
 
     Args:
         url: of the router.
         trace: of `make_trace`.
         name: begins the requests' ids.
+        slos: by kind, said with each request; none where it is missing.
     """
     prompts: dict[int, list[int]] = {}
     ended: dict[int, asyncio.Task[Answer]] = {}
@@ -62,7 +68,8 @@ async def play(url: str, trace: Sequence[Request], name: str) -> list[Answer]:
             prompt = [*prompts[one.follows], *before.tokens, *prompt]
             due_s = max(due_s, before.last_s)
         prompts[number] = prompt
-        return await ask(url, prompt, one.num_output_tokens, f"{name}-{number}", due_s)
+        slo = slos.get(one.kind)
+        return await ask(url, prompt, one.num_output_tokens, f"{name}-{number}", due_s, slo)
 
     async with asyncio.timeout(ANSWER_S), asyncio.TaskGroup() as group:
         for number, one in enumerate(trace):
@@ -76,6 +83,7 @@ async def ask(
     num_output_tokens: int,
     request_id: str,
     due_s: float | None = None,
+    slo: Slo | None = None,
 ) -> Answer:
     """Ask one request and read its stream.
 
@@ -85,12 +93,17 @@ async def ask(
         num_output_tokens: of its answer.
         request_id: that no other one has.
         due_s: from when on its time counts; now, if not given.
+        slo: said to the router.
 
     Raises:
         RuntimeError: the answer is an error, or lacks tokens.
     """
+    wanted = (
+        {} if slo is None else {"disagg": {"ttft_ms": ceil(slo.ttft_ms), "tpot_ms": slo.tpot_ms}}
+    )
     body = json.dumps(
         {
+            **wanted,
             "model": MODEL,
             "prompt": prompt,
             "max_tokens": num_output_tokens,

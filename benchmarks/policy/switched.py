@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import replace
+from typing import ClassVar
 
 from disagg.router.app import RouterApp, log_as
 from disagg.router.options import RouterOptions
@@ -16,37 +18,43 @@ from disagg.routing.policy.protocol import Demand, Plan, PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY, POLICIES
 
 SWITCHED = "switched"
-COMMAND = "policy "
+COMMAND = "policy"
 
 
 class Switched:
     """Every policy of the registry, of which one is asked.
 
-    Attributes:
-        current: its name.
+    Args:
+        options: of the router; what it says of SLOs is told later.
     """
 
-    current = DEFAULT_POLICY
+    made: ClassVar[list["Switched"]] = []
+    """The router makes one."""
 
     def __init__(self, options: PolicyOptions) -> None:
-        rules = {name: make for name, make in POLICIES.items() if name != SWITCHED}
-        self._rules: dict[str, Policy] = {name: make(options) for name, make in rules.items()}
+        self._options = options
+        self.become(DEFAULT_POLICY, 0.0)
+        self.made.append(self)
+
+    def become(self, name: str, slo_tpot_ms: float) -> None:
+        """Plan by this rule from now on, with that as `router.slo_tpot_ms`."""
+        options = replace(self._options, slo_tpot_ms=slo_tpot_ms)
+        self._rule: Policy = POLICIES[name](options)
 
     def plan(self, demand: Demand, candidates: Candidates) -> Plan:
         """See `Policy.plan`."""
-        return self._rules[Switched.current].plan(demand, candidates)
+        return self._rule.plan(demand, candidates)
 
     def waits(self, best: Plan, now: Plan) -> bool:
         """See `Policy.waits`."""
-        return self._rules[Switched.current].waits(best, now)
+        return self._rule.waits(best, now)
 
 
 def _obey() -> None:
     for line in sys.stdin:
-        name = line.strip().removeprefix(COMMAND)
-        if name not in POLICIES:
-            raise ValueError(f"no such policy: {name}")
-        Switched.current = name
+        _, name, slo_tpot_ms = line.split()
+        for one in Switched.made:
+            one.become(name, float(slo_tpot_ms))
         sys.stdout.write(f"ok {line.strip()}\n")
         sys.stdout.flush()
 

@@ -179,14 +179,14 @@ class Fleet:
         self._silence.heard(now_ms, worker)
         return True
 
-    def update(self, incarnation: Incarnation, stats: WorkerStats) -> None:
+    def update(self, now_ms: int, incarnation: Incarnation, stats: WorkerStats) -> None:
         """Keep a worker's stats; they include what was planned before them."""
         worker = self._find(incarnation)
         if worker is not None:
             worker.stats = stats
             worker.planned_requests = worker.planned_tokens = 0
             worker.planned_prompts = worker.planned_decodes = 0
-            self.speeds.stats(worker, stats)
+            self.speeds.stats(now_ms, worker, stats)
             self.roster.loaded(worker)
             self.rooms.put(self.roster.bits.of([incarnation]), worker)
 

@@ -10,6 +10,10 @@ ANSWER_TOKENS = 64
 holds others up once is spread over so many of theirs."""
 
 
+PROMPT_SHARE_MAX = 0.9
+"""A worker that does nothing but prompts still gives its decodes a part of each step."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """What a worker's step takes, in ms: a constant, and a part of each thing it computes."""
@@ -73,6 +77,8 @@ class Place:
     """Of prompts, in a step; 0: not known."""
     num_coming: int = 0
     """Sequences that will decode there, but wait for their prompts."""
+    prompt_share: float = 0.0
+    """Of its time, lately, that went to prompts: so much of it will, and decodes wait meanwhile."""
 
     def step_ms(self, num_more: int = 0, more_tokens: float = 0) -> float:
         """A decode step with so many sequences more, which have so many tokens together."""
@@ -85,6 +91,10 @@ class Place:
             return 0.0
         num_steps = ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
         return num_steps * self.step_ms() + self.cost.prompt_ms(num_tokens, num_before)
+
+    def decode_ms(self, num_tokens: float) -> float:
+        """Time per token of one sequence more, beside the prompts that come as they lately did."""
+        return self.step_ms(1, num_tokens) / (1 - min(self.prompt_share, PROMPT_SHARE_MAX))
 
     @property
     def queued_each(self) -> float:
@@ -116,6 +126,12 @@ class Place:
         before = self.tokens_before(num_tokens)
         num_steps = max(1.0, before / self.step_tokens_max) if self.step_tokens_max else 1.0
         return self.queued_ms(before) + num_steps * self.step_ms()
+
+    @property
+    def drain_ms(self) -> float:
+        """Until everything is computed that is queued."""
+        num_steps = self.num_queued_tokens / (self.step_tokens_max or self.num_queued_tokens or 1)
+        return self.queued_ms(self.num_queued_tokens) + num_steps * self.step_ms()
 
     def queued_ms(self, num_tokens: float) -> float:
         """What so many of the queued tokens add to the steps that they are in."""
@@ -200,6 +216,8 @@ class Estimate:
     """What a plan takes and what it costs others, in ms; all of it finite and at least 0."""
 
     queue_ms: float
+    drain_ms: float
+    """Until all is computed that is queued where it is prefilled: so long it waits at most."""
     transfer_ms: float
     """Before anything is computed: a reservation, a prefix from another worker or from tiers."""
     prefill_ms: float
@@ -269,11 +287,12 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         others_tpot_ms = max(others_tpot_ms, prefill.step_ms() + spread_ms)
     return Estimate(
         queue_ms=queue_ms + slot_ms,
+        drain_ms=slot_ms + prefill.drain_ms,
         transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
         prefill_ms=prefill_ms,
         message_ms=work.message_ms,
         handover_ms=handover_ms,
-        tpot_ms=decode.step_ms(1, work.num_tokens)
+        tpot_ms=decode.decode_ms(work.num_tokens)
         + decode.beside_ms(computed_meanwhile, num_answer) / max(1, num_answer),
         others_ms=others_ms,
         others_tpot_ms=others_tpot_ms,

@@ -35,11 +35,11 @@ def decodes(slower: float = 1.0) -> StepTimes:
 def test_nothing_is_known_before_both_kinds_of_step_were_measured_somewhere() -> None:
     speeds, p, d = Speeds(), known(P), known(D)
     assert speeds.step_cost(p) is None
-    speeds.stats(p, stats(None))
+    speeds.stats(0, p, stats(None))
     assert speeds.step_cost(p) is None, "a worker of an older release"
-    speeds.stats(p, stats(prefills()))
+    speeds.stats(0, p, stats(prefills()))
     assert speeds.step_cost(p) is None, "nobody has decoded"
-    speeds.stats(d, stats(decodes()))
+    speeds.stats(0, d, stats(decodes()))
     for one in (p, d):
         cost = speeds.step_cost(one)
         assert cost is not None
@@ -50,27 +50,27 @@ def test_nothing_is_known_before_both_kinds_of_step_were_measured_somewhere() ->
 def test_a_slow_worker_is_known_by_its_own_steps() -> None:
     speeds, p, d, slow = Speeds(), known(P), known(D), known(worker("slow", "prefill"))
     for one, times in ((p, prefills()), (d, decodes()), (slow, prefills(slower=5))):
-        speeds.stats(one, stats(times))
+        speeds.stats(0, one, stats(times))
     found = [cost.prompt_ms(200) for w in (p, slow) if (cost := speeds.step_cost(w))]
     assert found[1] > 2.5 * found[0]
 
 
 def test_the_same_report_counts_once_and_a_new_life_begins_anew() -> None:
     speeds, p, d = Speeds(), known(P), known(D)
-    speeds.stats(d, stats(decodes()))
-    speeds.stats(p, stats(prefills()))
+    speeds.stats(0, d, stats(decodes()))
+    speeds.stats(0, p, stats(prefills()))
     before = speeds.step_cost(p)
     for _ in range(50):
-        speeds.stats(p, stats(prefills()))
+        speeds.stats(0, p, stats(prefills()))
     assert speeds.step_cost(p) == before
-    speeds.stats(p, stats(StepTimes()))
+    speeds.stats(0, p, stats(StepTimes()))
     assert speeds.step_cost(p) == before
 
 
 def test_who_has_left_is_forgotten_but_what_all_take_is_known() -> None:
     speeds, p, d = Speeds(), known(P), known(D)
-    speeds.stats(p, stats(prefills()))
-    speeds.stats(d, stats(decodes()))
+    speeds.stats(0, p, stats(prefills()))
+    speeds.stats(0, d, stats(decodes()))
     speeds.forget(P.incarnation)
     cost = speeds.step_cost(known(worker("p", "prefill", epoch="e2")))
     assert cost is not None
@@ -81,8 +81,8 @@ def test_who_has_left_is_forgotten_but_what_all_take_is_known() -> None:
 
 def test_a_place_counts_what_waits_and_what_was_planned_since() -> None:
     speeds, p, d = Speeds(), known(P), known(D)
-    speeds.stats(p, stats(prefills()))
-    speeds.stats(d, stats(decodes()))
+    speeds.stats(0, p, stats(prefills()))
+    speeds.stats(0, d, stats(decodes()))
     d.stats = stats(None, num_running=3, num_waiting=1, num_prefill_tokens_queued=40)
     d.planned_tokens, d.planned_requests = 60, 2
     place = speeds.place(d)
