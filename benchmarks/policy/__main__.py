@@ -21,6 +21,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def main() -> None:
 
 
 def measure(
-    folder: Path, num_rounds: int, shares: list[float], mixes: list[str], record: Path | None
+    folder: Path, num_rounds: int, shares: Sequence[float], mixes: list[str], record: Path | None
 ) -> Run:
     """Let every rule serve every cell in every round; ends the program at a wrong answer."""
     checkpoint = folder / "checkpoint"
