@@ -11,19 +11,24 @@ NUM_RESERVED = 4
 """Token ids below it have a meaning; prompts are drawn from the others."""
 
 
-def make_checkpoint(directory: Path, vocab_size: int) -> None:
-    """Write a random checkpoint: 12 layers, ten of them with a window of 256; 51 M parameters."""
+def make_checkpoint(
+    directory: Path, vocab_size: int, *, hidden_size: int = 512, num_layers: int = 12
+) -> None:
+    """Write a random checkpoint: five of six layers have a window of 256.
+
+    51 M parameters, if nothing else is said.
+    """
     torch.manual_seed(0)
     config = Gemma3TextConfig(
         vocab_size=vocab_size,
-        hidden_size=512,
-        intermediate_size=1792,
-        num_hidden_layers=12,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 7 // 2,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // 64,
+        num_key_value_heads=hidden_size // 128,
         head_dim=64,
         sliding_window=256,
-        layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 2,
+        layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * (num_layers // 6),
         max_position_embeddings=16_384,
         query_pre_attn_scalar=64,
         bos_token_id=1,

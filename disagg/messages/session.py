@@ -334,6 +334,10 @@ class WorkerStats:
     """Of every router that has anything going on there."""
     step_times: StepTimes | None = None
     """What its steps have taken; None from a worker that does not measure them."""
+    num_prompts_queued: int | None = None
+    """That the queued tokens are of, begun ones included; None from earlier releases."""
+    num_decoding: int | None = None
+    """Of the running ones, that are given token after token here; None from earlier releases."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ class RouterCore:
             return []
         match message:
             case WorkerStats():
-                self._fleet.update(incarnation, message)
+                self._fleet.update(now_ms, incarnation, message)
                 return self._admission.admit(now_ms)  # it may be ready only now
             case StepOutputs():
                 actions: list[RouterAction] = []

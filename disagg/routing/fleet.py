@@ -179,23 +179,32 @@ class Fleet:
         self._silence.heard(now_ms, worker)
         return True
 
-    def update(self, incarnation: Incarnation, stats: WorkerStats) -> None:
+    def update(self, now_ms: int, incarnation: Incarnation, stats: WorkerStats) -> None:
         """Keep a worker's stats; they include what was planned before them."""
         worker = self._find(incarnation)
         if worker is not None:
             worker.stats = stats
             worker.planned_requests = worker.planned_tokens = 0
-            self.speeds.stats(worker, stats)
+            worker.planned_prompts = worker.planned_decodes = 0
+            self.speeds.stats(now_ms, worker, stats)
             self.roster.loaded(worker)
             self.rooms.put(self.roster.bits.of([incarnation]), worker)
 
-    def planned(self, incarnation: Incarnation, num_tokens: int) -> None:
-        """Count a request submitted to the worker, which has ``num_tokens`` to prefill for it."""
+    def planned(self, incarnation: Incarnation, num_tokens: int, *, decodes: bool) -> None:
+        """Count a request submitted to the worker.
+
+        Args:
+            incarnation: of the worker.
+            num_tokens: that it has to prefill for it; 0 where another worker does.
+            decodes: it decodes it as well.
+        """
         worker = self._find(incarnation)
         if worker is not None:
             self._silence.planned(worker)
             worker.planned_requests += 1
             worker.planned_tokens += num_tokens
+            worker.planned_prompts += num_tokens > 0
+            worker.planned_decodes += decodes
             self.roster.loaded(worker)
 
     def kv_events(

@@ -146,6 +146,7 @@ class Planner:
         return Plan(owner, reader, why, takes_over=True)
 
     def _demand(self, now_ms: int, request: RoutedRequest) -> Demand:
+        self._fleet.speeds.now(now_ms)
         return Demand(
             len(request.stream.tokens),
             request.stream.end,

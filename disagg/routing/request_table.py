@@ -291,9 +291,9 @@ class RequestTable:
         actions = [*request.claims(self._fleet.keeper_of), *submits]
         if not plan.takes_over:
             to_compute = len(request.stream.tokens) - plan.found_tokens
-            self._fleet.planned(plan.prefill.incarnation, to_compute)
+            self._fleet.planned(plan.prefill.incarnation, to_compute, decodes=plan.local)
         if not plan.local:
-            self._fleet.planned(plan.decode.incarnation, 0)
+            self._fleet.planned(plan.decode.incarnation, 0, decodes=True)
         kind = "take_over" if plan.takes_over else "local" if plan.local else "handover"
         self.counters["plans", kind] += 1
         return actions

@@ -23,6 +23,10 @@ class Worker:
     """Requests submitted to it since its last stats."""
     planned_tokens: int = 0
     """Tokens that it has to prefill for those."""
+    planned_prompts: int = 0
+    """Those of them with such tokens."""
+    planned_decodes: int = 0
+    """Those of them that it will decode."""
     told_ms: int | None = None
     """When it was last told that another process claims its id."""
     pulse: Pulse = field(default_factory=Pulse)
@@ -41,6 +45,30 @@ class Worker:
         tokens = stats.num_prefill_tokens_queued if stats else 0
         waiting = stats.num_waiting if stats else 0
         return tokens + self.planned_tokens, waiting + self.planned_requests
+
+    @property
+    def num_prompts_queued(self) -> int:
+        """Prompts that the tokens to prefill are of; at least one where there are any."""
+        stats = self.stats
+        known = stats.num_prompts_queued if stats else 0
+        if known is None:  # an earlier release
+            return max(1, self.prefill_queue[1])
+        return max(bool(self.prefill_queue[0]), known + self.planned_prompts)
+
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that are given token after token."""
+        stats = self.stats
+        if stats is None:
+            return 0
+        return stats.num_running if stats.num_decoding is None else stats.num_decoding
+
+    @property
+    def num_coming(self) -> int:
+        """Sequences that will be, but wait for their prompts still."""
+        stats = self.stats
+        there = sum(load.num_requests for load in stats.loads) if stats else 0
+        return max(0, there - self.num_decoding) + self.planned_decodes
 
     @property
     def decode_load(self) -> int:

@@ -54,6 +54,10 @@ def worker_stats(
         residency=core.kv.pool.residency.histograms() if core.kv.pool.residency else (),
         loads=_loads(core),
         step_times=step_times,
+        num_prompts_queued=sum(1 for _ in _to_prefill(core)),
+        num_decoding=sum(
+            seq.num_uncomputed <= 1 and seq.role is not Role.PREFILL for seq in core.batcher.running
+        ),
     )
 
 

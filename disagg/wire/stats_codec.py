@@ -41,6 +41,8 @@ def stats_to_wire(stats: WorkerStats) -> session_pb2.WorkerStats:
             for one in stats.residency
         ],
         step_times=None if stats.step_times is None else _step_times_to_wire(stats.step_times),
+        num_prompts_queued=stats.num_prompts_queued,
+        num_decoding=stats.num_decoding,
     )
 
 
@@ -65,6 +67,10 @@ def stats_from_wire(wire: session_pb2.WorkerStats) -> WorkerStats:
         counters=tuple(sorted(wire.counters.items())),
         residency=tuple(_residency_from_wire(one) for one in wire.residency),
         step_times=_step_times_from_wire(wire.step_times) if wire.HasField("step_times") else None,
+        num_prompts_queued=(
+            wire.num_prompts_queued if wire.HasField("num_prompts_queued") else None
+        ),
+        num_decoding=wire.num_decoding if wire.HasField("num_decoding") else None,
     )
 
 

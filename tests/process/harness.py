@@ -184,6 +184,7 @@ class Cluster:
     """API key of its clients."""
     worker_module: str = "tests.process.worker_main"
     """What a worker's process runs."""
+    router_module: str = "tests.process.router_main"
     workers: dict[str, Process] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     epochs: dict[str, str] = field(default_factory=dict)
@@ -195,7 +196,7 @@ class Cluster:
         if "worker_silent_ms" in given:  # of a test that stops workers, which stay known
             given = {"worker_silent_busy_ms": given["worker_silent_ms"]} | given
         options = RouterOptions(str(self.model_dir), MODEL, **given)
-        self.router = Process("tests.process.router_main", asdict(options), self.logs / "router")
+        self.router = Process(self.router_module, asdict(options), self.logs / "router")
         ports = json.loads(self.router.wait_line("serving ", START_S)[8:])
         self.url = f"http://{options.host}:{ports['http_port']}"
         self.admin_url = f"http://{options.admin_host}:{ports['admin_port']}"

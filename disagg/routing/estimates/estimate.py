@@ -10,6 +10,10 @@ ANSWER_TOKENS = 64
 holds others up once is spread over so many of theirs."""
 
 
+PROMPT_SHARE_MAX = 0.9
+"""A worker that does nothing but prompts still gives its decodes a part of each step."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """What a worker's step takes, in ms: a constant, and a part of each thing it computes."""
@@ -62,15 +66,19 @@ class Place:
     context_tokens: float
     """Tokens before each of those, on average."""
     num_queued_tokens: int
-    """Of prompts that are computed first."""
+    """Of prompts that are there already."""
     num_queued: int
-    """Requests that have those."""
+    """Prompts that have those."""
     num_requests: int
     """All that are there, running, waiting, being pulled or on their way."""
     sequences_max: int
     """It runs no more at once; 0: not known."""
     step_tokens_max: int
     """Of prompts, in a step; 0: not known."""
+    num_coming: int = 0
+    """Sequences that will decode there, but wait for their prompts."""
+    prompt_share: float = 0.0
+    """Of its time, lately, that went to prompts: so much of it will, and decodes wait meanwhile."""
 
     def step_ms(self, num_more: int = 0, more_tokens: float = 0) -> float:
         """A decode step with so many sequences more, which have so many tokens together."""
@@ -84,17 +92,78 @@ class Place:
         num_steps = ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
         return num_steps * self.step_ms() + self.cost.prompt_ms(num_tokens, num_before)
 
+    def decode_ms(self, num_tokens: float) -> float:
+        """Time per token of one sequence more, beside the prompts that come as they lately did."""
+        return self.step_ms(1, num_tokens) / (1 - min(self.prompt_share, PROMPT_SHARE_MAX))
+
     @property
-    def queue_ms(self) -> float:
-        """Until a new prompt has its turn: half a step that runs, and the prompts before it."""
+    def queued_each(self) -> float:
+        """Tokens of a queued prompt, on average."""
+        return self.num_queued_tokens / max(1, self.num_queued)
+
+    def tokens_before(self, num_tokens: float) -> float:
+        """Queued tokens that are computed until a new prompt of so many is.
+
+        Steps are shared: half of one is the oldest prompt's, in the other half the rest take turns.
+        So a short prompt overtakes a long one, and a long one waits for all that is there. The step
+        that runs is half over.
+        """
+        half = self.step_tokens_max / 2
+        if not half:
+            return self.num_queued_tokens
+        share = max(num_tokens, half)
+        others = max(0, self.num_queued - 1) * min(self.queued_each, share)
+        return min(self.num_queued_tokens, half + 2 * others + share)
+
+    def queue_ms(self, num_tokens: float) -> float:
+        """What a new prompt of so many tokens waits: for the running step, and by its neighbours'.
+
+        Args:
+            num_tokens: to be computed of it.
+        """
         if not self.num_queued_tokens:
             return self.step_ms() / 2 if self.num_running else 0.0
-        each = self.num_queued_tokens / max(1, self.num_queued)
-        num_steps = 1.0
+        before = self.tokens_before(num_tokens)
+        num_steps = max(1.0, before / self.step_tokens_max) if self.step_tokens_max else 1.0
+        return self.queued_ms(before) + num_steps * self.step_ms()
+
+    @property
+    def drain_ms(self) -> float:
+        """Until everything is computed that is queued."""
+        num_steps = self.num_queued_tokens / (self.step_tokens_max or self.num_queued_tokens or 1)
+        return self.queued_ms(self.num_queued_tokens) + num_steps * self.step_ms()
+
+    def queued_ms(self, num_tokens: float) -> float:
+        """What so many of the queued tokens add to the steps that they are in."""
+        each = self.queued_each
+        return num_tokens / each * self.cost.prompt_ms(each) if each else 0.0
+
+    def computed_in(self, ms: float) -> float:
+        """How many of the queued tokens are computed in so much time."""
+        all_ms = self.queued_ms(self.num_queued_tokens)
+        return self.num_queued_tokens * (min(1.0, ms / all_ms) if all_ms else 1.0)
+
+    def beside_ms(self, num_computed: float, num_steps: float) -> float:
+        """By how much so many decode steps are longer for the prompts queued there.
+
+        Args:
+            num_computed: of the queued tokens, before those steps.
+            num_steps: in each of which at most `step_tokens_max` of them are.
+        """
+        left = max(0.0, self.num_queued_tokens - num_computed)
         if self.step_tokens_max:
-            num_steps = max(1.0, self.num_queued_tokens / self.step_tokens_max)
-        work = max(1, self.num_queued) * self.cost.prompt_ms(each)
-        return work + num_steps * self.step_ms()
+            left = min(left, num_steps * self.step_tokens_max)
+        return self.queued_ms(left)
+
+    def held_up(self, num_tokens: float) -> float:
+        """Requests there that a prompt of so many tokens holds up, each by all of its time.
+
+        Those that decode; of those that come the more, the longer it takes; of the queued prompts
+        each by no more than its own tokens, as they share the steps.
+        """
+        coming = num_tokens / max(1.0, num_tokens + self.num_queued_tokens)
+        queued = min(1.0, self.queued_each / max(1.0, num_tokens))
+        return self.num_running + self.num_coming * coming + self.num_queued * queued
 
     def slot_ms(self, num_answer_tokens: int) -> float:
         """Until one of the places is free in which sequences run, if answers are as long as this.
@@ -147,6 +216,8 @@ class Estimate:
     """What a plan takes and what it costs others, in ms; all of it finite and at least 0."""
 
     queue_ms: float
+    drain_ms: float
+    """Until all is computed that is queued where it is prefilled: so long it waits at most."""
     transfer_ms: float
     """Before anything is computed: a reservation, a prefix from another worker or from tiers."""
     prefill_ms: float
@@ -192,17 +263,22 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         decode: who decodes; the same where one worker does all.
     """
     num_computed = max(1, work.num_tokens - work.num_found)
+    num_before = work.num_tokens - num_computed
     local = work.handover is None
     slot_ms = decode.slot_ms(work.num_answer_tokens)
-    prefill_ms = prefill.prefill_ms(num_computed, work.num_tokens - num_computed)
+    queue_ms = prefill.queue_ms(num_computed)
+    prefill_ms = prefill.prefill_ms(num_computed, num_before)
     pull_ms = work.pull.link.ms(work.pull.num_bytes) if work.pull is not None else 0.0
-    held_ms = prefill.cost.prompt_ms(num_computed, work.num_tokens - num_computed)
+    held_ms = prefill.cost.prompt_ms(num_computed, num_before)
     joined_ms = decode.step_ms(1, work.num_tokens) - decode.step_ms()
     num_answer = work.num_answer_tokens
-    others_ms = prefill.num_running * held_ms + decode.num_running * num_answer * joined_ms
+    others_ms = prefill.held_up(num_computed) * held_ms
+    others_ms += (decode.num_running + decode.num_coming) * num_answer * joined_ms
     handover_ms = 0.0
+    computed_meanwhile = prefill.tokens_before(num_computed)
     if work.handover is not None:
         handover_ms = _left_ms(work.handover, prefill_ms) + work.commit_ms
+        computed_meanwhile = decode.computed_in(queue_ms + prefill_ms + handover_ms)
     spread_ms = held_ms / ANSWER_TOKENS if prefill.num_running else 0.0
     others_tpot_ms = decode.step_ms(1, work.num_tokens) if decode.num_running else 0.0
     if local:
@@ -210,12 +286,14 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     elif prefill.num_running:
         others_tpot_ms = max(others_tpot_ms, prefill.step_ms() + spread_ms)
     return Estimate(
-        queue_ms=prefill.queue_ms + slot_ms,
+        queue_ms=queue_ms + slot_ms,
+        drain_ms=slot_ms + prefill.drain_ms,
         transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
         prefill_ms=prefill_ms,
         message_ms=work.message_ms,
         handover_ms=handover_ms,
-        tpot_ms=decode.step_ms(1, work.num_tokens),
+        tpot_ms=decode.decode_ms(work.num_tokens)
+        + decode.beside_ms(computed_meanwhile, num_answer) / max(1, num_answer),
         others_ms=others_ms,
         others_tpot_ms=others_tpot_ms,
         num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),

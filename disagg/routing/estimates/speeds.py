@@ -1,6 +1,7 @@
 """What was measured of workers and links, fitted; the router's only memory of speed."""
 
 from dataclasses import dataclass, field
+from math import log
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
@@ -13,11 +14,14 @@ from disagg.routing.worker import Worker
 STEPS_HALF_LIFE = 500.0
 FLEET_STEPS_HALF_LIFE = 100_000.0
 READS_HALF_LIFE = 50.0
+SHARE_HALF_LIFE_MS = 5_000
+"""Of what a worker has computed of prompts: longer than most answers, shorter than most shifts."""
 BORROWED_STEPS, BORROWED_READS = 16.0, 4.0
 """A worker or a pair is as all are until it has done more than so many itself."""
 LINKS_MAX = 4096
 MEAN_KEEPS = 0.9
 """Of an average that fades, with each new figure."""
+_TOKENS, _CONTEXT = PAIRS.index((0, 1)), PAIRS.index((0, 2))
 _DECODES = PAIRS.index((3, 3))
 _DECODES_CONTEXT = PAIRS.index((3, 4))
 
@@ -35,6 +39,25 @@ class FadingMean:
         self.value = MEAN_KEEPS * before + (1 - MEAN_KEEPS) * figure
 
 
+class FadingLow:
+    """What something takes with nothing in its way: falls at once, rises slowly; None at first.
+
+    A reservation behind a step that runs takes as long as that step. In an average this would stay
+    after the load is gone: hand-overs seem slow then, none are made, and none are measured.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, figure: float) -> None:
+        """Count a figure; less than 0 counts as 0."""
+        figure = max(0.0, figure)
+        if self.value is None or figure <= self.value:
+            self.value = figure
+        else:
+            self.value += (1 - MEAN_KEEPS) * (min(figure, 2 * self.value + 1) - self.value)
+
+
 @dataclass(slots=True)
 class _Measured:
     """One worker's steps."""
@@ -42,6 +65,17 @@ class _Measured:
     revision: str
     last: StepTimes = field(default_factory=StepTimes)
     fit: FadingFit = field(default_factory=lambda: FadingFit(NUM_FEATURES, STEPS_HALF_LIFE))
+    tokens: float = 0.0
+    """Of prompts, old ones fading with time; so is their context."""
+    context: float = 0.0
+    counted_ms: int = 0
+    """Until then they have faded."""
+
+    def fade(self, now_ms: int) -> None:
+        """Time has gone by."""
+        kept = 0.5 ** (max(0, now_ms - self.counted_ms) / SHARE_HALF_LIFE_MS)
+        self.tokens, self.context = kept * self.tokens, kept * self.context
+        self.counted_ms = max(self.counted_ms, now_ms)
 
 
 class Speeds:
@@ -58,12 +92,15 @@ class Speeds:
         """By owner and reader; None after the first READ, which counts for nothing."""
         self._reads = FadingFit(2, READS_HALF_LIFE)
         """Of all pairs."""
-        self._message_ms, self._reserve_ms, self._commit_ms = (FadingMean() for _ in range(3))
+        self._message_ms, self._commit_ms = FadingMean(), FadingMean()
+        self._reserve_ms = FadingLow()
+        self._now_ms = 0
 
     # --- what comes in
 
-    def stats(self, worker: Worker, stats: WorkerStats) -> None:
+    def stats(self, now_ms: int, worker: Worker, stats: WorkerStats) -> None:
         """A worker's sums came; what is new of them is counted."""
+        self.now(now_ms)
         if stats.step_times is None:
             return
         name, revision = worker.info.incarnation, worker.info.revision
@@ -79,6 +116,16 @@ class Speeds:
             fleet = self._fleet[revision] = FadingFit(NUM_FEATURES, FLEET_STEPS_HALF_LIFE)
         for fit in (known.fit, fleet):
             fit.add(new.num_steps, new.products, new.timed)
+        # The first report of a life is all of it, whenever that was.
+        if known.counted_ms:
+            known.fade(now_ms)
+            known.tokens += new.products[_TOKENS]
+            known.context += new.products[_CONTEXT]
+        known.counted_ms = max(1, now_ms)
+
+    def now(self, now_ms: int) -> None:
+        """Time has gone by: what a worker did lately fades."""
+        self._now_ms = max(self._now_ms, now_ms)
 
     def forget(self, worker: Incarnation) -> None:
         """A worker has left; what was measured with it stays a part of the fleet's figures."""
@@ -162,24 +209,32 @@ class Speeds:
         return None if read_ms is None or mib_ms is None else LinkCost(read_ms, mib_ms)
 
     def place(self, worker: Worker) -> Place | None:
-        """A worker as far as times go; None where nobody has measured enough."""
+        """A worker as far as times go; None where nobody has measured enough.
+
+        What went to prompts lately is as of the time that it was told last, see `now`.
+        """
         cost, stats = self.step_cost(worker), worker.stats
         if cost is None or stats is None:
             return None
-        tokens, requests = worker.prefill_queue
+        tokens, _ = worker.prefill_queue
         known = self._workers.get(worker.info.incarnation)
-        running, context, step_tokens = stats.num_running, 0.0, 0
+        context, step_tokens, share = 0.0, 0, 0.0
         if known is not None:
             step_tokens = known.last.step_tokens_max
             if decodes := known.fit.mean_product(_DECODES):
                 context = SCALE_TOKENS * known.fit.mean_product(_DECODES_CONTEXT) / decodes
+            known.fade(self._now_ms)
+            prompts_ms = known.tokens * cost.token_ms + known.context * cost.context_token_ms
+            share = prompts_ms * log(2) / SHARE_HALF_LIFE_MS
         return Place(
             cost=cost,
-            num_running=running,
+            num_running=worker.num_decoding,
             context_tokens=context,
             num_queued_tokens=tokens,
-            num_queued=requests,
+            num_queued=worker.num_prompts_queued,
             num_requests=worker.decode_load,
             sequences_max=worker.info.max_sequences,
             step_tokens_max=step_tokens,
+            num_coming=worker.num_coming,
+            prompt_share=min(1.0, share),
         )

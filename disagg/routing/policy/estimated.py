@@ -52,12 +52,14 @@ class Estimated:
         return replace(best, considered=shown, reason=_reason(best, first))
 
     def waits(self, best: Plan, now: Plan) -> bool:
-        """See `Policy.waits`; the queue that it would wait for is a part of the estimate."""
+        """See `Policy.waits`. Who has no room has to be done with its queue first."""
         if best.estimate is None or now.estimate is None:
             return misplaced(best, now)
         if now.decode.info.role == "prefill" != best.decode.info.role:
             return True  # its own decodes would be in the way of the prompts that follow
-        return self._order(best) < self._order(now)
+        num_missed, cost_ms = self._order(best)
+        more_ms = max(0.0, best.estimate.drain_ms - best.estimate.queue_ms)
+        return (num_missed, cost_ms + more_ms) < self._order(now)
 
     def _appraised(self, plan: Plan, demand: Demand, candidates: Candidates) -> Plan:
         return appraise(plan, demand, candidates.speeds, self._options.slo_tpot_ms)
@@ -124,7 +126,7 @@ class _Others:
         _, most = next(self._all.by_saved_tokens(fitting))
         yield self._one(self._all.least_loaded(most))
         yield self._one(self._all.least_loaded(fitting))
-        yield self._one(self._all.shortest_queue(fitting))
+        yield from map(self._one, self._all.shortest_queues(fitting, QUEUES_MAX))
 
     def _pairs(self) -> Iterator[tuple[Candidate, Candidate]]:
         num_tokens = self._demand.num_tokens

@@ -82,9 +82,9 @@ class Case:
         self.load(info.incarnation)
 
     def load(self, name: Incarnation) -> None:
-        self.fleet.update(name, self.stats())
+        self.fleet.update(0, name, self.stats())
         if self.rng.random() < 0.2:
-            self.fleet.planned(name, self.rng.randint(0, 3))
+            self.fleet.planned(name, self.rng.randint(0, 3), decodes=True)
 
     def stats(self) -> WorkerStats:
         pick = self.rng.choice

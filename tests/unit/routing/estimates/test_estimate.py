@@ -56,6 +56,51 @@ def test_the_queue_before_it_is_waited_for() -> None:
     assert estimate(Work(100, 0, 1), busy(4), IDLE).queue_ms == 14 / 2, "the step that runs"
 
 
+def test_a_short_prompt_overtakes_a_long_one_and_waits_for_short_ones() -> None:
+    """Half of a step is the oldest's, the others take turns; the step that runs is half over."""
+    long = replace(IDLE, step_tokens_max=512, num_queued_tokens=4_000, num_queued=1)
+    assert long.tokens_before(200) == 256 + 256
+    assert long.tokens_before(1_000) == 256 + 1_000
+    assert long.tokens_before(10_000) == 4_000, "not more than there are"
+    assert long.queue_ms(200) == 51.2 + 10
+    many = replace(long, num_queued=20)
+    assert many.tokens_before(200) == 4_000, "19 of 200 tokens have their turn first"
+    unknown = replace(long, step_tokens_max=0)
+    assert unknown.tokens_before(200) == 4_000, "control: nothing is known of its steps"
+    found = estimate(Work(200, 0, 0), long, long)
+    assert found.drain_ms == 400 + 4_000 / 512 * 10 > found.queue_ms
+
+
+def test_who_decodes_beside_a_queue_waits_for_it_token_by_token() -> None:
+    queued = replace(IDLE, step_tokens_max=512, num_queued_tokens=4_000, num_queued=1)
+    calm = estimate(Work(200, 0, 64), IDLE, IDLE)
+    beside = estimate(Work(200, 0, 64), queued, queued)
+    left = 4_000 - 512
+    assert beside.tpot_ms == pytest.approx(calm.tpot_ms + left * 0.1 / 64)
+    few = estimate(Work(200, 0, 2), queued, queued)
+    assert few.tpot_ms == pytest.approx(11 + 2 * 512 * 0.1 / 2), "no more than its steps have"
+    handed = estimate(Work(4_000, 0, 64, handover=Move(0, 0, LINK)), IDLE, queued)
+    assert handed.tpot_ms == calm.tpot_ms, "it is over when the prompt is computed elsewhere"
+
+
+def test_prompts_that_lately_came_are_expected_again() -> None:
+    often = replace(IDLE, prompt_share=0.5)
+    assert estimate(Work(200, 0, 64), often, often).tpot_ms == 2 * 11
+    assert estimate(Work(200, 0, 64, handover=Move(0, 0, LINK)), often, IDLE).tpot_ms == 11
+    always = replace(IDLE, prompt_share=1.0)
+    assert estimate(Work(200, 0, 64), always, always).tpot_ms == pytest.approx(110)
+
+
+def test_who_comes_and_who_queues_is_held_up_too() -> None:
+    coming = replace(IDLE, num_coming=2)
+    assert estimate(Work(300, 100, 0), coming, coming).others_ms == pytest.approx(2 * 20 * 1.0)
+    behind = replace(coming, num_queued_tokens=1_800, num_queued=2)
+    found = estimate(Work(300, 100, 0), behind, behind).others_ms
+    assert found == pytest.approx(20 * (2 * 200 / 2_000 + 2)), "most of them come later"
+    short = replace(IDLE, num_queued_tokens=100, num_queued=2)
+    assert estimate(Work(300, 100, 0), short, short).others_ms == pytest.approx(20 * 2 * 50 / 200)
+
+
 def test_who_decodes_where_a_prompt_is_computed_is_held_up_by_it() -> None:
     place = busy(4)
     found = estimate(Work(300, 100, 64), place, place)
@@ -93,7 +138,9 @@ MS = st.floats(0, 1e6)
 COUNT = st.integers(0, 1 << 20)
 COSTS = st.builds(StepCost, *[st.floats(0, 1e3)] * 5)
 LINKS = st.builds(LinkCost, MS, MS)
-PLACES = st.builds(Place, COSTS, COUNT, MS, COUNT, COUNT, COUNT, COUNT, COUNT)
+PLACES = st.builds(
+    Place, COSTS, COUNT, MS, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, st.floats(0, 1)
+)
 MOVES = st.builds(lambda late, early, link: Move(late + early, late, link), COUNT, COUNT, LINKS)
 WORKS = st.builds(
     lambda found, more, answer, load, pull, handover, reserve, message, commit: Work(

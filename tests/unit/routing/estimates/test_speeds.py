@@ -1,13 +1,26 @@
 """What workers report becomes costs of their steps and links; what nobody measured is unknown."""
 
+from dataclasses import replace
+
 import pytest
 
 from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import PrefillReport, PrefillTimes, TransferKind, TransferReport
+from disagg.messages.session import (
+    PrefillReport,
+    PrefillTimes,
+    RouterLoad,
+    TransferKind,
+    TransferReport,
+)
 from disagg.messages.step_times import StepTimes
 from disagg.routing.estimates.estimate import LinkCost, StepCost
-from disagg.routing.estimates.speeds import Speeds
+from disagg.routing.estimates.speeds import (
+    SHARE_HALF_LIFE_MS,
+    FadingLow,
+    FadingMean,
+    Speeds,
+)
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
@@ -35,11 +48,11 @@ def decodes(slower: float = 1.0) -> StepTimes:
 def test_nothing_is_known_before_both_kinds_of_step_were_measured_somewhere() -> None:
     speeds, p, d = Speeds(), known(P), known(D)
     assert speeds.step_cost(p) is None
-    speeds.stats(p, stats(None))
+    speeds.stats(0, p, stats(None))
     assert speeds.step_cost(p) is None, "a worker of an older release"
-    speeds.stats(p, stats(prefills()))
+    speeds.stats(0, p, stats(prefills()))
     assert speeds.step_cost(p) is None, "nobody has decoded"
-    speeds.stats(d, stats(decodes()))
+    speeds.stats(0, d, stats(decodes()))
     for one in (p, d):
         cost = speeds.step_cost(one)
         assert cost is not None
@@ -50,27 +63,27 @@ def test_nothing_is_known_before_both_kinds_of_step_were_measured_somewhere() ->
 def test_a_slow_worker_is_known_by_its_own_steps() -> None:
     speeds, p, d, slow = Speeds(), known(P), known(D), known(worker("slow", "prefill"))
     for one, times in ((p, prefills()), (d, decodes()), (slow, prefills(slower=5))):
-        speeds.stats(one, stats(times))
+        speeds.stats(0, one, stats(times))
     found = [cost.prompt_ms(200) for w in (p, slow) if (cost := speeds.step_cost(w))]
     assert found[1] > 2.5 * found[0]
 
 
 def test_the_same_report_counts_once_and_a_new_life_begins_anew() -> None:
     speeds, p, d = Speeds(), known(P), known(D)
-    speeds.stats(d, stats(decodes()))
-    speeds.stats(p, stats(prefills()))
+    speeds.stats(0, d, stats(decodes()))
+    speeds.stats(0, p, stats(prefills()))
     before = speeds.step_cost(p)
     for _ in range(50):
-        speeds.stats(p, stats(prefills()))
+        speeds.stats(0, p, stats(prefills()))
     assert speeds.step_cost(p) == before
-    speeds.stats(p, stats(StepTimes()))
+    speeds.stats(0, p, stats(StepTimes()))
     assert speeds.step_cost(p) == before
 
 
 def test_who_has_left_is_forgotten_but_what_all_take_is_known() -> None:
     speeds, p, d = Speeds(), known(P), known(D)
-    speeds.stats(p, stats(prefills()))
-    speeds.stats(d, stats(decodes()))
+    speeds.stats(0, p, stats(prefills()))
+    speeds.stats(0, d, stats(decodes()))
     speeds.forget(P.incarnation)
     cost = speeds.step_cost(known(worker("p", "prefill", epoch="e2")))
     assert cost is not None
@@ -81,8 +94,8 @@ def test_who_has_left_is_forgotten_but_what_all_take_is_known() -> None:
 
 def test_a_place_counts_what_waits_and_what_was_planned_since() -> None:
     speeds, p, d = Speeds(), known(P), known(D)
-    speeds.stats(p, stats(prefills()))
-    speeds.stats(d, stats(decodes()))
+    speeds.stats(0, p, stats(prefills()))
+    speeds.stats(0, d, stats(decodes()))
     d.stats = stats(None, num_running=3, num_waiting=1, num_prefill_tokens_queued=40)
     d.planned_tokens, d.planned_requests = 60, 2
     place = speeds.place(d)
@@ -91,6 +104,68 @@ def test_a_place_counts_what_waits_and_what_was_planned_since() -> None:
     assert (place.num_requests, place.step_tokens_max) == (6, 256)
     assert place.context_tokens == pytest.approx(256)
     assert speeds.place(p) is None, "without stats"
+
+
+def test_a_place_counts_decodes_and_prompts_where_its_worker_tells_them_apart() -> None:
+    speeds, p, d = Speeds(), known(P), known(D)
+    speeds.stats(0, p, stats(prefills()))
+    speeds.stats(0, d, stats(decodes()))
+    d.stats = replace(
+        stats(None, num_running=5, num_prefill_tokens_queued=40),
+        num_prompts_queued=2,
+        num_decoding=3,
+        loads=(RouterLoad("here", 4, 40), RouterLoad("there", 3, 0)),
+    )
+    d.planned_tokens, d.planned_requests, d.planned_prompts, d.planned_decodes = 60, 2, 1, 2
+    place = speeds.place(d)
+    assert place is not None
+    assert (place.num_running, place.num_coming, place.num_queued) == (3, 7 - 3 + 2, 2 + 1)
+    d.stats = replace(d.stats, num_prompts_queued=None, num_decoding=None)
+    old = speeds.place(d)
+    assert old is not None
+    assert (old.num_running, old.num_queued) == (5, 2), "control: an earlier release"
+
+
+def test_what_went_to_prompts_lately_fades() -> None:
+    speeds, p, d = Speeds(), known(P), known(D)
+    for one, times in ((p, prefills()), (d, decodes())):
+        one.stats = stats(times)
+        speeds.stats(1_000, one, one.stats)
+
+    def share(one: Worker) -> float:
+        place = speeds.place(one)
+        assert place is not None
+        return place.prompt_share
+
+    assert share(p) == 0, "a report of a whole life says not when it was"
+    more = stats(step_times(PREFILLS * 2))
+    speeds.stats(2_000, p, more)
+    first = share(p)
+    assert first > 0.02
+    assert share(d) == 0, "control: who only decodes"
+    speeds.now(2_000 + SHARE_HALF_LIFE_MS)
+    assert share(p) == pytest.approx(first / 2)
+    speeds.now(2_000)
+    assert share(p) == pytest.approx(first / 2), "time does not go back"
+
+
+def test_a_reservation_behind_a_step_is_not_what_reservations_take() -> None:
+    low = FadingLow()
+    low.add(3.0)
+    for _ in range(5):
+        low.add(200.0)
+    assert low.value is not None
+    assert 3 < low.value < 12
+    for _ in range(60):
+        low.add(50.0)
+    assert low.value == pytest.approx(50, rel=0.1), "what it always takes is believed in the end"
+    low.add(2.0)
+    assert low.value == 2, "at once"
+    mean = FadingMean()
+    for figure in (3.0, *[200.0] * 5):
+        mean.add(figure)
+    assert mean.value is not None
+    assert mean.value > 80, "control"
 
 
 def generation(*, local: bool = False, started_ms: int = 0) -> Generation:
