@@ -18,6 +18,7 @@ from disagg.commands.revisions import app as revisions
 from disagg.commands.scale import scale
 from disagg.commands.serve import router, serve, workers
 from disagg.commands.show_config import show_config
+from disagg.commands.simulate import simulate
 from disagg.commands.status import status
 from disagg.commands.top import top
 from disagg.errors import DisaggError
@@ -51,6 +52,7 @@ app.command()(top)
 app.command()(leases)
 app.command()(drain)
 app.command("plan")(plan_kv_memory)
+app.command()(simulate)
 app.add_typer(cache, name="cache")
 app.add_typer(certificates, name="certificates")
 app.add_typer(keys, name="keys")
