@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from disagg.commands.cache import app as cache
+from disagg.commands.calibrate import calibrate
 from disagg.commands.certificates import app as certificates
 from disagg.commands.doctor import doctor
 from disagg.commands.drain import drain
@@ -52,6 +53,7 @@ app.command()(top)
 app.command()(leases)
 app.command()(drain)
 app.command("plan")(plan_kv_memory)
+app.command()(calibrate)
 app.command()(simulate)
 app.add_typer(cache, name="cache")
 app.add_typer(certificates, name="certificates")

@@ -97,11 +97,7 @@ def simulate(
     fleet = fleet_of(settings, measured, slos)
     plans = [fleet.with_policy(name) for name in _policies(policy)]
     if ratios:
-        plans = [
-            plan.with_ratio(*split)
-            for plan in plans
-            for split in splits(len(fleet.roles))
-        ]
+        plans = [plan.with_ratio(*split) for plan in plans for split in splits(len(fleet.roles))]
     load = _Load(trace, mix, seconds, Lengths(fleet.limits.max_model_tokens, scale), seed)
     rates = load.rates(rate)
     found: list[Figures] = []

@@ -3,7 +3,8 @@
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from disagg.errors import ConfigError
 from disagg.kv.shapes.layout import KVCacheLayout
@@ -101,6 +102,12 @@ class Curves:
         if prefill and decode:
             return max(prefill, decode, prefill + decode - self.shared_ms, 1e-3)
         return max(prefill + decode, 1e-3)
+
+    def with_mixed(self, mixed: Sequence[tuple[StepShape, float]]) -> "Curves":
+        """The same with ``shared_ms`` as steps of both, and the ms that they took, have it."""
+        alone = replace(self, shared_ms=0.0)
+        saved = [alone.step_ms(shape) - took_ms for shape, took_ms in mixed]
+        return replace(self, shared_ms=max(0.0, median(saved)) if saved else 0.0)
 
     def prompt_ms(self, num_tokens: int, step_tokens: int) -> float:
         """What a prompt takes on an idle worker, in chunks of at most ``step_tokens``."""
