@@ -1,4 +1,4 @@
-"""`disagg calibrate`: what steps, READs and messages take on this machine, for `disagg simulate`."""
+"""`disagg calibrate`: what steps, READs and messages take here, for `disagg simulate`."""
 
 import json
 import os

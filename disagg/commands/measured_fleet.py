@@ -68,8 +68,8 @@ def request_ms(
 
 
 def prompt_of(num_tokens: int) -> list[int]:
-    """Token ids that no other prompt has."""
-    return [random.randrange(100, 1000) for _ in range(num_tokens)]
+    """Token ids in an order that no other prompt has."""
+    return [random.randrange(10, 250) for _ in range(num_tokens)]
 
 
 def first_token_ms(url: str, model: str, prompt: list[int]) -> float:

@@ -1,6 +1,7 @@
 """How long READs and messages take: between this process and one that it starts."""
 
 import asyncio
+import contextlib
 import multiprocessing
 import statistics
 import threading
@@ -202,8 +203,6 @@ async def _echo(pipe: "Connection[Any, Any]", pool: PoolInfo) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     pipe.send((pool, port))
-    try:
+    with contextlib.suppress(EOFError, OSError):  # whoever measured may have ended
         await asyncio.to_thread(pipe.recv)
-    except (EOFError, OSError):
-        pass  # whoever measured has ended
     await server.stop(0)

@@ -22,8 +22,8 @@ from disagg.scheduling.step_meter import shape_of
 from disagg.simulation.curves import Surface
 from disagg.workers.engines.protocol import Engine
 
-FIRST_TOKEN, NUM_TOKENS = 100, 1000
-"""Ids of the prompts' tokens; what they say makes no step shorter."""
+FIRST_TOKEN, NUM_TOKENS = 10, 250
+"""Ids of the prompts' tokens, which every vocabulary has; what they say makes no step shorter."""
 CHUNKS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BEFORE = (0, 1024, 4096, 8192, 16_384, 32_768, 65_536)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -11,7 +11,7 @@ import typer
 
 from disagg.commands.arguments import Config, Decode, Prefill, Set, read_effective
 from disagg.commands.signals import exit_on_signals
-from disagg.commands.simulation_view import plot, table
+from disagg.commands.simulation_view import check_plot, plot, table
 from disagg.config.settings import Settings
 from disagg.errors import ConfigError
 from disagg.routing.policy.protocol import PolicyOptions
@@ -20,7 +20,7 @@ from disagg.routing.slo import Slo
 from disagg.simulation.comparison import best_ratio, compare, splits
 from disagg.simulation.curves import Curves
 from disagg.simulation.curves_file import curves_from_json
-from disagg.simulation.figures import Figures, Slos
+from disagg.simulation.figures import Slos
 from disagg.simulation.fleet_plan import FleetPlan, RouterPlan
 from disagg.simulation.mixes import MIXES, Lengths, make_trace
 from disagg.simulation.prompts import TraceRequest, at_rate, duration_ms
@@ -86,6 +86,8 @@ def simulate(
       disagg simulate --curves curves.json --trace trace.jsonl --prefill 500 --decode 500 --json
     """
     exit_on_signals()
+    if plot_file is not None:
+        check_plot(plot_file)
     given = read_effective(config, settings_given, prefill=prefill, decode=decode)
     settings = given.settings
     if both is not None:
@@ -100,12 +102,7 @@ def simulate(
         plans = [plan.with_ratio(*split) for plan in plans for split in splits(len(fleet.roles))]
     load = _Load(trace, mix, seconds, Lengths(fleet.limits.max_model_tokens, scale), seed)
     rates = load.rates(rate)
-    found: list[Figures] = []
-    try:
-        for one in compare(plans, rates, load.at, slos, seed, _Progress(quiet).of):
-            found.append(one)
-    except KeyboardInterrupt:  # pragma: no cover (signals end the process)
-        raise SystemExit(130) from None
+    found = list(compare(plans, rates, load.at, slos, seed, _Progress(quiet).of))
     if plot_file is not None:
         plot(found, plot_file, measured.name)
     best = best_ratio(found) if ratios else {}

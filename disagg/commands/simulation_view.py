@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -69,21 +70,30 @@ def _percentiles(figures: tuple[float, ...] | None, digits: int) -> str:
     return "-" if figures is None else " / ".join(f"{one:,.{digits}f}" for one in figures)
 
 
+def check_plot(path: Path) -> None:
+    """Refuse, before anything is simulated, what could not be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file's name or folder cannot be used.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"--plot: {path}: .svg or .png is wanted", param="plot")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot: {path.parent} is no directory", param="plot")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'disagg[plot]'", param="plot")
+
+
 def plot(found: Sequence[Figures], path: Path, name: str) -> None:
     """Write goodput against rate: a line for each policy, at its best ratio where there are some.
 
     Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be written.
+        ConfigError: the file cannot be written.
     """
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"--plot: {path}: .svg or .png is wanted", param="plot")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "--plot needs matplotlib: pip install 'disagg[plot]'", param="plot"
-        ) from None
+    import matplotlib as mpl  # an extra
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -106,8 +116,6 @@ def plot(found: Sequence[Figures], path: Path, name: str) -> None:
     try:
         # Without a date and with fixed ids equal figures make equal files.
         metadata = {"Date": None} if path.suffix == ".svg" else None
-        import matplotlib as mpl
-
         with mpl.rc_context({"svg.hashsalt": "disagg"}):
             figure.savefig(path, metadata=metadata)
     except OSError as error:

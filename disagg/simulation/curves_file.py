@@ -156,7 +156,9 @@ def _layout(model: _Object) -> KVCacheLayout:
             tuple(found), model.count("block_bytes"), model.count("hash_block_tokens")
         )
     except ConfigError as error:
-        raise ConfigError(f"{model.where}: {error.message}", param="curves") from None
+        raise ConfigError(
+            f"{model.where}: {error.param}: {error.message}", param="curves"
+        ) from None
 
 
 def _spec(group: _Object) -> Spec:

@@ -120,7 +120,7 @@ class SimulatedWorker:
     def report(self) -> None:
         """Send stats, if they are new or it is time for some."""
         stats = worker_stats(self.core, {}, self._pace.prefill_speed, self._pace.step_times)
-        beats = self._is_busy and self._time.now_ms - self._told_ms >= BEAT_MS
+        beats = self.is_busy and self._time.now_ms - self._told_ms >= BEAT_MS
         if beats or stats != self._told:
             self._told, self._told_ms = stats, self._time.now_ms
             self._world.to_router(self._me, stats)
@@ -133,13 +133,14 @@ class SimulatedWorker:
         """
         check_core(self.core)
         kv = self.core.kv
-        if not self._is_busy and kv.num_available_blocks != kv.num_usable_blocks:
+        if not self.is_busy and kv.num_available_blocks != kv.num_usable_blocks:
             raise InvariantViolation(
                 f"{self._me}: {kv.num_available_blocks} of {kv.num_usable_blocks} blocks available"
             )
 
     @property
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Something goes on here, or is lent."""
         return bool(self.core.sequences or self.core.leases.num_live)
 
     # --- carrying out
@@ -149,7 +150,7 @@ class SimulatedWorker:
         self._pump()
         if self._events.next_seq != self._kv_sequence:
             self._send_events()
-        if self._is_busy:
+        if self.is_busy:
             self._keep_awake()
 
     def _perform(self, actions: Iterable[WorkerAction]) -> None:
@@ -242,7 +243,7 @@ class SimulatedWorker:
 
     def _report_again(self) -> None:
         self.report()
-        self._reports = self._is_busy
+        self._reports = self.is_busy
         if self._reports:
             self._time.after(STATS_MS, self._report_again)
 

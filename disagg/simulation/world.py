@@ -129,6 +129,7 @@ class World:
             if not self.time.num_events % EVENTS_PER_LOOK:
                 self._check_live()
                 watch(self.time.now_ms - BEGIN_MS, self._num_ended)
+        self._come_to_rest()
         for worker in self.workers:
             worker.check()
         watch(self.time.now_ms - BEGIN_MS, self._num_ended)
@@ -227,6 +228,19 @@ class World:
         if record is not None and record.generations:
             outcome.handed_over = not record.generations[-1].local
             outcome.num_cached = record.cached_tokens
+
+    def _come_to_rest(self) -> None:
+        """Let the last commits and cancels arrive.
+
+        Raises:
+            InvariantViolation: a worker still has something to do after all bounds on waiting.
+        """
+        limits = self.plan.limits
+        bound_ms = self.time.now_ms + limits.lease_ttl_ms + limits.reservation_ttl_ms
+        while busy := [one.info.incarnation for one in self.workers if one.is_busy]:
+            if self.time.now_ms > bound_ms:
+                raise InvariantViolation(f"{busy} do not come to rest")
+            self.time.advance()
 
     def _check_live(self) -> None:
         """Verify that the router knows of no more than what has not ended.
