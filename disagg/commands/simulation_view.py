@@ -116,7 +116,7 @@ def plot(found: Sequence[Figures], path: Path, name: str) -> None:
     try:
         # Without a date and with fixed ids equal figures make equal files.
         metadata = {"Date": None} if path.suffix == ".svg" else None
-        with mpl.rc_context({"svg.hashsalt": "disagg"}):
+        with mpl.rc_context({"svg.hashsalt": "disagg", "svg.fonttype": "none"}):
             figure.savefig(path, metadata=metadata)
     except OSError as error:
         raise ConfigError(f"--plot: {path}: {error.strerror}", param="plot") from None
