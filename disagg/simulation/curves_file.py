@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
@@ -111,7 +111,7 @@ class _Object:
         return _row(self, name, self.fields.get(name))
 
 
-def _is_number(found: object) -> bool:
+def _is_number(found: object) -> TypeGuard[int | float]:
     return (
         isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < float("inf")
     )

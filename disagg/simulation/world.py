@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from disagg.errors import DisaggError, InvariantViolation
 from disagg.kv.hashing import BlockHasher
@@ -123,7 +124,7 @@ class World:
         self._every(ROUTER_TICK_MS, lambda: self._perform(self.router.tick(self.time.clock_ms)))
         for number, request in enumerate(trace):
             at_ms = BEGIN_MS + request.at_ms + self.plan.curves.request_ms
-            self.time.after(at_ms, lambda number=number: self._ask(str(number)))
+            self.time.after(at_ms, partial(self._ask, str(number)))
         while self._num_ended < len(outcomes):
             self.time.advance()
             if not self.time.num_events % EVENTS_PER_LOOK:
@@ -201,7 +202,7 @@ class World:
                     worker = self._by_name[incarnation]
                     self.time.after(
                         self.plan.curves.hop_ms,
-                        lambda worker=worker, message=message: worker.on_router_message(message),
+                        partial(worker.on_router_message, message),
                     )
                 case Deliver():
                     self._deliver(action)
