@@ -19,7 +19,7 @@ from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract
 from disagg.scheduling.core import WorkerCore
-from disagg.scheduling.limits import STEPS_MAX, WorkerLimits
+from disagg.scheduling.limits import STEPS_MAX
 from disagg.scheduling.tiers.index import TierSetting
 from disagg.tls.addresses import check_exposure, parse_ports
 from disagg.tls.connections import Connections
@@ -35,6 +35,7 @@ from disagg.workers.engines.block_tokens import hashed_layout
 from disagg.workers.engines.choice import build_engine
 from disagg.workers.engines.protocol import Engine, EngineFactory
 from disagg.workers.kv_event_publisher import KVEventPublisher
+from disagg.workers.limits import worker_limits
 from disagg.workers.nixl_transport import NixlTransport
 from disagg.workers.options import WorkerOptions
 from disagg.workers.peer_links import GrpcPeerLinks
@@ -58,8 +59,6 @@ START_TIMEOUT_S = 300.0
 TRANSPORT_CLOSE_S = 2.0
 TIERS_CLOSE_S = 5.0
 CHECKSUMS_CLOSE_S = 1.0
-TIER_COPY_BYTES = 32 << 20
-"""Copied to or from a tier at once; a part of it is what a sequence waits for at least."""
 
 TransportFactory = Callable[[str, Engine, Callable[[int, str], None], int], KVTransport]
 StartCopies = Callable[..., CopiesBlocks]
@@ -359,27 +358,7 @@ class Worker:
             events_with_tokens=bool(options.kv_events_endpoint),
         )
         check_policy(policy, coordinator.managers)
-        limits = WorkerLimits(
-            max_model_tokens=max_model_tokens,
-            max_step_tokens=options.max_step_tokens,
-            max_sequences=options.max_sequences,
-            max_waiting=options.max_waiting,
-            handover_share_max=options.handover_share_max,
-            reserve_timeout_ms=options.reserve_timeout_ms,
-            reserve_passes_max=options.reserve_passes_max,
-            reservation_ttl_ms=options.reservation_ttl_ms,
-            lease_ttl_ms=options.lease_ttl_ms,
-            take_over_ms=options.take_over_ms,
-            checksums=options.checksums,
-            committed_max=options.committed_max,
-            commit_repeat_ms=options.commit_repeat_ms,
-            read_stuck_ms=options.read_stuck_ms,
-            blocks_per_read_max=max(1, options.read_handle_bytes_max // engine.layout.block_bytes),
-            quarantine_share_max=options.quarantine_share_max,
-            steps_max=STEPS_MAX,
-            drain_ms=options.drain_ms,
-            blocks_per_tier_copy_max=max(1, TIER_COPY_BYTES // engine.layout.block_bytes),
-        )
+        limits = worker_limits(options, max_model_tokens, engine.layout.block_bytes)
         hasher = BlockHasher(self._hash_key, self._layout.hash_block_tokens)
         drawn = random.SystemRandom()
 

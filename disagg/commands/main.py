@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from disagg.commands.cache import app as cache
+from disagg.commands.calibrate import calibrate
 from disagg.commands.certificates import app as certificates
 from disagg.commands.doctor import doctor
 from disagg.commands.drain import drain
@@ -18,6 +19,7 @@ from disagg.commands.revisions import app as revisions
 from disagg.commands.scale import scale
 from disagg.commands.serve import router, serve, workers
 from disagg.commands.show_config import show_config
+from disagg.commands.simulate import simulate
 from disagg.commands.status import status
 from disagg.commands.top import top
 from disagg.errors import DisaggError
@@ -51,6 +53,8 @@ app.command()(top)
 app.command()(leases)
 app.command()(drain)
 app.command("plan")(plan_kv_memory)
+app.command()(calibrate)
+app.command()(simulate)
 app.add_typer(cache, name="cache")
 app.add_typer(certificates, name="certificates")
 app.add_typer(keys, name="keys")

@@ -15,7 +15,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "routing": ("errors", "messages", "kv.kinds"),
 }
 """Each room of the core and what it may import besides itself: a room, or one folder of it."""
-CHECKING = ("checking", "testing")
+CHECKING = ("checking", "testing", "simulation")
 SHELLS = ("workers", "router")
 COMPOSITION = ("config", "cluster", "commands")
 
@@ -37,6 +37,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "telemetry": {"opentelemetry"},
     "checking": set(),
     "testing": set(),
+    "simulation": set(),
     "workers": GRPC
     | {"torch", "transformers", "safetensors", "numpy", "nixl", "ray", "prometheus_client"}
     | {"msgpack", "opentelemetry", "zmq"}

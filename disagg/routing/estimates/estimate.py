@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
-from disagg.messages.step_times import SCALE_TOKENS
+from disagg.messages.step_times import SCALE_TOKENS, StepShape
 
 ANSWER_TOKENS = 64
 """Tokens of an answer over which plans are compared, fewer where a request may have no more: what
@@ -27,6 +27,17 @@ class StepCost:
     """Per sequence that is given its next token."""
     decode_context_ms: float
     """Per `SCALE_TOKENS` of tokens before those."""
+
+    def shape_ms(self, shape: StepShape) -> float:
+        """A step of any shape."""
+        costs = (
+            self.step_ms,
+            self.token_ms,
+            self.context_token_ms,
+            self.decode_ms,
+            self.decode_context_ms,
+        )
+        return sum(cost * num for cost, num in zip(costs, shape.features, strict=True))
 
     def decode_step_ms(self, num_decodes: float, context: float) -> float:
         """A step of decodes alone, with so many `SCALE_TOKENS` before them all together."""

@@ -1,0 +1,181 @@
+"""`disagg calibrate`: what steps, READs and messages take here, for `disagg simulate`."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from disagg.commands.arguments import Config, Model, Set, read_effective
+from disagg.commands.measured_fleet import request_ms
+from disagg.commands.signals import exit_on_signals
+from disagg.config.options import model_name
+from disagg.config.settings import Settings
+from disagg.errors import ConfigError
+from disagg.simulation.curves import Curves
+from disagg.simulation.curves_file import curves_to_json
+
+LIBRARIES = ("disagg", "torch", "transformers", "nixl", "vllm")
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file that is written, JSON.")],
+    model: Model = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, max=1000, help="Of every shape of step.")
+    ] = 5,
+    fleet: Annotated[
+        str,
+        typer.Option(
+            "--fleet", help="HTTP of an idle fleet that runs (http://127.0.0.1:8000), asked too."
+        ),
+    ] = "",
+    workers_per_host: Annotated[
+        int,
+        typer.Option("--workers-per-host", min=1, max=1024, help="They divide the cores."),
+    ] = 1,
+    config: Config = None,
+    settings_given: Set = None,
+) -> None:
+    """Measure a worker with these settings, and write its curves.
+
+    Prefill steps by tokens and context, decode steps by batch and context, steps of both, READs by
+    bytes between two processes on this machine, a message's way. With --fleet also what HTTP and
+    tokenizing add, by small requests to a fleet that does nothing else. Nothing else should run
+    meanwhile.
+
+      disagg calibrate --model ./my-model --out curves.json
+
+      disagg simulate --curves curves.json --mix short-chat --rate 1,2,4 --prefill 1 --decode 3
+    """
+    exit_on_signals()
+    settings = read_effective(config, settings_given, model=model).settings
+    name = model_name(settings)
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: {out.parent} is no directory", param="out")
+    began_s = time.monotonic()
+    curves, measured = _measure(settings, name, workers_per_host, repeats)
+    if fleet:
+        _say("requests to the fleet")
+        curves, asked = request_ms(curves, settings, fleet, name, repeats)
+        measured["fleet"] = asked
+    measured["took_s"] = round(time.monotonic() - began_s, 1)
+    text = json.dumps(curves_to_json(curves, measured), indent=1)
+    beside = out.with_name(f"{out.name}.new")
+    try:
+        beside.write_text(text + "\n", "utf-8")
+        beside.replace(out)
+    except OSError as error:
+        raise ConfigError(f"--out: {out}: {error.strerror}", param="out") from None
+    _say(f"{out} after {measured['took_s']:g} s; errors of the fit: {measured['errors']}")
+
+
+def _measure(
+    settings: Settings, name: str, workers_per_host: int, repeats: int
+) -> tuple[Curves, dict[str, Any]]:
+    _say("imports")
+    from disagg.commands.measured_links import measure_links  # with torch, which takes seconds
+    from disagg.commands.measured_steps import StepRig, linear_fit
+    from disagg.workers.engines.choice import build_engine
+    from disagg.workers.limits import worker_limits
+    from disagg.workers.options import WorkerOptions
+    from disagg.workers.pool_region import PoolRegion
+
+    options = WorkerOptions(
+        worker_id="calibration",
+        role="both",
+        model_dir=str(Path(settings.model.dir).resolve()),
+        model_name=name,
+        router_addresses=(),
+        workers_per_host=workers_per_host,
+        **settings.worker.model_dump(exclude={"tiers"}),
+        **settings.cache.model_dump(),
+        **settings.scheduling.model_dump(),
+        **settings.transfer.model_dump(),
+    )
+    load_before = os.getloadavg()[0]
+    _say(f"{name} is loaded")
+    engine = build_engine(options)
+    tokens = min(options.max_model_tokens or engine.max_model_tokens, engine.max_model_tokens)
+    limits = worker_limits(options, tokens, engine.layout.block_bytes)
+    rig = StepRig(engine, limits, repeats, _say)
+    rig.warm_up()
+    prefill = rig.prefill_surface()
+    decode, num_derived = rig.decode_surface()
+    cost = linear_fit(rig.samples)
+    mixed = rig.mixed_samples()
+    region = engine.region
+    device = "cuda" if isinstance(region, PoolRegion) and region.memory_kind == "VRAM" else "cpu"
+    link, points, hop_ms = measure_links(
+        engine.layout.block_bytes, device, options.read_handle_bytes_max, repeats, _say
+    )
+    curves = Curves(
+        prefill=prefill,
+        decode=decode,
+        shared_ms=0.0,
+        link=link,
+        hop_ms=hop_ms,
+        request_ms=0.0,
+        layout=engine.layout,
+        num_blocks=region.num_blocks,
+        max_model_tokens=tokens,
+        name=f"{name} on {platform.node()}",
+    )
+    curves = curves.with_mixed([(one.shape, one.ms) for one in mixed])
+    errors = {
+        "mixed": _error([curves.step_ms(one.shape) / one.ms for one in mixed]),
+        "read": _error([link.ms(num_bytes) / ms for num_bytes, ms in points]),
+        "linear": _error([cost.shape_ms(one.shape) / one.ms for one in rig.samples]),
+    }
+    measured = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {
+            "node": platform.node(),
+            "platform": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "load_average": [load_before, os.getloadavg()[0]],
+        },
+        "versions": _versions(),
+        "engine": engine.summary,
+        "dtype": engine.dtype,
+        "fingerprint": engine.fingerprint,
+        "max_step_tokens": limits.max_step_tokens,
+        "max_sequences": limits.max_sequences,
+        "repeats": repeats,
+        "num_steps": len(rig.samples),
+        "num_derived_decode_points": num_derived,
+        "mixed": [asdict(one.shape) | {"ms": one.ms} for one in mixed],
+        "reads": [{"bytes": num_bytes, "ms": ms} for num_bytes, ms in points],
+        "linear_fit": asdict(cost),
+        "errors": errors,
+    }
+    return curves, measured
+
+
+def _error(ratios: list[float]) -> float | None:
+    """Median distance of what is computed from what was measured, as a share."""
+    if not ratios:
+        return None
+    return round(statistics.median(abs(one - 1) for one in ratios), 4)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except ImportError:
+            continue
+    return found
+
+
+def _say(text: str) -> None:
+    print(f"calibrate: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,258 @@
+"""How long steps take: an engine under the production core, without router and transfers."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from disagg.errors import ConfigError
+from disagg.kv.blocks.cache_policy import CachePolicy
+from disagg.kv.coordinator import KVCacheCoordinator
+from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation, RequestKey
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import Cancel, Role, Submit
+from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepShape
+from disagg.routing.estimates.estimate import StepCost
+from disagg.routing.estimates.least_squares import solve
+from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.limits import WorkerLimits
+from disagg.scheduling.step_meter import shape_of
+from disagg.simulation.curves import Surface
+from disagg.workers.engines.protocol import Engine
+
+FIRST_TOKEN, NUM_TOKENS = 10, 250
+"""Ids of the prompts' tokens, which every vocabulary has; what they say makes no step shorter."""
+CHUNKS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+BEFORE = (0, 1024, 4096, 8192, 16_384, 32_768, 65_536)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DECODE_BEFORE = (64, 1024, 4096, 16_384)
+FILL_TOKENS_MAX = 16_384
+"""Of prompts that are computed before decode steps of one length are measured: larger batches of
+longer contexts are derived, see `decode_surface`."""
+STEPS_MAX_IN_PROMPT = 10_000
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A step that was timed."""
+
+    shape: StepShape
+    ms: float
+
+
+@dataclass(slots=True)
+class StepRig:
+    """Computes steps of chosen shapes, and times them.
+
+    Args:
+        engine: a whole one, with its pool.
+        limits: of the worker that it stands for.
+        repeats: of every shape; the median counts.
+    """
+
+    engine: Engine
+    limits: WorkerLimits
+    repeats: int
+    say: Say
+    samples: list[Sample] = field(default_factory=list)
+    _core: WorkerCore = field(init=False)
+    _random: random.Random = field(init=False)
+    _num_made: int = 0
+
+    def __post_init__(self) -> None:
+        layout = self.engine.layout
+        kv = KVCacheCoordinator(
+            layout,
+            self.engine.region.num_blocks,
+            max_model_tokens=self.limits.max_model_tokens,
+            max_step_tokens=self.limits.steps_max * self.limits.max_step_tokens,
+            steps_max=self.limits.steps_max,
+            policy=CachePolicy(),
+        )
+        hasher = BlockHasher(b"calibration", layout.hash_block_tokens)
+        self._core = WorkerCore(
+            Incarnation("calibration", "1"), layout, kv, hasher, self.limits, lambda _: 1
+        )
+        self._random = random.Random(0)
+
+    @property
+    def _context_max(self) -> int:
+        """The longest prompt here, with an answer behind it."""
+        kv = self._core.kv
+        by_pool = kv.num_usable_blocks * min(group.spec.block_tokens for group in kv.layout.groups)
+        return min(self.limits.max_model_tokens, by_pool // len(kv.layout.groups)) - 64
+
+    # --- what is measured
+
+    def warm_up(self) -> None:
+        """Let every size of step be computed once: engines compile and allocate in the first."""
+        for num_tokens in (self.limits.max_step_tokens, 64, 1):
+            self._prompt_ms(self._prompt(num_tokens))
+        self._decodes(min(4, self.limits.max_sequences), 64, 2)
+        self.samples.clear()
+
+    def prefill_surface(self) -> Surface:
+        """Chunks of prompts by their tokens and those before them, which come from the cache."""
+        chunks = [one for one in CHUNKS if one < self.limits.max_step_tokens]
+        chunks.append(self.limits.max_step_tokens)
+        before = [one for one in BEFORE if one + chunks[-1] <= self._context_max]
+        if not before:
+            raise ConfigError(
+                f"a pool of {self._core.kv.num_usable_blocks} blocks and "
+                f"{self.limits.max_model_tokens} tokens hold no step of {chunks[-1]} tokens",
+                param="worker.num_blocks",
+            )
+        rows: list[list[float]] = [[] for _ in chunks]
+        for num_before in before:
+            self.say(f"prefill after {num_before:,} tokens")
+            prefix = self._prompt(num_before)
+            if prefix:
+                self._prompt_ms(prefix)
+            for row, num_tokens in zip(rows, chunks, strict=True):
+                took = [
+                    self._prompt_ms([*prefix, *self._prompt(num_tokens)])
+                    for _ in range(self.repeats)
+                ]
+                row.append(statistics.median(took))
+        return Surface(
+            tuple(map(float, chunks)), tuple(map(float, before)), tuple(map(tuple, rows))
+        )
+
+    def decode_surface(self) -> tuple[Surface, int]:
+        """Decode steps by sequences and the tokens before each; and how many points are derived.
+
+        Where filling a batch would take more than `FILL_TOKENS_MAX` tokens, it is derived: what
+        the context of one sequence adds to a step, times the sequences.
+        """
+        most = self.limits.max_sequences
+        batches = [one for one in BATCHES if one < most] + [most]
+        before = [one for one in DECODE_BEFORE if one < self._context_max]
+        rows = [[0.0] * len(before) for _ in batches]
+        num_derived = 0
+        for column, num_before in enumerate(before):
+            largest = max(1, FILL_TOKENS_MAX // num_before)
+            for row, num in zip(rows, batches, strict=True):
+                if num <= largest or column == 0:
+                    self.say(f"decode of {num} sequences after {num_before:,} tokens each")
+                    row[column] = self._decodes(num, num_before, self.repeats)
+                else:
+                    num_derived += 1
+                    row[column] = row[0] + num * _slope(batches, rows, column)
+        surface = Surface(
+            tuple(map(float, batches)), tuple(map(float, before)), tuple(map(tuple, rows))
+        )
+        return surface, num_derived
+
+    def mixed_samples(self) -> list[Sample]:
+        """Steps that decode and compute a chunk of a prompt."""
+        found: list[Sample] = []
+        most = self.limits.max_step_tokens
+        for num in sorted(
+            {1, min(4, self.limits.max_sequences - 1), self.limits.max_sequences // 2}
+        ):
+            for num_tokens in sorted({min(64, most - num), most - num}):
+                if num < 1 or num_tokens < 2:
+                    continue
+                self.say(f"{num} decodes beside {num_tokens} tokens of a prompt")
+                took = []
+                for _ in range(self.repeats):
+                    keys = self._filled(num, 64)
+                    key = self._submit(self._prompt(num_tokens))
+                    took.append(self._step())
+                    self._end([*keys, key])
+                middle = sorted(took, key=lambda one: one.ms)[len(took) // 2]
+                found.append(middle)
+        return found
+
+    # --- inside
+
+    def _prompt(self, num_tokens: int) -> list[int]:
+        return [self._random.randrange(FIRST_TOKEN, NUM_TOKENS) for _ in range(num_tokens)]
+
+    def _submit(self, prompt: Sequence[int], max_tokens: int = 1) -> RequestKey:
+        self._num_made += 1
+        key = RequestKey(str(self._num_made), 1)
+        submit = Submit(key, Role.LOCAL, tuple(prompt), (), b"", SamplingParams(max_tokens))
+        if refused := self._core.on_router_message(0, submit):
+            raise ConfigError(f"a prompt of {len(prompt)} tokens: {refused}", param="worker")
+        return key
+
+    def _end(self, keys: Sequence[RequestKey]) -> None:
+        for key in keys:
+            self._core.on_router_message(0, Cancel(key, "measured"))
+
+    def _step(self) -> Sample:
+        step, _ = self._core.next_step(0)
+        if step is None:
+            raise ConfigError(
+                f"the pool of {self._core.kv.num_usable_blocks} blocks is too small for this",
+                param="worker.num_blocks",
+            )
+        self.engine.prepare(step)
+        began_s = time.perf_counter()
+        result = self.engine.run(step)
+        took_ms = (time.perf_counter() - began_s) * 1000
+        if result.error:
+            raise ConfigError(f"the engine failed: {result.error}", param="worker.engine")
+        self._core.on_step_done(0, result)
+        sample = Sample(shape_of(step.slices), took_ms)
+        self.samples.append(sample)
+        return sample
+
+    def _prompt_ms(self, prompt: Sequence[int]) -> float:
+        """Compute a prompt as far as it is not cached; the time of all its steps."""
+        key = self._submit(prompt)
+        took_ms = 0.0
+        for _ in range(STEPS_MAX_IN_PROMPT):
+            if key not in self._core.sequences:
+                return took_ms
+            took_ms += self._step().ms
+        raise AssertionError(f"{len(prompt)} tokens take more than {STEPS_MAX_IN_PROMPT} steps")
+
+    def _filled(self, num: int, num_before: int) -> list[RequestKey]:
+        """So many sequences that decode, after their prompts."""
+        keys = [
+            self._submit(self._prompt(num_before), self.limits.max_model_tokens - num_before - 1)
+            for _ in range(num)
+        ]
+        for _ in range(STEPS_MAX_IN_PROMPT):
+            running = [self._core.sequences[key] for key in keys]
+            if all(one.num_computed >= num_before for one in running):
+                return keys
+            self._step()
+        raise AssertionError("prompts that are not computed")
+
+    def _decodes(self, num: int, num_before: int, num_steps: int) -> float:
+        keys = self._filled(num, num_before)
+        self._step()
+        took = [self._step() for _ in range(num_steps)]
+        self._end(keys)
+        wrong = [one for one in took if one.shape.num_decodes != num]
+        if wrong:
+            raise ConfigError(
+                f"{num} sequences of {num_before} tokens do not fit the pool", param="worker"
+            )
+        return statistics.median(one.ms for one in took)
+
+
+def _slope(batches: Sequence[int], rows: Sequence[Sequence[float]], column: int) -> float:
+    """What the context of one sequence adds: by the largest batch that was measured with it."""
+    num, row = max((num, row) for num, row in zip(batches, rows, strict=True) if row[column] > 0)
+    return (row[column] - row[0]) / num
+
+
+def linear_fit(samples: Sequence[Sample]) -> StepCost:
+    """The router's own form of what steps take, fitted to the same steps."""
+    products, timed = [0.0] * len(PAIRS), [0.0] * NUM_FEATURES
+    for one in samples:
+        features = one.shape.features
+        for number, (left, right) in enumerate(PAIRS):
+            products[number] += features[left] * features[right]
+        for number, feature in enumerate(features):
+            timed[number] += feature * one.ms
+    found = solve(NUM_FEATURES, products, timed)
+    return StepCost(*(one or 0.0 for one in found))

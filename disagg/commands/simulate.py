@@ -1,0 +1,269 @@
+"""`disagg simulate`: a fleet in virtual time, by policies, rates and ratios."""
+
+import json
+import sys
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from disagg.commands.arguments import Config, Decode, Prefill, Set, read_effective
+from disagg.commands.signals import exit_on_signals
+from disagg.commands.simulation_view import check_plot, plot, table
+from disagg.config.settings import Settings
+from disagg.errors import ConfigError
+from disagg.routing.policy.protocol import PolicyOptions
+from disagg.routing.policy.registry import POLICIES
+from disagg.routing.slo import Slo
+from disagg.simulation.comparison import best_ratio, compare, splits
+from disagg.simulation.curves import Curves
+from disagg.simulation.curves_file import curves_from_json
+from disagg.simulation.figures import Slos
+from disagg.simulation.fleet_plan import FleetPlan, RouterPlan
+from disagg.simulation.mixes import MIXES, Lengths, make_trace
+from disagg.simulation.prompts import TraceRequest, at_rate, duration_ms
+from disagg.simulation.trace_file import read_trace
+from disagg.simulation.world import Watch
+from disagg.workers.cache_policy import cache_policy
+from disagg.workers.limits import worker_limits
+from disagg.workers.options import WorkerOptions
+
+WORKERS_MAX = 4096
+SAY_S = 5.0
+"""How often the progress is told."""
+
+
+def simulate(
+    curves: Annotated[Path, typer.Option("--curves", help="File of disagg calibrate.")],
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Mooncake's JSONL; or give --mix.")
+    ] = None,
+    mix: Annotated[str, typer.Option("--mix", help=f"One of {', '.join(MIXES)}.")] = "",
+    rate: Annotated[
+        str,
+        typer.Option("--rate", help="Requests per second, several as 1,2,4; a trace is stretched."),
+    ] = "",
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="For so long requests of a mix come.")
+    ] = 60.0,
+    scale: Annotated[
+        float, typer.Option("--scale", min=0.001, max=100, help="Of a mix's lengths.")
+    ] = 1.0,
+    policy: Annotated[
+        str, typer.Option("--policy", help="Several as a,b; all: every one there is.")
+    ] = "estimated,prefix_then_load,local",
+    prefill: Prefill = None,
+    decode: Decode = None,
+    both: Annotated[
+        int | None, typer.Option("--both", min=0, help="Number of workers of both roles.")
+    ] = None,
+    ratios: Annotated[
+        bool,
+        typer.Option("--ratios", help="Split the workers between the roles in several ways."),
+    ] = False,
+    slo_ttft_ms: Annotated[int, typer.Option("--slo-ttft-ms", min=1)] = 2_000,
+    slo_tpot_ms: Annotated[float, typer.Option("--slo-tpot-ms", min=0.1)] = 100.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Goodput against rate, as .svg or .png (disagg[plot])."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on standard error.")] = False,
+    config: Config = None,
+    settings_given: Set = None,
+) -> None:
+    """Simulate a fleet: goodput against rate by policy, and the best ratio of roles.
+
+    The router's and the workers' own code decides; steps, READs and messages take the time that
+    disagg calibrate measured. All requests of a rate are the same for every policy; the same seed
+    brings the same figures. Workers and router have the settings of --config and --set.
+
+      disagg simulate --curves curves.json --mix shared-code --rate 5,10,20 --prefill 4 --decode 4
+
+      disagg simulate --curves curves.json --trace trace.jsonl --prefill 500 --decode 500 --json
+    """
+    exit_on_signals()
+    if plot_file is not None:
+        check_plot(plot_file)
+    given = read_effective(config, settings_given, prefill=prefill, decode=decode)
+    settings = given.settings
+    if both is not None:
+        settings = settings.model_copy(
+            update={"cluster": settings.cluster.model_copy(update={"num_both": both})}
+        )
+    measured = read_curves(curves)
+    slos = Slos(slo_ttft_ms, slo_tpot_ms)
+    fleet = fleet_of(settings, measured, slos)
+    plans = [fleet.with_policy(name) for name in _policies(policy)]
+    if ratios:
+        plans = [plan.with_ratio(*split) for plan in plans for split in splits(len(fleet.roles))]
+    load = _Load(trace, mix, seconds, Lengths(fleet.limits.max_model_tokens, scale), seed)
+    rates = load.rates(rate)
+    found = list(compare(plans, rates, load.at, slos, seed, _Progress(quiet).of))
+    if plot_file is not None:
+        plot(found, plot_file, measured.name)
+    best = best_ratio(found) if ratios else {}
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "curves": measured.name,
+                    "slo_ttft_ms": slo_ttft_ms,
+                    "slo_tpot_ms": slo_tpot_ms,
+                    "seed": seed,
+                    "runs": [one.as_json() for one in found],
+                    "best_ratios": [one.as_json() for one in best.values()],
+                },
+                indent=2,
+            )
+        )
+        return
+    table(found, best)
+
+
+def read_curves(path: Path) -> Curves:
+    """What `disagg calibrate` wrote.
+
+    Raises:
+        ConfigError: the file is missing, or is none; names the field.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", param="curves") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: no JSON: {error}", param="curves") from None
+    return curves_from_json(content, str(path))
+
+
+def fleet_of(settings: Settings, curves: Curves, slos: Slos) -> FleetPlan:
+    """The fleet that these settings start, as far as it is simulated.
+
+    One router stands for as many as there are: it takes as many requests as all workers run.
+
+    Raises:
+        ConfigError: there are too many workers, or none.
+    """
+    cluster, router, limits = settings.cluster, settings.router, settings.limits
+    num_workers = cluster.num_prefill + cluster.num_decode + cluster.num_both
+    if not 1 <= num_workers <= WORKERS_MAX:
+        raise ConfigError(f"1 to {WORKERS_MAX} workers, not {num_workers}", param="cluster")
+    options = WorkerOptions(
+        worker_id="",
+        role="both",
+        model_dir="",
+        model_name="",
+        router_addresses=(),
+        **settings.cache.model_dump(),
+        **settings.scheduling.model_dump(),
+        **settings.transfer.model_dump(),
+    )
+    if isinstance(settings.worker.num_blocks, int):
+        curves = replace(curves, num_blocks=settings.worker.num_blocks)
+    tokens = min(options.max_model_tokens or curves.max_model_tokens, curves.max_model_tokens)
+    policy = {one.name: getattr(router, one.name) for one in fields(PolicyOptions)}
+    policy["slo_tpot_ms"] = policy["slo_tpot_ms"] or slos.tpot_ms
+    return FleetPlan(
+        curves=curves,
+        limits=worker_limits(options, tokens, curves.layout.block_bytes),
+        num_prefill=cluster.num_prefill,
+        num_decode=cluster.num_decode,
+        num_both=cluster.num_both,
+        router=RouterPlan(
+            router.policy,
+            PolicyOptions(**policy),
+            replans_max=router.replans_max,
+            requests_max=max(limits.requests_max, num_workers * options.max_sequences),
+            request_timeout_ms=router.request_timeout_ms,
+            worker_prefill_tokens_max=limits.worker_prefill_tokens_max,
+            worker_waiting_max=limits.worker_waiting_max,
+        ),
+        slo=Slo(int(slos.ttft_ms), slos.tpot_ms, router.slo_shed),
+        cache=cache_policy(options),
+        reserve_retry_ms=(options.reserve_retry_min_ms, options.reserve_retry_max_ms),
+    )
+
+
+def _policies(text: str) -> list[str]:
+    names = list(POLICIES) if text == "all" else [one.strip() for one in text.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise ConfigError(
+                f"--policy: no policy is named {name!r}; known: {', '.join(POLICIES)}",
+                param="policy",
+            )
+    return names
+
+
+class _Load:
+    """The trace that was given, or the mix."""
+
+    def __init__(
+        self, trace: Path | None, mix: str, seconds: float, lengths: Lengths, seed: int
+    ) -> None:
+        if (trace is None) == (not mix):
+            raise ConfigError("give either --trace or --mix", param="trace")
+        if mix and mix not in MIXES:
+            raise ConfigError(
+                f"--mix: no mix is named {mix!r}; known: {', '.join(MIXES)}", param="mix"
+            )
+        self._mix, self._seconds, self._lengths, self._seed = mix, seconds, lengths, seed
+        self._requests: list[TraceRequest] = []
+        if trace is not None:
+            try:
+                with trace.open(encoding="utf-8") as lines:
+                    self._requests = read_trace(lines, str(trace))
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{trace}: {error}", param="trace") from None
+
+    def rates(self, text: str) -> list[float]:
+        """Those that were given; of a trace without any, its own."""
+        if not text:
+            if self._mix:
+                raise ConfigError("--rate: requests per second of the mix", param="rate")
+            lasts_s = duration_ms(self._requests) / 1000
+            return [len(self._requests) / lasts_s if lasts_s else 1.0]
+        try:
+            found = [float(one) for one in text.split(",")]
+        except ValueError:
+            raise ConfigError(f"--rate: numbers are wanted, not {text!r}", param="rate") from None
+        if any(not 0 < one <= 1_000_000 for one in found):
+            raise ConfigError("--rate: above 0, at most 1,000,000", param="rate")
+        return found
+
+    def at(self, rate: float) -> tuple[list[TraceRequest], float]:
+        """The requests at a rate, and for how many seconds they come."""
+        if self._mix:
+            made = make_trace(self._mix, rate, self._seconds, self._lengths, self._seed)
+            return made, self._seconds
+        return at_rate(self._requests, rate), len(self._requests) / rate
+
+
+class _Progress:
+    """Tells now and then how far a run is, on standard error."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._said_s = time.monotonic()
+
+    def of(self, plan: FleetPlan, rate: float) -> Watch:
+        """For one run."""
+
+        def watch(now_ms: float, num_ended: int) -> None:
+            if self._quiet or time.monotonic() - self._said_s < SAY_S:
+                return
+            self._said_s = time.monotonic()
+            roles = f"{plan.num_prefill}P{plan.num_decode}D"
+            if plan.num_both:
+                roles += f"{plan.num_both}B"
+            print(
+                f"{plan.router.policy} {roles} at {rate:g}/s: {now_ms / 1000:.0f} s virtual, "
+                f"{num_ended:,} requests ended",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        return watch

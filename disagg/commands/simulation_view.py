@@ -1,0 +1,122 @@
+"""What `disagg simulate` shows: the table, the best ratios, the plot."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from disagg.errors import ConfigError
+from disagg.simulation.figures import PERCENTS, Figures
+
+SUFFIXES = (".svg", ".png")
+
+
+def table(found: Sequence[Figures], best: Mapping[tuple[str, float], Figures]) -> None:
+    """Print a row for each run, and after them the best ratio of each policy and rate."""
+    width = None if sys.stdout.isatty() else 200  # a pipe has no width to fold lines to
+    console = Console(width=width, highlight=False)
+    console.print(_rows(found))
+    if best:
+        console.print("Best ratio of prefill to decode workers, by policy and rate:")
+        console.print(_rows(list(best.values())))
+
+
+def _rows(found: Sequence[Figures]) -> Table:
+    shown = Table(box=None, header_style="bold")
+    shown.add_column("policy")
+    percents = "/".join(map(str, PERCENTS))
+    for name in (
+        "workers",
+        "rate /s",
+        "goodput /s",
+        "kept",
+        f"TTFT p{percents} ms",
+        f"TPOT p{percents} ms",
+        "handed over",
+        "cached",
+        "errors",
+    ):
+        shown.add_column(name, justify="right")
+    for one in found:
+        shown.add_row(
+            one.policy,
+            workers_of(one),
+            f"{one.rate:.4g}",
+            f"{one.goodput:.4g}",
+            f"{one.kept_share:.1%}",
+            _percentiles(one.ttft_ms, 0),
+            _percentiles(one.tpot_ms, 1),
+            f"{one.handed_over_share:.0%}",
+            f"{one.cached_share:.0%}",
+            ", ".join(f"{number} {code}" for code, number in one.errors.items()) or "-",
+        )
+    return shown
+
+
+def workers_of(figures: Figures) -> str:
+    """As 2P6D, with 1B behind it for one of both roles."""
+    parts = (
+        (figures.num_prefill, "P"),
+        (figures.num_decode, "D"),
+        (figures.num_both, "B"),
+    )
+    return "".join(f"{number}{role}" for number, role in parts if number)
+
+
+def _percentiles(figures: tuple[float, ...] | None, digits: int) -> str:
+    return "-" if figures is None else " / ".join(f"{one:,.{digits}f}" for one in figures)
+
+
+def check_plot(path: Path) -> None:
+    """Refuse, before anything is simulated, what could not be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file's name or folder cannot be used.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"--plot: {path}: .svg or .png is wanted", param="plot")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot: {path.parent} is no directory", param="plot")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'disagg[plot]'", param="plot")
+
+
+def plot(found: Sequence[Figures], path: Path, name: str) -> None:
+    """Write goodput against rate: a line for each policy, at its best ratio where there are some.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    import matplotlib as mpl  # an extra
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    rates = sorted({one.rate for one in found})
+    axes.plot(rates, rates, color="0.7", linestyle="--", label="all requests")
+    for policy in dict.fromkeys(one.policy for one in found):
+        best: dict[float, Figures] = {}
+        for one in found:
+            known = best.get(one.rate)
+            if one.policy == policy and (known is None or one.goodput > known.goodput):
+                best[one.rate] = one
+        points = sorted(best)
+        axes.plot(points, [best[rate].goodput for rate in points], marker="o", label=policy)
+    axes.set_xlabel("requests per second")
+    axes.set_ylabel("goodput: requests per second within both SLOs")
+    axes.set_title(name, fontsize="medium")
+    axes.legend()
+    axes.grid(visible=True, alpha=0.3)
+    axes.set_ylim(bottom=0)
+    try:
+        # Without a date and with fixed ids equal figures make equal files.
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        with mpl.rc_context({"svg.hashsalt": "disagg", "svg.fonttype": "none"}):
+            figure.savefig(path, metadata=metadata)
+    except OSError as error:
+        raise ConfigError(f"--plot: {path}: {error.strerror}", param="plot") from None

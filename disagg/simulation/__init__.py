@@ -1,0 +1,1 @@
+"""The production cores at fleet size, in virtual time, with times that were measured."""

@@ -1,0 +1,65 @@
+"""Fleets beside each other: policies, rates, and how many workers prefill."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from disagg.errors import ConfigError
+from disagg.simulation.figures import Figures, Slos, summarise
+from disagg.simulation.fleet_plan import FleetPlan
+from disagg.simulation.prompts import TraceRequest
+from disagg.simulation.world import Watch, World
+
+RATIOS_MAX = 9
+"""Splits of a fleet that are tried; of more workers these many, evenly."""
+
+TraceAt = Callable[[float], tuple[Sequence[TraceRequest], float]]
+"""The requests at a rate, and for how many seconds they come."""
+
+
+def splits(num_workers: int) -> list[tuple[int, int]]:
+    """How many of the workers prefill and how many decode, from few to many who prefill.
+
+    Raises:
+        ConfigError: there are fewer than two.
+    """
+    if num_workers < 2:
+        raise ConfigError("a ratio needs at least two workers", param="ratios")
+    if num_workers - 1 <= RATIOS_MAX:
+        return [(num, num_workers - num) for num in range(1, num_workers)]
+    parts = {round(num_workers * part / (RATIOS_MAX + 1)) for part in range(1, RATIOS_MAX + 1)}
+    return [(num, num_workers - num) for num in sorted(parts)]
+
+
+def compare(
+    plans: Sequence[FleetPlan],
+    rates: Sequence[float],
+    trace_at: TraceAt,
+    slos: Slos,
+    seed: int,
+    watch: Callable[[FleetPlan, float], Watch],
+) -> Iterator[Figures]:
+    """Run every fleet at every rate; all of them get the same requests at a rate."""
+    for rate in rates:
+        trace, lasts_s = trace_at(rate)
+        for plan in plans:
+            outcomes = World(plan, seed).run(trace, watch(plan, rate))
+            yield summarise(
+                outcomes,
+                slos,
+                policy=plan.router.policy,
+                workers=(plan.num_prefill, plan.num_decode, plan.num_both),
+                lasts_s=lasts_s,
+            )
+
+
+def best_ratio(figures: Sequence[Figures]) -> dict[tuple[str, float], Figures]:
+    """By policy and rate the fleet with the most goodput; of equal ones that of the least TTFT."""
+    best: dict[tuple[str, float], Figures] = {}
+    for one in figures:
+        known = best.get((one.policy, one.rate))
+        if known is None or _merit(one) > _merit(known):
+            best[one.policy, one.rate] = one
+    return best
+
+
+def _merit(figures: Figures) -> tuple[float, float]:
+    return figures.goodput, -(figures.ttft_ms[0] if figures.ttft_ms else float("inf"))

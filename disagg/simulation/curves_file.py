@@ -1,0 +1,180 @@
+"""Curves as JSON, with what they were measured on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeGuard
+
+from disagg.errors import ConfigError
+from disagg.kv.kinds.kind import Spec
+from disagg.kv.kinds.registry import KINDS
+from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
+from disagg.routing.estimates.estimate import LinkCost
+from disagg.simulation.curves import Curves, Surface
+
+VERSION = 1
+
+
+def curves_to_json(curves: Curves, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's content; all times are ms.
+
+    Args:
+        curves: what is simulated.
+        measured: what else is known of the measurement, for people.
+    """
+    layout = curves.layout
+    return {
+        "version": VERSION,
+        "name": curves.name,
+        "measured": dict(measured),
+        "model": {
+            "max_model_tokens": curves.max_model_tokens,
+            "num_blocks": curves.num_blocks,
+            "block_bytes": layout.block_bytes,
+            "hash_block_tokens": layout.hash_block_tokens,
+            "groups": [
+                {
+                    "kind": group.spec.kind,
+                    "layers": list(group.layers),
+                    "blocks_per_state": group.blocks_per_state,
+                    "spec": {one.name: getattr(group.spec, one.name) for one in fields(group.spec)},
+                }
+                for group in layout.groups
+            ],
+        },
+        "prefill": _surface_to_json(curves.prefill, "tokens", "tokens_before"),
+        "decode": _surface_to_json(curves.decode, "sequences", "tokens_before"),
+        "mixed": {"shared_ms": curves.shared_ms},
+        "transfer": {"read_ms": curves.link.read_ms, "mib_ms": curves.link.mib_ms},
+        "messages": {"hop_ms": curves.hop_ms, "request_ms": curves.request_ms},
+    }
+
+
+def curves_from_json(content: object, name: str = "curves") -> Curves:
+    """Read such a content.
+
+    Raises:
+        ConfigError: it is not one; names the field.
+    """
+    whole = _Object(content, name)
+    if (version := whole.fields.get("version")) != VERSION:
+        raise ConfigError(f"{name}: version: {version!r}, not {VERSION}", param="curves")
+    model = whole.inner("model")
+    mixed, transfer, messages = map(whole.inner, ("mixed", "transfer", "messages"))
+    return Curves(
+        prefill=_surface(whole.inner("prefill"), "tokens", "tokens_before"),
+        decode=_surface(whole.inner("decode"), "sequences", "tokens_before"),
+        shared_ms=mixed.number("shared_ms"),
+        link=LinkCost(transfer.number("read_ms"), transfer.number("mib_ms")),
+        hop_ms=messages.number("hop_ms"),
+        request_ms=messages.number("request_ms"),
+        layout=_layout(model),
+        num_blocks=model.count("num_blocks"),
+        max_model_tokens=model.count("max_model_tokens"),
+        name=str(whole.fields.get("name", "")),
+    )
+
+
+class _Object:
+    """A JSON object whose fields are asked for by name."""
+
+    def __init__(self, content: object, where: str) -> None:
+        if not isinstance(content, dict):
+            raise ConfigError(f"{where}: a JSON object is wanted", param="curves")
+        self.fields: dict[str, Any] = content
+        self.where = where
+
+    def refuse(self, name: str, wanted: str) -> ConfigError:
+        """The error of a field."""
+        given = self.fields.get(name)
+        return ConfigError(f"{self.where}: {name}: {wanted}, not {given!r:.60}", param="curves")
+
+    def inner(self, name: str) -> "_Object":
+        """A field that is an object."""
+        return _Object(self.fields.get(name), f"{self.where}: {name}")
+
+    def number(self, name: str) -> float:
+        """A field of at least 0."""
+        found = self.fields.get(name)
+        if not _is_number(found):
+            raise self.refuse(name, "a number of at least 0 is wanted")
+        return float(found)
+
+    def count(self, name: str) -> int:
+        """A field that is a whole number of at least 1."""
+        found = self.fields.get(name)
+        if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+            raise self.refuse(name, "a whole number of at least 1 is wanted")
+        return found
+
+    def row(self, name: str) -> tuple[float, ...]:
+        """A field that is a list of numbers."""
+        return _row(self, name, self.fields.get(name))
+
+
+def _is_number(found: object) -> TypeGuard[int | float]:
+    return (
+        isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < float("inf")
+    )
+
+
+def _row(content: _Object, name: str, found: object) -> tuple[float, ...]:
+    if not isinstance(found, list) or not found or not all(map(_is_number, found)):
+        raise content.refuse(name, "a list of numbers of at least 0 is wanted")
+    return tuple(map(float, found))
+
+
+def _surface_to_json(surface: Surface, across: str, along: str) -> dict[str, Any]:
+    return {across: list(surface.across), along: list(surface.along), "ms": list(surface.ms)}
+
+
+def _surface(content: _Object, across: str, along: str) -> Surface:
+    rows = content.fields.get("ms")
+    if not isinstance(rows, list) or not rows:
+        raise content.refuse("ms", "rows of numbers are wanted")
+    ms = tuple(_row(content, "ms", row) for row in rows)
+    try:
+        return Surface(content.row(across), content.row(along), ms)
+    except ConfigError as error:
+        if error.param == "curves":
+            raise
+        raise ConfigError(f"{content.where}: {error.message}", param="curves") from None
+
+
+def _layout(model: _Object) -> KVCacheLayout:
+    groups = model.fields.get("groups")
+    if not isinstance(groups, list):
+        raise model.refuse("groups", "a list is wanted")
+    found = []
+    for number, one in enumerate(groups):
+        group = _Object(one, f"{model.where}: groups[{number}]")
+        layers = group.row("layers")
+        spec = _spec(group)
+        blocks = group.count("blocks_per_state")
+        found.append(KVCacheGroup(number, spec, tuple(map(int, layers)), blocks))
+    try:
+        return KVCacheLayout(
+            tuple(found), model.count("block_bytes"), model.count("hash_block_tokens")
+        )
+    except ConfigError as error:
+        raise ConfigError(
+            f"{model.where}: {error.param}: {error.message}", param="curves"
+        ) from None
+
+
+def _spec(group: _Object) -> Spec:
+    kind = group.fields.get("kind")
+    if kind not in KINDS:
+        raise group.refuse("kind", f"one of {', '.join(KINDS)} is wanted")
+    given = group.inner("spec").fields
+    arguments = {name: _hashable(value) for name, value in given.items()}
+    try:
+        return KINDS[kind](**arguments)
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(f"{group.where}: spec: {error}", param="curves") from None
+
+
+def _hashable(value: object) -> object:
+    """Tuples come back from JSON as lists."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(map(_hashable, value))
+    return value

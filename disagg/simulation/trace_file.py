@@ -1,0 +1,88 @@
+"""Traces as Mooncake publishes them: a JSON object per line."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from disagg.errors import ConfigError
+from disagg.simulation.prompts import TRACE_BLOCK, TraceRequest
+
+REQUESTS_MAX = 5_000_000
+TOKENS_MAX = 1 << 24
+"""Of a prompt or an answer: more is a mistake in the file."""
+MS_MAX = 366 * 24 * 3_600_000
+
+
+def read_trace(lines: Iterable[str], name: str = "trace") -> list[TraceRequest]:
+    """Requests in order of arrival; empty lines and further fields are ignored.
+
+    Args:
+        lines: each with ``timestamp`` (ms), ``input_length``, ``output_length`` (tokens) and
+            ``hash_ids``, one for each `TRACE_BLOCK` tokens of the input.
+        name: of the file, for messages.
+
+    Raises:
+        ConfigError: a line cannot be used; it names line and field.
+    """
+    found: list[TraceRequest] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        if len(found) >= REQUESTS_MAX:
+            raise ConfigError(f"{where}: more than {REQUESTS_MAX:,} requests", param="trace")
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: no JSON: {error}", param="trace") from None
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{where}: a JSON object is wanted", param="trace")
+        found.append(_request(fields, where))
+    if not found:
+        raise ConfigError(f"{name}: no request", param="trace")
+    return sorted(found, key=lambda one: one.at_ms)
+
+
+def write_trace(requests: Iterable[TraceRequest]) -> Iterable[str]:
+    """The lines of such a file."""
+    for one in requests:
+        fields = {
+            "timestamp": round(one.at_ms),
+            "input_length": one.num_prompt,
+            "output_length": one.num_answer,
+            "hash_ids": list(one.hash_ids),
+        }
+        yield json.dumps(fields) + "\n"
+
+
+def _request(fields: Mapping[str, Any], where: str) -> TraceRequest:
+    at_ms = fields.get("timestamp")
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms <= MS_MAX:
+        raise ConfigError(
+            f"{where}: timestamp: milliseconds from 0 on are wanted, not {at_ms!r}", param="trace"
+        )
+    num_prompt = _tokens(fields, "input_length", where)
+    hash_ids = fields.get("hash_ids")
+    if not isinstance(hash_ids, list) or any(
+        isinstance(one, bool) or not isinstance(one, int) for one in hash_ids
+    ):
+        raise ConfigError(f"{where}: hash_ids: a list of integers is wanted", param="trace")
+    if len(hash_ids) * TRACE_BLOCK < num_prompt:
+        raise ConfigError(
+            f"{where}: hash_ids: {len(hash_ids)} ids of {TRACE_BLOCK} tokens are too few for an "
+            f"input_length of {num_prompt}",
+            param="trace",
+        )
+    needed = -(-num_prompt // TRACE_BLOCK)
+    num_answer = _tokens(fields, "output_length", where)
+    return TraceRequest(float(at_ms), num_prompt, num_answer, tuple(hash_ids[:needed]))
+
+
+def _tokens(fields: Mapping[str, Any], name: str, where: str) -> int:
+    number = fields.get(name)
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= TOKENS_MAX:
+        raise ConfigError(
+            f"{where}: {name}: 1 to {TOKENS_MAX:,} tokens are wanted, not {number!r}",
+            param="trace",
+        )
+    return number

@@ -1,0 +1,270 @@
+"""One run of a simulated fleet: a trace in, what became of each request out."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from disagg.errors import DisaggError, InvariantViolation
+from disagg.kv.hashing import BlockHasher
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import KVEvent
+from disagg.messages.outputs import FinishReason
+from disagg.messages.peer import PeerMessage
+from disagg.messages.sampling import SamplingParams
+from disagg.messages.session import ToRouterMessage
+from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction, ToWorker
+from disagg.routing.core import RouterCore
+from disagg.simulation.fleet_plan import FleetPlan
+from disagg.simulation.links import Wires
+from disagg.simulation.prompts import Prompts, TraceRequest
+from disagg.simulation.virtual_time import VirtualTime
+from disagg.simulation.worker import SimulatedWorker
+
+ROUTER_TICK_MS, HEARTBEAT_MS = 100.0, 1_000.0
+BEGIN_MS = 1_000.0
+"""All workers are ready by then; the trace's time 0."""
+HASH_KEY = b"simulation"
+RECORDS_MAX = 64
+"""A record is read when its request ends."""
+EVENTS_PER_LOOK = 10_000
+
+Watch = Callable[[float, int], None]
+"""Told now and then of the virtual time, in ms of the trace, and of requests that have ended."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request; times in ms of the trace."""
+
+    request: TraceRequest
+    first_ms: float | None = None
+    """Its first token at the client."""
+    end_ms: float | None = None
+    num_tokens: int = 0
+    error: str = ""
+    """Why it has no answer, or not all of it: a code of `disagg.errors`."""
+    handed_over: bool = False
+    num_cached: int = 0
+    """Tokens of its prompt that were not computed."""
+
+    @property
+    def finished(self) -> bool:
+        """All of its answer came."""
+        return self.end_ms is not None and not self.error
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """From its arrival to its first token."""
+        return None if self.first_ms is None else self.first_ms - self.request.at_ms
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time per token after the first; None where there is none."""
+        if self.first_ms is None or self.end_ms is None or self.num_tokens < 2:
+            return None
+        return (self.end_ms - self.first_ms) / (self.num_tokens - 1)
+
+
+class World:
+    """A fleet and its router in virtual time; the same seed, plan and trace bring the same.
+
+    Args:
+        plan: of the fleet.
+        seed: of the delays that workers draw.
+
+    Attributes:
+        workers: by number.
+        router: the production core; to be looked at only.
+    """
+
+    def __init__(self, plan: FleetPlan, seed: int = 0) -> None:
+        self.plan = plan
+        self.time = VirtualTime()
+        self.hasher = BlockHasher(HASH_KEY, plan.curves.layout.hash_block_tokens)
+        self._random = random.Random(seed)
+        self._wires = Wires(plan.curves.link)
+        self._prompts = Prompts()
+        router = plan.router
+        self.router = RouterCore(
+            hasher_of=lambda _: self.hasher.extend,
+            replans_max=router.replans_max,
+            requests_max=router.requests_max,
+            request_timeout_ms=router.request_timeout_ms,
+            records_max=RECORDS_MAX,
+            worker_silent_ms=int(10 * HEARTBEAT_MS),
+            policy=router.policy,
+            policy_options=router.options,
+            worker_prefill_tokens_max=router.worker_prefill_tokens_max,
+            worker_waiting_max=router.worker_waiting_max,
+        )
+        self._outcomes: dict[str, Outcome] = {}
+        self._num_live = self._num_ended = 0
+        width = len(str(len(plan.roles)))
+        self.workers = [
+            SimulatedWorker(self, Incarnation(f"{role}-{number:0{width}}", "1"), role)
+            for number, role in enumerate(plan.roles)
+        ]
+        self._by_name = {one.info.incarnation: one for one in self.workers}
+
+    def run(
+        self, trace: Sequence[TraceRequest], watch: Watch = lambda now_ms, num_ended: None
+    ) -> list[Outcome]:
+        """Play a trace until every request has ended; an outcome for each, in its order.
+
+        Raises:
+            InvariantViolation: a request has no end, or a count does not add up.
+            DisaggError: the fleet cannot be built so.
+        """
+        outcomes = [Outcome(request) for request in trace]
+        self._outcomes = {str(number): one for number, one in enumerate(outcomes)}
+        self._every(HEARTBEAT_MS, self._heartbeat)
+        for worker in self.workers:
+            worker.report()
+        self._every(ROUTER_TICK_MS, lambda: self._perform(self.router.tick(self.time.clock_ms)))
+        for number, request in enumerate(trace):
+            at_ms = BEGIN_MS + request.at_ms + self.plan.curves.request_ms
+            self.time.after(at_ms, partial(self._ask, str(number)))
+        while self._num_ended < len(outcomes):
+            self.time.advance()
+            if not self.time.num_events % EVENTS_PER_LOOK:
+                self._check_live()
+                watch(self.time.now_ms - BEGIN_MS, self._num_ended)
+        self._come_to_rest()
+        for worker in self.workers:
+            worker.check()
+        watch(self.time.now_ms - BEGIN_MS, self._num_ended)
+        return outcomes
+
+    # --- as workers see it
+
+    def retry_ms(self, passes: int) -> int:
+        """See `Surroundings`."""
+        least, most = self.plan.reserve_retry_ms
+        return self._random.randint(least, most * min(passes, 10))
+
+    def number_of(self, request_id: str) -> int:
+        """See `Surroundings`."""
+        return int(request_id)
+
+    def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
+        """See `Surroundings`."""
+        self.time.after(
+            self.plan.curves.hop_ms,
+            lambda: self._perform(self.router.from_worker(self.time.clock_ms, sender, message)),
+        )
+
+    def to_peer(self, sender: Incarnation, to: Incarnation, message: PeerMessage) -> None:
+        """See `Surroundings`."""
+        worker = self._by_name[to]
+        self.time.after(self.plan.curves.hop_ms, lambda: worker.on_peer_message(sender, message))
+
+    def kv_events(self, sender: Incarnation, first: int, events: tuple[KVEvent, ...]) -> None:
+        """See `Surroundings`."""
+
+        def arrive() -> None:
+            if not self.router.kv_events(sender, sender.epoch, first, False, events):
+                raise InvariantViolation(f"{sender}: a gap before event {first}")
+
+        self.time.after(self.plan.curves.hop_ms, arrive)
+
+    def read_ms(self, owner: Incarnation, reader: Incarnation, num_bytes: int) -> float:
+        """See `Surroundings`."""
+        return self._wires.read_ms(self.time.now_ms, owner, reader, num_bytes)
+
+    # --- requests
+
+    def _ask(self, request_id: str) -> None:
+        outcome = self._outcomes[request_id]
+        request = outcome.request
+        tokens = self._prompts.tokens(request)
+        hashes: list[bytes] = []
+        self.hasher.extend(hashes, tokens)
+        new = NewRequest(
+            request_id,
+            tokens,
+            tuple(hashes),
+            b"",
+            SamplingParams(request.num_answer, num_prompt_tokens=len(tokens)),
+            slo=self.plan.slo,
+        )
+        try:
+            actions = self.router.generate(self.time.clock_ms, new)
+        except DisaggError as error:
+            self._end(request_id, error.code)
+            return
+        self._perform(actions)
+
+    def _perform(self, actions: Sequence[RouterAction]) -> None:
+        for action in actions:
+            match action:
+                case ToWorker(incarnation, message):
+                    worker = self._by_name[incarnation]
+                    self.time.after(
+                        self.plan.curves.hop_ms,
+                        partial(worker.on_router_message, message),
+                    )
+                case Deliver():
+                    self._deliver(action)
+                case Fail(request_id, error):
+                    self._end(request_id, error.code)
+                case _:
+                    pass  # sessions are open from the begin
+
+    def _deliver(self, action: Deliver) -> None:
+        outcome = self._outcomes[action.request_id]
+        if outcome.first_ms is None:
+            outcome.first_ms = self.time.now_ms - BEGIN_MS
+        outcome.num_tokens += len(action.token_ids)
+        if action.finish_reason is not FinishReason.NONE:
+            self._end(action.request_id, "")
+
+    def _end(self, request_id: str, error: str) -> None:
+        outcome = self._outcomes[request_id]
+        if outcome.end_ms is not None:
+            raise InvariantViolation(f"request {request_id} ends twice")
+        outcome.end_ms, outcome.error = self.time.now_ms - BEGIN_MS, error
+        self._num_ended += 1
+        record = self.router.record(request_id)
+        if record is not None and record.generations:
+            outcome.handed_over = not record.generations[-1].local
+            outcome.num_cached = record.cached_tokens
+
+    def _come_to_rest(self) -> None:
+        """Let the last commits and cancels arrive.
+
+        Raises:
+            InvariantViolation: a worker still has something to do after all bounds on waiting.
+        """
+        limits = self.plan.limits
+        bound_ms = self.time.now_ms + limits.lease_ttl_ms + limits.reservation_ttl_ms
+        while busy := [one.info.incarnation for one in self.workers if one.is_busy]:
+            if self.time.now_ms > bound_ms:
+                raise InvariantViolation(f"{busy} do not come to rest")
+            self.time.advance()
+
+    def _check_live(self) -> None:
+        """Verify that the router knows of no more than what has not ended.
+
+        Raises:
+            InvariantViolation: a request was forgotten on one side.
+        """
+        num_open = len(self._outcomes) - self._num_ended
+        if self.router.num_live > num_open:
+            raise InvariantViolation(f"{self.router.num_live} live requests, {num_open} open ones")
+
+    # --- time
+
+    def _heartbeat(self) -> None:
+        now_ms = self.time.clock_ms
+        for worker in self.workers:
+            self._perform(self.router.register(now_ms, worker.info))
+            if self.time.now_ms < HEARTBEAT_MS:
+                self._perform(self.router.session_up(now_ms, worker.info.incarnation))
+
+    def _every(self, period_ms: float, happen: Callable[[], None]) -> None:
+        def again() -> None:
+            happen()
+            self.time.after(period_ms, again)
+
+        again()

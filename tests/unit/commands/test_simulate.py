@@ -1,0 +1,117 @@
+"""`disagg simulate` as a process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disagg.simulation.curves_file import curves_to_json
+from tests.unit.simulation.fleets import curves
+
+ROOT = Path(__file__).parents[3]
+LIGHT = ("--quiet", "--seconds", "3", "--scale", "0.05")
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "disagg.commands", "simulate", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> str:
+    path = tmp_path / "curves.json"
+    path.write_text(json.dumps(curves_to_json(curves(), {})))
+    return str(path)
+
+
+def test_rates_policies_ratios_and_a_plot(measured: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plots = [tmp_path / name for name in ("one.svg", "two.svg")]
+    runs = [
+        simulate(
+            *("--curves", measured, "--mix", "short-chat", "--rate", "1,4", *LIGHT),
+            *("--policy", "local,estimated", "--prefill", "2", "--decode", "1", "--ratios"),
+            *("--plot", str(plot), "--json"),
+        )
+        for plot in plots
+    ]
+    assert [(run.returncode, run.stderr) for run in runs] == [(0, "")] * 2
+    assert runs[0].stdout == runs[1].stdout
+    assert plots[0].read_bytes() == plots[1].read_bytes()
+    assert b"<svg" in plots[0].read_bytes()
+    answer = json.loads(runs[0].stdout)
+    assert answer["curves"] == "by hand"
+    assert len(answer["runs"]) == 2 * 2 * 2  # rates, policies, splits of three workers
+    assert {one["num_prefill"] + one["num_decode"] for one in answer["runs"]} == {3}
+    best = answer["best_ratios"]
+    assert [one["policy"] for one in best] == ["local", "estimated"] * 2
+    for one in best:
+        like = [
+            each["goodput"]
+            for each in answer["runs"]
+            if (each["policy"], each["rate"]) == (one["policy"], one["rate"])
+        ]
+        assert one["goodput"] == max(like)
+
+
+def test_a_trace_and_the_table_for_people(measured: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 500 * n, "input_length": 700, "output_length": 4, "hash_ids": [0, n + 1]}
+        for n in range(6)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = simulate(
+        *("--curves", measured, "--trace", str(trace), "--policy", "prefix_then_load", "--quiet"),
+        *("--prefill", "1", "--decode", "1", "--set", "scheduling.max_step_tokens=256"),
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    (row,) = [line.split() for line in run.stdout.splitlines()[1:]]
+    assert row[:4] == ["prefix_then_load", "1P1D", "2.4", "2.4"]
+    assert row[4] == "100.0%"
+    assert "61%" in row  # five of six found 512 of 700 tokens
+
+
+def test_progress_goes_to_the_other_stream(measured: str) -> None:
+    run = simulate("--curves", measured, "--help")
+    assert "--ratios" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--mix", "short-chat"), "--rate"),
+        (("--mix", "chat", "--rate", "1"), "no mix is named 'chat'; known: short-chat"),
+        (("--rate", "1"), "give either --trace or --mix"),
+        (("--mix", "short-chat", "--rate", "1,x"), "--rate: numbers are wanted"),
+        (("--mix", "short-chat", "--rate", "0"), "--rate: above 0"),
+        (("--mix", "short-chat", "--rate", "1", "--policy", "best"), "no policy is named 'best'"),
+        (("--trace", "bad.jsonl"), "bad.jsonl, line 1: timestamp: "),
+        (("--trace", "missing.jsonl"), "missing.jsonl"),
+        (("--mix", "short-chat", "--rate", "1", "--plot", "x.pdf", *LIGHT), ".svg or .png"),
+        (("--mix", "short-chat", "--rate", "1", "--prefill", "5000"), "prefill"),
+    ],
+)
+def test_mistakes_end_with_one_line(
+    measured: str, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"timestamp": null}\n')
+    given = [str(tmp_path / one) if one.endswith((".jsonl", ".pdf")) else one for one in arguments]
+    run = simulate("--curves", measured, *given)
+    assert run.returncode == 2, run.stdout
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_curves_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"version": 1}')
+    run = simulate("--curves", str(tmp_path / "c.json"), "--mix", "short-chat", "--rate", "1")
+    assert run.returncode == 2
+    assert "c.json: model: a JSON object is wanted" in run.stderr

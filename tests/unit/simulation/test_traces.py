@@ -1,0 +1,131 @@
+"""Traces: read, made, stretched; what is equal in them is equal in tokens."""
+
+import json
+from typing import Any
+
+import pytest
+
+from disagg.errors import ConfigError
+from disagg.simulation.mixes import MIXES, Lengths, make_trace
+from disagg.simulation.prompts import TRACE_BLOCK, Prompts, TraceRequest, at_rate
+from disagg.simulation.trace_file import read_trace, write_trace
+
+GOOD = {"timestamp": 7, "input_length": 600, "output_length": 3, "hash_ids": [4, 9]}
+LENGTHS = Lengths(8_192, 0.2)
+
+
+def line(**changes: Any) -> str:
+    fields = {**GOOD, **changes}
+    return json.dumps({name: value for name, value in fields.items() if value is not ...})
+
+
+def test_a_line_of_mooncake() -> None:
+    # The first of its documentation, with a further field.
+    text = (
+        '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "extra": 1, "hash_ids": '
+        "[46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 2353, 2354]}"
+    )
+    (one,) = read_trace(["", text, "\n"])
+    assert (one.at_ms, one.num_prompt, one.num_answer) == (27482, 6955, 52)
+    assert len(one.hash_ids) == 14
+
+
+def test_requests_are_in_order_of_arrival() -> None:
+    assert [one.at_ms for one in read_trace([line(timestamp=9), line(timestamp=2)])] == [2, 9]
+
+
+def test_what_is_written_is_read_again() -> None:
+    made = make_trace("multi-turn", 5, 10, LENGTHS, 1)
+    read = read_trace(write_trace(made))
+    assert [one.hash_ids for one in read] == [one.hash_ids for one in made]
+    assert [one.num_prompt for one in read] == [one.num_prompt for one in made]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"timestamp": -1}, "timestamp"),
+        ({"timestamp": "now"}, "timestamp"),
+        ({"timestamp": ...}, "timestamp"),
+        ({"input_length": 0}, "input_length"),
+        ({"input_length": 1.5}, "input_length"),
+        ({"output_length": True}, "output_length"),
+        ({"output_length": 1 << 30}, "output_length"),
+        ({"hash_ids": "4"}, "hash_ids"),
+        ({"hash_ids": [4, "9"]}, "hash_ids"),
+        ({"hash_ids": [4]}, "hash_ids"),
+        ({"hash_ids": ...}, "hash_ids"),
+    ],
+)
+def test_a_bad_line_names_line_and_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^t\.jsonl, line 3: {field}: "):
+        read_trace([line(), "", line(**changes)], "t.jsonl")
+
+
+@pytest.mark.parametrize(("text", "why"), [("{", "no JSON"), ("[1]", "a JSON object")])
+def test_a_line_that_is_no_object(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"line 1: {why}"):
+        read_trace([text])
+
+
+def test_an_empty_trace() -> None:
+    with pytest.raises(ConfigError, match="no request"):
+        read_trace(["\n"])
+
+
+def test_equal_ids_are_equal_tokens_and_no_others() -> None:
+    prompts = Prompts()
+    one = prompts.tokens(TraceRequest(0, 1_000, 1, (5, 6)))
+    longer = prompts.tokens(TraceRequest(0, 1_030, 1, (5, 6, 9)))
+    other = prompts.tokens(TraceRequest(0, 1_000, 1, (5, 7)))
+    assert len(one) == 1_000
+    assert longer[:1_000] == one
+    assert other[:TRACE_BLOCK] == one[:TRACE_BLOCK]
+    assert not set(other[TRACE_BLOCK:]) & set(one)
+
+
+def test_a_stretched_trace_has_its_rate() -> None:
+    trace = [TraceRequest(1_000 + 10 * n, 1, 1, (0,)) for n in range(100)]
+    slow = at_rate(trace, 4)
+    assert slow[0].at_ms == 0
+    assert slow[-1].at_ms == pytest.approx(99 / 4 * 1_000)
+    assert at_rate(trace[:1], 2)[0].at_ms == 0
+
+
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_a_mix_by_its_rate_and_seed(mix: str) -> None:
+    made = make_trace(mix, 20, 60, LENGTHS, 0)
+    assert made == make_trace(mix, 20, 60, LENGTHS, 0)
+    assert made != make_trace(mix, 20, 60, LENGTHS, 1)
+    assert 0.6 * 1_200 < len(made) < 1.4 * 1_200
+    assert [one.at_ms for one in made] == sorted(one.at_ms for one in made)
+    assert all(0 <= one.at_ms < 60_000 for one in made)
+    for one in made:
+        assert one.num_prompt + one.num_answer < LENGTHS.tokens_max
+        assert len(one.hash_ids) == -(-one.num_prompt // TRACE_BLOCK)
+
+
+def shared_share(mix: str) -> float:
+    """Of the blocks of prompts those that an earlier one had."""
+    seen: set[int] = set()
+    num = shared = 0
+    for one in make_trace(mix, 20, 60, Lengths(32_768), 0):
+        shared += sum(block in seen for block in one.hash_ids)
+        num += len(one.hash_ids)
+        seen.update(one.hash_ids)
+    return shared / num
+
+
+def test_mixes_differ_in_what_they_share() -> None:
+    assert shared_share("long-documents") == 0
+    assert shared_share("shared-code") > 0.6
+    assert 0.2 < shared_share("multi-turn") < 0.9
+
+
+def test_bad_mixes() -> None:
+    with pytest.raises(ConfigError, match="short-chat"):
+        make_trace("chat", 1, 1, LENGTHS, 0)
+    with pytest.raises(ConfigError, match="no request"):
+        make_trace("short-chat", 1e-6, 1, LENGTHS, 0)
+    with pytest.raises(ConfigError, match="more than"):
+        make_trace("short-chat", 1e6, 1e6, LENGTHS, 0)

@@ -1,0 +1,178 @@
+"""Fleets in virtual time: every request ends, times are those of the curves, seeds repeat."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from disagg.errors import InvariantViolation
+from disagg.routing.estimates.estimate import LinkCost
+from disagg.routing.policy.registry import POLICIES
+from disagg.simulation.curves import Surface
+from disagg.simulation.fleet_plan import FleetPlan
+from disagg.simulation.mixes import Lengths, make_trace
+from disagg.simulation.prompts import TraceRequest
+from disagg.simulation.world import Outcome, World
+from tests.unit.simulation.fleets import fleet, with_curves
+
+ROOT = Path(__file__).parents[3]
+LENGTHS = Lengths(4_096, 0.1)
+
+
+def alone(plan: FleetPlan, num_prompt: int, num_answer: int) -> Outcome:
+    ids = tuple(range(-(-num_prompt // 512)))
+    (outcome,) = World(plan).run([TraceRequest(0, num_prompt, num_answer, ids)])
+    return outcome
+
+
+def test_a_request_alone_takes_what_the_curves_say() -> None:
+    outcome = alone(fleet(), 500, 5)
+    # 3 ms of HTTP, messages: submit, reservation there and back, the token; a step of 500 tokens.
+    step = fleet().curves.prefill.at(500, 0)
+    assert outcome.ttft_ms == pytest.approx(3 + 4 * 0.5 + step, abs=0.01)
+    assert outcome.handed_over
+    assert outcome.num_tokens == 5
+    # Before the second token the rest is read and committed; four steps follow.
+    assert outcome.tpot_ms is not None
+    decode = fleet().curves.decode.at(1, 502)
+    assert decode < outcome.tpot_ms < decode + 5
+
+
+def test_a_prompt_in_chunks() -> None:
+    one, three = alone(fleet(), 512, 1), alone(fleet(), 1_500, 1)
+    assert one.ttft_ms is not None
+    assert three.ttft_ms is not None
+    prompt_ms = fleet().curves.prompt_ms
+    more_ms = prompt_ms(1_500, 512) - prompt_ms(512, 512)
+    assert three.ttft_ms - one.ttft_ms == pytest.approx(more_ms, abs=1)
+
+
+def test_a_prefix_that_is_cached_is_not_computed() -> None:
+    first = TraceRequest(0, 1_024, 2, (0, 1))
+    again = TraceRequest(5_000, 1_100, 2, (0, 1, 2))
+    other = TraceRequest(10_000, 1_100, 2, (7, 8, 9))
+    outcomes = World(fleet()).run([first, again, other])
+    assert [one.num_cached for one in outcomes] == [0, 1_024, 0]
+    times = [one.ttft_ms or 0 for one in outcomes]
+    assert times[1] < times[0] / 2 < times[2]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_request_ends(policy: str) -> None:
+    """More than the fleet can take at once, with conversations that go on; `World.run` also holds
+    every worker to its invariants, and to hold nothing at the end."""
+    trace = make_trace("shifting", 12, 8, LENGTHS, seed=3)
+    world = World(fleet(2, 2, policy), seed=1)
+    outcomes = world.run(trace)
+    assert all(one.finished for one in outcomes)
+    assert [one.num_tokens for one in outcomes] == [one.num_answer for one in trace]
+    assert all(one.ttft_ms is not None and one.ttft_ms > 0 for one in outcomes)
+    assert world.router.num_live == 0
+
+
+def test_refused_requests_end_too() -> None:
+    plan = fleet()
+    plan = replace(plan, router=replace(plan.router, requests_max=3))
+    trace = [TraceRequest(0, 400, 20, (number,)) for number in range(10)]
+    errors = [one.error for one in World(plan).run(trace)]
+    assert errors.count("") == 3
+    assert set(errors) == {"", "rate_limit_exceeded"}
+
+
+def test_what_no_worker_holds_is_refused() -> None:
+    outcome = alone(fleet(), 8_192, 1)
+    assert outcome.error == "context_length_exceeded"
+
+
+def test_the_same_seed_brings_the_same() -> None:
+    """In other processes too, where strings hash to other numbers."""
+    script = (
+        "from tests.unit.simulation.test_world import times;print(times(5) == times(5), times(5))"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(runs) == 1
+    assert runs.pop().startswith("True")
+    assert times(5) != times(6)
+
+
+def times(seed: int) -> list[tuple[float | None, float | None]]:
+    trace = make_trace("multi-turn", 10, 4, LENGTHS, seed)
+    outcomes = World(fleet(2, 2, "estimated"), seed).run(trace)
+    return [(one.first_ms, one.end_ms) for one in outcomes]
+
+
+def test_a_policy_that_hands_over_and_one_that_does_not() -> None:
+    trace = make_trace("short-chat", 4, 5, LENGTHS, seed=0)
+    shares = {
+        policy: sum(one.handed_over for one in World(fleet(1, 1, policy)).run(trace))
+        for policy in ("prefix_then_load", "local")
+    }
+    assert shares == {"prefix_then_load": len(trace), "local": 0}
+
+
+def test_local_prompts_hold_decodes_up_and_handed_over_ones_do_not() -> None:
+    """What hand-overs are for, as a simulation must show it."""
+    streams = [TraceRequest(0, 100, 200, (number,)) for number in range(4)]
+    ids = iter(range(100, 10_000))
+    long = [
+        TraceRequest(500 + 150 * number, 3_000, 2, tuple(next(ids) for _ in range(6)))
+        for number in range(10)
+    ]
+    worst = {}
+    for policy in ("prefix_then_load", "local"):
+        outcomes = World(fleet(1, 1, policy)).run([*streams, *long])
+        worst[policy] = max(one.tpot_ms or 0 for one in outcomes[:4])
+    assert worst["local"] > 1.5 * worst["prefix_then_load"]
+
+
+def test_controls_wrong_curves_predict_something_else() -> None:
+    """The figures come from the curves: each of them, wrong, shows in what it is about."""
+    right = alone(fleet(), 3_000, 20)
+    assert right.ttft_ms is not None
+    assert right.tpot_ms is not None
+    curves = fleet().curves
+
+    def slower(surface: Surface) -> Surface:
+        return replace(surface, ms=tuple(tuple(2 * ms for ms in row) for row in surface.ms))
+
+    slow_prefill = alone(with_curves(fleet(), prefill=slower(curves.prefill)), 3_000, 20)
+    assert (slow_prefill.ttft_ms or 0) > 1.8 * right.ttft_ms
+    slow_decode = alone(with_curves(fleet(), decode=slower(curves.decode)), 3_000, 20)
+    assert (slow_decode.tpot_ms or 0) > 1.8 * right.tpot_ms
+    assert slow_decode.ttft_ms == right.ttft_ms
+    slow_link = alone(with_curves(fleet(), link=LinkCost(1.0, 500.0)), 3_000, 20)
+    assert slow_link.ttft_ms == right.ttft_ms
+    assert (slow_link.tpot_ms or 0) > 1.15 * right.tpot_ms
+
+
+def test_reads_share_the_wires_of_both_ends() -> None:
+    """Two hand-overs to one decode worker take turns."""
+    plan = with_curves(fleet(2, 1), link=LinkCost(0.0, 400.0))
+    together = World(plan).run([TraceRequest(0, 500, 2, (n,)) for n in range(2)])
+    single = alone(plan, 500, 2)
+    later = sorted(one.tpot_ms or 0 for one in together)
+    assert later[1] - later[0] > 0.4 * (single.tpot_ms or 0)
+
+
+def test_a_worker_that_forgets_to_give_back_is_found() -> None:
+    """The control of the check at the end."""
+    world = World(fleet())
+    worker = world.workers[0]
+    pool = worker.core.kv.pool
+    pool.hold("forgotten", pool.allocate(1))
+    with pytest.raises(InvariantViolation):
+        world.run([TraceRequest(0, 100, 2, (0,))])
