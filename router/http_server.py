@@ -208,7 +208,9 @@ def _raw_answer(error: DisaggError) -> bytes:
     return head.encode() + data
 
 
-def bind(setting: str, host: str, port: int, send_buffer_bytes: int) -> socket.socket:
+def bind(
+    setting: str, host: str, port: int, send_buffer_bytes: int, *, is_shared: bool = False
+) -> socket.socket:
     """A socket for `HttpServer`, not listening yet.
 
     Args:
@@ -216,6 +218,8 @@ def bind(setting: str, host: str, port: int, send_buffer_bytes: int) -> socket.s
         host: address to bind to.
         port: 0 for any free one.
         send_buffer_bytes: that the kernel keeps of what a client does not take.
+        is_shared: other sockets of this user may listen on the port too; the kernel spreads
+            connections over those that do.
 
     Raises:
         ConfigError: the port is taken or the host is not ours.
@@ -225,6 +229,8 @@ def bind(setting: str, host: str, port: int, send_buffer_bytes: int) -> socket.s
     # two writes (headers, body) waits 40 ms for the client's delayed ACK.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Connections take it over. Else the kernel would keep megabytes for who reads nothing.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, send_buffer_bytes)
     try:
