@@ -21,7 +21,7 @@ from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, usable_as_request_id
-from disagg.router.text_stream import pieces
+from disagg.router.text_stream import TextReader, pieces
 from disagg.router.tokenizer import Tokenizer
 from disagg.wire.outputs_codec import prompt_logprobs_to_wire
 from disagg.wire.registration_codec import worker_info_from_wire
@@ -149,7 +149,7 @@ class GrpcService(RouterServicer):
         )
         stream = self._dispatcher.generate(new, call)
         try:
-            async for piece in pieces(stream, self._tokenizer, ()):
+            async for piece in pieces(stream, TextReader(new, self._tokenizer)):
                 response = router_pb2.GenerateResponse(
                     request_id=caller.shown_id(stream.request_id),
                     text=piece.text,

@@ -6,7 +6,6 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from disagg.errors import CapacityError, ConfigError, DisaggError, RequestError
-from disagg.router.http_exchange import WRITE_CHUNK, HeadTooLargeError
+from disagg.router.http_exchange import CHUNKS, HeadTooLargeError
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
 from disagg.router.options import RouterOptions
@@ -81,6 +80,30 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+class _CycleChunks:
+    """Parts of the body of one answer, written without a pass through h11, which does no more."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        scope = cycle.scope
+        self._has_chunks = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
+
+    def is_open(self) -> bool:
+        """See `Chunks`."""
+        cycle = self._cycle
+        return (
+            self._has_chunks
+            and not cycle.flow.write_paused
+            and not cycle.disconnected
+            and cycle.response_started
+            and not cycle.response_complete
+        )
+
+    def write(self, data: bytes) -> None:
+        """See `Chunks`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 def _protocol(options: RouterOptions) -> type[H11Protocol]:
     class BoundedProtocol(H11Protocol):
         """Closes connections whose client sends no whole head, or does not take its answer.
@@ -98,26 +121,8 @@ def _protocol(options: RouterOptions) -> type[H11Protocol]:
             self._served, self.app = self.app, self._serve
 
         async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-            scope[WRITE_CHUNK] = partial(self._write_chunk, self.cycle)
+            scope[CHUNKS] = _CycleChunks(self.cycle)
             await self._served(scope, receive, send)
-
-        def _write_chunk(self, cycle: RequestResponseCycle, data: bytes) -> bool:
-            """Write a part of a streamed body without a pass through h11, which does no more.
-
-            False where that is not certain: the part is to be sent as others are.
-            """
-            if (
-                self.flow.write_paused
-                or cycle.disconnected
-                or not cycle.response_started
-                or cycle.response_complete
-                or cycle.scope["http_version"] != "1.1"
-                or cycle.scope["method"] == "HEAD"
-                or not data
-            ):
-                return False
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-            return True
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)

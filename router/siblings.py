@@ -66,9 +66,7 @@ class Siblings(SiblingServicer):
         for path in self._others():
             key = path, request.worker.worker_id
             if key not in self._telling:
-                task = asyncio.create_task(self._tell(path, request), name="tell a sibling")
-                self._telling[key] = task
-                task.add_done_callback(lambda _, key=key: self._telling.pop(key))
+                self._telling[key] = asyncio.create_task(self._tell(key, request))
 
     async def find_record(self, tenant: str, request_id: str) -> bytes:
         """What another process says of a request; b"" where none knows it."""
@@ -82,7 +80,7 @@ class Siblings(SiblingServicer):
             task.cancel()
         await asyncio.gather(*self._telling.values(), return_exceptions=True)
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
         await self._server.stop(grace=None)
         self._own.unlink(missing_ok=True)
 
@@ -103,13 +101,16 @@ class Siblings(SiblingServicer):
         found = self._find_record(request.tenant, request.request_id)
         return sibling_pb2.FindRecordResponse(record=found)
 
-    async def _tell(self, path: Path, request: registration_pb2.RegisterRequest) -> None:
+    async def _tell(self, key: tuple[Path, str], request: registration_pb2.RegisterRequest) -> None:
+        path, _ = key
         try:
             await self._stub(path).Register(request, timeout=ANSWER_S)
         except grpc.aio.AioRpcError:
             # It logs what it refuses; one that is gone will not come back under this path.
-            if (channel := self._channels.pop(path, None)) is not None:
-                await channel.close()
+            if not path.exists() and (channel := self._channels.pop(path, None)) is not None:
+                await channel.close(ANSWER_S)
+        finally:
+            del self._telling[key]
 
     async def _ask(self, path: Path, asked: sibling_pb2.FindRecordRequest) -> bytes:
         try:
