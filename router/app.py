@@ -166,7 +166,8 @@ class RouterApp:
         if self._siblings is not None:
             await self._siblings.start()
         if inherited is not None:
-            inherited.tell(BOUND)
+            if not inherited.tell(BOUND):  # before this process could hear of its parent's end
+                raise ConfigError("who started this router has gone", param="--inherited")
             if inherited.waits:
                 await self._until_ready()
         self._tasks = [

@@ -57,7 +57,8 @@ class Inherited:
         """Of the clients' port and the operators'."""
         return socket.socket(fileno=self.http), socket.socket(fileno=self.admin)
 
-    def tell(self, word: bytes) -> None:
-        """Say how far this router is; nothing where nobody listens any more."""
+    def tell(self, word: bytes) -> bool:
+        """Say how far this router is; False where nobody listens any more."""
         with contextlib.suppress(OSError):
-            os.write(self.tells, word)
+            return bool(os.write(self.tells, word))
+        return False

@@ -25,7 +25,7 @@ from tests.process.replicas import Replicas, collect, stream
 pytestmark = pytest.mark.timeout(1200)
 
 NUM = 2
-LONG = 400
+LONG = 1_500
 """Tokens of a stream that still runs when something happens to it."""
 
 
@@ -110,6 +110,10 @@ class Group:
         return rest()
 
 
+def has_ended(process: ProcessId) -> bool:
+    return not find_descendants({process})
+
+
 def command(file: Path) -> list[str]:
     return [sys.executable, "-m", "disagg.commands", "router", "--config", str(file)]
 
@@ -172,7 +176,7 @@ def kept(
         started.process.kill()
         started.process.wait()
         for child in left:  # they end with their parent
-            wait_until(lambda child=child: not find_descendants({child}), "a child's end", START_S)
+            wait_until(partial(has_ended, child), "a child's end", START_S)
 
 
 @pytest.fixture
@@ -227,6 +231,7 @@ def test_one_that_is_killed_comes_back_and_the_others_serve_on(group: Group) -> 
         kept = group.begun(client)
         lost = 1 - group.owner()
         os.kill(pids[lost], signal.SIGKILL)
+        wait_until(lambda: group.is_gone(lost), "its end", START_S)
         back = None
         while back is None:  # new connections are never refused meanwhile
             assert group.ask().status_code == 200
