@@ -64,11 +64,7 @@ class Keeper:
         self._workers.start()
 
     def poll(self) -> None:
-        """Look at both once.
-
-        Raises:
-            ConfigError: the router cannot be started, and has never been.
-        """
+        """Look at both once."""
         if self._routers is not None:
             self._routers.poll()
         self._say_when_ready()

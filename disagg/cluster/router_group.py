@@ -7,7 +7,7 @@ from pathlib import Path
 
 from disagg.cluster.kept_router import KeptRouter
 from disagg.config import Settings
-from disagg.errors import ConfigError, DisaggError, ExpiredError
+from disagg.errors import DisaggError, ExpiredError
 
 CANNOT_START_EXIT_CODE = 2
 """Of a router whose settings, checkpoint or ports cannot be used."""
@@ -23,6 +23,7 @@ class RouterGroup:
         report: takes a line for operators.
 
     Attributes:
+        cannot_start: one has ended by its settings, checkpoint or ports before any served.
         was_hurried: nothing could end in its time.
     """
 
@@ -41,7 +42,7 @@ class RouterGroup:
         ]
         self._report = report
         self._has_served = False
-        self.was_hurried = False
+        self.cannot_start = self.was_hurried = False
 
     def start(self) -> None:
         """Start all of them.
@@ -55,11 +56,7 @@ class RouterGroup:
             router.start()
 
     def poll(self) -> None:
-        """Look at each once; what ended is started again when it is time to.
-
-        Raises:
-            ConfigError: one cannot be started, and none has served yet.
-        """
+        """Look at each once; what ended is started again when it is time to."""
         for router in self._routers:
             child = router.child
             self._has_served = self._has_served or router.serves
@@ -69,7 +66,7 @@ class RouterGroup:
             if self._links is not None:  # one that was killed has left its socket
                 (self._links / f"{child.pid}.sock").unlink(missing_ok=True)
             if code == CANNOT_START_EXIT_CODE and not self._has_served:
-                raise ConfigError("a router cannot be started, its log says why")
+                self.cannot_start = True
 
     def replace(self, settings: Settings) -> None:
         """Let routers with these settings take the places of those that run, one by one."""

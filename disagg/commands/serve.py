@@ -205,9 +205,10 @@ def _route_in_processes(settings: Settings) -> None:
     interrupt_on_signals()
     try:
         group.start()
-        while True:
+        while not group.cannot_start:
             group.poll()
             time.sleep(_POLL_S)
+        raise ConfigError("a router process cannot be started, its log says why")
     except KeyboardInterrupt:
         log.info("stopping %d router processes", settings.router.processes)
     finally:
