@@ -16,11 +16,13 @@ from disagg.router.keys import KeyRing
 from disagg.router.live_pages import LivePages
 from disagg.router.metrics import Metrics
 from disagg.router.openai.errors import error_body
+from disagg.router.openai.sse import to_json
 from disagg.router.openapi import operations
 from disagg.router.options import RouterOptions
 from disagg.router.queue_pages import QueuePages
 from disagg.router.request_preparation import clip
 from disagg.router.revision_pages import RevisionPages
+from disagg.router.siblings import Siblings
 from disagg.router.status_pages import OBSERVERS, StatusPages
 from disagg.routing.actions import CacheResetEnded
 from disagg.routing.fleet import WorkerView
@@ -35,9 +37,15 @@ class AdminApp:
     """The live page, metrics, workers, revisions, records of requests, the reset of caches."""
 
     def __init__(
-        self, options: RouterOptions, keys: KeyRing, dispatcher: Dispatcher, metrics: Metrics
+        self,
+        options: RouterOptions,
+        keys: KeyRing,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        siblings: Siblings | None = None,
     ) -> None:
         self._dispatcher = dispatcher
+        self._siblings = siblings
         self._metrics = metrics
         self._live = LivePages(options, keys, dispatcher)
         self._site = Site(
@@ -81,15 +89,16 @@ class AdminApp:
         """GET /v1/disagg/requests/{id}: of the caller's tenant; of ?tenant=NAME for an admin.
 
         What another tenant has is looked for among the caller's own, where it is as unknown as
-        what was never anywhere.
+        what was never anywhere. Any process of a port says what one of them knows.
         """
         request_id = exchange.path.removeprefix(RECORDS)
         owner = record_owner(exchange)
-        for prefix in ID_PREFIXES:
-            record = self._dispatcher.core.record(owner.own_id(request_id.removeprefix(prefix)))
-            if record is not None:
-                await exchange.json(record_body(record, owner))
-                return
+        found = find_record(self._dispatcher, owner, request_id)
+        if not found and self._siblings is not None:
+            found = await self._siblings.find_record(owner.tenant, request_id)
+        if found:
+            await exchange.answer(HTTPStatus.OK, found)
+            return
         raise RouteError(f"no request {clip(request_id)!r} is known, or it was too long ago")
 
     async def _reset(self, exchange: Exchange) -> None:
@@ -102,6 +111,15 @@ class AdminApp:
         ended = await self._dispatcher.reset_prefix_caches()
         status = HTTPStatus.OK if ended.complete else HTTPStatus.SERVICE_UNAVAILABLE
         await exchange.json(reset_body(ended), status)
+
+
+def find_record(dispatcher: Dispatcher, owner: Caller, request_id: str) -> bytes:
+    """The JSON of ``/v1/disagg/requests/{id}``; b"" where this process knows no such request."""
+    for prefix in ID_PREFIXES:
+        record = dispatcher.core.record(owner.own_id(request_id.removeprefix(prefix)))
+        if record is not None:
+            return to_json(record_body(record, owner))
+    return b""
 
 
 def record_owner(exchange: Exchange) -> Caller:

@@ -7,10 +7,12 @@ import os
 import secrets
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from disagg.errors import ConfigError, DisaggError
 from disagg.kv.hashing import check_secret
-from disagg.router.admin import AdminApp
+from disagg.router.admin import AdminApp, find_record
+from disagg.router.callers import ANYBODY
 from disagg.router.cross_origin import App, CrossOrigin
 from disagg.router.dispatch import Dispatcher
 from disagg.router.grpc_service import GrpcService
@@ -24,6 +26,8 @@ from disagg.router.open_streams import OpenStreams
 from disagg.router.options import RouterOptions, check_origins, why_exposed
 from disagg.router.request_preparation import Preparation
 from disagg.router.request_spans import RequestSpans
+from disagg.router.router_id import name_of_process
+from disagg.router.siblings import Siblings
 from disagg.router.tokenizer import Tokenizer
 from disagg.router.tokenizer_loading import do_without_torch
 from disagg.router.worker_session import MESSAGE_BYTES_MAX
@@ -31,6 +35,7 @@ from disagg.telemetry.exporters import exporter_named_in, tracer_for
 from disagg.telemetry.log_format import configure_logging
 from disagg.tls.addresses import check_exposure
 from disagg.tls.connections import Connections
+from disagg.wire.v1.registration_pb2 import RegisterRequest
 from disagg.wire.v1.router_pb2_grpc import add_RouterServicer_to_server
 
 logger = logging.getLogger(__name__)
@@ -113,6 +118,8 @@ class RouterApp:
             ConfigError: a port is taken or the host is not ours.
         """
         options, ring = self._options, self._keys.ring
+        if inherited is not None and inherited.folder:
+            options = replace(options, name=name_of_process(options.name, inherited.number))
         with contextlib.ExitStack() as bound:
             size = options.send_buffer_bytes
             if inherited is not None:
@@ -142,8 +149,13 @@ class RouterApp:
         self._preparation = Preparation(options, self._tokenizer, self.dispatcher)
         parts = (options, ring, self._tokenizer, self.dispatcher, self._preparation, self._metrics)
         streams = OpenStreams(options.streams_per_key_max)
-        add_RouterServicer_to_server(GrpcService(*parts, streams), self._grpc_server)
-        self._admin = AdminApp(options, ring, self.dispatcher, self._metrics)
+        self._siblings: Siblings | None = None
+        if inherited is not None and inherited.folder:
+            self._siblings = Siblings(inherited.folder, self._take_in, self._find_record)
+        tell = None if self._siblings is None else self._siblings.tell
+        self._grpc_service = GrpcService(*parts, streams, tell)
+        add_RouterServicer_to_server(self._grpc_service, self._grpc_server)
+        self._admin = AdminApp(options, ring, self.dispatcher, self._metrics, self._siblings)
         clients: App = HttpApp(*parts, streams)
         if options.cors_origins:
             clients = CrossOrigin(clients, options.cors_origins)
@@ -151,8 +163,11 @@ class RouterApp:
         self._http_server = HttpServer(self._last_answers, options)
         self._admin_server = HttpServer(self._admin, options)
         await self._grpc_server.start()
+        if self._siblings is not None:
+            await self._siblings.start()
         if inherited is not None:
-            inherited.tell(BOUND)
+            if not inherited.tell(BOUND):  # before this process could hear of its parent's end
+                raise ConfigError("who started this router has gone", param="--inherited")
             if inherited.waits:
                 await self._until_ready()
         self._tasks = [
@@ -182,6 +197,14 @@ class RouterApp:
 
         if inherited is not None:
             inherited.tell(SERVING)
+
+    def _take_in(self, request: RegisterRequest) -> None:
+        """A worker has registered at another process of this port."""
+        self._grpc_service.take_in(request)
+
+    def _find_record(self, tenant: str, request_id: str) -> bytes:
+        """Another process of this port is asked for a request that it does not know."""
+        return find_record(self.dispatcher, replace(ANYBODY, tenant=tenant), request_id)
 
     async def _until_ready(self) -> None:
         """Wait until requests could be served as well as elsewhere; not for ever."""
@@ -260,6 +283,8 @@ class RouterApp:
         self._admin.close()
         await self.dispatcher.stop()
         await self._grpc_server.stop(grace=1)
+        if self._siblings is not None:
+            await self._siblings.stop()
         for watch in self._watching:
             watch.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

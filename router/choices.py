@@ -5,13 +5,14 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import cached_property
 
 from disagg.errors import CancelledError
 from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
 from disagg.router.observed_call import ObservedCall
-from disagg.router.text_stream import Piece
-from disagg.routing.actions import NewRequest
+from disagg.router.text_stream import Piece, TextReader, pieces
+from disagg.routing.actions import Deliver, NewRequest
 from disagg.routing.record import RequestRecord
 
 SHARED_AFTER_TOKENS = 2
@@ -19,7 +20,7 @@ SHARED_AFTER_TOKENS = 2
 decode worker: by then both workers have the prompt's blocks, and the others find them there."""
 SEEDS = 2**64
 
-Texts = Callable[[ClientStream], AsyncGenerator[Piece, None]]
+Texts = Callable[[NewRequest], TextReader]
 
 
 class Choices:
@@ -39,7 +40,7 @@ class Choices:
         prompts: a request for each. The first one's id is that of the client's request; several
             choices append their index to it.
         num_each: choices of each prompt.
-        texts: decodes a stream.
+        texts: reads the text of a request's stream.
         call: that they belong to.
     """
 
@@ -113,8 +114,8 @@ class Choices:
         """
         try:
             if len(self) == 1:
-                async with aclosing(self._texts(self._streams[0])) as texts:
-                    async for piece in texts:
+                async with aclosing(pieces(self._streams[0], self._only_reader)) as found:
+                    async for piece in found:
                         self._count(0, piece)
                         yield 0, piece
                 return
@@ -134,6 +135,30 @@ class Choices:
             for reader in self._readers:
                 reader.cancel()
             await asyncio.gather(*self._readers, return_exceptions=True)
+
+    def write_through(self, is_ready: Callable[[], bool], write: Callable[[Piece], None]) -> None:
+        """Give the pieces of an only choice to ``write`` as they come, while ``is_ready``.
+
+        `pieces` gives the others: the last one, those that come while it is not ready.
+        """
+        stream, reader = self._streams[0], self._only_reader
+        if len(self) > 1 or reader.may_stop:
+            return
+
+        def take(delta: Deliver) -> bool:
+            if delta.finish_reason or not is_ready():
+                return False
+            piece = reader.piece(delta)
+            self._count(0, piece)
+            write(piece)
+            return True
+
+        stream.take_now(take)
+
+    @cached_property
+    def _only_reader(self) -> TextReader:
+        """Of the first choice, where there is no other."""
+        return self._texts(self._streams[0].request)
 
     def cancel(self, reason: str) -> None:
         """End what still runs, and start nothing more; idempotent."""
@@ -211,8 +236,9 @@ class Choices:
         others_wait = not nth and _leaves_blocks(self.prompts[number])
         num_tokens = 0
         try:
-            async with aclosing(self._texts(self._streams[index])) as texts:
-                async for piece in texts:
+            stream = self._streams[index]
+            async with aclosing(pieces(stream, self._texts(stream.request))) as found:
+                async for piece in found:
                     num_tokens += len(piece.token_ids)
                     if others_wait and (piece.finish_reason or num_tokens >= SHARED_AFTER_TOKENS):
                         others_wait = False

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 
 from disagg.errors import CancelledError, DisaggError, RequestError
-from disagg.messages.outputs import FinishReason
 from disagg.messages.sampling import TokenLogprobs
 from disagg.routing.actions import Deliver, NewRequest
 
@@ -84,9 +83,10 @@ class ClientStream:
         unread.share(self)
         self._num_unread = 0
         self._pending: list[Deliver] = []
-        self._error: DisaggError | None = None
+        self._error: Exception | None = None
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
+        self._take_now: Callable[[Deliver], bool] | None = None
 
     @property
     def request_id(self) -> str:
@@ -95,11 +95,26 @@ class ClientStream:
 
     def put(self, delta: Deliver) -> None:
         """Hand new tokens to the reader; called by the dispatcher."""
+        if self._take_now is not None and self._waiter is not None and not self._waiter.done():
+            try:  # the reader waits, and nothing does before this delta
+                if self._take_now(delta):
+                    return
+            except Exception as error:  # a bug, and the reader's: the dispatcher serves others
+                self._error = error
+                self._wake()
+                return
         self._pending.append(delta)
         self._num_unread += len(delta.token_ids)
-        self._ended = delta.finish_reason is not FinishReason.NONE
+        self._ended = bool(delta.finish_reason)
         self._wake()
         self._unread.add(len(delta.token_ids))
+
+    def take_now(self, take: Callable[[Deliver], bool]) -> None:
+        """While the reader waits let this take deltas without waking it; False: it did not.
+
+        Waking a task costs more than all else that is done for a token.
+        """
+        self._take_now = take
 
     def fail(self, error: DisaggError) -> None:
         """Dispatcher's side: the request ended without being complete."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from disagg.errors import CapacityError, DuplicateRequestError, StoppingError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEventBatch, KVSnapshot
-from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import (
     Submit,
@@ -316,7 +315,7 @@ class Dispatcher:
         if live is None:
             return
         live.observed.delivered(len(delta.token_ids), self._record)
-        if delta.finish_reason is not FinishReason.NONE:
+        if delta.finish_reason:
             del self._live[delta.request_id]
             live.observed.ended(delta.finish_reason.value, self._record(delta.request_id))
         live.stream.put(delta)

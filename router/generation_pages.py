@@ -28,7 +28,7 @@ from disagg.router.openai.usage import usage_body
 from disagg.router.options import RouterOptions
 from disagg.router.request_bodies import RequestBodies
 from disagg.router.request_preparation import Preparation
-from disagg.router.text_stream import pieces
+from disagg.router.text_stream import Piece, TextReader
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import NewRequest
 
@@ -170,7 +170,7 @@ class GenerationPages:
             else:
                 shown = ChatFormat(answer, messages)
         texts = functools.partial(
-            pieces,
+            TextReader,
             tokenizer=self._tokenizer,
             stop=body.stop,
             with_marks=with_marks,
@@ -218,6 +218,12 @@ class GenerationPages:
                 [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")],
             )
             await exchange.write(head)
+
+            def write(piece: Piece) -> None:
+                if chunk := shown.chunk(0, piece):
+                    exchange.write_now(chunk)
+
+            choices.write_through(exchange.is_writable, write)
             try:
                 async for index, piece in texts:
                     chunk = shown.chunk(index, piece)

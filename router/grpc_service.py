@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
@@ -20,7 +21,7 @@ from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, usable_as_request_id
-from disagg.router.text_stream import pieces
+from disagg.router.text_stream import TextReader, pieces
 from disagg.router.tokenizer import Tokenizer
 from disagg.wire.outputs_codec import prompt_logprobs_to_wire
 from disagg.wire.registration_codec import worker_info_from_wire
@@ -69,6 +70,7 @@ class GrpcService(RouterServicer):
         preparation: Preparation,
         metrics: Metrics,
         streams: OpenStreams,
+        tell_siblings: Callable[[registration_pb2.RegisterRequest], None] | None = None,
     ) -> None:
         self._options = options
         self._keys = keys
@@ -77,12 +79,27 @@ class GrpcService(RouterServicer):
         self._preparation = preparation
         self._metrics = metrics
         self._streams = streams
+        self._tell_siblings = tell_siblings
         self._last_refusal = ""
 
     async def Register(
         self, request: registration_pb2.RegisterRequest, context: Context
     ) -> registration_pb2.RegisterResponse:
-        """Take in a registration or heartbeat."""
+        """Take in a registration or heartbeat; other processes on this port hear of it too."""
+        if self._tell_siblings is not None:
+            self._tell_siblings(request)
+        try:
+            self.take_in(request)
+        except DisaggError as error:
+            await _abort(context, error)
+        return registration_pb2.RegisterResponse(heartbeat_ms=self._options.heartbeat_ms)
+
+    def take_in(self, request: registration_pb2.RegisterRequest) -> None:
+        """Take in a registration or heartbeat.
+
+        Raises:
+            DisaggError: it is refused, which is logged.
+        """
         try:
             info = worker_info_from_wire(request)
             self._preparation.check_model(info.model)
@@ -93,8 +110,7 @@ class GrpcService(RouterServicer):
             if refusal != self._last_refusal:  # a worker that is refused tries again and again
                 logger.warning("%s", refusal)
                 self._last_refusal = refusal
-            await _abort(context, error)
-        return registration_pb2.RegisterResponse(heartbeat_ms=self._options.heartbeat_ms)
+            raise
 
     async def Generate(  # type: ignore[override]  # the writing style: a write can be bounded
         self, request: router_pb2.GenerateRequest, context: Context
@@ -133,7 +149,7 @@ class GrpcService(RouterServicer):
         )
         stream = self._dispatcher.generate(new, call)
         try:
-            async for piece in pieces(stream, self._tokenizer, ()):
+            async for piece in pieces(stream, TextReader(new, self._tokenizer)):
                 response = router_pb2.GenerateResponse(
                     request_id=caller.shown_id(stream.request_id),
                     text=piece.text,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from disagg.errors import (
     CancelledError,
@@ -25,8 +25,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-WRITE_CHUNK = "disagg.write_chunk"
-"""In a request's scope: writes a part of a streamed body at once, or says that it did not."""
+CHUNKS = "disagg.chunks"
+"""In a request's scope: `Chunks`, where the server has a shorter way for them."""
 
 RETRY_AFTER_S = {429: 1, 503: 5}
 """Where nothing better is known: a place is free soon, a worker is back within its heartbeats."""
@@ -51,6 +51,16 @@ class LateBodyError(RequestError):
 
     http_status = 408
     code = "request_timeout"
+
+
+class Chunks(Protocol):
+    """Parts of a streamed body, past what the server does for parts of any body."""
+
+    def is_open(self) -> bool:
+        """Whether the answer is one in chunks, and all that was written has left."""
+
+    def write(self, data: bytes) -> None:
+        """Write a part, which is not empty."""
 
 
 class BodyBudget:
@@ -97,7 +107,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._options = options
-        self._write_chunk: Callable[[bytes], bool] | None = scope.get(WRITE_CHUNK)
+        self._chunks: Chunks | None = scope.get(CHUNKS)
         self._num_headers = len(scope["headers"])
         fields = sum(len(name) + len(value) for name, value in scope["headers"])
         self._head_bytes = fields + len(scope["raw_path"]) + len(self.query)
@@ -176,9 +186,20 @@ class Exchange:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
+    def is_writable(self) -> bool:
+        """Whether a part of a body that has no length would leave at once by `write_now`."""
+        return self._chunks is not None and self._chunks.is_open()
+
+    def write_now(self, data: bytes) -> None:
+        """Send such a part without waiting; only while `is_writable`."""
+        assert self._chunks is not None
+        self._chunks.write(data)
+
     async def stream(self, data: bytes) -> None:
-        """Send a part of a body that has no length, as `write` does: the usual case is faster."""
-        if self._write_chunk is None or not self._write_chunk(data):
+        """Send such a part, as `write` does: the usual case is faster."""
+        if self.is_writable():
+            self.write_now(data)
+        else:
             await self.write(data)
 
     async def write(self, data: bytes, *, more: bool = True) -> None:

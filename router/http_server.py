@@ -6,7 +6,6 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from disagg.errors import CapacityError, ConfigError, DisaggError, RequestError
-from disagg.router.http_exchange import WRITE_CHUNK, HeadTooLargeError
+from disagg.router.http_exchange import CHUNKS, HeadTooLargeError
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
 from disagg.router.options import RouterOptions
@@ -81,6 +80,30 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+class _CycleChunks:
+    """Parts of the body of one answer, written without a pass through h11, which does no more."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        scope = cycle.scope
+        self._has_chunks = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
+
+    def is_open(self) -> bool:
+        """See `Chunks`."""
+        cycle = self._cycle
+        return (
+            self._has_chunks
+            and not cycle.flow.write_paused
+            and not cycle.disconnected
+            and cycle.response_started
+            and not cycle.response_complete
+        )
+
+    def write(self, data: bytes) -> None:
+        """See `Chunks`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 def _protocol(options: RouterOptions) -> type[H11Protocol]:
     class BoundedProtocol(H11Protocol):
         """Closes connections whose client sends no whole head, or does not take its answer.
@@ -98,26 +121,8 @@ def _protocol(options: RouterOptions) -> type[H11Protocol]:
             self._served, self.app = self.app, self._serve
 
         async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-            scope[WRITE_CHUNK] = partial(self._write_chunk, self.cycle)
+            scope[CHUNKS] = _CycleChunks(self.cycle)
             await self._served(scope, receive, send)
-
-        def _write_chunk(self, cycle: RequestResponseCycle, data: bytes) -> bool:
-            """Write a part of a streamed body without a pass through h11, which does no more.
-
-            False where that is not certain: the part is to be sent as others are.
-            """
-            if (
-                self.flow.write_paused
-                or cycle.disconnected
-                or not cycle.response_started
-                or cycle.response_complete
-                or cycle.scope["http_version"] != "1.1"
-                or cycle.scope["method"] == "HEAD"
-                or not data
-            ):
-                return False
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-            return True
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -208,7 +213,9 @@ def _raw_answer(error: DisaggError) -> bytes:
     return head.encode() + data
 
 
-def bind(setting: str, host: str, port: int, send_buffer_bytes: int) -> socket.socket:
+def bind(
+    setting: str, host: str, port: int, send_buffer_bytes: int, *, is_shared: bool = False
+) -> socket.socket:
     """A socket for `HttpServer`, not listening yet.
 
     Args:
@@ -216,6 +223,8 @@ def bind(setting: str, host: str, port: int, send_buffer_bytes: int) -> socket.s
         host: address to bind to.
         port: 0 for any free one.
         send_buffer_bytes: that the kernel keeps of what a client does not take.
+        is_shared: other sockets of this user may listen on the port too; the kernel spreads
+            connections over those that do.
 
     Raises:
         ConfigError: the port is taken or the host is not ours.
@@ -225,6 +234,8 @@ def bind(setting: str, host: str, port: int, send_buffer_bytes: int) -> socket.s
     # two writes (headers, body) waits 40 ms for the client's delayed ACK.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Connections take it over. Else the kernel would keep megabytes for who reads nothing.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, send_buffer_bytes)
     try:

@@ -21,17 +21,22 @@ class Inherited:
         http: socket of the clients' port, bound.
         admin: of the operators' port.
         tells: end of a pipe, which takes `BOUND` and `SERVING`.
-        waits: another router serves on these sockets: accept nothing before this one is ready.
+        waits: another router serves on these ports: accept nothing before this one is ready.
+        number: among the processes that share the ports.
+        folder: where these find each other; "": there is one alone.
     """
 
     http: int
     admin: int
     tells: int
     waits: bool
+    number: int = 0
+    folder: str = ""
 
     def to_text(self) -> str:
         """As an argument of a command."""
-        return f"{self.http},{self.admin},{self.tells},{int(self.waits)}"
+        numbers = self.http, self.admin, self.tells, int(self.waits), self.number
+        return ",".join(map(str, (*numbers, self.folder)))
 
     @staticmethod
     def from_text(text: str) -> "Inherited":
@@ -41,16 +46,19 @@ class Inherited:
             ConfigError: it is none.
         """
         try:
-            http, admin, tells, waits = map(int, text.split(","))
+            *numbers, folder = text.split(",", 5)
+            http, admin, tells, waits, number = map(int, numbers)
         except ValueError as error:
-            raise ConfigError(f"{text!r} is not four numbers", param="--inherited") from error
-        return Inherited(http, admin, tells, bool(waits))
+            fault = f"{text!r} is not five numbers and a folder"
+            raise ConfigError(fault, param="--inherited") from error
+        return Inherited(http, admin, tells, bool(waits), number, folder)
 
     def sockets(self) -> tuple[socket.socket, socket.socket]:
         """Of the clients' port and the operators'."""
         return socket.socket(fileno=self.http), socket.socket(fileno=self.admin)
 
-    def tell(self, word: bytes) -> None:
-        """Say how far this router is; nothing where nobody listens any more."""
+    def tell(self, word: bytes) -> bool:
+        """Say how far this router is; False where nobody listens any more."""
         with contextlib.suppress(OSError):
-            os.write(self.tells, word)
+            return bool(os.write(self.tells, word))
+        return False

@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from disagg.messages.outputs import FinishReason
 from disagg.messages.sampling import TokenLogprobs
 from disagg.router.client_stream import STOP_STRING, ClientStream
 from disagg.router.tokenizer import Tokenizer
+from disagg.routing.actions import Deliver, NewRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,55 +63,87 @@ class StopMatcher:
         return held
 
 
-async def pieces(
-    stream: ClientStream,
-    tokenizer: Tokenizer,
-    stop: tuple[str, ...],
-    *,
-    with_marks: bool = False,
-    skip_special_tokens: bool = True,
-) -> AsyncGenerator[Piece, None]:
-    """Decode a token stream; a stop string ends it and cancels the rest at the workers.
+class TextReader:
+    """The text of one stream of tokens, delta by delta.
 
     A token that ends the request by being a stop token is counted but not shown. Tokens are
     reported when they arrive, their text when it can no longer be part of a stop string. Within the
     first ``min_tokens`` no stop string ends. See ``Tokenizer.detokenizer`` for ``with_marks``
     and ``skip_special_tokens``.
 
-    Raises:
-        DisaggError: the request failed.
+    Args:
+        request: whose answer it is.
+        tokenizer: decodes it.
+        stop: strings that end it.
+
+    Attributes:
+        may_stop: a stop string may end it.
+        stopped: one has, before the tokens did.
     """
-    detokenizer = tokenizer.detokenizer(
-        stream.request.token_ids, with_marks=with_marks, skip_special_tokens=skip_special_tokens
-    )
-    matcher = StopMatcher(stop)
-    sampling = stream.request.sampling
-    stop_ids = sampling.stop_token_ids
-    finish, num_tokens = "", 0
-    while not finish:
-        delta = await stream.next()
-        finish = delta.finish_reason.value
-        last_is_shown = delta.finish_reason is not FinishReason.STOP or (
-            bool(delta.token_ids) and delta.token_ids[-1] not in stop_ids
+
+    def __init__(
+        self,
+        request: NewRequest,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        *,
+        with_marks: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(
+            request.token_ids, with_marks=with_marks, skip_special_tokens=skip_special_tokens
         )
-        shown = len(delta.token_ids) if last_is_shown else len(delta.token_ids) - 1
-        text, used = "", len(delta.token_ids)
-        for index in range(shown):
-            num_tokens += 1
-            may_end = num_tokens > sampling.min_tokens
-            new, stopped = matcher.push(detokenizer.push(delta.token_ids[index]), may_end=may_end)
+        self._matcher = StopMatcher(stop)
+        self._min_tokens = request.sampling.min_tokens
+        self._stop_ids = request.sampling.stop_token_ids
+        self._num_tokens = 0
+        self.may_stop = bool(stop)
+        self.stopped = False
+
+    def piece(self, delta: Deliver) -> Piece:
+        """What a delta adds; nothing may be read after a piece with a finish reason."""
+        tokens, push = delta.token_ids, self._detokenizer.push
+        if not (self.may_stop or delta.finish_reason):  # the usual case
+            text = push(tokens[0]) if len(tokens) == 1 else "".join(map(push, tokens))
+            self._num_tokens += len(tokens)
+            return Piece(text, tokens, delta.logprobs, "", delta.prompt_logprobs)
+        return self._matched(delta)
+
+    def _matched(self, delta: Deliver) -> Piece:
+        finish, tokens = delta.finish_reason.value, delta.token_ids
+        last_is_shown = delta.finish_reason is not FinishReason.STOP or (
+            bool(tokens) and tokens[-1] not in self._stop_ids
+        )
+        text, used = "", len(tokens)
+        for index, token_id in enumerate(islice(tokens, used - (not last_is_shown))):
+            self._num_tokens += 1
+            may_end = self._num_tokens > self._min_tokens
+            new, found = self._matcher.push(self._detokenizer.push(token_id), may_end=may_end)
             text += new
-            if stopped:
+            if found:
+                self.stopped = True
                 finish, used = FinishReason.STOP.value, index + 1
-                stream.cancel(STOP_STRING)
                 break
         else:
             if finish:
-                may_end = num_tokens > sampling.min_tokens
-                new, stopped = matcher.push(detokenizer.finish(), may_end=may_end)
-                text += new + matcher.flush()
-                if stopped:
+                may_end = self._num_tokens > self._min_tokens
+                new, found = self._matcher.push(self._detokenizer.finish(), may_end=may_end)
+                text += new + self._matcher.flush()
+                if found:
                     finish = FinishReason.STOP.value
-        yield Piece(
-            text, delta.token_ids[:used], delta.logprobs[:used], finish, delta.prompt_logprobs
-        )
+        return Piece(text, tokens[:used], delta.logprobs[:used], finish, delta.prompt_logprobs)
+
+
+async def pieces(stream: ClientStream, reader: TextReader) -> AsyncGenerator[Piece, None]:
+    """Decode a token stream; a stop string ends it and cancels the rest at the workers.
+
+    Raises:
+        DisaggError: the request failed.
+    """
+    finish = ""
+    while not finish:
+        piece = reader.piece(await stream.next())
+        if reader.stopped:
+            stream.cancel(STOP_STRING)
+        finish = piece.finish_reason
+        yield piece

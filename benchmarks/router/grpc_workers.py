@@ -15,6 +15,7 @@ import grpc
 from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
+from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import Cancel, PrefillReport, Role, Submit, TransferReport
 from disagg.testing.scripted_worker import CONTRACT, HASH_KEY, READY, ScriptedWorker
 from disagg.wire.registration_codec import worker_info_to_wire
@@ -30,7 +31,7 @@ TOKEN = 300
 
 
 class InstantWorker(WorkerServicer):
-    """One worker for one router.
+    """One worker, for any number of routers.
 
     Args:
         role: ``prefill`` or ``decode``.
@@ -47,19 +48,18 @@ class InstantWorker(WorkerServicer):
             max_model_tokens=MAX_MODEL_TOKENS,
         )
         self._step_s = step_s
-        self._out: asyncio.Queue[Any] = asyncio.Queue()
-        self._live: dict[Any, list[int]] = {}
 
     async def Session(self, request_iterator, context):  # type: ignore[no-untyped-def]
         """Answer submits."""
-        tasks = [asyncio.create_task(self._read(request_iterator))]
+        session = InstantSession(self._step_s)
+        tasks = [asyncio.create_task(session.read(request_iterator))]
         if self._step_s:
-            tasks.append(asyncio.create_task(self._step()))
+            tasks.append(asyncio.create_task(session.step()))
         try:
             await context.send_initial_metadata(())
             yield session_response_to_wire(replace(READY, num_blocks_free=100_000))
             while True:
-                yield session_response_to_wire(await self._out.get())
+                yield session_response_to_wire(await session.out.get())
         finally:
             for task in tasks:
                 task.cancel()
@@ -77,7 +77,21 @@ class InstantWorker(WorkerServicer):
         """Nobody looks."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an instant worker")
 
-    async def _read(self, request_iterator: Any) -> None:
+
+class InstantSession:
+    """What one router has asked for.
+
+    Attributes:
+        out: what it is to be told.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self.out: asyncio.Queue[Any] = asyncio.Queue()
+        self._live: dict[Any, list[int]] = {}
+
+    async def read(self, request_iterator: Any) -> None:
+        """Begin what comes, until the router has gone."""
         router = ""
         async for request in request_iterator:
             match session_request_from_wire(request, router):
@@ -91,20 +105,21 @@ class InstantWorker(WorkerServicer):
     def _begin(self, submit: Submit) -> None:
         key, num = submit.key, len(submit.token_ids)
         if submit.role is not Role.DECODE:
-            self._out.put_nowait(PrefillReport(key, num, 0, num))
+            self.out.put_nowait(PrefillReport(key, num, 0, num))
             first = SequenceOutput(key, num, (TOKEN,), (), FinishReason.NONE)
-            self._out.put_nowait(StepOutputs((first,)))
+            self.out.put_nowait(StepOutputs((first,)))
             return
-        self._out.put_nowait(TransferReport(key, Incarnation("prefill", "e1"), (), 1, 1, 1))
+        self.out.put_nowait(TransferReport(key, Incarnation("prefill", "e1"), (), 1, 1, 1))
         if self._step_s:
             self._live[key] = [num, num + submit.sampling.max_tokens]
             return
         tokens = (TOKEN,) * submit.sampling.max_tokens
-        self._out.put_nowait(
+        self.out.put_nowait(
             StepOutputs((SequenceOutput(key, num, tokens, (), FinishReason.LENGTH),))
         )
 
-    async def _step(self) -> None:
+    async def step(self) -> None:
+        """A token for every stream at every step, for ever."""
         loop = asyncio.get_running_loop()
         at_s = loop.time()
         while True:
@@ -119,12 +134,21 @@ class InstantWorker(WorkerServicer):
                 if last:
                     del self._live[key]
             if rows:
-                self._out.put_nowait(StepOutputs(tuple(rows)))
+                self.out.put_nowait(StepOutputs(tuple(rows)))
+
+
+async def keep_registered(info: WorkerInfo, router_address: str) -> None:
+    """A heartbeat a second: a router of several processes tells all of them of each."""
+    async with grpc.aio.insecure_channel(router_address) as channel:
+        stub: Any = RouterStub(channel)
+        while True:
+            await stub.Register(worker_info_to_wire(info), wait_for_ready=True, timeout=60)
+            await asyncio.sleep(1)
 
 
 async def main(router_address: str, step_s: float) -> None:
     """Serve until the process is ended."""
-    servers = []
+    servers, registering = [], []
     for role in ("prefill", "decode"):
         worker = InstantWorker(role, step_s)
         server = grpc.aio.server()
@@ -134,12 +158,8 @@ async def main(router_address: str, step_s: float) -> None:
         servers.append(server)
         info = replace(worker.script, address=f"127.0.0.1:{port}").info
         groups = tuple(replace(group, block_tokens=BLOCK_TOKENS) for group in info.groups)
-        info = replace(info, groups=groups)
-        async with grpc.aio.insecure_channel(router_address) as channel:
-            stub: Any = RouterStub(channel)
-            await stub.Register(worker_info_to_wire(info), wait_for_ready=True, timeout=60)
-    for server in servers:
-        await server.wait_for_termination()
+        registering.append(keep_registered(replace(info, groups=groups), router_address))
+    await asyncio.gather(*registering, *(server.wait_for_termination() for server in servers))
 
 
 if __name__ == "__main__":

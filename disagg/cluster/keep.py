@@ -9,7 +9,6 @@ import yaml
 
 from disagg.cluster.hash_key import with_hash_key
 from disagg.cluster.kept import Kept
-from disagg.cluster.kept_router import KeptRouter
 from disagg.cluster.local import get
 from disagg.cluster.own_settings import (
     CERTIFICATES,
@@ -17,6 +16,7 @@ from disagg.cluster.own_settings import (
     decide_ports,
     with_certificates,
 )
+from disagg.cluster.router_group import RouterGroup
 from disagg.cluster.run_folder import RunFolder
 from disagg.config import Settings, local_router_address, reachable_host, router_options
 from disagg.errors import DisaggError
@@ -44,7 +44,8 @@ class Keeper:
         self._file = self._folder.path / "settings.yaml"
         command = [sys.executable, "-m", "disagg.commands"]
         end = ["--config", str(self._file), "--end-with-parent"]
-        self._router = KeptRouter([*command, "router", *end], settings, report)
+        self._route = [*command, "router", *end]
+        self._routers: RouterGroup | None = None
         self._workers = Kept("supervisor", [*command, "workers", *end], report)
 
     def start(self) -> None:
@@ -58,13 +59,14 @@ class Keeper:
         settings = decide_ports(settings)
         self._settings = with_certificates(settings, self._folder.path, self._report)
         self._write()
-        self._router.settings = self._settings
-        self._router.start()
+        self._routers = RouterGroup(self._route, self._settings, self._folder.path, self._report)
+        self._routers.start()
         self._workers.start()
 
     def poll(self) -> None:
         """Look at both once."""
-        self._router.poll()
+        if self._routers is not None:
+            self._routers.poll()
         self._say_when_ready()
         self._workers.poll()
         time.sleep(_POLL_S)
@@ -80,6 +82,8 @@ class Keeper:
             ConfigError: settings or checkpoint cannot be used; nothing has changed then.
         """
         settings = with_hash_key(settings, os.environ, lasting=True)
+        if settings.router.processes != self._settings.router.processes:
+            self._report("router.processes stays as it is until all start anew")
         settings = as_decided_before(settings, self._settings)
         routing = router_options(settings)
         has_other_router = routing != router_options(self._settings)
@@ -87,10 +91,9 @@ class Keeper:
         self._write()
         self._workers.stop(settings.cluster.stop_timeout_s)
         self._workers.start()
-        if has_other_router:
+        if has_other_router and self._routers is not None:
             self._report("the router has new settings, another one takes its place")
-            self._router.settings = settings
-            self._router.replace()
+            self._routers.replace(settings)
 
     def stop(self) -> None:
         """End both; requests that run may end first, workers stay."""
@@ -104,12 +107,13 @@ class Keeper:
 
     def hurry(self) -> None:
         """Let nothing that runs end any more; for a signal handler, while `stop` runs."""
-        if self._router.child is not None:
-            self._router.child.hurry()
+        if self._routers is not None:
+            self._routers.hurry()
 
     def _stop_router(self) -> None:
         drain_s = self._settings.router.drain_timeout_ms / 1000
-        self._router.stop(drain_s + self._settings.cluster.stop_timeout_s)
+        if self._routers is not None:
+            self._routers.stop(drain_s + self._settings.cluster.stop_timeout_s)
 
     def _stop_workers(self) -> None:
         self._workers.stop(self._settings.cluster.stop_timeout_s)

@@ -23,21 +23,37 @@ _Address = tuple[str, int]
 
 
 class KeptRouter(Kept):
-    """A router process, and the sockets of its HTTP ports, which belong to this process.
+    """A router's process, and the sockets of its HTTP ports, which belong to this process.
 
     Two routers have them while one takes the other's place: what connects meanwhile is accepted by
     either, and nobody is refused. The sockets live as long as a router does, so that without one
     clients are refused at once, and go elsewhere.
+
+    Args:
+        command: of a router.
+        settings: of the first one.
+        report: takes a line for operators.
+        number: where several processes serve on one HTTP port. The admin port of each is its own:
+            the number is added to it.
+        folder: where these find each other; "": this one is alone on its port.
 
     Attributes:
         settings: those of the next router.
     """
 
     def __init__(
-        self, command: list[str], settings: Settings, report: Callable[[str], None]
+        self,
+        command: list[str],
+        settings: Settings,
+        report: Callable[[str], None],
+        number: int = 0,
+        folder: str = "",
     ) -> None:
-        super().__init__("router", command, report)
+        super().__init__(f"router process {number}" if folder else "router", command, report)
         self.settings = settings
+        self._number = number
+        self._folder = folder
+        self._has_run = False
         self._sockets: dict[_Address, socket.socket] = {}
         self._told = -1
         self._said = b""
@@ -47,8 +63,15 @@ class KeptRouter(Kept):
         """Start it, with sockets of its own."""
         self._keep_only(())
         self._bind()
-        self.child = self._spawn(waits=False)
+        # One that comes back leaves connections to the others until it has its workers.
+        self.child = self._spawn(waits=bool(self._folder) and self._has_run)
+        self._has_run = True
         self.began()
+
+    @property
+    def serves(self) -> bool:
+        """Whether the newest router has said that it serves."""
+        return self.child is not None and self._says(SERVING, self.child, 0.0)
 
     def poll(self) -> int | None:
         """See `Kept.poll`; those that were replaced are ended when their time is over."""
@@ -110,18 +133,27 @@ class KeptRouter(Kept):
             self._leaving.clear()
             self._keep_only(())
 
+    def hurry(self) -> None:
+        """See `Kept.hurry`; those that were replaced end as well."""
+        super().hurry()
+        for child, _ in self._leaving:
+            child.hurry()
+
     # --- inside
 
     def _addresses(self) -> tuple[_Address, _Address]:
         router = self.settings.router
-        return (router.host, router.http_port), (router.admin_host, router.admin_port)
+        admin_port = router.admin_port + self._number
+        return (router.host, router.http_port), (router.admin_host, admin_port)
 
     def _bind(self) -> None:
         """Have a socket for each port; those that there are stay."""
         size = self.settings.limits.send_buffer_bytes
-        for name, (host, port) in zip(("http_port", "admin_port"), self._addresses(), strict=True):
+        shared = (bool(self._folder), False)
+        names = ("http_port", "admin_port")
+        for name, (host, port), is_shared in zip(names, self._addresses(), shared, strict=True):
             if (host, port) not in self._sockets:
-                self._sockets[host, port] = bind(name, host, port, size)
+                self._sockets[host, port] = bind(name, host, port, size, is_shared=is_shared)
 
     def _keep_only(self, addresses: Collection[_Address]) -> None:
         for address in [one for one in self._sockets if one not in addresses]:
@@ -134,7 +166,7 @@ class KeptRouter(Kept):
         self._told, tells = os.pipe()
         self._said = b""
         http, admin = (self._sockets[one].fileno() for one in self._addresses())
-        inherited = Inherited(http, admin, tells, waits)
+        inherited = Inherited(http, admin, tells, waits, self._number, self._folder)
         command = [*self._command, "--inherited", inherited.to_text()]
         try:
             return Child(self._name, command, None, (http, admin, tells))
@@ -146,13 +178,13 @@ class KeptRouter(Kept):
         until_s = time.monotonic() + timeout_s
         while word not in self._said:
             left_s = until_s - time.monotonic()
-            if left_s <= 0 or child.ended:
-                return False
-            if select.select([self._told], [], [], min(left_s, 0.2))[0]:
+            if select.select([self._told], [], [], min(max(0.0, left_s), 0.2))[0]:
                 said = os.read(self._told, 256)
                 if not said:
                     return False
                 self._said += said
+            elif left_s <= 0 or child.ended:
+                return False
         return True
 
     def _end(self, child: Child, timeout_s: float) -> None:

@@ -110,8 +110,9 @@ def watch_load(settings: Settings) -> LoadWatch | None:
         up_after_ms=autoscale.up_after_ms,
         down_after_ms=autoscale.down_after_ms,
     )
-    own = f"http://{reachable_host(router.admin_host)}:{router.admin_port}"
-    urls = list(autoscale.router_urls) or [own]
+    host = reachable_host(router.admin_host)
+    own = [f"http://{host}:{router.admin_port + number}" for number in range(router.processes)]
+    urls = list(autoscale.router_urls) or own
     return LoadWatch(options, urls, _read_key(autoscale.api_key_file))
 
 

@@ -8,6 +8,7 @@ from disagg.config import Settings
 from disagg.errors import ConfigError
 from disagg.tls.authority import create_for_one_run
 
+_TRIES = 100
 CERTIFICATES = "certificates"
 """In the folder of a run."""
 
@@ -21,7 +22,7 @@ def decide_ports(settings: Settings) -> Settings:
     router = settings.router
     http_port = _bindable("router.http_port", router.host, router.http_port)
     grpc_port = _bindable("router.grpc_port", router.host, router.grpc_port)
-    admin_port = _bindable("router.admin_port", router.admin_host, router.admin_port)
+    admin_port = _admin_port(router.admin_host, router.admin_port, router.processes)
     decided = router.model_copy(
         update={"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
     )
@@ -49,8 +50,25 @@ def as_decided_before(settings: Settings, before: Settings) -> Settings:
     cluster = settings.cluster
     if not (cluster.tls_directory or cluster.allow_insecure):
         cluster = cluster.model_copy(update={"tls_directory": before.cluster.tls_directory})
-    router = settings.router.model_copy(update=ports)
+    kept = ports | {"processes": before.router.processes}
+    router = settings.router.model_copy(update=kept)
     return settings.model_copy(update={"router": router, "cluster": cluster})
+
+
+def _admin_port(host: str, port: int, num: int) -> int:
+    """The first of as many ports in a row as there are processes."""
+    key = "router.admin_port"
+    for _ in range(_TRIES):
+        first = _bindable(key, host, port)
+        try:
+            for number in range(1, num):
+                _bindable(key, host, first + number)
+        except (ConfigError, OverflowError):
+            if port:
+                raise
+        else:
+            return first
+    raise ConfigError(f"{key}: no {num} free ports in a row were found", param=key)
 
 
 def _bindable(key: str, host: str, port: int) -> int:

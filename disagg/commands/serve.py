@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
 
 from disagg.cluster.processes import end_with_parent
@@ -31,6 +32,10 @@ from disagg.config import Settings, router_options
 from disagg.errors import ConfigError, ExpiredError
 from disagg.telemetry.log_format import configure_logging
 from disagg.workers.router_discovery import FROM_CLUSTER
+
+HURRIED_EXIT_CODE = 130
+"""After a second signal, as of a router that runs alone."""
+_POLL_S = 0.1
 
 
 def serve(
@@ -144,7 +149,8 @@ def router(
     """Run the router alone: HTTP for clients, gRPC for workers.
 
     Ctrl-C and SIGTERM end it; requests that run may end first (router.drain_timeout_ms), unless a
-    second signal comes.
+    second signal comes. With router.processes above 1 this starts so many routers on the same ports
+    and starts again those that end.
     """
     exit_on_signals()  # until the router has its own
     if with_parent:
@@ -158,23 +164,62 @@ def router(
         http_port=http_port,
         grpc_port=grpc_port,
     )
+    _log_to_stderr(effective.settings.telemetry.log_format)
+    if effective.settings.router.processes > 1 and not inherited:
+        _route_in_processes(effective.settings)
+        return
     from disagg.router.app import run
     from disagg.router.inherited import Inherited
 
-    _log_to_stderr(effective.settings.telemetry.log_format)
     options = router_options(effective.settings)
+    has = Inherited.from_text(inherited) if inherited else None
     announcement = None
-    if FROM_CLUSTER in effective.settings.cluster.router_addresses:
+    is_announced = has is None or has.number == 0  # one for all processes of an address
+    if is_announced and FROM_CLUSTER in effective.settings.cluster.router_addresses:
         from disagg.cluster.router_directory import announce  # Ray takes a second to import
 
         announcement = announce(effective.settings)
         exit_on_signals()  # Ray has put its own in their place
     try:
-        code = run(options, Inherited.from_text(inherited) if inherited else None)
+        code = run(options, has)
     finally:
         if announcement is not None:
             announcement.withdraw()
     raise typer.Exit(code)
+
+
+def _route_in_processes(settings: Settings) -> None:
+    """Keep several router processes running, each with the same settings."""
+    from disagg.cluster.own_settings import decide_ports
+    from disagg.cluster.router_group import RouterGroup
+    from disagg.cluster.run_folder import RunFolder
+
+    log = logging.getLogger("disagg")
+    router_options(settings)  # a bad checkpoint is reported before anything starts
+    settings = decide_ports(settings)
+    folder = RunFolder()
+    file = folder.path / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
+    command = [sys.executable, "-m", "disagg.commands", "router", "--config", str(file)]
+    group = RouterGroup([*command, "--end-with-parent"], settings, folder.path, log.info)
+    interrupt_on_signals()
+    try:
+        group.start()
+        while not group.cannot_start:
+            group.poll()
+            time.sleep(_POLL_S)
+        raise ConfigError("a router process cannot be started, its log says why")
+    except KeyboardInterrupt:
+        log.info("stopping %d router processes", settings.router.processes)
+    finally:
+        hurry_on_signals(group.hurry)
+        try:
+            drain_s = settings.router.drain_timeout_ms / 1000
+            group.stop(drain_s + settings.cluster.stop_timeout_s)
+        finally:
+            folder.remove()
+    if group.was_hurried:
+        raise typer.Exit(HURRIED_EXIT_CODE)
 
 
 def workers(

@@ -93,7 +93,7 @@ def router_options(settings: Settings) -> RouterOptions:
         allow_insecure=settings.cluster.allow_insecure,
         # Workers without a preferred role are there to do both.
         roles_wanted=tuple(role for role, num in counts.items() if num or cluster.num_both),
-        **settings.router.model_dump(),
+        **settings.router.model_dump(exclude={"processes"}),
         **settings.limits.model_dump(),
         **settings.telemetry.model_dump(),
     )

@@ -44,6 +44,10 @@ class RouterSettings(Section):
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Origins (https://chat.example) of web pages that may call the HTTP port from a browser, with
     an API key where there are keys; * for every one. Never the admin port."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Of this host, each a router of its own with a core of its own, on the same HTTP and gRPC
+    ports; the admin port of number i is admin_port + i (docs/routers.md). A change takes effect
+    when all of them start anew."""
     replans_max: int = Field(default=3, ge=0, le=100)
     """Tries after the first before a request fails."""
     request_timeout_ms: Milliseconds = 600_000
@@ -109,6 +113,13 @@ class RouterSettings(Section):
             if same:
                 raise ValueError(f"{name}: must differ from {same[0]}")
             ports[name] = port
+        last = self.admin_port + self.processes - 1
+        taken = [p for p in (self.http_port, self.grpc_port) if self.admin_port < p <= last]
+        if self.admin_port and (taken or last > 65_535):
+            raise ValueError(
+                f"processes: each needs an admin port of its own, {self.admin_port} to {last}, "
+                + (f"and {taken[0]} is taken" if taken else "of at most 65535")
+            )
         if self.api_keys_file and self.api_keys:
             raise ValueError("api_keys: there is router.api_keys_file already")
         at_fault, why = why_exposed(

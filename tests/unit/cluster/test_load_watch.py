@@ -87,6 +87,22 @@ def test_a_router_that_is_away_or_refuses_the_key_changes_nothing(
     assert not grows(watch)
 
 
+def test_every_process_of_a_router_is_asked(
+    url: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    port = int(url.rpartition(":")[2])
+    given = {"prefill": "1-3", "target_queue_ms": 50, "up_after_ms": 1, "api_key_file": str(key)}
+    router = {"processes": 2, "admin_port": port}
+    assert watch_load(Settings.model_validate({"autoscale": given, "router": router})) is not None
+    deadline = time.monotonic() + BOUND_S
+    while f"http://127.0.0.1:{port + 1} does not say" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert f"{url} does not say" not in caplog.text
+
+
 def test_it_is_off_unless_a_range_is_given() -> None:
     assert watch_load(Settings()) is None
 

@@ -123,6 +123,15 @@ def test_text_becomes_the_type_of_the_setting() -> None:
             "router.grpc_port: must differ from router.h",
         ),
         (
+            "router:\n  http_port: 8002\n  admin_port: 8001\n  processes: 2\n",
+            "router.processes: each needs an admin port of its own, 8001 to 8002, and 8002 is tak",
+        ),
+        (
+            "router:\n  admin_port: 65535\n  processes: 2\n",
+            "router.processes: each needs an admin port of its own, 65535 to 65536, of at most",
+        ),
+        ("router:\n  processes: 0\n", "router.processes: should be greater than or equal to 1"),
+        (
             "model:\n  tool_call_parser: xml\n",
             "model.tool_call_parser: should be 'auto', 'none', 'deepseek'",
         ),

@@ -13,7 +13,7 @@ from disagg.router.choices import Choices
 from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest
 from disagg.router.observed_call import ObservedCall
-from disagg.router.text_stream import pieces
+from disagg.router.text_stream import TextReader, pieces
 from tests.unit.router.choices_client import BODY, LONG, PROMPT, alone, ask, texts
 from tests.unit.router.test_http_errors import check_error
 
@@ -103,7 +103,9 @@ def call_at(dispatcher):
         return ObservedCall(dispatcher.observers, "", span)
 
 
-async def test_what_is_superseded_starts_nothing_though_its_tokens_wait_to_be_read(seeded):
+async def test_what_is_superseded_starts_nothing_though_its_tokens_wait_to_be_read(
+    seeded, monkeypatch
+):
     """Its other choices would take the place of those that the client waits for."""
     worker, dispatcher = seeded.workers[0], seeded.app.dispatcher
     worker.gate = asyncio.Semaphore(0)
@@ -111,22 +113,24 @@ async def test_what_is_superseded_starts_nothing_though_its_tokens_wait_to_be_re
     prompt = await seeded.app._preparation.prepare(wanted, "again", ANYBODY, 0)
     reads = asyncio.Event()
 
-    async def late(stream):
+    async def late(stream, reader):
         await reads.wait()
-        async for piece in pieces(stream, seeded.tokenizer, ()):
+        async for piece in pieces(stream, reader):
             yield piece
 
     async def to_end(choices):
         return [index async for index, piece in choices.pieces() if piece.finish_reason]
 
-    first = Choices(dispatcher, [prompt], 3, late, call_at(dispatcher))
+    monkeypatch.setattr("disagg.router.choices.pieces", late)
+    texts = partial(TextReader, tokenizer=seeded.tokenizer)
+    first = Choices(dispatcher, [prompt], 3, texts, call_at(dispatcher))
     await first.start()
     reading = asyncio.create_task(to_end(first))
     await worker.until(lambda: worker.submits, "the first choice")
     feed(worker, 2)
     await seeded.until(lambda: dispatcher.core.record("again-0").num_tokens == 2, "its tokens")
-    now = partial(pieces, tokenizer=seeded.tokenizer, stop=())
-    second = Choices(dispatcher, [prompt], 3, now, call_at(dispatcher))
+    monkeypatch.undo()
+    second = Choices(dispatcher, [prompt], 3, texts, call_at(dispatcher))
     await second.start()
     served = asyncio.create_task(to_end(second))
     await worker.until(lambda: len(worker.submits) == 2 and worker.cancels, "it in its place")

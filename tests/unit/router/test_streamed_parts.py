@@ -8,6 +8,8 @@ import h11
 import httpx
 import pytest
 
+from disagg.router.client_stream import ClientStream
+from disagg.router.openai.completion_format import CompletionFormat
 from tests.unit.router.scripted_worker import BOUND_S
 
 POST = (
@@ -118,3 +120,64 @@ async def test_who_leaves_in_the_middle_ends_its_request(open_house, version):
         await reader.readuntil(b"choices")
     writer.transport.abort()
     await worker.until(lambda: bool(worker.cancels), "a cancel")
+
+
+async def test_tokens_do_not_wake_the_reader_unless_they_must(open_house, monkeypatch):
+    """Each token is written when it comes; negative control: an answer with stop strings is not."""
+    gate = asyncio.Semaphore(0)
+    house = await open_house()
+    await house.add(gate=gate)
+    woken = []
+    real = ClientStream.next
+
+    async def counted(stream):
+        delta = await real(stream)
+        woken.append(delta)
+        return delta
+
+    monkeypatch.setattr(ClientStream, "next", counted)
+    for stop, num_most in ((None, 4), (["\x00"], NUM_TOKENS + 1)):
+        woken.clear()
+        asked = ASKED | ({"stop": stop} if stop else {})
+        running = asyncio.create_task(house.http.post("/v1/completions", json=asked))
+        for number in range(NUM_TOKENS):
+            gate.release()
+            await house.until(
+                lambda number=number: (
+                    house.app.dispatcher.core.counters["tokens", ""] % NUM_TOKENS
+                    == (number + 1) % NUM_TOKENS
+                ),
+                "the token",
+            )
+            await asyncio.sleep(0.01)  # the reader waits again
+        assert (await running).status_code == 200
+        assert (len(woken) <= 4) == (num_most == 4), len(woken)
+
+
+async def test_a_format_that_fails_ends_its_own_answer_alone(open_house, monkeypatch):
+    """It fails in the middle of a worker's message, which concerns others as well."""
+    gate = asyncio.Semaphore(0)
+    house = await open_house()
+    worker = await house.add(gate=gate)
+    sessions = house.app.dispatcher.sessions
+    real, calls = CompletionFormat.chunk, []
+
+    def failing(self, index, piece):
+        calls.append(piece)
+        if len(calls) == 4:
+            raise ValueError("a bug")
+        return real(self, index, piece)
+
+    monkeypatch.setattr(CompletionFormat, "chunk", failing)
+    asked = asyncio.create_task(house.http.post("/v1/completions", json=ASKED))
+    for _ in range(NUM_TOKENS):
+        gate.release()
+        await asyncio.sleep(0.02)
+    with pytest.raises(httpx.RemoteProtocolError):  # it must not look complete
+        await asked
+    await worker.until(lambda: worker.cancels, "the worker to hear of it")
+    monkeypatch.undo()
+    for _ in range(NUM_TOKENS):
+        gate.release()
+    assert (await house.http.post("/v1/completions", json=ASKED)).status_code == 200
+    assert house.app.dispatcher.sessions == sessions, "the worker was lost for it"
