@@ -110,6 +110,8 @@ class Candidates(Sequence[Candidate]):
             usable = ((tokens, mask & ~loading) for tokens, mask in levels)
             levels = joined(merge(usable, ((-less, bit) for less, bit in saved), key=_most_first))
         for tokens, mask in levels:
+            if not tokens:  # whose tiers are too slow stand with those that have nothing
+                break
             if found := mask & bits:
                 yield tokens, found
                 bits ^= found

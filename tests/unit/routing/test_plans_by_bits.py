@@ -28,7 +28,7 @@ LAYOUTS = ((FULL, WINDOW), (FULL,), (WINDOW, GroupInfo("linear_state", 4, 0, 1, 
 CONTRACTS = (CONTRACT, replace(CONTRACT, page_format="other"), replace(CONTRACT, block_bytes=2048))
 TIERS = (TierInfo("host", 100), TierInfo("disk", 100))
 PROMPTS = (tuple(range(100, 161)), tuple(range(100, 120)) + tuple(range(500, 541)))
-NUM_CASES = 60
+NUM_CASES = 500
 NUM_PLANS = 6
 
 
