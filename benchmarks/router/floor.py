@@ -131,13 +131,13 @@ async def read_steps() -> float:
     other = _started(SENDER, port)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            steps = channel.unary_stream(
-                METHOD, response_deserializer=session_pb2.SessionResponse.FromString
-            )(b"", wait_for_ready=True)
+            steps = channel.unary_stream(METHOD, None, session_pb2.SessionResponse.FromString)(
+                b"", wait_for_ready=True
+            )
             await steps.read()
             began_s = time.process_time()
             for _ in range(NUM_STEPS):
-                message = await steps.read()
+                message: Any = await steps.read()
                 list(message.outputs.token_ids)
             found_s = (time.process_time() - began_s) / (NUM_STEPS * NUM_STREAMS)
             steps.cancel()
