@@ -48,9 +48,8 @@ def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     assert curves.prefill.across[-1] == 64
     assert curves.decode.across == (1, 2, 4)
     assert min(map(min, (*curves.prefill.ms, *curves.decode.ms))) > 0
-    assert curves.prefill.at(64, 0) > curves.prefill.at(1, 0)
     assert curves.hop_ms > 0
-    assert curves.link.mib_ms > 0
+    assert min(one["ms"] for one in measured["reads"]) > 0
     plan = with_curves(fleet(), **{name: getattr(curves, name) for name in ("prefill", "decode")})
     (outcome,) = World(plan).run([TraceRequest(0, 200, 4, (0,))])
     assert outcome.finished
