@@ -68,7 +68,10 @@ PEER = identity_pb2.Incarnation(worker_id="p0", epoch="of-fuzz")
 KEY = identity_pb2.RequestKey(request_id="one", generation=1)
 SPOILT = 0.1
 """Chance that a call sends what is no message."""
-METHODS = {method.path: method for method in all_methods()}
+METHODS = {
+    method.path: method for method in all_methods() if not method.service.endswith(".Sibling")
+}
+"""All that are served on a port."""
 FUZZ = settings(
     deadline=None,
     database=None,
