@@ -43,7 +43,7 @@ class Keeper:
         self._folder = RunFolder()
         self._file = self._folder.path / "settings.yaml"
         command = [sys.executable, "-m", "disagg.commands"]
-        end = ["--config", str(self._file), "--end-with-parent"]
+        end = ["--config", str(self._file), f"--end-with-parent={os.getpid()}"]
         self._route = [*command, "router", *end]
         self._routers: RouterGroup | None = None
         self._workers = Kept("supervisor", [*command, "workers", *end], report)

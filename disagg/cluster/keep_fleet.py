@@ -1,6 +1,7 @@
 """The supervisor of workers as a child process: kept running, watched, ended with its workers."""
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -67,7 +68,7 @@ class FleetKeeper:
     @property
     def _command(self) -> list[str]:
         workers = [sys.executable, "-m", "disagg.commands", "workers"]
-        return [*workers, f"--config={self._file}", "--end-with-parent"]
+        return [*workers, f"--config={self._file}", f"--end-with-parent={os.getpid()}"]
 
     @property
     def is_complete(self) -> bool:

@@ -205,7 +205,9 @@ class LocalCluster:
         path.write_text(yaml.safe_dump(self.settings.model_dump(mode="json")))
         command = [sys.executable, "-m", "disagg.commands", "router", "--config", str(path)]
         self._report(f"starting the router on {self.url}")
-        return Child("router", [*command, "--end-with-parent"], folder / "router.log")
+        return Child(
+            "router", [*command, f"--end-with-parent={os.getpid()}"], folder / "router.log"
+        )
 
     def _wait_for_router(self, path: str, deadline: float) -> None:
         _, router = self._started()

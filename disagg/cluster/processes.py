@@ -76,12 +76,15 @@ def end_processes(processes: Collection[ProcessId], timeout_s: float) -> set[Pro
     return killed
 
 
-def end_with_parent() -> None:
-    """Ask the kernel to end this process when the one that started it is gone, however it went."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """Let this process end when the one that started it is gone, however and whenever it went.
+
+    Args:
+        parent: its process id, by its own word: a start takes seconds, in which it may have gone.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it went in between
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
 

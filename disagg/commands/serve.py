@@ -1,6 +1,7 @@
 """`disagg serve`, `disagg router`, `disagg workers`: what runs until it is stopped."""
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -143,7 +144,7 @@ def router(
     http_port: HttpPort = None,
     grpc_port: GrpcPort = None,
     settings_given: Set = None,
-    with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
+    parent: Annotated[int | None, typer.Option("--end-with-parent", hidden=True)] = None,
     inherited: Annotated[str, typer.Option("--inherited", hidden=True)] = "",
 ) -> None:
     """Run the router alone: HTTP for clients, gRPC for workers.
@@ -153,8 +154,8 @@ def router(
     and starts again those that end.
     """
     exit_on_signals()  # until the router has its own
-    if with_parent:
-        end_with_parent()
+    if parent is not None:
+        end_with_parent(parent)
     effective = read_effective(
         config,
         settings_given,
@@ -201,7 +202,9 @@ def _route_in_processes(settings: Settings) -> None:
     file = folder.path / "settings.yaml"
     file.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
     command = [sys.executable, "-m", "disagg.commands", "router", "--config", str(file)]
-    group = RouterGroup([*command, "--end-with-parent"], settings, folder.path, log.info)
+    group = RouterGroup(
+        [*command, f"--end-with-parent={os.getpid()}"], settings, folder.path, log.info
+    )
     interrupt_on_signals()
     try:
         group.start()
@@ -236,7 +239,7 @@ def workers(
     end_here: Annotated[
         bool, typer.Option("--end-here", help="The same for those of this host alone, at once.")
     ] = False,
-    with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
+    parent: Annotated[int | None, typer.Option("--end-with-parent", hidden=True)] = None,
     report_file: Annotated[Path | None, typer.Option("--report-file", hidden=True)] = None,
 ) -> None:
     """Place the workers on a Ray cluster and keep them running.
@@ -253,8 +256,8 @@ def workers(
     none: it is to be run under something that starts it again.
     """
     exit_on_signals()
-    if with_parent:
-        end_with_parent()
+    if parent is not None:
+        end_with_parent(parent)
     effective = read_effective(
         config,
         settings_given,
