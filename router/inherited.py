@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from disagg.errors import ConfigError
 
@@ -11,6 +12,12 @@ BOUND = b"bound\n"
 """It has its ports, and its settings are of use."""
 SERVING = b"serving\n"
 """It accepts connections, and every role wanted has been there."""
+SOCKET_SUFFIX = ".sock"
+
+
+def sibling_socket(folder: Path, pid: int) -> Path:
+    """Where a router's process of this folder is found by the others."""
+    return folder / f"{pid}{SOCKET_SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)

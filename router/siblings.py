@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import grpc
 
 from disagg.errors import DisaggError
+from disagg.router.inherited import SOCKET_SUFFIX, sibling_socket
 from disagg.wire.v1 import registration_pb2, sibling_pb2
 from disagg.wire.v1.sibling_pb2_grpc import (
     SiblingServicer,
@@ -25,7 +26,6 @@ else:
 
 ANSWER_S = 2.0
 """A sibling that has not answered for so long is passed over."""
-SUFFIX = ".sock"
 OPTIONS = (("grpc.max_receive_message_length", 16 << 20),)
 
 
@@ -48,7 +48,7 @@ class Siblings(SiblingServicer):
         find_record: Callable[[str, str], bytes],
     ) -> None:
         self._folder = Path(folder)
-        self._own = self._folder / f"{os.getpid()}{SUFFIX}"
+        self._own = sibling_socket(self._folder, os.getpid())
         self._take_in = take_in
         self._find_record = find_record
         self._channels: dict[Path, grpc.aio.Channel] = {}
@@ -119,7 +119,7 @@ class Siblings(SiblingServicer):
             return b""  # one that is gone has taken its records along
 
     def _others(self) -> list[Path]:
-        return [path for path in self._folder.glob(f"*{SUFFIX}") if path != self._own]
+        return [path for path in self._folder.glob(f"*{SOCKET_SUFFIX}") if path != self._own]
 
     def _stub(self, path: Path) -> "SiblingAsyncStub":
         if path not in self._channels:

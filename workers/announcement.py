@@ -12,11 +12,11 @@ from disagg.messages.registration import (
     WIRE_MAX,
     WIRE_MIN,
     Contract,
-    GroupInfo,
     WorkerInfo,
 )
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
+from disagg.scheduling.stats import group_infos
 from disagg.wire.stream_hello import PeerHello, PoolInfo
 from disagg.workers.checksums import ALGORITHM
 from disagg.workers.engines.protocol import Engine
@@ -63,16 +63,7 @@ class Announcement:
             role=options.role,
             model=options.model_name,
             contract=self._contract,
-            groups=tuple(
-                GroupInfo(
-                    kind=group.spec.kind,
-                    block_tokens=group.spec.block_tokens,
-                    window_tokens=group.spec.window_tokens,
-                    num_layers=len(group.layers),
-                    useful_bytes=layout.useful_bytes(group.group),
-                )
-                for group in layout.groups
-            ),
+            groups=group_infos(layout),
             max_model_tokens=self._served_tokens_max(core),
             handover_tokens_max=handover_tokens_max(core.limits, core.kv),
             num_blocks=core.kv.num_usable_blocks,

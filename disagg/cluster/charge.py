@@ -1,7 +1,6 @@
 """Being the one supervisor in charge of a Ray cluster; claims are kept by Ray's head.
 
-They lie in the key-value store of Ray's GCS, which writes a key that does not exist for one of
-those who try alone. No process is needed for it, and it is as lasting as the actors themselves.
+Its key-value store writes a key that does not exist for one of those who try alone.
 """
 
 import logging
@@ -13,18 +12,11 @@ import time
 from collections.abc import Callable
 
 import ray
-from ray.exceptions import RayError
-from ray.experimental.internal_kv import (
-    _internal_kv_del,
-    _internal_kv_get,
-    _internal_kv_list,
-    _internal_kv_put,
-)
 
+from disagg.cluster import head_store
 from disagg.cluster.claims import Claim, Standby
 from disagg.errors import ChargeLostError, ExpiredError
 
-_NAMESPACE = "disagg"
 _PREFIX = "supervisor/"
 _POLL_S = 1.0
 _RENEW_S = 1.0
@@ -132,34 +124,22 @@ def _key(generation: int) -> str:
 
 
 def _read_highest() -> Claim | None:
-    try:
-        keys = _internal_kv_list(_PREFIX, namespace=_NAMESPACE)
-        if not keys:
-            return None
-        highest = max(bytes(key) for key in keys).decode()
-        found = _internal_kv_get(highest, namespace=_NAMESPACE)
-        return Claim.from_bytes(int(highest.removeprefix(_PREFIX)), bytes(found or b""))
-    except (RayError, RuntimeError, OSError) as error:
-        raise _no_head(error) from error
+    keys = head_store.keys(_PREFIX)
+    if not keys:
+        return None
+    highest = max(keys)
+    return Claim.from_bytes(int(highest.removeprefix(_PREFIX)), head_store.get(highest))
 
 
 def _write(claim: Claim, *, overwrite: bool) -> None:
-    try:
-        _internal_kv_put(
-            _key(claim.generation), claim.to_bytes(), overwrite=overwrite, namespace=_NAMESPACE
-        )
-    except (RayError, RuntimeError, OSError) as error:
-        raise _no_head(error) from error
+    head_store.put(_key(claim.generation), claim.to_bytes(), overwrite=overwrite)
 
 
 def _forget_before(generation: int) -> None:
     """Remove the claims that were followed by others."""
-    try:
-        for key in _internal_kv_list(_PREFIX, namespace=_NAMESPACE):
-            if bytes(key).decode() < _key(generation):
-                _internal_kv_del(bytes(key), namespace=_NAMESPACE)
-    except (RayError, RuntimeError, OSError) as error:
-        raise _no_head(error) from error
+    for key in head_store.keys(_PREFIX):
+        if key < _key(generation):
+            head_store.delete(key)
 
 
 def _give_back(claim: Claim) -> None:
@@ -180,12 +160,6 @@ def _has_ended(job_id: str) -> bool:
 
     Ray's own libraries ask so; there is no public way that needs no dashboard.
     """
-    try:
+    with head_store.head_answers():
         jobs = ray._private.state.state.job_table()  # type: ignore[no-untyped-call]
-    except (RayError, RuntimeError, OSError) as error:
-        raise _no_head(error) from error
     return any(job["JobID"] == job_id and job["IsDead"] for job in jobs)
-
-
-def _no_head(error: Exception) -> ExpiredError:
-    return ExpiredError(f"Ray's head does not answer: {error}", param="cluster.ray_address")

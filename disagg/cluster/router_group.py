@@ -8,6 +8,7 @@ from pathlib import Path
 from disagg.cluster.kept_router import KeptRouter
 from disagg.config import Settings
 from disagg.errors import DisaggError, ExpiredError
+from disagg.router.inherited import sibling_socket
 
 CANNOT_START_EXIT_CODE = 2
 """Of a router whose settings, checkpoint or ports cannot be used."""
@@ -64,7 +65,7 @@ class RouterGroup:
             if code is None or child is None:
                 continue
             if self._links is not None:  # one that was killed has left its socket
-                (self._links / f"{child.pid}.sock").unlink(missing_ok=True)
+                sibling_socket(self._links, child.pid).unlink(missing_ok=True)
             if code == CANNOT_START_EXIT_CODE and not self._has_served:
                 self.cannot_start = True
 

@@ -1,18 +1,11 @@
-"""What `disagg scale` and the supervisor tell each other, kept by Ray's head.
-
-It lies in the key-value store of Ray's GCS: there without a process of its own, and as lasting as
-the actors themselves, in Redis where the GCS is.
-"""
+"""What `disagg scale` and the supervisor tell each other, kept by Ray's head."""
 
 import logging
 
-from ray.exceptions import RayError
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
-
+from disagg.cluster import head_store
 from disagg.cluster.counts import Fleet, Wish
-from disagg.errors import ConfigError, ExpiredError
+from disagg.errors import ConfigError
 
-_NAMESPACE = "disagg"
 _WISH = "wish"
 _FLEET = "fleet"
 
@@ -25,7 +18,7 @@ def read_wish() -> Wish | None:
     Raises:
         ExpiredError: Ray's head does not answer.
     """
-    found = _get(_WISH)
+    found = head_store.get(_WISH)
     try:
         return Wish.from_bytes(found) if found else None
     except ConfigError as error:  # of another version: the settings hold
@@ -39,7 +32,10 @@ def write_wish(wish: Wish | None) -> None:
     Raises:
         ExpiredError: Ray's head does not answer.
     """
-    _put(_WISH, wish.to_bytes() if wish is not None else b"")
+    if wish is None:
+        head_store.delete(_WISH)
+    else:
+        head_store.put(_WISH, wish.to_bytes())
 
 
 def read_fleet() -> Fleet | None:
@@ -48,7 +44,7 @@ def read_fleet() -> Fleet | None:
     Raises:
         ExpiredError: Ray's head does not answer.
     """
-    found = _get(_FLEET)
+    found = head_store.get(_FLEET)
     try:
         return Fleet.from_bytes(found) if found else None
     except ConfigError as error:
@@ -62,25 +58,4 @@ def write_fleet(fleet: Fleet) -> None:
     Raises:
         ExpiredError: Ray's head does not answer.
     """
-    _put(_FLEET, fleet.to_bytes())
-
-
-def _get(key: str) -> bytes:
-    try:
-        return bytes(_internal_kv_get(key, namespace=_NAMESPACE) or b"")
-    except (RayError, RuntimeError, OSError) as error:
-        raise _no_head(error) from error
-
-
-def _put(key: str, value: bytes) -> None:
-    try:
-        if value:
-            _internal_kv_put(key, value, overwrite=True, namespace=_NAMESPACE)
-        else:
-            _internal_kv_del(key, namespace=_NAMESPACE)
-    except (RayError, RuntimeError, OSError) as error:
-        raise _no_head(error) from error
-
-
-def _no_head(error: Exception) -> ExpiredError:
-    return ExpiredError(f"Ray's head does not answer: {error}", param="cluster.ray_address")
+    head_store.put(_FLEET, fleet.to_bytes())

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from disagg.errors import InvariantViolation
+from disagg.kv.shapes.layout import KVCacheLayout
+from disagg.messages.registration import GroupInfo
 from disagg.messages.session import Role, RouterLoad, WorkerStats
 from disagg.messages.step_times import StepTimes
 from disagg.scheduling.core import WorkerCore
@@ -34,6 +36,7 @@ def worker_stats(
     }
     for tier, counts in tier_counts.items():
         counters.update({f"tier_{name}_{tier}": number for name, number in counts.items()})
+    to_prefill = list(_to_prefill(core))
     return WorkerStats(
         num_waiting=(
             len(batcher.waiting)
@@ -41,7 +44,7 @@ def worker_stats(
             + len(core.decode_side.awaiting)
         ),
         num_running=len(batcher.running),
-        num_prefill_tokens_queued=sum(seq.num_uncomputed for seq in _to_prefill(core)),
+        num_prefill_tokens_queued=sum(seq.num_uncomputed for seq in to_prefill),
         num_blocks_usable=core.kv.num_usable_blocks,
         num_blocks_free=core.kv.num_free_blocks,
         num_leases=core.leases.num_live,
@@ -52,22 +55,36 @@ def worker_stats(
         draining=core.draining,
         counters=tuple(sorted(counters.items())),
         residency=core.kv.pool.residency.histograms() if core.kv.pool.residency else (),
-        loads=_loads(core),
+        loads=_loads(core, to_prefill),
         step_times=step_times,
-        num_prompts_queued=sum(1 for _ in _to_prefill(core)),
+        num_prompts_queued=len(to_prefill),
         num_decoding=sum(
             seq.num_uncomputed <= 1 and seq.role is not Role.PREFILL for seq in core.batcher.running
         ),
     )
 
 
-def _loads(core: WorkerCore) -> tuple[RouterLoad, ...]:
+def group_infos(layout: KVCacheLayout) -> tuple[GroupInfo, ...]:
+    """What a worker's registration says of its groups."""
+    return tuple(
+        GroupInfo(
+            kind=group.spec.kind,
+            block_tokens=group.spec.block_tokens,
+            window_tokens=group.spec.window_tokens,
+            num_layers=len(group.layers),
+            useful_bytes=layout.useful_bytes(group.group),
+        )
+        for group in layout.groups
+    )
+
+
+def _loads(core: WorkerCore, to_prefill: list[Sequence]) -> tuple[RouterLoad, ...]:
     """What goes on here for each router."""
     requests = Counter(
         seq.key.router for seq in core.sequences.values() if seq.role is not Role.PREFILL
     )
     tokens: Counter[str] = Counter()
-    for seq in _to_prefill(core):
+    for seq in to_prefill:
         tokens[seq.key.router] += seq.num_uncomputed
     routers = sorted({key.router for key in core.sequences})
     return tuple(RouterLoad(router, requests[router], tokens[router]) for router in routers)

@@ -12,7 +12,7 @@ from disagg.kv.shapes.layout import LAYOUT_VERSION
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
-from disagg.messages.registration import WIRE_MAX, WIRE_MIN, Contract, GroupInfo, WorkerInfo
+from disagg.messages.registration import WIRE_MAX, WIRE_MIN, Contract, WorkerInfo
 from disagg.messages.sampling import SampledToken
 from disagg.messages.session import (
     Submit,
@@ -24,7 +24,7 @@ from disagg.messages.session import (
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
-from disagg.scheduling.stats import check_core, worker_stats
+from disagg.scheduling.stats import check_core, group_infos, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.step_meter import shape_of
 from disagg.scheduling.step_pace import StepPace
@@ -272,16 +272,7 @@ def _registration(core: WorkerCore, me: Incarnation, role: str, hash_scheme: str
         role=role,
         model="simulated",
         contract=contract,
-        groups=tuple(
-            GroupInfo(
-                kind=group.spec.kind,
-                block_tokens=group.spec.block_tokens,
-                window_tokens=group.spec.window_tokens,
-                num_layers=len(group.layers),
-                useful_bytes=layout.useful_bytes(group.group),
-            )
-            for group in layout.groups
-        ),
+        groups=group_infos(layout),
         max_model_tokens=served_tokens_max(core.limits, core.kv),
         handover_tokens_max=handover_tokens_max(core.limits, core.kv),
         num_blocks=core.kv.num_usable_blocks,

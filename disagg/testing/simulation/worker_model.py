@@ -11,7 +11,7 @@ from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.peer import PeerMessage
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.registration import Contract, WorkerInfo
 from disagg.messages.session import (
     Submit,
     ToRouterMessage,
@@ -23,7 +23,7 @@ from disagg.scheduling.actions import ClearTier, Exit, ReadTier, ToRouter, Worke
 from disagg.scheduling.admission import handover_tokens_max, served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
-from disagg.scheduling.stats import check_load, worker_stats
+from disagg.scheduling.stats import check_load, group_infos, worker_stats
 from disagg.scheduling.step import Step
 from disagg.scheduling.step_pace import StepPace
 from disagg.testing.simulation.bounds import check_step
@@ -173,16 +173,7 @@ class WorkerModel:
                 1,
                 forms=symbolic_forms(layout),
             ),
-            tuple(
-                GroupInfo(
-                    group.spec.kind,
-                    group.spec.block_tokens,
-                    group.spec.window_tokens,
-                    len(group.layers),
-                    layout.useful_bytes(group.group),
-                )
-                for group in layout.groups
-            ),
+            group_infos(layout),
             served_tokens_max(core.limits, core.kv),
             handover_tokens_max(core.limits, core.kv),
             core.kv.num_usable_blocks,

@@ -136,7 +136,7 @@ async def test_tokens_do_not_wake_the_reader_unless_they_must(open_house, monkey
         return delta
 
     monkeypatch.setattr(ClientStream, "next", counted)
-    for stop, num_most in ((None, 4), (["\x00"], NUM_TOKENS + 1)):
+    for stop in (None, ["\x00"]):
         woken.clear()
         asked = ASKED | ({"stop": stop} if stop else {})
         running = asyncio.create_task(house.http.post("/v1/completions", json=asked))
@@ -151,7 +151,7 @@ async def test_tokens_do_not_wake_the_reader_unless_they_must(open_house, monkey
             )
             await asyncio.sleep(0.01)  # the reader waits again
         assert (await running).status_code == 200
-        assert (len(woken) <= 4) == (num_most == 4), len(woken)
+        assert (len(woken) > 4) == bool(stop), len(woken)
 
 
 async def test_a_format_that_fails_ends_its_own_answer_alone(open_house, monkeypatch):
