@@ -1,15 +1,19 @@
 """Signals of a worker's process: the first one lets it drain, the second one ends it."""
 
 import logging
+import math
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Protocol
 
 log = logging.getLogger(__name__)
 
 FORCED_EXIT_CODE = 130
+SIGNALS_S = 0.2
+"""A main thread that waits looks for signals so often."""
 
 
 class Drains(Protocol):
@@ -39,3 +43,16 @@ def drain_on_signals(worker: Drains) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+
+
+def wait_and_handle_signals(event: threading.Event, timeout_s: float | None = None) -> bool:
+    """Block until the event is set; False when the time is over first.
+
+    In a main thread handlers of signals run meanwhile. Waiting without end would not let them:
+    Python leaves them to the main thread, and the kernel may wake any other one for a signal.
+    """
+    until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not event.wait(min(SIGNALS_S, max(0.0, until_s - time.monotonic()))):
+        if time.monotonic() >= until_s:
+            return False
+    return True

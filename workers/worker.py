@@ -46,6 +46,7 @@ from disagg.workers.registration import keep_registered_everywhere
 from disagg.workers.request_trace import trace_of_worker
 from disagg.workers.router_discovery import RouterDiscovery, RoutersOfCluster
 from disagg.workers.service import WorkerService
+from disagg.workers.signals import wait_and_handle_signals
 from disagg.workers.tiers.copies import TierCopies
 from disagg.workers.tiers.kinds import open_tiers
 from disagg.workers.tiers.known import known_to_core
@@ -142,7 +143,7 @@ class Worker:
 
     def wait_failed(self, timeout_s: float | None = None) -> bool:
         """Block until the worker failed or stopped; False when the time is over first."""
-        return self._failed_event.wait(timeout_s)
+        return wait_and_handle_signals(self._failed_event, timeout_s)
 
     def drain(self) -> None:
         """Take no new work, let what goes on end, then stop; `wait_failed` waits for that.
