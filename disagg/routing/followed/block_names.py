@@ -1,7 +1,7 @@
 """Our names for blocks that a server calls by hashes of its own."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disagg.errors import ConfigError, ProtocolError
 from disagg.kv.kinds.registry import KINDS
@@ -18,6 +18,7 @@ from disagg.routing.index import check_group
 from disagg.routing.revisions import HashExtend
 
 Layout = tuple[GroupInfo, ...]
+OUR_KINDS = {kind.vllm_kind: name for name, kind in KINDS.items()}
 SaltOf = Callable[[str], bytes]
 """Salt of the chains of requests with this cache salt."""
 
@@ -61,6 +62,8 @@ class BlockNames:
         self._salt_of = salt_of
         self._held: dict[BlockHash, _Block] = {}
         self._past: dict[BlockHash, bytes] = {}
+        self._new: dict[BlockHash, bytes] = {}
+        """Named by the events that are being taken in."""
 
     def __len__(self) -> int:
         """Blocks that the server has in some group."""
@@ -78,6 +81,7 @@ class BlockNames:
         self._groups.clear()
         self._held.clear()
         self._past.clear()
+        self._new.clear()
 
     def held(self) -> list[KVEvent]:
         """What would have led to all that the server has now."""
@@ -101,7 +105,9 @@ class BlockNames:
         for event in events:
             if isinstance(event, VllmStored):
                 self._name(event)
-        return [told for event in events for told in self._told(event)]
+        told = [one for event in events for one in self._told(event)]
+        self._new.clear()
+        return told
 
     def _learn(self, event: VllmStored) -> None:
         """Know the group of an event; of two block sizes the larger is that of whole blocks."""
@@ -110,13 +116,15 @@ class BlockNames:
                 f"blocks of {event.block_tokens} tokens are no multiple of "
                 f"{self._name_tokens} (router.kv_event_block_tokens)"
             )
-        known = self._groups.get(event.group)
-        if known is not None and event.block_tokens <= known.block_tokens:
-            return
-        kinds = {kind.vllm_kind: name for name, kind in KINDS.items()}
-        if event.kind not in kinds:
+        if event.kind not in OUR_KINDS:
             raise ConfigError(f"groups of the kind {event.kind[:64]!r} cannot be followed")
-        info = GroupInfo(kinds[event.kind], event.block_tokens, event.window_tokens, 1, 0)
+        info = GroupInfo(OUR_KINDS[event.kind], event.block_tokens, event.window_tokens, 1, 0)
+        known = self._groups.get(event.group)
+        if known is not None:
+            if replace(known, block_tokens=info.block_tokens) != info:
+                raise ProtocolError(f"group {event.group} has changed its kind or its window")
+            if info.block_tokens <= known.block_tokens:
+                return
         check_group(info, self._name_tokens)
         self._groups[event.group] = info
         for name in [name for name, block in self._held.items() if block.groups >> event.group & 1]:
@@ -127,7 +135,7 @@ class BlockNames:
         stride = event.block_tokens // self._name_tokens
         if event.has_other_keys or len(event.hashes) * event.block_tokens < len(event.token_ids):
             return
-        if all(value in self._held or value in self._past for value in event.hashes):
+        if all(map(self._name_of, event.hashes)):
             return
         chain: list[bytes] = []
         tokens: Sequence[int] = event.token_ids
@@ -141,8 +149,7 @@ class BlockNames:
         first = len(chain)
         self._extend(chain, tokens, salt)
         for value, name in zip(event.hashes, chain[first + stride - 1 :: stride], strict=True):
-            if value not in self._held:
-                self._remember(value, name)
+            self._new[value] = name
 
     def _told(self, event: VllmEvent) -> Iterator[KVEvent]:
         match event:
@@ -176,9 +183,11 @@ class BlockNames:
     def _hold(self, value: BlockHash, group: int) -> bytes | None:
         block = self._held.get(value)
         if block is None:
-            if value not in self._past or len(self._held) >= self.blocks_max:
+            name = self._name_of(value)
+            if name is None or len(self._held) >= self.blocks_max:
                 return None
-            block = self._held[value] = _Block(self._past.pop(value))
+            self._past.pop(value, None)
+            block = self._held[value] = _Block(name)
         block.groups |= 1 << group
         return block.name
 
@@ -200,4 +209,6 @@ class BlockNames:
 
     def _name_of(self, value: BlockHash) -> bytes | None:
         block = self._held.get(value)
-        return self._past.get(value) if block is None else block.name
+        if block is not None:
+            return block.name
+        return self._new.get(value) or self._past.get(value)

@@ -12,6 +12,8 @@ WAITING_MAX = 1024
 """Messages kept while those before them are asked for; later ones are asked for again."""
 REPLAY_SILENT_MS = 5_000
 """A replay that brings nothing for so long is over."""
+FRUITLESS_MAX = 2
+"""Replays in a row without what is missing. The first may have been answered before it was sent."""
 PROBE_MS = 10_000
 """So long after the last message it is asked whether there are more."""
 
@@ -40,8 +42,8 @@ class EventOrder(Generic[T]):
     """The messages of one publisher, numbered from 0 in each of its lives.
 
     Each method returns what is to be done now, in order. A message counts once. Where one is
-    missing a replay is asked for, again and again as long as that gets further; what no replay
-    brings is lost, and with it what was told before.
+    missing a replay is asked for, again and again as long as that gets further; what two of them
+    did not bring is lost, and with it what was told before.
 
     Args:
         can_replay: the publisher answers requests for a replay.
@@ -56,6 +58,7 @@ class EventOrder(Generic[T]):
         self._waiting: deque[tuple[int, T]] = deque()
         self._asked_from: int | None = None
         """Where the replay that is under way began."""
+        self._num_fruitless = 0
         self._is_connected = False
         self._heard_ms = 0
 
@@ -93,7 +96,7 @@ class EventOrder(Generic[T]):
             return steps
         self._heard_ms = now_ms
         self._waiting.append((number, message))
-        return steps + list(self._take_waiting(now_ms, may_ask=True))
+        return steps + list(self._take_waiting(now_ms))
 
     def replayed(self, now_ms: int, number: int, message: T) -> list[Step[T]]:
         """A message of the replay that was asked for last."""
@@ -113,10 +116,11 @@ class EventOrder(Generic[T]):
         """All of it came, or no more will."""
         if self._asked_from is None or self._next is None:
             return []
-        got_further = self._next > self._asked_from
+        is_fruitless = self._next == self._asked_from and len(self._waiting) > 0
+        self._num_fruitless = self._num_fruitless + 1 if is_fruitless else 0
         self._asked_from = None
         self._heard_ms = now_ms
-        steps = list(self._take_waiting(now_ms, may_ask=got_further))
+        steps = list(self._take_waiting(now_ms))
         if self._asked_from is None and self._next <= self._newest:
             steps.append(self._ask(now_ms, self._next))  # more came than could wait
         return steps
@@ -134,6 +138,7 @@ class EventOrder(Generic[T]):
         self._newest = -1
         self._waiting.clear()
         self._asked_from = None
+        self._num_fruitless = 0
         self._heard_ms = now_ms
         self._next = 0 if self._can_replay else None
         return [LOST, self._ask(now_ms, 0)] if self._can_replay else [LOST]
@@ -143,14 +148,14 @@ class EventOrder(Generic[T]):
         self._heard_ms = now_ms
         return AskReplay(first)
 
-    def _take_waiting(self, now_ms: int, *, may_ask: bool) -> Iterator[Step[T]]:
+    def _take_waiting(self, now_ms: int) -> Iterator[Step[T]]:
         """What waits, up to where something is missing that is asked for."""
         while self._waiting:
             number, message = self._waiting[0]
             if self._next is None:
                 self._next = number
             if number > self._next:
-                if self._can_replay and may_ask:
+                if self._can_replay and self._num_fruitless < FRUITLESS_MAX:
                     yield self._ask(now_ms, self._next)
                     return
                 yield LOST
@@ -159,4 +164,4 @@ class EventOrder(Generic[T]):
             if number == self._next:
                 self._next = number + 1
                 yield (message,)
-            may_ask = True  # it got further
+            self._num_fruitless = 0

@@ -98,6 +98,9 @@ class FollowedCache:
         indexes: by layout, shared with others.
         name_tokens: tokens that a name stands for.
         can_replay: the server answers requests for a replay.
+
+    Attributes:
+        layout: its groups, as far as they have said of themselves.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class FollowedCache:
         self._indexes = indexes
         self._name_tokens = name_tokens
         self._order: EventOrder[object] = EventOrder(can_replay=can_replay)
-        self._layout: Layout = ()
+        self.layout: Layout = ()
         self._problem = ""
         self._num_batches = self._num_losses = 0
 
@@ -178,7 +181,7 @@ class FollowedCache:
             self.unreadable(error.message)
             return
         layout = self._names.layout
-        if layout != self._layout:
+        if layout != self.layout:
             self._move(layout)
             events = self._names.held()
         if layout:
@@ -192,12 +195,12 @@ class FollowedCache:
 
     def _move(self, layout: Layout) -> None:
         """Leave one index, with all that it knows of this server, for another."""
-        if self._layout:
-            index = self._indexes[self._layout]
+        if self.layout:
+            index = self._indexes[self.layout]
             index.remove(self._member)
             if not index:
-                del self._indexes[self._layout]
-        self._layout = layout
+                del self._indexes[self.layout]
+        self.layout = layout
         if layout:
             if layout not in self._indexes:
                 self._indexes[layout] = PrefixIndex(layout, self._name_tokens)
