@@ -236,7 +236,7 @@ def test_a_salt_is_part_of_the_name() -> None:
     caches, cache = followed()
     stored(0, [1, 2], list(range(8)), cache=cache, extra_keys=[["pepper"], None])
     stored(1, [3], [8, 9, 10, 11], parent=2, cache=cache, extra_keys=[None])
-    tokens = list(range(12)) + [99]
+    tokens = [*range(12), 99]
     assert (usable(caches, tokens), usable(caches, tokens, "pepper")) == (0, 12)
 
 
