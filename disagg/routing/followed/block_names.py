@@ -1,5 +1,6 @@
 """Our names for blocks that a server calls by hashes of its own."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,8 +37,8 @@ class BlockNames:
 
     A name is computed from a block's tokens and the name of the block before it, so a block whose
     predecessors were never told of has none, nor has one whose KV depends on more than tokens and
-    salt. Such blocks are left out, which costs hits and invents none. So it is with copies: vLLM
-    tells of each, and the first one that leaves takes the block out.
+    salt. Such blocks are left out, which costs hits and invents none. Copies are counted: vLLM tells
+    of each that comes and of each that leaves.
 
     Args:
         extend: names blocks of ``name_tokens`` tokens.
@@ -61,6 +62,8 @@ class BlockNames:
         self._name_tokens = name_tokens
         self._salt_of = salt_of
         self._held: dict[BlockHash, _Block] = {}
+        self._more: Counter[tuple[BlockHash, int]] = Counter()
+        """Copies after the first, by block and group."""
         self._past: dict[BlockHash, bytes] = {}
         self._new: dict[BlockHash, bytes] = {}
         """Named by the events that are being taken in."""
@@ -80,6 +83,7 @@ class BlockNames:
         """Forget everything, names and groups too."""
         self._groups.clear()
         self._held.clear()
+        self._more.clear()
         self._past.clear()
         self._new.clear()
 
@@ -127,8 +131,9 @@ class BlockNames:
                 return
         check_group(info, self._name_tokens)
         self._groups[event.group] = info
-        for name in [name for name, block in self._held.items() if block.groups >> event.group & 1]:
-            self._drop(name, event.group)
+        for value in [one for one, block in self._held.items() if block.groups >> event.group & 1]:
+            self._more.pop((value, event.group), None)
+            self._drop(value, event.group)
 
     def _name(self, event: VllmStored) -> None:
         """Name the blocks of an event that tells of every one."""
@@ -161,6 +166,7 @@ class BlockNames:
                     yield BlocksRemoved(group, tuple(names))
             case VllmCleared():
                 self._held.clear()
+                self._more.clear()
                 yield AllCleared()
 
     def _stored(self, event: VllmStored) -> Iterator[KVEvent]:
@@ -188,13 +194,19 @@ class BlockNames:
                 return None
             self._past.pop(value, None)
             block = self._held[value] = _Block(name)
+        if block.groups >> group & 1:
+            self._more[value, group] += 1
         block.groups |= 1 << group
         return block.name
 
     def _drop(self, value: BlockHash, group: int) -> bytes | None:
-        """Take a block from a group; its name, or None if it was not there."""
+        """Take a copy from a group; the block's name if it was the last one."""
         block = self._held.get(value)
         if block is None or not block.groups >> group & 1:
+            return None
+        if num_more := self._more.pop((value, group), 0):
+            if num_more > 1:
+                self._more[value, group] = num_more - 1
             return None
         block.groups ^= 1 << group
         if not block.groups:

@@ -274,6 +274,19 @@ def test_blocks_of_two_hash_blocks() -> None:
     assert usable(caches, list(range(30))) == 24
 
 
+def test_a_block_is_there_until_its_last_copy_goes() -> None:
+    """vLLM computes a block again that one group has, as another group has it no more."""
+    caches, cache = followed()
+    for number in range(3):
+        stored(number, [1], [1, 2, 3, 4], cache=cache)
+    removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
+    for number, expected in ((3, 4), (4, 4), (5, 0), (6, 0)):
+        cache.live(0, number, [0.0, [removed], 0])
+        assert usable(caches, [1, 2, 3, 4, 5]) == expected
+    stored(7, [1], [1, 2, 3, 4], cache=cache)
+    assert usable(caches, [1, 2, 3, 4, 5]) == 4
+
+
 def test_a_bound_on_what_is_kept_in_mind() -> None:
     caches, cache = followed(blocks_max=2)
     stored(0, [1, 2, 3], list(range(12)), cache=cache)
