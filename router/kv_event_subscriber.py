@@ -55,6 +55,7 @@ class KVEventSubscriber:
         self._now_ms = now_ms
         self._failed = failed
         self._replay: asyncio.Task[None] | None = None
+        self._problem = ""
 
     async def run(self) -> NoReturn:
         """Follow until cancelled, through every loss of the connection."""
@@ -69,6 +70,13 @@ class KVEventSubscriber:
                     self._cache.disconnected()
                     context.destroy(linger=0)
             await asyncio.sleep(AGAIN_S)
+
+    def _log_problem(self) -> None:
+        """Once, what made all that was known void."""
+        if self._cache.problem != self._problem:
+            self._problem = self._cache.problem
+            if self._problem:
+                logger.warning("KV events of %s: %s", self._endpoint.name, self._problem)
 
     async def _follow(self, context: zmq.asyncio.Context) -> None:
         self._replay = None
@@ -105,6 +113,7 @@ class KVEventSubscriber:
             _, number, payload = self._frames(await socket.recv_multipart())
             if number is not None:
                 ask(self._cache.live(self._now_ms(), number, payload))
+            self._log_problem()
             await asyncio.sleep(0)  # a socket that is full would let nobody else have a turn
 
     async def _tick(self, ask: Ask) -> None:
@@ -124,6 +133,7 @@ class KVEventSubscriber:
                         break
                     if number is not None:
                         self._cache.replayed(self._now_ms(), number, payload)
+                    self._log_problem()
                     await asyncio.sleep(0)
             replay = self._cache.replay_ended(self._now_ms())
 
@@ -138,7 +148,6 @@ class KVEventSubscriber:
             why = f"a number of {len(number)} bytes"
         except (ValueError, msgpack.UnpackException) as error:
             why = f"{type(error).__name__}: no message of KV events"
-        logger.warning("KV events of %s: %s", self._endpoint.name, why)
         self._cache.unreadable(why)
         return False, None, None
 

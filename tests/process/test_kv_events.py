@@ -119,6 +119,6 @@ def test_a_router_that_follows_events_knows_what_one_with_a_session_does(tmp_pat
     finally:
         cluster.end()
     assert held[-1] > 100
-    assert any(
-        tokens < len(prompt) // 2 for tokens, prompt in zip(held, prompts, strict=True)
-    ), "nothing was evicted"
+    assert any(tokens < len(prompt) // 2 for tokens, prompt in zip(held, prompts, strict=True)), (
+        "nothing was evicted"
+    )

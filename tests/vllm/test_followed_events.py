@@ -1,4 +1,4 @@
-"""A router follows a plain vLLM engine, and knows before each request what vLLM will find cached."""
+"""A router follows a plain vLLM engine, and knows what it will find cached before it is asked."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from disagg.testing.scripted_worker import HASH_KEY
 from disagg.wire.v1 import router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from tests.process.harness import ROOT
-from tests.vllm.engines import BLOCK_TOKENS, VLLM_SHAPE
+from tests.vllm.engines import BLOCK_TOKENS
 from tests.vllm.families import make_family
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -148,7 +148,7 @@ async def test_a_router_knows_what_vllm_has_cached(plain: Plain, tmp_path: Path)
             assert await asyncio.to_thread(plain.ask, "reset") is True
 
             async def is_empty() -> bool:
-                return router.view.num_blocks == 0
+                return bool(router.view.num_blocks == 0)
 
             # The reset is published with the next step; vLLM sends nothing in between.
             await asyncio.to_thread(plain.generate, {"token_ids": [9] * 8})
@@ -163,8 +163,8 @@ async def _compare(
     plain: Plain, router: Router, prompts: list[list[int]], chance: random.Random
 ) -> None:
     """Ask vLLM for one prompt after the other, each foretold."""
-    hits, misses = 0, 0
-    evicted = False
+    hits = misses = num_evicted = 0
+    served: list[tuple[str, list[int]]] = []
     for number in range(60):
         begin = chance.choice(prompts)
         prompt = begin[: chance.randrange(1, 300)]
@@ -179,10 +179,19 @@ async def _compare(
         )
         assert found == foretold, (number, len(prompt), router.view)
         hits, misses = hits + (found > 0), misses + (found == 0)
-        evicted = evicted or router.view.num_blocks < len(prompts)
+        shared = max((_shared(prompt, one) for was, one in served if was == salt), default=0)
+        num_evicted += found + BLOCK_TOKENS <= min(shared, len(prompt) - 1)
+        served.append((salt, prompt))
     assert hits > 15
     assert misses > 5
+    assert num_evicted > 3
     assert router.view.num_unnamed == 0
+
+
+def _shared(left: list[int], right: list[int]) -> int:
+    """Tokens that two prompts have in common at their beginning."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 async def _caught_up(router: Router) -> None:

@@ -37,8 +37,8 @@ class BlockNames:
 
     A name is computed from a block's tokens and the name of the block before it, so a block whose
     predecessors were never told of has none, nor has one whose KV depends on more than tokens and
-    salt. Such blocks are left out, which costs hits and invents none. Copies are counted: vLLM tells
-    of each that comes and of each that leaves.
+    salt. Such blocks are left out, which costs hits and invents none. Copies are counted, as
+    vLLM tells of each that comes and of each that leaves.
 
     Args:
         extend: names blocks of ``name_tokens`` tokens.

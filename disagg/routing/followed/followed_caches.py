@@ -27,7 +27,7 @@ class FollowedView:
     num_unnamed: int
     """Blocks left out, as what comes before them was never told of, or an adapter is in them."""
     problem: str
-    """What made its last loss one of meaning; "" for none."""
+    """What could not be understood last; "" for nothing."""
 
 
 class FollowedCaches:
@@ -101,6 +101,7 @@ class FollowedCache:
 
     Attributes:
         layout: its groups, as far as they have said of themselves.
+        problem: what could not be understood last; "" for nothing.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class FollowedCache:
         self._name_tokens = name_tokens
         self._order: EventOrder[object] = EventOrder(can_replay=can_replay)
         self.layout: Layout = ()
-        self._problem = ""
+        self.problem = ""
         self._num_batches = self._num_losses = 0
 
     def connected(self, now_ms: int) -> AskReplay | None:
@@ -147,7 +148,7 @@ class FollowedCache:
     def unreadable(self, why: str) -> None:
         """A message could not be unpacked; whatever it said, what is known is not true any more."""
         self._lose()
-        self._problem = why
+        self.problem = why
 
     def view(self) -> FollowedView:
         """As operators see it."""
@@ -158,7 +159,7 @@ class FollowedCache:
             self._num_batches,
             self._num_losses,
             self._names.num_unnamed,
-            self._problem,
+            self.problem,
         )
 
     def _do(self, steps: Sequence[Step[object]]) -> AskReplay | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from disagg.errors import ConfigError
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_publishing import VllmEventShape
 from disagg.kv.hashing import BlockHasher, tenant_salt
@@ -109,12 +110,13 @@ class Served:
         self.prompts.append(prompt)
         request = KVSequence(f"r{len(self.prompts)}", prompt)
         HASHER.extend(request.hashes, prompt)
-        hit = self.kv.find_longest_cache_hit(request, len(prompt) - 1)
-        done, first = hit.num_tokens, True
+        hit: CacheHit | None = self.kv.find_longest_cache_hit(request, len(prompt) - 1)
+        assert hit is not None
+        done = hit.num_tokens
         while done < len(prompt):
             new = min(16, len(prompt) - done)
-            assert self.kv.allocate(request, num_new_tokens=new, **({"hit": hit} if first else {}))
-            done, first = done + new, False
+            assert self.kv.allocate(request, num_new_tokens=new, hit=hit)
+            done, hit = done + new, None
             self.kv.publish(request.key, done)
             self.kv.release_out_of_window(request.key, done)
             self.tell()
