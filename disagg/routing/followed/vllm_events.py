@@ -16,6 +16,7 @@ READABLE = ("GPU", None)
 """Media of blocks that a forward pass can read; others are tiers of that server."""
 TOKEN_ID_END = 1 << 32
 GROUPS_MAX = 64
+HASH_BYTES_MAX = 64
 FULL_ATTENTION = "full_attention"
 
 
@@ -157,7 +158,7 @@ def _number(wire: Mapping[str, object], name: str) -> int:
 
 
 def _is_hash(value: object) -> bool:
-    return isinstance(value, int | bytes)
+    return isinstance(value, int) or (isinstance(value, bytes) and len(value) <= HASH_BYTES_MAX)
 
 
 def _is_token_id(value: object) -> bool:

@@ -311,6 +311,7 @@ def test_a_name_is_there_once() -> None:
         ([0.0, [["BlockStored", [1]]], 0], "vLLM before 0.32"),
         ([0.0, [{"type": "BlockStored", "block_hashes": [1], "block_size": 4}], 0], "token_ids"),
         ({"block_hashes": [1.5]}, "block_hashes"),
+        ({"block_hashes": [b"x" * 65]}, "block_hashes"),
         ({"block_hashes": [1, 2]}, "block_hashes: 2 for 4 tokens"),
         ({"token_ids": [1, 2, 3]}, "3 are no blocks of 4"),
         ({"token_ids": [1, 2, 3, -4]}, "token_ids"),
