@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 BOUND_S = 60.0
 WINDOW = 64
-NUM_BLOCKS = 240
+NUM_BLOCKS = {"llama": 48, "gemma3": 240}
 """Few enough for evictions; every group has blocks of its own among them."""
 REPLAY_BATCHES = 40
 """That vLLM keeps; far fewer than there will be."""
@@ -34,7 +34,7 @@ REPLAY_BATCHES = 40
 class Plain:
     """A vLLM process and what it is asked."""
 
-    def __init__(self, directory: Path, folder: Path) -> None:
+    def __init__(self, directory: Path, folder: Path, num_blocks: int) -> None:
         self.events = f"ipc://{folder}/events"
         self.replay = f"ipc://{folder}/replay"
         given = {
@@ -42,7 +42,7 @@ class Plain:
             "max_model_len": 512,
             "max_num_batched_tokens": 256,
             "max_num_seqs": 4,
-            "num_gpu_blocks_override": NUM_BLOCKS,
+            "num_gpu_blocks_override": num_blocks,
             "kv_events_config": {
                 "enable_kv_cache_events": True,
                 "endpoint": self.events,
@@ -89,7 +89,7 @@ class Plain:
 def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plain]:
     """Full attention alone; five groups with a window, which come first and skip blocks, and it."""
     make_family(tmp_path / "model", request.param, WINDOW)
-    made = Plain(tmp_path / "model", tmp_path)
+    made = Plain(tmp_path / "model", tmp_path, NUM_BLOCKS[request.param])
     yield made
     made.end()
 
@@ -165,7 +165,7 @@ async def _compare(
     """Ask vLLM for one prompt after the other, each foretold."""
     hits = misses = num_evicted = 0
     served: list[tuple[str, list[int]]] = []
-    for number in range(60):
+    for number in range(50):
         begin = chance.choice(prompts)
         prompt = begin[: chance.randrange(1, 300)]
         prompt += [chance.randrange(10, 250) for _ in range(chance.randrange(1, 100))]
@@ -182,9 +182,10 @@ async def _compare(
         shared = max((_shared(prompt, one) for was, one in served if was == salt), default=0)
         num_evicted += found + BLOCK_TOKENS <= min(shared, len(prompt) - 1)
         served.append((salt, prompt))
-    assert hits > 15
-    assert misses > 5
-    assert num_evicted > 3
+    seen = (hits, misses, num_evicted)
+    assert hits > 10, seen
+    assert misses > 3, seen
+    assert num_evicted > 3, seen
     assert router.view.num_unnamed == 0
 
 
