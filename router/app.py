@@ -15,6 +15,7 @@ from disagg.router.admin import AdminApp, find_record
 from disagg.router.callers import ANYBODY
 from disagg.router.cross_origin import App, CrossOrigin
 from disagg.router.dispatch import Dispatcher
+from disagg.router.followed_servers import FollowedServers
 from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
 from disagg.router.http_server import HttpServer, bind
@@ -94,6 +95,7 @@ class RouterApp:
         self._stopping = self._is_replaced = False
         self._watching: list[asyncio.Task[None]] = []
         self._connections = Connections(options.tls_directory)
+        self._followed = FollowedServers(options)
         self._tokenizer = Tokenizer(
             options.model_dir,
             chat_template=options.chat_template,
@@ -144,6 +146,7 @@ class RouterApp:
         self.http_port = http_socket.getsockname()[1]
         self.admin_port = admin_socket.getsockname()[1]
         self._metrics = Metrics(options.model_name)
+        self._metrics.registry.register(self._followed)
         spans = RequestSpans(self._tracer, options.model_name)
         self.dispatcher = Dispatcher(options, self._metrics, self._connections, spans)
         self._preparation = Preparation(options, self._tokenizer, self.dispatcher)
@@ -153,7 +156,7 @@ class RouterApp:
         if inherited is not None and inherited.folder:
             self._siblings = Siblings(inherited.folder, self._take_in, self._find_record)
         tell = None if self._siblings is None else self._siblings.tell
-        self._grpc_service = GrpcService(*parts, streams, tell)
+        self._grpc_service = GrpcService(*parts, streams, self._followed.caches, tell)
         add_RouterServicer_to_server(self._grpc_service, self._grpc_server)
         self._admin = AdminApp(options, ring, self.dispatcher, self._metrics, self._siblings)
         clients: App = HttpApp(*parts, streams)
@@ -177,6 +180,9 @@ class RouterApp:
         self._watching = [asyncio.create_task(self._connections.watch_expiry(), name="certificate")]
         if options.api_keys_file:
             self._watching.append(asyncio.create_task(self._keys.watch(), name="keys"))
+        if options.kv_event_endpoints:
+            following = self._followed.run(self.dispatcher.now_ms, self._metrics.task_failed)
+            self._watching.append(asyncio.create_task(following, name="followed servers"))
         self._tasks += self._watching
         for task in self._tasks:
             task.add_done_callback(self._task_ended)

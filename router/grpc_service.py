@@ -10,6 +10,7 @@ import grpc
 
 from disagg.errors import DisaggError, ProtocolError, RemoteFault, RequestError
 from disagg.kv.hashing import tenant_salt
+from disagg.messages.router import CacheMatch
 from disagg.router.callers import SERVE, Caller, presented_key
 from disagg.router.client_stream import SlowReaderError
 from disagg.router.dispatch import Dispatcher
@@ -23,9 +24,10 @@ from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, usable_as_request_id
 from disagg.router.text_stream import TextReader, pieces
 from disagg.router.tokenizer import Tokenizer
+from disagg.routing.followed.followed_caches import FollowedCaches
 from disagg.wire.outputs_codec import prompt_logprobs_to_wire
 from disagg.wire.registration_codec import worker_info_from_wire
-from disagg.wire.router_codec import match_to_wire
+from disagg.wire.router_codec import cache_match_to_wire, match_to_wire
 from disagg.wire.sampling_codec import top_to_wire
 from disagg.wire.v1 import registration_pb2, router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterServicer
@@ -42,6 +44,7 @@ FIELD_KEY = "disagg-field"
 CODE_KEY = "disagg-code"
 RETRY_AFTER_KEY = "retry-after"
 """Seconds, as HTTP's header."""
+TOKENS_MAX = 1 << 24
 DETAILS_MAX = 4000
 """Characters of an error's text, as gRPC carries 8 KiB of it and its metadata; the log has all."""
 
@@ -70,6 +73,7 @@ class GrpcService(RouterServicer):
         preparation: Preparation,
         metrics: Metrics,
         streams: OpenStreams,
+        followed: FollowedCaches,
         tell_siblings: Callable[[registration_pb2.RegisterRequest], None] | None = None,
     ) -> None:
         self._options = options
@@ -79,6 +83,7 @@ class GrpcService(RouterServicer):
         self._preparation = preparation
         self._metrics = metrics
         self._streams = streams
+        self._followed = followed
         self._tell_siblings = tell_siblings
         self._last_refusal = ""
 
@@ -198,16 +203,15 @@ class GrpcService(RouterServicer):
             check_cache_salt(request.cache_salt)
             core = self._dispatcher.core
             revisions = core.serving
-            if not revisions:
+            if not revisions and not self._followed:
                 raise RemoteFault("no worker is ready", retry_after_s=1)
+            salt = tenant_salt(caller.tenant, request.cache_salt)
+            # Without a worker only the prompt's size in bytes bounds it.
+            limit = max(map(core.max_model_tokens_of, revisions), default=TOKENS_MAX)
             token_ids, hashes = await self._preparation.tokens(
-                prompt,
-                field,
-                max(map(core.max_model_tokens_of, revisions)),
-                tenant_salt(caller.tenant, request.cache_salt),
-                caller.tenant,
-                revisions=revisions,
+                prompt, field, limit, salt, caller.tenant, revisions=revisions
             )
+            caches = await self._match_followed(token_ids, salt, caller.tenant)
         except DisaggError as error:
             await _abort(context, error)
         found = [
@@ -217,8 +221,19 @@ class GrpcService(RouterServicer):
         ]
         found.sort(key=lambda match: -match.usable_tokens)
         return router_pb2.MatchResponse(
-            num_tokens=len(token_ids), workers=[match_to_wire(match) for match in found]
+            num_tokens=len(token_ids),
+            workers=[match_to_wire(match) for match in found],
+            followed=[cache_match_to_wire(match) for match in caches],
         )
+
+    async def _match_followed(
+        self, token_ids: tuple[int, ...], salt: bytes, tenant: str
+    ) -> list[CacheMatch]:
+        if not self._followed:
+            return []
+        work = functools.partial(self._followed.hashes, token_ids, salt)
+        chain = await self._preparation.in_thread(tenant, len(token_ids), work)
+        return self._followed.match(len(token_ids), chain)
 
     def _caller(self, context: Context) -> Caller:
         """Who calls, by the metadata that are HTTP's headers; AccessError where he may not."""

@@ -116,7 +116,8 @@ class Metrics:
         )
         self._task_failures = Counter(
             "disagg_router_task_failures",
-            "Exceptions in the router's own tasks: tick, kv_events, session, http, admin, keys; "
+            "Exceptions in the router's own tasks: tick, kv_events, session, kv_event_subscriber, "
+            "http, admin, keys; "
             "each is a bug.",
             ["task"],
             registry=self.registry,

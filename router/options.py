@@ -142,6 +142,10 @@ class RouterOptions:
     """Take in workers that exchange no KV with the others of their revision; each serves alone."""
     revision_weights: tuple[str, ...] = ()
     """``NAME=WEIGHT`` each: how new requests are shared among revisions; none: equally."""
+    kv_event_endpoints: tuple[str, ...] = ()
+    """Servers whose KV events are followed, see `disagg.router.kv_event_endpoints`."""
+    kv_event_block_tokens: int = 16
+    """Tokens by which their blocks are named; divides the size of all of them."""
     tls_directory: str = ""
     """Certificate of this node, see ``disagg/tls``; "": gRPC is plain."""
     allow_insecure: bool = False

@@ -9,6 +9,7 @@ from pydantic import (
 
 from disagg.config.fields import Milliseconds, Port, Positive, Section
 from disagg.errors import ConfigError
+from disagg.router.kv_event_endpoints import parse_endpoints
 from disagg.router.options import DEFAULT_POLICY, POLICY_NAMES, check_origins, why_exposed
 from disagg.routing.fair_queue import parse_weights
 from disagg.routing.revisions import parse_revision_weights
@@ -104,6 +105,12 @@ class RouterSettings(Section):
     revision_weights: tuple[str, ...] = Field(default=(), strict=False)
     """NAME=WEIGHT: a revision's part of the new requests, 0 for none, as it is for those not named
     here. Empty: all that have workers get the same. At run time: disagg revisions set."""
+    kv_event_endpoints: tuple[str, ...] = Field(default=(), strict=False)
+    """Servers that are no workers, plain vLLM ones for instance, whose KV events are followed:
+    NAME=ADDRESS[?replay=ADDRESS][&tenant=NAME] each, ZeroMQ addresses as tcp://HOST:PORT. gRPC
+    Match tells what they hold of a prompt; no request goes there (docs/followed-caches.md)."""
+    kv_event_block_tokens: Positive = 16
+    """Tokens by which their blocks are named; must divide the block size of each of them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -138,6 +145,10 @@ class RouterSettings(Section):
             check_origins(self.cors_origins)
         except ConfigError as error:
             raise ValueError(f"cors_origins: {error.message}") from None
+        try:
+            parse_endpoints(self.kv_event_endpoints)
+        except ConfigError as error:
+            raise ValueError(f"kv_event_endpoints: {error.message}") from None
         if self.policy not in POLICY_NAMES:
             known = ", ".join(POLICY_NAMES)
             raise ValueError(f"policy: {self.policy!r} is not known; known: {known}")

@@ -15,3 +15,15 @@ class WorkerMatch:
     """Longest prefix on which all groups agree."""
     group_tokens: tuple[int, ...]
     """Each group on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMatch:
+    """How much of a prompt's KV a server holds that is no worker, in tokens."""
+
+    name: str
+    """What the router's settings call it."""
+    usable_tokens: int
+    """Longest prefix on which all groups agree."""
+    group_tokens: tuple[int, ...]
+    """Each group on its own."""

@@ -44,7 +44,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     | {"obstore", "xxhash"},
     "router": GRPC
     | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
-    | {"prometheus_client", "opentelemetry"},
+    | {"prometheus_client", "opentelemetry", "msgpack", "zmq"},
 }
 RAY_AT = (
     "disagg.workers.actor",

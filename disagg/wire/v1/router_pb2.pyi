@@ -175,20 +175,49 @@ class WorkerMatch(google.protobuf.message.Message):
 global___WorkerMatch = WorkerMatch
 
 @typing.final
+class CacheMatch(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    USABLE_TOKENS_FIELD_NUMBER: builtins.int
+    GROUP_TOKENS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """in router.kv_event_endpoints"""
+    usable_tokens: builtins.int
+    @property
+    def group_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        usable_tokens: builtins.int = ...,
+        group_tokens: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_tokens", b"group_tokens", "name", b"name", "usable_tokens", b"usable_tokens"]) -> None: ...
+
+global___CacheMatch = CacheMatch
+
+@typing.final
 class MatchResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
+    FOLLOWED_FIELD_NUMBER: builtins.int
     num_tokens: builtins.int
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerMatch]: ...
+    @property
+    def followed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CacheMatch]:
+        """servers that are no workers; none before they are known"""
+
     def __init__(
         self,
         *,
         num_tokens: builtins.int = ...,
         workers: collections.abc.Iterable[global___WorkerMatch] | None = ...,
+        followed: collections.abc.Iterable[global___CacheMatch] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["followed", b"followed", "num_tokens", b"num_tokens", "workers", b"workers"]) -> None: ...
 
 global___MatchResponse = MatchResponse

@@ -21,7 +21,7 @@ from disagg.messages.kv_events import (
     TierStored,
 )
 from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
-from disagg.messages.router import WorkerMatch
+from disagg.messages.router import CacheMatch, WorkerMatch
 from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepTimes
 from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
@@ -30,7 +30,12 @@ from disagg.wire.registration_codec import (
     worker_info_from_wire,
     worker_info_to_wire,
 )
-from disagg.wire.router_codec import match_from_wire, match_to_wire
+from disagg.wire.router_codec import (
+    cache_match_from_wire,
+    cache_match_to_wire,
+    match_from_wire,
+    match_to_wire,
+)
 from disagg.wire.session_codec import (
     session_request_from_wire,
     session_request_to_wire,
@@ -358,3 +363,9 @@ def test_registration(info: WorkerInfo) -> None:
 def test_matches(match: WorkerMatch) -> None:
     sent = match_to_wire(match).SerializeToString()
     assert match_from_wire(router_pb2.WorkerMatch.FromString(sent)) == match
+
+
+@given(st.builds(CacheMatch, name, u32, tuples(u32)))
+def test_cache_matches(match: CacheMatch) -> None:
+    sent = cache_match_to_wire(match).SerializeToString()
+    assert cache_match_from_wire(router_pb2.CacheMatch.FromString(sent)) == match

@@ -1,0 +1,1 @@
+"""Caches that are known by their KV events alone."""

@@ -1,0 +1,274 @@
+"""A router follows servers that publish KV events over real sockets, and tells what they hold."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+import msgpack
+import pytest
+import zmq
+
+from disagg.config.router_settings import RouterSettings
+from disagg.errors import ConfigError
+from disagg.kv.event_log import KVEventLog
+from disagg.kv.event_publishing import VllmEventShape
+from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.shapes.layout import KVCacheGroup
+from disagg.messages.kv_events import BlocksRemoved, BlocksStored
+from disagg.router.kv_event_endpoints import KVEventEndpoint, parse_endpoints
+from disagg.testing.scripted_worker import HASHER
+from disagg.wire.v1 import router_pb2
+from disagg.wire.v1.router_pb2_grpc import RouterStub
+from disagg.workers.kv_event_publisher import KVEventPublisher
+from tests.unit.router.scripted_worker import BOUND_S
+
+BLOCK = HASHER.block_tokens
+GROUPS = (KVCacheGroup(0, FullAttentionSpec(BLOCK, 1, 8, 2), (0,)),)
+PROMPT = list(range(10, 10 + 3 * BLOCK + 1))
+
+
+def blocks(first: int, end: int) -> BlocksStored:
+    """Some of the prompt's blocks, in an event that carries their tokens."""
+    hashes: list[bytes] = []
+    HASHER.extend(hashes, PROMPT)
+    tokens = tuple(PROMPT[first * BLOCK : end * BLOCK])
+    parent = hashes[first - 1] if first else None
+    return BlocksStored(0, tuple(hashes[first:end]), parent, first * BLOCK, BLOCK, tokens)
+
+
+class Lossy:
+    """A publisher's socket that can be told to lose what is sent."""
+
+    def __init__(self, socket: Any) -> None:
+        self.socket = socket
+        self.loses = False
+
+    def send_multipart(self, frames: Any, flags: int = 0) -> None:
+        if not self.loses:
+            self.socket.send_multipart(frames, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.socket, name)
+
+
+class Server:
+    """Publishes what is put in its log, and answers replays, in the test's own event loop."""
+
+    def __init__(self, folder: Any) -> None:
+        self.log = KVEventLog(lambda: ((),), 1)
+        self.publisher = KVEventPublisher(
+            self.log,
+            VllmEventShape(GROUPS),
+            endpoint=f"ipc://{folder}/events",
+            replay_endpoint=f"ipc://{folder}/replay",
+        )
+        self.lossy = Lossy(self.publisher._pub)
+        self.publisher._pub = self.lossy  # type: ignore[assignment]
+        self._task = asyncio.create_task(self._answer())
+
+    def say(self, *events: Any) -> None:
+        for event in events:
+            self.log.append(event)
+        self.publisher.publish()
+
+    async def _answer(self) -> None:
+        while True:
+            self.publisher.answer_replays()
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self.publisher.close()
+
+
+@pytest.fixture
+async def start(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
+
+        def started() -> Server:
+            server = Server(tmp_path)
+            stack.push_async_callback(server.close)
+            return server
+
+        yield started
+
+
+class Follower:
+    """A router that follows ``a``, without any worker."""
+
+    def __init__(self, house, stub) -> None:
+        self.house, self.stub = house, stub
+
+    def view(self):
+        (view,) = self.house.app._followed.caches.views()
+        return view
+
+    async def held(self, **more: Any) -> list[tuple[str, int]]:
+        request = router_pb2.MatchRequest(model="tiny", token_ids=PROMPT, **more)
+        found = await self.stub.Match(request)
+        assert found.num_tokens == len(PROMPT)
+        return [(one.name, one.usable_tokens) for one in found.followed]
+
+    async def until_held(self, num_tokens: int) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + BOUND_S
+        while (seen := dict(await self.held()).get("a", 0)) != num_tokens:
+            assert loop.time() < end, f"{seen} in place of {num_tokens}; {self.view()}"
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def follow(open_house, tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def followed(*, replay: bool = True, **options: Any) -> Follower:
+            text = f"a=ipc://{tmp_path}/events" + f"?replay=ipc://{tmp_path}/replay" * replay
+            house = await open_house(
+                kv_event_endpoints=(text,), kv_event_block_tokens=BLOCK, **options
+            )
+            address = f"127.0.0.1:{house.app.grpc_port}"
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+            return Follower(house, RouterStub(channel))
+
+        yield followed
+
+
+async def test_match_tells_what_a_followed_server_holds(start, follow) -> None:
+    follower = await follow()
+    assert await follower.held() == []
+    server = start()
+    server.say(blocks(0, 2))
+    await follower.until_held(2 * BLOCK)
+    server.say(blocks(2, 3))
+    await follower.until_held(3 * BLOCK)
+    assert await follower.held(cache_salt="another") == [("a", 0)]
+    server.say(BlocksRemoved(0, blocks(1, 2).hashes))
+    await follower.until_held(BLOCK)
+    answer = await follower.house.admin.get("/metrics")
+    assert 'disagg_followed_blocks{server="a"} 2.0' in answer.text
+    assert 'disagg_followed_losses_total{server="a"} 0.0' in answer.text
+
+
+async def test_what_was_said_before_comes_by_replay(start, follow) -> None:
+    server = start()
+    server.say(blocks(0, 2))
+    follower = await follow()
+    await follower.until_held(2 * BLOCK)
+
+
+async def test_without_replay_only_what_is_said_from_now_on(start, follow) -> None:
+    """Control of the test above."""
+    server = start()
+    server.say(blocks(0, 2))
+    follower = await follow(replay=False)
+    await follower.house.until(lambda: follower.view().is_complete, "connected")
+    loop = asyncio.get_running_loop()
+    end = loop.time() + BOUND_S
+    while await follower.held() != [("a", BLOCK)]:  # the subscription may be later
+        assert loop.time() < end
+        server.say(blocks(0, 1))
+        await asyncio.sleep(0.02)
+
+
+async def test_a_lost_message_is_mended(start, follow) -> None:
+    server, follower = start(), await follow()
+    server.say(blocks(0, 1))
+    await follower.until_held(BLOCK)
+    server.lossy.loses = True
+    server.say(blocks(1, 2))
+    server.lossy.loses = False
+    server.say(blocks(2, 3))
+    await follower.until_held(3 * BLOCK)
+    assert follower.view().num_losses == 0
+
+
+async def test_without_a_replay_a_lost_message_loses_all(start, follow) -> None:
+    """Control of the test above, and what is said instead of something wrong."""
+    server, follower = start(), await follow(replay=False)
+    await follower.house.until(lambda: follower.view().is_complete, "connected")
+    while follower.view().num_batches == 0:
+        server.say(blocks(0, 1))
+        await asyncio.sleep(0.02)
+    await follower.until_held(BLOCK)
+    server.lossy.loses = True
+    server.say(blocks(1, 2))
+    server.lossy.loses = False
+    server.say(blocks(2, 3))
+    await follower.house.until(lambda: follower.view().num_losses == 1, "a loss")
+    await follower.until_held(0)
+    assert follower.view().num_unnamed == 1
+
+
+async def test_a_server_that_ends_is_forgotten_and_its_next_life_is_followed(start, follow) -> None:
+    server, follower = start(), await follow()
+    server.say(blocks(0, 3))
+    await follower.until_held(3 * BLOCK)
+    await server.close()
+    await follower.until_held(0)
+    server = start()
+    server.say(blocks(0, 1))
+    await follower.until_held(BLOCK)
+
+
+async def test_what_cannot_be_read_is_told(start, follow) -> None:
+    server, follower = start(), await follow()
+    server.say(blocks(0, 3))
+    await follower.until_held(3 * BLOCK)
+    publisher = server.publisher
+    for payload, why in ((b"\xc1", "no message of KV events"), (msgpack.packb(7), "no array")):
+        publisher._kept.append((publisher._next_batch, payload))
+        number = publisher._next_batch.to_bytes(8, "big")
+        publisher._next_batch += 1
+        publisher._pub.send_multipart([b"", number, payload], zmq.NOBLOCK)
+        await follower.house.until(lambda why=why: why in follower.view().problem, why)
+        await follower.until_held(0)
+    server.say(blocks(0, 2))
+    await follower.until_held(2 * BLOCK)
+
+
+async def test_workers_and_followed_servers_are_told_apart(start, follow) -> None:
+    server, follower = start(), await follow()
+    server.say(blocks(0, 1))
+    await follower.until_held(BLOCK)
+    await follower.house.add("w1")
+    request = router_pb2.MatchRequest(model="tiny", token_ids=PROMPT)
+    found = await follower.stub.Match(request)
+    assert [one.worker.worker_id for one in found.workers] == ["w1"]
+    assert [(one.name, one.usable_tokens) for one in found.followed] == [("a", BLOCK)]
+
+
+def test_endpoints_are_read() -> None:
+    texts = ("a=tcp://10.0.0.1:5557?replay=tcp://10.0.0.1:5558&tenant=t", "b=ipc:///run/b")
+    assert parse_endpoints(texts) == (
+        KVEventEndpoint("a", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558", "t"),
+        KVEventEndpoint("b", "ipc:///run/b"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("tcp://10.0.0.1:5557", "begins with no name"),
+        ("=tcp://10.0.0.1:5557", "begins with no name"),
+        ("a=10.0.0.1:5557", "neither tcp"),
+        ("a=tcp://*:5557", "neither tcp"),
+        ("a=tcp://10.0.0.1", "neither tcp"),
+        ("a=tcp://10.0.0.1:0", "neither tcp"),
+        ("a=tcp://10.0.0.1:1?replay=x", "'x' is neither"),
+        ("a=tcp://10.0.0.1:1?topic=x", "'topic' is none of replay, tenant"),
+        ("a=tcp://10.0.0.1:1?tenant=x&tenant=y", "twice"),
+    ],
+)
+def test_endpoints_that_cannot_be_used_are_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why.replace("*", r"\*")) as caught:
+        parse_endpoints((text,))
+    assert caught.value.param == "router.kv_event_endpoints"
+    with pytest.raises(ValueError, match="kv_event_endpoints"):
+        RouterSettings(kv_event_endpoints=(text,))
+
+
+def test_a_name_stands_there_once() -> None:
+    with pytest.raises(ConfigError, match="'a' is there twice"):
+        parse_endpoints(("a=ipc:///x", "a=ipc:///y"))
