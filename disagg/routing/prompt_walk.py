@@ -1,23 +1,14 @@
 """A prompt's blocks looked up in a chain store: who holds them, run by run."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from itertools import chain as joined
+from operator import and_
 
 from disagg.routing.chain import Chain
 from disagg.routing.chain_store import ChainStore
-
-
-@dataclass(frozen=True, slots=True)
-class HolderRuns:
-    """Who holds each block of a prompt, in one group."""
-
-    starts: list[int]
-    """First block of each run; the first run starts at 0, if there is one."""
-    masks: list[int]
-    """Who holds every block of the run."""
-    num_blocks: int
-    """End of the last run; what comes after it is held by nobody, or of no use."""
+from disagg.routing.worker_bits import EVERYBODY
 
 
 class PromptWalk:
@@ -35,49 +26,75 @@ class PromptWalk:
         self._values = values
         self._pieces: list[tuple[int, int, Chain | None, int]] = []
         """First block, end, chain and offset of what was looked at, one after the other."""
+        self._begins: list[int] = []
 
     @property
     def num_values(self) -> int:
         """Blocks of the prompt."""
         return len(self._values)
 
-    def holders(
-        self, layers: Sequence[int], num_blocks_max: int | None = None, *, over_gaps: bool
-    ) -> HolderRuns:
-        """Who holds the blocks, in any of these layers.
+    def leading(self, layers: Sequence[int]) -> tuple[list[int], list[int], int]:
+        """Who holds the prompt from its first block on, in any of these layers.
 
-        Args:
-            layers: places of one group.
-            num_blocks_max: no more of the prompt's blocks than these; a few more may be given.
-            over_gaps: go on after a block that nobody has, for a group that may not need it.
+        Returns:
+            Starts of runs of blocks, who holds everything up to the end of each run, and the end of
+            the last one: nobody holds the block after it as well.
         """
         starts: list[int] = []
         masks: list[int] = []
         number = end = 0
-        most = len(self._values) if num_blocks_max is None else num_blocks_max
-        while end < most:
-            if number == len(self._pieces) and not self._advance(end, over_gaps=over_gaps):
+        everything = EVERYBODY
+        while end < len(self._values):
+            if number == len(self._pieces) and not self._advance(over_gaps=False):
                 break
-            begin, end, found, offset = self._pieces[number]
-            number += 1
+            begin, stop, found, offset = self._pieces[number]
             if found is None:
-                if not over_gaps:
-                    end = begin
-                    break
-                starts.append(begin)
-                masks.append(0)
-                continue
-            more, theirs = _united(found, layers, offset, offset + end - begin)
-            if not over_gaps and 0 in theirs:
+                break
+            number += 1
+            more, theirs = _united(found, layers, offset, offset + stop - begin)
+            theirs[0] &= everything
+            theirs = list(accumulate(theirs, and_))
+            everything, end = theirs[-1], stop
+            if not everything:
                 gap = theirs.index(0)
-                end = begin + more[gap] - offset
-                more, theirs, most = more[:gap], theirs[:gap], end
+                end = begin - offset + more[gap]
+                more, theirs = more[:gap], theirs[:gap]
             starts += more if begin == offset else [begin - offset + at for at in more]
             masks += theirs
-        return HolderRuns(starts, masks, end)
+            if not everything:
+                break
+        return starts, masks, end
 
-    def _advance(self, begin: int, *, over_gaps: bool) -> bool:
+    def runs(self, layers: Sequence[int], begin: int, end: int) -> tuple[list[int], list[int]]:
+        """Starts and holders of the runs in a range of blocks; the first starts at ``begin``."""
+        while self._end < end:
+            self._advance(over_gaps=True)
+        starts: list[int] = []
+        masks: list[int] = []
+        number = bisect_right(self._begins, begin) - 1
+        while begin < end:
+            first, stop, found, offset = self._pieces[number]
+            stop = min(stop, end)
+            if found is None:
+                starts.append(begin)
+                masks.append(0)
+            else:
+                back = offset - first
+                more, theirs = _united(found, layers, begin + back, stop + back)
+                starts += [at - back for at in more] if back else more
+                masks += theirs
+            begin = stop
+            number += 1
+        return starts, masks
+
+    @property
+    def _end(self) -> int:
+        """Of what was looked at."""
+        return self._pieces[-1][1] if self._pieces else 0
+
+    def _advance(self, *, over_gaps: bool) -> bool:
         """Look at what is next; False at a gap that nobody wants to go over."""
+        begin = self._end
         found = self._store.find(self._values[begin])
         if found is not None:
             chain, offset = found
@@ -86,7 +103,10 @@ class PromptWalk:
         elif over_gaps:
             end = self._store.next_known(self._values, begin + 1)
             self._pieces.append((begin, end, None, 0))
-        return found is not None or over_gaps
+        else:
+            return False
+        self._begins.append(begin)
+        return True
 
 
 def _united(

@@ -1,6 +1,7 @@
 """The prefix index against brute force and against the coordinator that workers really use."""
 
 import random
+from collections.abc import Callable
 from functools import reduce
 from operator import and_
 
@@ -22,8 +23,7 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
 from disagg.routing.index import PrefixIndex
-from disagg.routing.levels import EVERYBODY, _Window, levels
-from disagg.routing.prompt_walk import HolderRuns
+from disagg.routing.levels import Trailing, levels
 
 A, B = Incarnation("a", "1"), Incarnation("b", "1")
 KINDS = ("full_attention", "mla", "sliding_window", "chunked_local", "linear_state")
@@ -169,10 +169,14 @@ def num_ands(kind: str, window_tokens: int, num_workers: int) -> int:
     CountedSet.num_ands = 0
     everybody = (1 << num_workers) - 1
     masks: list[int] = [CountedSet(everybody >> i) for i in range(num_workers)]
-    runs = HolderRuns(list(range(num_workers)), masks, num_workers)
-    info = group(kind, 4, window_tokens)
-    assert len(list(levels([info], [runs], 4, 4 * num_workers, everybody))) > 0
+    part = Trailing(group(kind, 4, window_tokens), blocks_of(masks), num_workers)
+    assert len(list(levels([part], 4, 4 * num_workers, everybody))) > 0
     return CountedSet.num_ands
+
+
+def blocks_of(masks: list[int]) -> Callable[[int, int], tuple[list[int], list[int]]]:
+    """Holders of each block, as runs of one block."""
+    return lambda begin, end: (list(range(begin, end)), masks[begin:end])
 
 
 ROUTED = [kind for kind in REGISTERED if kind != "cross_attention"]
@@ -185,10 +189,10 @@ def test_levels_are_linear_in_runs_whatever_the_window(kind: str, window_tokens:
 
 
 def test_control_a_window_that_is_walked_anew_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def again(self: _Window, first: int, last: int) -> int:
-        return reduce(and_, self._masks[first : last + 1], EVERYBODY)
+    def again(self: Trailing, top: int, bottom: int) -> int:
+        return reduce(and_, self._masks[top:bottom])
 
-    monkeypatch.setattr(_Window, "over", again)
+    monkeypatch.setattr(Trailing, "_window", again)
     assert num_ands("sliding_window", 2048, 1024) > 100 * 1024
 
 
