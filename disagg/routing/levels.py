@@ -13,6 +13,8 @@ from disagg.routing.worker_bits import EVERYBODY, bits_of
 
 _BLOCKS_MIN = 64
 """So many blocks are looked up at least; most of the cost is per look-up."""
+_FEW = 8
+"""So few blocks are looked up without asking first whether anybody has the lowest of them."""
 
 Level = tuple[int, int]
 """Tokens, and the bits of the workers for whom that is the longest prefix."""
@@ -30,12 +32,11 @@ class Boundaries(Protocol):
     num_blocks: int
     """Boundaries after more blocks than these are not asked about."""
 
-    def at(self, num_blocks: int) -> int:
-        """Who holds what a query after so many blocks needs."""
-        ...
+    def at(self, num_blocks: int) -> tuple[int, int]:
+        """Who holds what a query after so many blocks needs, and the next boundary worth a look.
 
-    def below(self, num_blocks: int) -> int:
-        """The next boundary below that is worth a look."""
+        At the boundaries between the two nobody else can go on.
+        """
         ...
 
 
@@ -57,13 +58,10 @@ class Leading:
         self._starts = starts
         self._masks = masks
 
-    def at(self, num_blocks: int) -> int:
+    def at(self, num_blocks: int) -> tuple[int, int]:
         """See `Boundaries.at`."""
-        return self._masks[bisect_left(self._starts, num_blocks) - 1]
-
-    def below(self, num_blocks: int) -> int:
-        """See `Boundaries.below`."""
-        return self._starts[bisect_left(self._starts, num_blocks) - 1]
+        number = bisect_left(self._starts, num_blocks) - 1
+        return self._masks[number], self._starts[number]
 
 
 class Trailing:
@@ -101,40 +99,44 @@ class Trailing:
         """Numbers of the window's first run and of the one after its last."""
         self._stack: list[int] = []
         self._below = EVERYBODY
+        self._ahead = _BLOCKS_MIN
 
-    def at(self, num_blocks: int) -> int:
+    def at(self, num_blocks: int) -> tuple[int, int]:
         """See `Boundaries.at`."""
         first = self._first_needed(self._group, num_blocks)
         if first == num_blocks:
-            return EVERYBODY
-        top = self._run_of_last(num_blocks)
+            return EVERYBODY, num_blocks - 1
         self._look_down_to(first)
-        bottom = max(top, self._bottom - 1)
-        while self._starts[bottom] > first:
-            bottom += 1
-        return self._window(top, bottom + 1)
-
-    def below(self, num_blocks: int) -> int:
-        """See `Boundaries.below`."""
-        start = self._starts[self._run_of_last(num_blocks)]
-        number = bisect_left(self._free, num_blocks)
-        return max(start, self._free[number - 1]) if number else start
-
-    def _run_of_last(self, num_blocks: int) -> int:
-        self._look_down_to(num_blocks - 1)
-        while self._starts[self._last] >= num_blocks:
+        starts = self._starts
+        while starts[self._last] >= num_blocks:
             self._last += 1
-        return self._last
+        bottom = max(self._last, self._bottom - 1)
+        while starts[bottom] > first:
+            bottom += 1
+        if not self._masks[bottom]:  # down to there each boundary needs a block of that run
+            return 0, self._worth(first, starts[bottom])
+        mask = self._window(self._last, bottom + 1)
+        return mask, self._worth(num_blocks - 1, starts[self._last])
+
+    def _worth(self, num_blocks: int, start: int) -> int:
+        """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
+        number = bisect_right(self._free, num_blocks)
+        return max(start, self._free[number - 1]) if number else start
 
     def _look_down_to(self, block: int) -> None:
         low = self._starts[-1] if self._starts else self.num_blocks
         if low <= block:
             return
-        # As much again as there is, or each run would be looked up in many pieces.
-        begin = max(0, min(block, 2 * low - self.num_blocks - _BLOCKS_MIN))
-        starts, masks = self._runs(begin, low)
+        if low - block > _FEW and not any(self._runs(block, block + 1)[1]):
+            # As far as it matters: what is asked next needs this block too, or nothing above it.
+            self._starts.append(block)
+            self._masks.append(0)
+            self._ahead = _BLOCKS_MIN
+            return
+        starts, masks = self._runs(max(0, low - max(2 * (low - block), self._ahead)), low)
         self._starts += reversed(starts)
         self._masks += reversed(masks)
+        self._ahead *= 2  # or each long run would be looked up in many pieces
 
     def _window(self, top: int, bottom: int) -> int:
         """The AND of the masks of these runs."""
@@ -169,18 +171,20 @@ def levels(
     longest = min(num_tokens_max, *(one.num_blocks * one.block_tokens for one in groups))
     end, missing = longest - longest % step_tokens, everybody
     while end > 0:
-        mask = missing
+        mask, lower = missing, 0
         for one in groups:
-            mask &= one.at(end // one.block_tokens)
-            if not mask:
+            theirs, below = one.at(end // one.block_tokens)
+            below *= one.block_tokens
+            if not theirs & missing:  # nor at any boundary down to the next one of this group
+                mask, lower = 0, below
                 break
+            mask, lower = mask & theirs, max(lower, below)
         if mask:
             yield end, mask
             missing ^= mask
             if not missing:
                 return
-        end = max(one.below(end // one.block_tokens) * one.block_tokens for one in groups)
-        end -= end % step_tokens
+        end = lower - lower % step_tokens
 
 
 def _free_boundaries(group: GroupInfo, num_blocks: int) -> Sequence[int]:

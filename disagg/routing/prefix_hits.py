@@ -146,9 +146,10 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         if not numbers:
             return Levels(iter(()))
         parts: list[Boundaries] = []
-        for number in sorted(numbers, key=self._is_trailing):  # the others say how far to look
+        # Who needs most says best how far to look, and where not.
+        for number in sorted(numbers, key=self._first_needed):
             group = self._groups[number]
-            if self._is_trailing(number):
+            if self._first_needed(number):
                 walk, layers = self._walks[group.block_tokens], self._layers(number, places)
                 end = num_tokens // group.block_tokens
                 parts.append(Trailing(group, partial(walk.runs, layers), end))
@@ -171,11 +172,11 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     def _layers(self, number: int, places: Sequence[int]) -> list[int]:
         return [place * len(self._groups) + number for place in places]
 
-    def _is_trailing(self, number: int) -> bool:
-        """Whether a prompt of so many blocks can be gone on with after one that is missing."""
+    def _first_needed(self, number: int) -> int:
+        """Of a group the first block that a query after the prompt needs."""
         group = self._groups[number]
         num_blocks = self._walks[group.block_tokens].num_values
-        return KINDS[group.kind].first_needed(group, num_blocks) > 0
+        return KINDS[group.kind].first_needed(group, num_blocks)
 
     def _loads(self, bit: int, num_tokens: int) -> tuple[tuple[int, int], ...]:
         """What a worker reads for a boundary: each block from the first tier that has it."""

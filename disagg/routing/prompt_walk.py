@@ -24,9 +24,9 @@ class PromptWalk:
     def __init__(self, store: ChainStore, values: Sequence[bytes]) -> None:
         self._store = store
         self._values = values
-        self._pieces: list[tuple[int, int, Chain | None, int]] = []
-        """First block, end, chain and offset of what was looked at, one after the other."""
         self._begins: list[int] = []
+        self._pieces: list[tuple[int, Chain, int]] = []
+        """By first block the end, chain and offset of what was found; some may overlap."""
 
     @property
     def num_values(self) -> int:
@@ -42,71 +42,62 @@ class PromptWalk:
         """
         starts: list[int] = []
         masks: list[int] = []
-        number = end = 0
-        everything = EVERYBODY
+        everything, end = EVERYBODY, 0
         while end < len(self._values):
-            if number == len(self._pieces) and not self._advance(over_gaps=False):
+            piece = self._piece(end)
+            if piece is None:
                 break
-            begin, stop, found, offset = self._pieces[number]
-            if found is None:
-                break
-            number += 1
-            more, theirs = _united(found, layers, offset, offset + stop - begin)
+            stop, found, offset = piece
+            more, theirs = _united(found, layers, offset, offset + stop - end)
             theirs[0] &= everything
             theirs = list(accumulate(theirs, and_))
-            everything, end = theirs[-1], stop
+            everything, back = theirs[-1], offset - end
             if not everything:
                 gap = theirs.index(0)
-                end = begin - offset + more[gap]
+                stop = more[gap] - back
                 more, theirs = more[:gap], theirs[:gap]
-            starts += more if begin == offset else [begin - offset + at for at in more]
+            starts += [at - back for at in more] if back else more
             masks += theirs
+            end = stop
             if not everything:
                 break
         return starts, masks, end
 
     def runs(self, layers: Sequence[int], begin: int, end: int) -> tuple[list[int], list[int]]:
         """Starts and holders of the runs in a range of blocks; the first starts at ``begin``."""
-        while self._end < end:
-            self._advance(over_gaps=True)
         starts: list[int] = []
         masks: list[int] = []
-        number = bisect_right(self._begins, begin) - 1
         while begin < end:
-            first, stop, found, offset = self._pieces[number]
-            stop = min(stop, end)
-            if found is None:
+            piece = self._piece(begin)
+            if piece is None:
                 starts.append(begin)
                 masks.append(0)
-            else:
-                back = offset - first
-                more, theirs = _united(found, layers, begin + back, stop + back)
-                starts += [at - back for at in more] if back else more
-                masks += theirs
+                begin = self._store.next_known(self._values, begin + 1, end)
+                continue
+            stop, found, offset = piece
+            stop, back = min(stop, end), offset - begin
+            more, theirs = _united(found, layers, offset, stop + back)
+            starts += [at - back for at in more] if back else more
+            masks += theirs
             begin = stop
-            number += 1
         return starts, masks
 
-    @property
-    def _end(self) -> int:
-        """Of what was looked at."""
-        return self._pieces[-1][1] if self._pieces else 0
-
-    def _advance(self, *, over_gaps: bool) -> bool:
-        """Look at what is next; False at a gap that nobody wants to go over."""
-        begin = self._end
+    def _piece(self, begin: int) -> tuple[int, Chain, int] | None:
+        """Where blocks from this one on are: their end, chain and offset; None: nobody has it."""
+        number = bisect_right(self._begins, begin) - 1
+        if number >= 0:
+            first = self._begins[number]
+            end, chain, offset = self._pieces[number]
+            if begin < end:
+                return end, chain, offset + begin - first
         found = self._store.find(self._values[begin])
-        if found is not None:
-            chain, offset = found
-            num = chain.num_in_prompt(offset, self._values, begin)
-            self._pieces.append((begin, begin + num, chain, offset))
-        elif over_gaps:
-            end = self._store.next_known(self._values, begin + 1)
-            self._pieces.append((begin, end, None, 0))
-        else:
-            return False
-        self._begins.append(begin)
-        return True
+        if found is None:
+            return None
+        chain, offset = found
+        piece = begin + chain.num_in_prompt(offset, self._values, begin), chain, offset
+        self._begins.insert(number + 1, begin)
+        self._pieces.insert(number + 1, piece)
+        return piece
 
 
 def _united(

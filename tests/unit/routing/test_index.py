@@ -22,6 +22,7 @@ from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
+from disagg.routing import levels as levels_module
 from disagg.routing.index import PrefixIndex
 from disagg.routing.levels import Trailing, levels
 
@@ -132,9 +133,59 @@ def check_against_brute_force(seed: int) -> None:
         assert index.num_entries(worker) == len(keys), f"seed {seed}"
 
 
+@pytest.fixture
+def _looked_up_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts this short would be looked up in one part otherwise."""
+    monkeypatch.setattr(levels_module, "_FEW", 0)
+    monkeypatch.setattr(levels_module, "_BLOCKS_MIN", 1)
+
+
 def test_equals_brute_force() -> None:
     for seed in range(400):
         check_against_brute_force(seed)
+
+
+@pytest.mark.usefixtures("_looked_up_in_parts")
+def test_equals_brute_force_looked_up_in_parts() -> None:
+    for seed in range(400, 1000):
+        check_against_brute_force(seed)
+
+
+def nobody_has_anything_lower(self: Trailing, block: int) -> None:
+    if not self._starts or block < self._starts[-1]:
+        self._starts.append(block)
+        self._masks.append(0)
+
+
+def _nothing_is_left_out(self: Trailing, block: int) -> None:
+    low = self._starts[-1] if self._starts else self.num_blocks
+    if block < low - 1:  # its own holders, taken for those of all up to ``low``
+        self._starts.append(block)
+        self._masks += self._runs(block, block + 1)[1]
+    elif block < low:
+        self._starts.append(block)
+        self._masks += self._runs(block, low)[1]
+
+
+def _no_boundary_without_needs(self: Trailing, num_blocks: int, start: int) -> int:
+    return start
+
+
+@pytest.mark.usefixtures("_looked_up_in_parts")
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("_look_down_to", nobody_has_anything_lower),
+        ("_look_down_to", _nothing_is_left_out),
+        ("_worth", _no_boundary_without_needs),
+    ],
+)
+def test_control_a_wrong_look_from_the_end_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., int | None]
+) -> None:
+    monkeypatch.setattr(Trailing, name, broken)
+    with pytest.raises(AssertionError, match="seed"):
+        test_equals_brute_force_looked_up_in_parts()
 
 
 def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
