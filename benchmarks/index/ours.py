@@ -21,7 +21,6 @@ GROUPS = {
     "full + state": [("full_attention", 0), ("linear_state", 0)],
     "window 1024": [("sliding_window", 1024)],
     "window 1024 + state": [("sliding_window", 1024), ("linear_state", 0)],
-    "state": [("linear_state", 0)],
 }
 
 
