@@ -113,7 +113,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     def always_visible(self) -> Levels:
         """Prefixes, up to the whole prompt, on which groups agree that see everything, in pools.
 
-        None where there is no such group.
+        Without such a group there are none.
         """
         seeing = [n for n in self._numbers if sees_everything(self._groups[n])]
         return self._agreed(seeing, self._places[:1], self._num_tokens)
@@ -122,8 +122,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     def alone(self) -> tuple[Levels, ...]:
         """Prefixes, up to the whole prompt, of each group on its own, in pools.
 
-        Not for plans: of a window or a state that nobody has at the prompt's end, every block
-        before it is looked for.
+        Not for plans: every block of a prompt that nobody has is looked for as the end of a state.
         """
         return tuple(self._agreed([n], self._places[:1], self._num_tokens) for n in self._numbers)
 

@@ -23,6 +23,7 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
 from disagg.routing import levels as levels_module
+from disagg.routing import prefix_hits
 from disagg.routing.index import PrefixIndex
 from disagg.routing.levels import Trailing, levels
 
@@ -130,7 +131,19 @@ def check_against_brute_force(seed: int) -> None:
         assert (found[worker].usable_tokens, found[worker].group_tokens) == expected, (
             f"seed {seed}: {groups}"
         )
+        visible = found.always_visible_by(worker)
+        assert visible == always_visible(groups, keys, hashes), f"seed {seed}: {groups}"
         assert index.num_entries(worker) == len(keys), f"seed {seed}"
+
+
+def always_visible(
+    groups: list[GroupInfo], held: set[tuple[int, bytes]], hashes: list[bytes]
+) -> int:
+    """Longest end at which the groups agree of which a query needs everything."""
+    seeing = [n for n, info in enumerate(groups) if info.kind in ("full_attention", "mla")]
+    keys = {(seeing.index(n), value) for n, value in held if n in seeing}
+    chosen = [groups[n] for n in seeing]
+    return brute_force(chosen, keys, 4 * len(hashes) + 1, hashes, 4)[0] if chosen else 0
 
 
 @pytest.fixture
@@ -190,6 +203,14 @@ def test_control_a_wrong_look_from_the_end_is_found(
 
 def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlidingWindowSpec, "first_needed", FullAttentionSpec.first_needed)
+    with pytest.raises(AssertionError, match="seed"):
+        test_equals_brute_force()
+
+
+def test_control_a_state_that_counts_as_always_visible_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_hits, "sees_everything", lambda info: info.window_tokens == 0)
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
 
