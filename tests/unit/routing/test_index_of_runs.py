@@ -25,7 +25,8 @@ from disagg.routing.index import PrefixIndex
 from disagg.routing.levels import Trailing
 from disagg.routing.positions import PositionTable
 from disagg.routing.prefix_hits import PrefixHit
-from tests.unit.routing.test_index import brute_force, group, nobody_has_anything_lower
+from tests.unit.routing.test_index import brute_force, group
+from tests.unit.routing.test_levels import nobody_has_anything_lower
 from tests.unit.routing.test_tier_index import Keys, loads_of
 
 LAYOUTS = (

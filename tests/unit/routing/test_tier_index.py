@@ -18,7 +18,8 @@ from disagg.messages.kv_events import (
 from disagg.messages.registration import GroupInfo
 from disagg.routing.index import PrefixHit, PrefixIndex
 from disagg.routing.levels import Trailing, levels
-from tests.unit.routing.test_index import A, B, blocks_of, brute_force, chain, group, random_groups
+from tests.unit.routing.test_index import A, B, brute_force, chain, group, random_groups
+from tests.unit.routing.test_levels import blocks_of
 
 KEYS_MAX = 1000
 Keys = set[tuple[int, bytes]]
