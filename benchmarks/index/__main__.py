@@ -20,6 +20,7 @@ from benchmarks.index.environment import PEER, run, set_up
 from benchmarks.index.workload import SHAPES
 
 HYBRIDS = ("full + window 1024", "full + chunks 8192", "full + state")
+WITHOUT_FULL = ("window 1024", "window 1024 + state")
 BYTES_MAX = 64
 DECISION_MS_MAX = 1.0
 
@@ -102,12 +103,36 @@ def hybrids(name: str, order: Order, full: Answer) -> bool:
     return reached
 
 
+def out_of_order(workers: int, samples: int) -> None:
+    """Events in any order beside the same in theirs: the peer leaves out what it cannot attach."""
+    order = {"shape": "out of order", "workers": workers, "block_tokens": 16}
+    order |= {"groups": "full", "samples": samples}
+    ours, ordered = run("ours", order), run("ours", order | {"shape": "partly"})
+    if ours["found_blocks"] != ordered["found_blocks"]:
+        sys.exit(f"other blocks are found when told out of order: {ours}, {ordered}")
+    for what, unit, key, scale in (
+        ("look-up", "ms CPU", "ms", 1.0),
+        ("memory", "bytes per (worker, block)", "bytes", 1.0),
+        ("events", "M blocks/s of CPU", "blocks_per_s", 1e-6),
+    ):
+        report(
+            f"{what}, events out of order, {workers} workers",
+            unit,
+            ours[key] * scale,
+            None,
+            in_order=round(ordered[key] * scale, 3),
+            target=BYTES_MAX if key == "bytes" else None,
+            ok=ours["bytes"] <= BYTES_MAX if key == "bytes" else None,
+            note=f"pieces of 64 blocks; median of {samples}",
+        )
+
+
 def decisions(*, quick: bool) -> bool:
     """From a request to its submits, with all workers idle."""
     reached = True
     for workers in (100,) if quick else (10, 100, 1000):
-        for shape in ("nothing", *SHAPES):
-            for groups in ("full", *(HYBRIDS if shape != "nothing" else ())):
+        for shape in ("nothing", "unknown", *SHAPES):
+            for groups in ("full", *(HYBRIDS if shape != "nothing" else ()), *WITHOUT_FULL):
                 order = {"shape": shape, "workers": workers, "groups": groups, "samples": 11}
                 ours = run("decision", order | {"block_tokens": 64 if quick else 16})
                 reached &= report(
@@ -155,6 +180,8 @@ def main() -> int:
         order = {"shape": "churn", "workers": workers, "blocks": 2000, "turns": turns}
         order |= {"groups": "full", "block_tokens": 16, "samples": samples}
         reached &= beside_the_peer(f"prompts come and go, {workers} workers", order)[0]
+    for workers in (10, 100) if chosen.quick else (10, 100, 1000):
+        out_of_order(workers, samples)
     reached &= decisions(quick=chosen.quick)
     return 0 if reached else 1
 

@@ -19,6 +19,8 @@ GROUPS = {
     "full + window 1024": [("full_attention", 0), ("sliding_window", 1024)],
     "full + chunks 8192": [("full_attention", 0), ("chunked_local", 8192)],
     "full + state": [("full_attention", 0), ("linear_state", 0)],
+    "window 1024": [("sliding_window", 1024)],
+    "window 1024 + state": [("sliding_window", 1024), ("linear_state", 0)],
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 TOKENS = 131_072
 SHAPES = ("shared", "partly", "distinct")
 OWN_BLOCKS_MAX = 64
+PIECE_BLOCKS = 64
 DISTINCT_BLOCKS = {10: 8192, 100: 4096, 1000: 1024}
 """Of other prompts, per worker: several million blocks in all would measure patience."""
 
@@ -37,10 +38,13 @@ def prompt_blocks(block_tokens: int) -> int:
 
 
 def holdings(shape: str, num_workers: int, block_tokens: int) -> Iterator[Event]:
-    """What each worker holds of the prompt and of others, an event per piece of a prompt."""
+    """What each worker holds of the prompt and of others, an event per piece of a prompt.
+
+    *unknown* is *distinct* without the one worker that holds the prompt.
+    """
     chance, num = random.Random(f"{shape} {num_workers}"), prompt_blocks(block_tokens)
     whole = tuple(Block(0, i) for i in range(num))
-    for worker in range(num_workers):
+    for worker in range(int(shape == "unknown"), num_workers):
         if shape == "shared" or (shape == "distinct" and worker == 0):
             yield Event(worker, whole, None)
         elif shape == "partly":
@@ -51,6 +55,17 @@ def holdings(shape: str, num_workers: int, block_tokens: int) -> Iterator[Event]
         else:
             own = range(min(num, DISTINCT_BLOCKS[num_workers]))
             yield Event(worker, tuple(Block(worker + 1, i) for i in own), None)
+
+
+def out_of_order(num_workers: int, block_tokens: int) -> Iterator[Event]:
+    """The same as *partly*, each beginning in pieces of 64 blocks, told in any order."""
+    chance = random.Random(num_workers)
+    for event in holdings("partly", num_workers, block_tokens):
+        firsts = list(range(0, len(event.blocks), PIECE_BLOCKS))
+        chance.shuffle(firsts)
+        for first in firsts:
+            before = event.blocks[first - 1] if first else event.parent
+            yield Event(event.worker, event.blocks[first : first + PIECE_BLOCKS], before)
 
 
 def one_block_events(num_workers: int, num_blocks: int) -> Iterator[Event]:
@@ -93,6 +108,8 @@ def events_of(order: dict[str, Any]) -> Iterator[Event]:
         return one_block_events(workers, order["blocks"])
     if order["shape"] == "churn":
         return churn(workers, order["blocks"], order["turns"])
+    if order["shape"] == "out of order":
+        return out_of_order(workers, order["block_tokens"])
     return holdings(order["shape"], workers, order["block_tokens"])
 
 

@@ -128,9 +128,9 @@ class ChainStore:
         position = self._table.find(value)
         return (self._chain(position), position & _OFFSETS) if position >= 0 else None
 
-    def next_known(self, values: Sequence[bytes], start: int) -> int:
-        """Index of the first value from ``start`` on that is kept here."""
-        return self._table.next_known(values, start)
+    def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
+        """Index of the first value in a range that is kept here; ``end``: none."""
+        return self._table.next_known(values, start, end)
 
     def _prune(self, numbers: ChainNumbers, bit: int) -> None:
         """Leave only chains on which somebody has something."""

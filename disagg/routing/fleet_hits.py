@@ -1,6 +1,6 @@
 """What the workers of a revision hold of one prompt, whatever their layouts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import groupby
@@ -37,26 +37,19 @@ class FleetHits:
 
     def usable(self) -> Iterator[Level]:
         """Prefixes on which all groups agree, in pools: longest first."""
-        if len(self._parts) == 1:
-            return iter(self._parts[0].usable)
-        return joined(merge(*(part.usable for part in self._parts), key=_longest_first))
+        return joined([part.usable for part in self._parts])
 
-    def most_alone(self, bits: int) -> int:
-        """Those of these workers with the highest sum of what groups have, each on its own."""
-        if len(self._parts) == 1:
-            return self._parts[0].most_alone(bits)[1]
-        best, found = -1, 0
-        for part in self._parts:
-            if theirs := part.everybody & bits:
-                tokens, those = part.most_alone(theirs)
-                found = those if tokens > best else found | those if tokens == best else found
-                best = max(tokens, best)
-        return found
+    def always_visible(self) -> Iterator[Level]:
+        """The same of those groups alone that see everything."""
+        return joined([part.always_visible for part in self._parts])
 
 
-def joined(levels: Iterator[Level]) -> Iterator[Level]:
-    """Levels in order, those of equal length as one."""
-    for tokens, equal in groupby(levels, key=_longest_first):
+def joined(parts: Sequence[Iterable[Level]]) -> Iterator[Level]:
+    """Levels of several parts in order, those of equal length as one."""
+    if len(parts) == 1:
+        yield from parts[0]
+        return
+    for tokens, equal in groupby(merge(*parts, key=_longest_first), key=_longest_first):
         mask = 0
         for _, bits in equal:
             mask |= bits

@@ -145,9 +145,15 @@ class PrefixIndex:
             stride = block_tokens // self._hash_block_tokens
             values = hashes[stride - 1 :: stride] if stride > 1 else hashes
             walks[block_tokens] = PromptWalk(store, values)
-        longest = min(num_tokens - 1, len(hashes) * self._hash_block_tokens)
+        whole = len(hashes) * self._hash_block_tokens
         return PrefixHits(
-            self._groups, walks, longest, self._num_places, self._bits, self._everybody
+            self._groups,
+            walks,
+            min(num_tokens - 1, whole),
+            whole,
+            self._num_places,
+            self._bits,
+            self._everybody,
         )
 
     def _apply(self, member: _Member, event: KVEvent) -> None:

@@ -50,10 +50,10 @@ class PositionTable:
             slot = slot + 1 & last
         return -1
 
-    def next_known(self, values: Sequence[bytes], start: int) -> int:
-        """Index of the first value from ``start`` on that has a position; past the end: none."""
+    def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
+        """Index of the first value in a range that has a position; ``end``: none."""
         shards = self._shards
-        for i in range(start, len(values)):
+        for i in range(start, end):
             tag = hash(values[i]) & _TAGS
             slots = shards[tag & 255]
             last = len(slots) - 1
@@ -62,7 +62,7 @@ class PositionTable:
                 if entry >> _POSITION_BITS == tag and self.find(values[i]) >= 0:
                     return i
                 slot = slot + 1 & last
-        return len(values)
+        return end
 
     def insert(self, values: Sequence[bytes], first: int) -> int:
         """Give ``first`` and the positions after it to values, until one has a position already.

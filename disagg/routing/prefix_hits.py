@@ -4,15 +4,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, pairwise
+from functools import cached_property, partial
+from itertools import pairwise
 from math import lcm
 
-from disagg.kv.kinds.registry import KINDS
+from disagg.kv.kinds.registry import KINDS, sees_everything
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import GroupInfo
-from disagg.routing.levels import Levels, levels
-from disagg.routing.prompt_walk import HolderRuns, PromptWalk
+from disagg.routing.levels import Boundaries, Leading, Levels, Trailing, levels
+from disagg.routing.prompt_walk import PromptWalk
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         groups: the layout.
         walks: the prompt's blocks, by block size.
         num_tokens_max: longest prefix of which use can be made.
+        num_tokens: of all full blocks of the prompt.
         num_places: the pool, and tiers as far as any worker has them.
         bits: of the workers.
         everybody: all of these bits.
@@ -46,6 +47,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         groups: Sequence[GroupInfo],
         walks: Mapping[int, PromptWalk],
         num_tokens_max: int,
+        num_tokens: int,
         num_places: int,
         bits: Mapping[Incarnation, int],
         everybody: int,
@@ -53,10 +55,12 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         self._groups = groups
         self._walks = walks
         self._num_tokens_max = num_tokens_max
+        self._num_tokens = num_tokens
         self._places = range(num_places)
+        self._numbers = range(len(groups))
         self._bits = bits
-        self._holders_known: dict[tuple[int, int, int], HolderRuns] = {}
-        self.everybody = everybody
+        self._leading_known: dict[tuple[int, int], Leading] = {}
+        self._everybody = everybody
 
     def __len__(self) -> int:
         return len(self._bits)
@@ -89,39 +93,45 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         reach = self.reached.most_of(bit)
         return reach, self._loads(bit, reach)
 
-    def alone_by(self, worker: Incarnation) -> tuple[int, ...]:
-        """`PrefixHit.group_tokens` of one worker, in the same way."""
-        return tuple(one.most_of(self._bits[worker]) for one in self.alone)
+    def always_visible_by(self, worker: Incarnation) -> int:
+        """Of one worker the longest prefix in its pool of all groups that see everything."""
+        return self.always_visible.most_of(self._bits[worker])
 
     @cached_property
     def usable(self) -> Levels:
         """Prefixes on which all groups agree, in pools."""
-        return self._agreed(self._places[:1])
+        return self._agreed(self._numbers, self._places[:1], self._num_tokens_max)
 
     @cached_property
     def reached(self) -> Levels | None:
         """Prefixes on which all groups agree, in pools and tiers; None: nobody has tiers."""
-        return self._agreed(self._places) if len(self._places) > 1 else None
+        if len(self._places) == 1:
+            return None
+        return self._agreed(self._numbers, self._places, self._num_tokens_max)
+
+    @cached_property
+    def always_visible(self) -> Levels:
+        """Prefixes, up to the whole prompt, on which groups agree that see everything, in pools.
+
+        Without such a group there are none.
+        """
+        seeing = [n for n in self._numbers if sees_everything(self._groups[n])]
+        return self._agreed(seeing, self._places[:1], self._num_tokens)
 
     @cached_property
     def alone(self) -> tuple[Levels, ...]:
-        """Prefixes of each group on its own, in pools."""
-        found = []
-        for number, group in enumerate(self._groups):
-            most = self._walks[group.block_tokens].num_values * group.block_tokens
-            if len(self._groups) == 1 and most <= self._num_tokens_max:
-                return (self.usable,)
-            runs = self._holders(number, self._places[:1])
-            one = levels([group], [runs], group.block_tokens, most, self.everybody)
-            found.append(Levels(one))
-        return tuple(found)
+        """Prefixes, up to the whole prompt, of each group on its own, in pools.
+
+        Not for plans: every block of a prompt that nobody has is looked for as the end of a state.
+        """
+        return tuple(self._agreed([n], self._places[:1], self._num_tokens) for n in self._numbers)
 
     @cached_property
     def loading(self) -> int:
         """Workers whose tiers have more of the prompt than their pools."""
         if self.reached is None:
             return 0
-        found, as_far, short = 0, iter(self.usable), self.everybody
+        found, as_far, short = 0, iter(self.usable), self._everybody
         tokens, mask = next(as_far, (0, 0))
         for reach, theirs in self.reached:
             while tokens >= reach:
@@ -130,61 +140,42 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
             found |= theirs & short
         return found
 
-    def most_alone(self, bits: int, number: int = 0) -> tuple[int, int]:
-        """Highest sum of what groups have, each on its own, among these workers, and who has it.
-
-        Args:
-            bits: of workers, at least one.
-            number: of the first group that counts.
-        """
-        if number == len(self._groups):
-            return 0, bits
-        most_after = sum(one.most_of(bits) for one in self.alone[number + 1 :])
-        best, found = -1, 0
-        for tokens, mask in chain(self.alone[number], [(0, bits)]):
-            if tokens + most_after < best or not bits:
-                break
-            if theirs := mask & bits:
-                bits ^= theirs
-                more, those = self.most_alone(theirs, number + 1)
-                if tokens + more >= best:
-                    found = those | (found if tokens + more == best else 0)
-                    best = tokens + more
-        return best, found
-
-    def _agreed(self, places: Sequence[int]) -> Levels:
-        order = sorted(range(len(self._groups)), key=self._over_gaps)
-        groups, holders, longest = [], [], self._num_tokens_max
-        for number in order:
+    def _agreed(self, numbers: Sequence[int], places: Sequence[int], num_tokens: int) -> Levels:
+        """Prefixes of at most so many tokens on which these groups agree."""
+        if not numbers:
+            return Levels(iter(()))
+        parts: list[Boundaries] = []
+        # Who needs most says best how far to look, and where not.
+        for number in sorted(numbers, key=self._first_needed):
             group = self._groups[number]
-            runs = self._holders(number, places, longest)
-            groups.append(group)
-            holders.append(runs)
-            longest = min(longest, runs.num_blocks * group.block_tokens)
-        step = lcm(*(group.block_tokens for group in groups))
-        return Levels(levels(groups, holders, step, longest, self.everybody))
+            if self._first_needed(number):
+                walk, layers = self._walks[group.block_tokens], self._layers(number, places)
+                end = num_tokens // group.block_tokens
+                parts.append(Trailing(group, partial(walk.runs, layers), end))
+            else:
+                parts.append(self._leading(number, places))
+            num_tokens = min(num_tokens, parts[-1].num_blocks * group.block_tokens)
+        step = lcm(*(self._groups[number].block_tokens for number in numbers))
+        return Levels(levels(parts, step, num_tokens, self._everybody))
 
-    def _holders(
-        self, number: int, places: Sequence[int], num_tokens_max: int | None = None
-    ) -> HolderRuns:
-        """Who holds a group's blocks; looked for once, though several ask."""
-        block_tokens = self._groups[number].block_tokens
-        walk = self._walks[block_tokens]
-        most = walk.num_values
-        if num_tokens_max is not None:
-            most = min(most, num_tokens_max // block_tokens)
-        runs = self._holders_known.get((number, len(places), most))
-        if runs is None:
-            layers = [place * len(self._groups) + number for place in places]
-            runs = walk.holders(layers, most, over_gaps=self._over_gaps(number))
-            self._holders_known[number, len(places), most] = runs
-        return runs
+    def _leading(self, number: int, places: Sequence[int]) -> Leading:
+        """A group's blocks from the first one on; looked for once, though several ask."""
+        known = self._leading_known.get((number, len(places)))
+        if known is None:
+            group = self._groups[number]
+            walk = self._walks[group.block_tokens]
+            known = Leading(group, *walk.leading(self._layers(number, places)))
+            self._leading_known[number, len(places)] = known
+        return known
 
-    def _over_gaps(self, number: int) -> bool:
-        """Whether a prompt of so many blocks can be gone on with after one that is missing."""
+    def _layers(self, number: int, places: Sequence[int]) -> list[int]:
+        return [place * len(self._groups) + number for place in places]
+
+    def _first_needed(self, number: int) -> int:
+        """Of a group the first block that a query after the prompt needs."""
         group = self._groups[number]
         num_blocks = self._walks[group.block_tokens].num_values
-        return KINDS[group.kind].first_needed(group, num_blocks) > 0
+        return KINDS[group.kind].first_needed(group, num_blocks)
 
     def _loads(self, bit: int, num_tokens: int) -> tuple[tuple[int, int], ...]:
         """What a worker reads for a boundary: each block from the first tier that has it."""
@@ -194,14 +185,12 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
             first = KINDS[group.kind].first_needed(group, end)
             walk = self._walks[group.block_tokens]
             by_place = [
-                walk.holders([place * len(self._groups) + number], end, over_gaps=True)
-                for place in self._places
+                walk.runs(self._layers(number, [place]), first, end) for place in self._places
             ]
-            cuts = {first, end}.union(*(runs.starts for runs in by_place))
-            begins = sorted(cut for cut in cuts if first <= cut <= end)
+            begins = sorted({end}.union(*(starts for starts, _ in by_place)))
             for begin, after in pairwise(begins):
-                for place, runs in enumerate(by_place):
-                    if runs.masks[bisect_right(runs.starts, begin) - 1] & bit:
+                for place, (starts, masks) in enumerate(by_place):
+                    if masks[bisect_right(starts, begin) - 1] & bit:
                         blocks[place] += after - begin
                         break
         del blocks[0]

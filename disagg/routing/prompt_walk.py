@@ -1,23 +1,14 @@
 """A prompt's blocks looked up in a chain store: who holds them, run by run."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from itertools import chain as joined
+from operator import and_
 
 from disagg.routing.chain import Chain
 from disagg.routing.chain_store import ChainStore
-
-
-@dataclass(frozen=True, slots=True)
-class HolderRuns:
-    """Who holds each block of a prompt, in one group."""
-
-    starts: list[int]
-    """First block of each run; the first run starts at 0, if there is one."""
-    masks: list[int]
-    """Who holds every block of the run."""
-    num_blocks: int
-    """End of the last run; what comes after it is held by nobody, or of no use."""
+from disagg.routing.worker_bits import EVERYBODY
 
 
 class PromptWalk:
@@ -33,60 +24,80 @@ class PromptWalk:
     def __init__(self, store: ChainStore, values: Sequence[bytes]) -> None:
         self._store = store
         self._values = values
-        self._pieces: list[tuple[int, int, Chain | None, int]] = []
-        """First block, end, chain and offset of what was looked at, one after the other."""
+        self._begins: list[int] = []
+        self._pieces: list[tuple[int, Chain, int]] = []
+        """By first block the end, chain and offset of what was found; some may overlap."""
 
     @property
     def num_values(self) -> int:
         """Blocks of the prompt."""
         return len(self._values)
 
-    def holders(
-        self, layers: Sequence[int], num_blocks_max: int | None = None, *, over_gaps: bool
-    ) -> HolderRuns:
-        """Who holds the blocks, in any of these layers.
+    def leading(self, layers: Sequence[int]) -> tuple[list[int], list[int], int]:
+        """Who holds the prompt from its first block on, in any of these layers.
 
-        Args:
-            layers: places of one group.
-            num_blocks_max: no more of the prompt's blocks than these; a few more may be given.
-            over_gaps: go on after a block that nobody has, for a group that may not need it.
+        Returns:
+            Starts of runs of blocks, who holds everything up to the end of each run, and the end of
+            the last one: nobody holds the block after it as well.
         """
         starts: list[int] = []
         masks: list[int] = []
-        number = end = 0
-        most = len(self._values) if num_blocks_max is None else num_blocks_max
-        while end < most:
-            if number == len(self._pieces) and not self._advance(end, over_gaps=over_gaps):
+        everything, end = EVERYBODY, 0
+        while end < len(self._values):
+            piece = self._piece(end)
+            if piece is None:
                 break
-            begin, end, found, offset = self._pieces[number]
-            number += 1
-            if found is None:
-                if not over_gaps:
-                    end = begin
-                    break
+            stop, found, offset = piece
+            more, theirs = _united(found, layers, offset, offset + stop - end)
+            theirs[0] &= everything
+            theirs = list(accumulate(theirs, and_))
+            everything, back = theirs[-1], offset - end
+            if not everything:
+                gap = theirs.index(0)
+                stop = more[gap] - back
+                more, theirs = more[:gap], theirs[:gap]
+            starts += [at - back for at in more] if back else more
+            masks += theirs
+            end = stop
+            if not everything:
+                break
+        return starts, masks, end
+
+    def runs(self, layers: Sequence[int], begin: int, end: int) -> tuple[list[int], list[int]]:
+        """Starts and holders of the runs in a range of blocks; the first starts at ``begin``."""
+        starts: list[int] = []
+        masks: list[int] = []
+        while begin < end:
+            piece = self._piece(begin)
+            if piece is None:
                 starts.append(begin)
                 masks.append(0)
+                begin = self._store.next_known(self._values, begin + 1, end)
                 continue
-            more, theirs = _united(found, layers, offset, offset + end - begin)
-            if not over_gaps and 0 in theirs:
-                gap = theirs.index(0)
-                end = begin + more[gap] - offset
-                more, theirs, most = more[:gap], theirs[:gap], end
-            starts += more if begin == offset else [begin - offset + at for at in more]
+            stop, found, offset = piece
+            stop, back = min(stop, end), offset - begin
+            more, theirs = _united(found, layers, offset, stop + back)
+            starts += [at - back for at in more] if back else more
             masks += theirs
-        return HolderRuns(starts, masks, end)
+            begin = stop
+        return starts, masks
 
-    def _advance(self, begin: int, *, over_gaps: bool) -> bool:
-        """Look at what is next; False at a gap that nobody wants to go over."""
+    def _piece(self, begin: int) -> tuple[int, Chain, int] | None:
+        """Where blocks from this one on are: their end, chain and offset; None: nobody has it."""
+        number = bisect_right(self._begins, begin) - 1
+        if number >= 0:
+            first = self._begins[number]
+            end, chain, offset = self._pieces[number]
+            if begin < end:
+                return end, chain, offset + begin - first
         found = self._store.find(self._values[begin])
-        if found is not None:
-            chain, offset = found
-            num = chain.num_in_prompt(offset, self._values, begin)
-            self._pieces.append((begin, begin + num, chain, offset))
-        elif over_gaps:
-            end = self._store.next_known(self._values, begin + 1)
-            self._pieces.append((begin, end, None, 0))
-        return found is not None or over_gaps
+        if found is None:
+            return None
+        chain, offset = found
+        piece = begin + chain.num_in_prompt(offset, self._values, begin), chain, offset
+        self._begins.insert(number + 1, begin)
+        self._pieces.insert(number + 1, piece)
+        return piece
 
 
 def _united(

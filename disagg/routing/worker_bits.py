@@ -4,6 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from disagg.messages.identity import Incarnation
 
+EVERYBODY = -1
+"""The bits of all workers, and of all who may come: an int with all bits set."""
+
 
 class WorkerBits:
     """A bit per worker; the lowest free one is given."""

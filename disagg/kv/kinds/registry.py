@@ -7,6 +7,10 @@ from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
 from disagg.kv.kinds.mla import MLASpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
+from disagg.messages.registration import GroupInfo
+
+_FAR = 1 << 30
+"""Blocks past every window."""
 
 _ALL: tuple[type[Spec], ...] = (
     FullAttentionSpec,
@@ -18,3 +22,8 @@ _ALL: tuple[type[Spec], ...] = (
 )
 
 KINDS: dict[str, type[Spec]] = {kind.kind: kind for kind in _ALL}
+
+
+def sees_everything(group: GroupInfo) -> bool:
+    """Whether a query needs all blocks before it, however many there are."""
+    return KINDS[group.kind].first_needed(group, _FAR) == 0

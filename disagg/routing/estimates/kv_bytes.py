@@ -1,14 +1,10 @@
 """Bytes of KV that a plan moves, per group, by the rules of the transfer itself."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from disagg.kv.kinds.registry import KINDS
+from disagg.kv.kinds.registry import KINDS, sees_everything
 from disagg.messages.registration import GroupInfo, WorkerInfo
-
-_FAR = 1 << 30
-"""A position past every window."""
 
 
 @lru_cache(maxsize=256)
@@ -19,12 +15,6 @@ def _by_token(group: GroupInfo) -> GroupInfo:
 def _first_seen(group: GroupInfo, num_tokens: int) -> int:
     """First position that a query after so many tokens reads: the boundary rule, token by token."""
     return KINDS[group.kind].first_needed(_by_token(group), num_tokens)
-
-
-@lru_cache(maxsize=256)
-def sees_everything(group: GroupInfo) -> bool:
-    """Whether a group's blocks can be read while the prompt is still computed, and hits count."""
-    return _first_seen(group, _FAR) == 0
 
 
 def blocks_seen(group: GroupInfo, num_tokens: int, num_held: int = 0) -> int:
@@ -49,29 +39,27 @@ def _block_bytes(info: WorkerInfo, number: int) -> int:
 
 
 def handover_bytes(
-    info: WorkerInfo, num_tokens: int, group_hits: Sequence[int], num_at_end: int
+    info: WorkerInfo, num_tokens: int, num_held: int, num_at_end: int
 ) -> tuple[int, int]:
     """What a decode worker reads of a prompt that is computed elsewhere.
 
-    Groups that see everything count as held what all of them have; others move whole, as only the
-    run that ends at the prompt's end is of use.
+    Of groups that see everything, what all of them have stays; others move whole, as only the run
+    that ends at the prompt's end is of use.
 
     Args:
         info: of the decode worker.
         num_tokens: of the prompt.
-        group_hits: tokens that each group has there on its own.
+        num_held: tokens that all groups have there that see everything.
         num_at_end: tokens of the last chunk, whose blocks are complete only at the end.
 
     Returns:
         All bytes, and those that can be read only when the prompt is computed.
     """
-    seeing = [n for n, group in enumerate(info.groups) if sees_everything(group)]
-    held = min((group_hits[n] for n in seeing), default=0)
     total = at_end = 0
     for number, group in enumerate(info.groups):
         size = _block_bytes(info, number)
-        if number in seeing:
-            blocks = blocks_seen(group, num_tokens, held)
+        if sees_everything(group):
+            blocks = blocks_seen(group, num_tokens, num_held)
             last = min(blocks, blocks_seen(group, num_tokens, max(0, num_tokens - num_at_end)))
         else:
             blocks = last = blocks_seen(group, num_tokens)

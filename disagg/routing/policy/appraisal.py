@@ -95,8 +95,8 @@ def _handover(
     if prefill.step_tokens_max:
         num_at_end = 1 + (num_computed - 1) % prefill.step_tokens_max
     reader = plan.decode
-    hits = reader.held.alone_by(reader.incarnation)
-    num_bytes, at_end = handover_bytes(reader.info, demand.num_tokens, hits, num_at_end)
+    num_held = reader.always_visible_tokens
+    num_bytes, at_end = handover_bytes(reader.info, demand.num_tokens, num_held, num_at_end)
     return _move(plan.prefill.info, reader.info, num_bytes, at_end, speeds)
 
 

@@ -1,7 +1,6 @@
 """The ready workers of a revision and what they hold of a prompt: all at once, or one by one."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import merge
 from itertools import groupby, islice
 from typing import overload
 
@@ -108,7 +107,7 @@ class Candidates(Sequence[Candidate]):
             # What loading costs is each one's own measurement.
             saved = sorted((-self.of_bit(bit).saved_tokens, bit) for bit in bits_of(loading))
             usable = ((tokens, mask & ~loading) for tokens, mask in levels)
-            levels = joined(merge(usable, ((-less, bit) for less, bit in saved), key=_most_first))
+            levels = joined([usable, ((-less, bit) for less, bit in saved)])
         for tokens, mask in levels:
             if not tokens:  # whose tiers are too slow stand with those that have nothing
                 break
@@ -151,9 +150,6 @@ class Candidates(Sequence[Candidate]):
         """Of these workers the first by `Candidate.decode_order`."""
         equal = self._roster.decode_loads.lowest(bits)
         if equal & (equal - 1):
-            equal = self._hits.most_alone(equal)
+            visible = (found for _, mask in self._hits.always_visible() if (found := mask & equal))
+            equal = next(visible, equal)
         return self.of_bit(self._roster.first(equal))
-
-
-def _most_first(level: Level) -> int:
-    return -level[0]

@@ -64,6 +64,14 @@ class Candidate:
         """Tokens of the prompt in its pool, on which all groups agree."""
         return self.held.usable_by(self.incarnation)
 
+    @cached_property
+    def always_visible_tokens(self) -> int:
+        """Tokens in its pool in all groups that see everything: a hand-over to it moves the rest.
+
+        Of other groups it always moves what a query after the prompt sees.
+        """
+        return self.held.always_visible_by(self.incarnation)
+
     @property
     def reach_tokens(self) -> int:
         """The same once it has loaded what its tiers have; 0: they have no more of it."""
@@ -126,11 +134,11 @@ class Candidate:
 
     @property
     def decode_order(self) -> tuple[int, int, int, Incarnation]:
-        """Sorts decode workers: the least load, the most free blocks, the longest prefix."""
+        """Sorts decode workers: the least load, the most free blocks, the least to move."""
         return (
             self.decode_load,
             -self.num_blocks_free,
-            -sum(self.held.alone_by(self.incarnation)),
+            -self.always_visible_tokens,
             self.incarnation,
         )
 

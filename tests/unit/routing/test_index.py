@@ -1,8 +1,6 @@
 """The prefix index against brute force and against the coordinator that workers really use."""
 
 import random
-from functools import reduce
-from operator import and_
 
 import pytest
 
@@ -14,16 +12,14 @@ from disagg.kv.kinds.chunked_local import ChunkedLocalSpec
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.linear_state import LinearStateSpec
-from disagg.kv.kinds.registry import KINDS as REGISTERED
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
+from disagg.routing import prefix_hits
 from disagg.routing.index import PrefixIndex
-from disagg.routing.levels import EVERYBODY, _Window, levels
-from disagg.routing.prompt_walk import HolderRuns
 
 A, B = Incarnation("a", "1"), Incarnation("b", "1")
 KINDS = ("full_attention", "mla", "sliding_window", "chunked_local", "linear_state")
@@ -129,7 +125,19 @@ def check_against_brute_force(seed: int) -> None:
         assert (found[worker].usable_tokens, found[worker].group_tokens) == expected, (
             f"seed {seed}: {groups}"
         )
+        visible = found.always_visible_by(worker)
+        assert visible == always_visible(groups, keys, hashes), f"seed {seed}: {groups}"
         assert index.num_entries(worker) == len(keys), f"seed {seed}"
+
+
+def always_visible(
+    groups: list[GroupInfo], held: set[tuple[int, bytes]], hashes: list[bytes]
+) -> int:
+    """Longest end at which the groups agree of which a query needs everything."""
+    seeing = [n for n, info in enumerate(groups) if info.kind in ("full_attention", "mla")]
+    keys = {(seeing.index(n), value) for n, value in held if n in seeing}
+    chosen = [groups[n] for n in seeing]
+    return brute_force(chosen, keys, 4 * len(hashes) + 1, hashes, 4)[0] if chosen else 0
 
 
 def test_equals_brute_force() -> None:
@@ -143,6 +151,14 @@ def test_control_a_window_taken_for_a_full_prefix_is_found(monkeypatch: pytest.M
         test_equals_brute_force()
 
 
+def test_control_a_state_that_counts_as_always_visible_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_hits, "sees_everything", lambda info: info.window_tokens == 0)
+    with pytest.raises(AssertionError, match="seed"):
+        test_equals_brute_force()
+
+
 def test_control_a_window_taken_one_block_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = SlidingWindowSpec.first_needed
     monkeypatch.setattr(
@@ -150,60 +166,6 @@ def test_control_a_window_taken_one_block_short_is_found(monkeypatch: pytest.Mon
     )
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
-
-
-class CountedSet(int):
-    """A bit set that counts how often one is ANDed."""
-
-    num_ands = 0
-
-    def __and__(self, other: int) -> "CountedSet":
-        CountedSet.num_ands += 1
-        return CountedSet(int(self) & int(other))
-
-    __rand__ = __and__
-
-
-def num_ands(kind: str, window_tokens: int, num_workers: int) -> int:
-    """Work of all levels of a prompt of which worker ``i`` holds all but the last ``i`` blocks."""
-    CountedSet.num_ands = 0
-    everybody = (1 << num_workers) - 1
-    masks: list[int] = [CountedSet(everybody >> i) for i in range(num_workers)]
-    runs = HolderRuns(list(range(num_workers)), masks, num_workers)
-    info = group(kind, 4, window_tokens)
-    assert len(list(levels([info], [runs], 4, 4 * num_workers, everybody))) > 0
-    return CountedSet.num_ands
-
-
-ROUTED = [kind for kind in REGISTERED if kind != "cross_attention"]
-
-
-@pytest.mark.parametrize("kind", ROUTED)
-@pytest.mark.parametrize("window_tokens", [6, 64, 4096])
-def test_levels_are_linear_in_runs_whatever_the_window(kind: str, window_tokens: int) -> None:
-    assert num_ands(kind, window_tokens, 1024) <= 6 * 1024
-
-
-def test_control_a_window_that_is_walked_anew_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def again(self: _Window, first: int, last: int) -> int:
-        return reduce(and_, self._masks[first : last + 1], EVERYBODY)
-
-    monkeypatch.setattr(_Window, "over", again)
-    assert num_ands("sliding_window", 2048, 1024) > 100 * 1024
-
-
-@pytest.mark.parametrize("kind", ROUTED)
-@pytest.mark.parametrize("window_tokens", [1, 2, 3, 5, 6, 10, 16])
-def test_what_is_needed_never_goes_down_and_is_what_the_next_token_sees(
-    kind: str, window_tokens: int
-) -> None:
-    info, before = group(kind, 4, window_tokens), 0
-    for num_blocks in range(1, 40):
-        first = REGISTERED[kind].first_needed(info, num_blocks)
-        assert before <= first <= num_blocks, "levels look at a run's last boundary only"
-        if first < num_blocks:
-            assert first == first_needed(info, 4 * num_blocks) // 4
-        before = first
 
 
 def test_an_evicted_window_block_shortens_the_usable_prefix_only() -> None:

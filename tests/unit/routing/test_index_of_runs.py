@@ -22,9 +22,11 @@ from disagg.messages.kv_events import (
 from disagg.routing import chain, chain_store, levels
 from disagg.routing.chain import Chain, Runs
 from disagg.routing.index import PrefixIndex
+from disagg.routing.levels import Trailing
 from disagg.routing.positions import PositionTable
 from disagg.routing.prefix_hits import PrefixHit
 from tests.unit.routing.test_index import brute_force, group
+from tests.unit.routing.test_levels import nobody_has_anything_lower
 from tests.unit.routing.test_tier_index import Keys, loads_of
 
 LAYOUTS = (
@@ -186,8 +188,10 @@ CONTROL = settings(
 
 
 @pytest.fixture(autouse=True)
-def _chains_are_tidied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _prompts_and_chains_are_long_for_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_store, "DEAD_BLOCKS_MAX", 0)
+    monkeypatch.setattr(levels, "_FEW", 0)
+    monkeypatch.setattr(levels, "_BLOCKS_MIN", 1)
 
 
 def test_equals_sets_of_keys() -> None:
@@ -208,7 +212,7 @@ BROKEN = [
     (Chain, "append", _append_that_lets_runs_go_on),
     (Runs, "merge", _merge_without_looking),
     (PositionTable, "move", lambda *_: None),
-    (levels, "_free_boundaries", lambda *_: ()),
+    (Trailing, "_look_down_to", nobody_has_anything_lower),
 ]
 
 

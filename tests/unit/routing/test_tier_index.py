@@ -17,9 +17,9 @@ from disagg.messages.kv_events import (
 )
 from disagg.messages.registration import GroupInfo
 from disagg.routing.index import PrefixHit, PrefixIndex
-from disagg.routing.levels import levels
-from disagg.routing.prompt_walk import HolderRuns
+from disagg.routing.levels import Trailing, levels
 from tests.unit.routing.test_index import A, B, brute_force, chain, group, random_groups
+from tests.unit.routing.test_levels import blocks_of
 
 KEYS_MAX = 1000
 Keys = set[tuple[int, bytes]]
@@ -124,8 +124,8 @@ def test_what_a_boundary_needs_is_what_makes_it_usable(kind: str, window: int) -
         first = rule.first_needed(info, num_blocks)
         for missing in range(num_blocks):
             holders = [int(i != missing) for i in range(num_blocks)]
-            starts = list(range(num_blocks))
-            found = levels([info], [HolderRuns(starts, holders, num_blocks)], 4, 4 * num_blocks, 1)
+            part = Trailing(info, blocks_of(holders), num_blocks)
+            found = levels([part], 4, 4 * num_blocks, 1)
             assert (next(found, None) == (4 * num_blocks, 1)) == (missing < first)
 
 

@@ -67,7 +67,7 @@ def test_a_hand_over_moves_what_the_coordinator_lacks(specs: tuple[Spec, ...]) -
     lengths = [1, 15, 16, 17, 47, 48, 49, 63, 64, 65, 79, 80, 81, 400]
     for num_tokens in (*lengths, *(rng.randint(1, 500) for _ in range(30))):
         held = rng.randint(0, num_tokens - 1) // 16 * 16
-        found, at_end = handover_bytes(info, num_tokens, [held] * len(specs), 10)
+        found, at_end = handover_bytes(info, num_tokens, held, 10)
         blocks = moved(specs, num_tokens, held)
         assert found == sum(blocks) * CONTRACT.block_bytes, (num_tokens, held, blocks)
         assert sum(blocks[1:]) * CONTRACT.block_bytes <= at_end <= found
@@ -78,21 +78,21 @@ def test_a_rule_that_forgets_the_window_is_seen() -> None:
     specs = LAYOUTS[1]
     everything = [FULL, FULL]
     assert sum(moved(everything, 400, 0)) != sum(moved(specs, 400, 0))
-    found, _ = handover_bytes(info_of(everything), 400, [0, 0], 10)
+    found, _ = handover_bytes(info_of(everything), 400, 0, 10)
     assert found == sum(moved(everything, 400, 0)) * CONTRACT.block_bytes
 
 
 def test_states_of_several_blocks_move_whole() -> None:
     info = info_of(LAYOUTS[5])
     assert blocks_seen(info.groups[1], 100) == 1
-    assert handover_bytes(info, 100, [0, 0], 10)[0] == (7 + 1) * CONTRACT.block_bytes
+    assert handover_bytes(info, 100, 0, 10)[0] == (7 + 1) * CONTRACT.block_bytes
 
 
 def test_what_can_be_read_early_is_all_but_the_last_chunk() -> None:
     info = info_of((FULL,))
-    assert handover_bytes(info, 160, [0], 160) == (10 * 1024, 10 * 1024), "one chunk"
-    assert handover_bytes(info, 160, [0], 32) == (10 * 1024, 2 * 1024)
-    assert handover_bytes(info, 160, [144], 64) == (1024, 1024), "no more than is moved"
+    assert handover_bytes(info, 160, 0, 160) == (10 * 1024, 10 * 1024), "one chunk"
+    assert handover_bytes(info, 160, 0, 32) == (10 * 1024, 2 * 1024)
+    assert handover_bytes(info, 160, 144, 64) == (1024, 1024), "no more than is moved"
 
 
 def test_a_pull_takes_hits_of_all_kinds() -> None:
