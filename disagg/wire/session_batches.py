@@ -34,7 +34,7 @@ def batched(wires: Iterable[_Wire]) -> Iterator[_Wire]:
     for wire in wires:
         size = wire.ByteSize()
         if batch is not None and num_bytes + size <= BYTES_MAX:
-            batch.more.append(wire)  # type: ignore[arg-type]
+            batch.more.append(wire)
             num_bytes += size
             continue
         if batch is not None:
@@ -54,4 +54,4 @@ def unbatched(wire: _Wire) -> Iterator[_Wire]:
     for one in wire.more:
         if one.more:
             raise malformed(wire, "more", "has messages that have more themselves")
-        yield one  # type: ignore[misc]
+        yield one
