@@ -47,7 +47,7 @@ class ChatTemplate:
                 raise ConfigError(
                     f"model.chat_template: {file}: {error}", param="model.chat_template"
                 ) from error
-        self.text = self._text(tools=True)
+        self._plain_text, self.text = self._text(tools=False), self._text(tools=True)
         self._fallback = ""
         if fallback is not None and self.text and not _names(self.text, "tools"):
             self._fallback = self.text = fallback.read_text(encoding="utf-8")
@@ -71,9 +71,7 @@ class ChatTemplate:
         has_tools = bool(chat.tools) or any(
             message["role"] == "tool" or message.get("tool_calls") for message in chat.messages
         )
-        text = self._text(tools=has_tools)
-        if has_tools and self._fallback:
-            text = self._fallback
+        text = self.text if has_tools else self._plain_text
         if chat.tools and not _names(text, "tools"):
             raise RequestError(
                 "the checkpoint's chat template has no tools; see model.chat_template",
@@ -85,7 +83,7 @@ class ChatTemplate:
                 what = "cannot be set" if name in RESERVED else "is unknown to the chat template"
                 raise RequestError(what, param=param)
         messages = list(chat.messages)
-        if TEXT_ARGUMENTS.search(text):
+        if has_tools and TEXT_ARGUMENTS.search(text):  # else there are no arguments
             messages = [_arguments_as_text(message) for message in messages]
         try:
             return str(

@@ -329,7 +329,8 @@ class Dispatcher:
     def _traced(self, message: ToWorkerMessage) -> ToWorkerMessage:
         """A message for a worker; a submit with the trace context of its request."""
         if isinstance(message, Submit) and (live := self._live.get(message.key.request_id)):
-            return replace(message, traceparent=live.observed.traceparent)
+            context = live.observed.traceparent
+            return replace(message, traceparent=context) if context else message
         return message
 
     def _connect(self, info: WorkerInfo) -> None:

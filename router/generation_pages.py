@@ -92,23 +92,19 @@ class GenerationPages:
     ) -> None:
         explains = wants_debug(exchange.headers, exchange.caller)
         body = await self._bodies.read(exchange, parse)
-        left = asyncio.create_task(exchange.disconnected())
+        prompts = await self._prepare(exchange, body)
+        if exchange.has_left:
+            raise CancelledError("the client left")
+        request_id = exchange.caller.shown_id(prompts[0].request_id)
+        shown, texts = self._reading(body, prompts, id_prefix + request_id)
+        choices = Choices(self._dispatcher, prompts, body.form.num_each, texts, call)
+        exchange.on_left(lambda: choices.cancel("client left"))
+        await choices.start()
+        exchange.request_id = request_id
         try:
-            prompts = await self._prepare(exchange, body)
-            if left.done():
-                raise CancelledError("the client left")
-            request_id = exchange.caller.shown_id(prompts[0].request_id)
-            shown, texts = self._reading(body, prompts, id_prefix + request_id)
-            choices = Choices(self._dispatcher, prompts, body.form.num_each, texts, call)
-            left.add_done_callback(lambda _: choices.cancel("client left"))
-            await choices.start()
-            exchange.request_id = request_id
-            try:
-                await self._answer(exchange, body, choices, shown, explains=explains)
-            finally:
-                choices.cancel("not answered")  # only what still lives: the handler failed
+            await self._answer(exchange, body, choices, shown, explains=explains)
         finally:
-            left.cancel()
+            choices.cancel("not answered")  # only what still lives: the handler failed
 
     async def _prepare(self, exchange: Exchange, body: RequestBody) -> list[NewRequest]:
         """Prepare every prompt of a body; no worker hears of them."""
@@ -122,7 +118,9 @@ class GenerationPages:
                 )
         received_ms = self._dispatcher.now_ms()
         prompts: list[NewRequest] = []
-        for request in wanted:
+        for number, request in enumerate(wanted):
+            if number:  # what is short is prepared here, and others wait
+                await asyncio.sleep(0)
             prompts.append(
                 await self._preparation.prepare(
                     request,
@@ -133,7 +131,6 @@ class GenerationPages:
                     prompts[0].revision if prompts else None,
                 )
             )
-            await asyncio.sleep(0)  # what is short is prepared here, and others wait
         num_numbers = sum(prompt.num_prompt_numbers for prompt in prompts)
         if num_numbers > (most := PROMPT_LOGPROBS_SHARE * self._options.prompt_logprobs_max):
             raise RequestError(

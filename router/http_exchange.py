@@ -25,8 +25,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-CHUNKS = "disagg.chunks"
-"""In a request's scope: `Chunks`, where the server has a shorter way for them."""
+CONNECTION = "disagg.connection"
+"""In a request's scope: `Connection`."""
 
 RETRY_AFTER_S = {429: 1, 503: 5}
 """Where nothing better is known: a place is free soon, a worker is back within its heartbeats."""
@@ -53,10 +53,21 @@ class LateBodyError(RequestError):
     code = "request_timeout"
 
 
-class Chunks(Protocol):
-    """Parts of a streamed body, past what the server does for parts of any body."""
+class Connection(Protocol):
+    """What ASGI lacks, or has at the price of a task: shorter ways to and from the client.
 
-    def is_open(self) -> bool:
+    Attributes:
+        has_left: the client has, before its answer was complete.
+    """
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has."""
+
+    def on_left(self, call: Callable[[], None]) -> None:
+        """Let this be called when the client leaves before its answer is complete."""
+
+    def takes_chunks(self) -> bool:
         """Whether the answer is one in chunks, and all that was written has left."""
 
     def write(self, data: bytes) -> None:
@@ -107,7 +118,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._options = options
-        self._chunks: Chunks | None = scope.get(CHUNKS)
+        self._connection: Connection = scope[CONNECTION]
         self._num_headers = len(scope["headers"])
         fields = sum(len(name) + len(value) for name, value in scope["headers"])
         self._head_bytes = fields + len(scope["raw_path"]) + len(self.query)
@@ -171,10 +182,14 @@ class Exchange:
         finally:
             budget.give_back(len(body))
 
-    async def disconnected(self) -> None:
-        """Return when the client has left; call only after `body`."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    @property
+    def has_left(self) -> bool:
+        """The client has, before its answer was complete."""
+        return self._connection.has_left
+
+    def on_left(self, call: Callable[[], None]) -> None:
+        """Let this be called if the client leaves before its answer is complete; after `body`."""
+        self._connection.on_left(call)
 
     async def start(self, status: int, content_type: bytes, extra: Iterable[Any] = ()) -> None:
         """Send the status line and headers; who is to come again later is told when."""
@@ -188,12 +203,11 @@ class Exchange:
 
     def is_writable(self) -> bool:
         """Whether a part of a body that has no length would leave at once by `write_now`."""
-        return self._chunks is not None and self._chunks.is_open()
+        return self._connection.takes_chunks()
 
     def write_now(self, data: bytes) -> None:
         """Send such a part without waiting; only while `is_writable`."""
-        assert self._chunks is not None
-        self._chunks.write(data)
+        self._connection.write(data)
 
     async def stream(self, data: bytes) -> None:
         """Send such a part, as `write` does: the usual case is faster."""

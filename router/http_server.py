@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from disagg.errors import CapacityError, ConfigError, DisaggError, RequestError
-from disagg.router.http_exchange import CHUNKS, HeadTooLargeError
+from disagg.router.http_exchange import CONNECTION, HeadTooLargeError
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
 from disagg.router.options import RouterOptions
@@ -80,16 +80,37 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-class _CycleChunks:
-    """Parts of the body of one answer, written without a pass through h11, which does no more."""
+class _CycleConnection:
+    """The way to and from the client of one request.
+
+    Parts of a body are written without a pass through h11, which does no more.
+    """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         scope = cycle.scope
         self._has_chunks = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
+        self._on_left: Callable[[], None] | None = None
 
-    def is_open(self) -> bool:
-        """See `Chunks`."""
+    @property
+    def has_left(self) -> bool:
+        """See `Connection`."""
+        return self._cycle.disconnected
+
+    def on_left(self, call: Callable[[], None]) -> None:
+        """See `Connection`."""
+        self._on_left = call
+        self._cycle.flow.resume_reading()  # a large body may have paused it: nobody would notice
+        if self.has_left:
+            call()
+
+    def left(self) -> None:
+        """The connection was lost."""
+        if self.has_left and self._on_left is not None:
+            self._on_left()
+
+    def takes_chunks(self) -> bool:
+        """See `Connection`."""
         cycle = self._cycle
         return (
             self._has_chunks
@@ -100,7 +121,7 @@ class _CycleChunks:
         )
 
     def write(self, data: bytes) -> None:
-        """See `Chunks`."""
+        """See `Connection`."""
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
@@ -121,7 +142,7 @@ def _protocol(options: RouterOptions) -> type[H11Protocol]:
             self._served, self.app = self.app, self._serve
 
         async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-            scope[CHUNKS] = _CycleChunks(self.cycle)
+            scope[CONNECTION] = _CycleConnection(self.cycle)
             await self._served(scope, receive, send)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -187,6 +208,9 @@ def _protocol(options: RouterOptions) -> type[H11Protocol]:
             self._unset_keepalive_if_required()
             self._stop_unsent_timer()
             super().connection_lost(exc)
+            connection = self.cycle.scope.get(CONNECTION) if self.cycle is not None else None
+            if isinstance(connection, _CycleConnection):
+                connection.left()
 
     return BoundedProtocol
 

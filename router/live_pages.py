@@ -95,10 +95,9 @@ class LivePages:
             bound = self._observers_max
             raise CapacityError(f"{bound} follow the events already (limits.observers_max)")
         self._num_observers += 1
-        ends = [
-            asyncio.create_task(exchange.disconnected()),
-            asyncio.create_task(self._closed.wait()),
-        ]
+        left = asyncio.Event()
+        exchange.on_left(left.set)
+        ends = [asyncio.create_task(end.wait()) for end in (left, self._closed)]
         try:
             await exchange.start(200, b"text/event-stream", [(b"cache-control", b"no-store")])
             while not any(end.done() for end in ends) and self._may_look(exchange):

@@ -1,7 +1,7 @@
 """Prometheus metrics of one router; docs/metrics.md lists every series."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -44,8 +44,7 @@ class Metrics:
         self._model_name = model_name
         self._own: list[Collects] = []
         self._tenants: set[str] = set()
-        self._tokens_of: dict[str, Counter] = {}
-        """Series by tenant: looking one up takes longer than counting."""
+        self._series: dict[tuple[object, tuple[str, ...]], Any] = {}
         self._requests = self._counter(
             "requests",
             "Ended requests by outcome, with several choices once; errors by their code.",
@@ -129,68 +128,69 @@ class Metrics:
 
     def accepted(self) -> None:
         """A request was accepted, and is in progress."""
-        self._live.labels(self._model_name).inc()
+        self._of(self._live).inc()
 
     def released(self) -> None:
         """An accepted request is in progress no more."""
-        self._live.labels(self._model_name).dec()
+        self._of(self._live).dec()
 
     def ended(self, outcome: str, tenant: str) -> None:
         """A request ended, accepted or not: ``stop``, ``length`` or an error's code."""
-        self._requests.labels(self._model_name, outcome, self._label(tenant)).inc()
+        self._of(self._requests, outcome, self._label(tenant)).inc()
 
     def finished(self, e2e_ms: int) -> None:
         """A request ended as its client wanted it, so long after it came."""
-        self._e2e.labels(self._model_name).observe(e2e_ms / 1000)
+        self._of(self._e2e).observe(e2e_ms / 1000)
 
     def choice_finished(self, end: RequestEnd) -> None:
         """A choice of a request ended as its client wanted it."""
-        model = self._model_name
         if end.decode_ms is not None:
-            self._decode.labels(model, end.decode_role).observe(end.decode_ms / 1000)
+            self._of(self._decode, end.decode_role).observe(end.decode_ms / 1000)
         if end.time_per_output_token_ms is not None:
             per_token_s = end.time_per_output_token_ms / 1000
-            self._tpot.labels(model, end.decode_role).observe(per_token_s)
+            self._of(self._tpot, end.decode_role).observe(per_token_s)
         if end.estimate_ratio is not None:
-            self._estimate_ratio.labels(model, "tpot").observe(end.estimate_ratio)
+            self._of(self._estimate_ratio, "tpot").observe(end.estimate_ratio)
 
     def first_token(self, first: FirstToken) -> None:
         """A request had its first token."""
-        model = self._model_name
-        self._ttft.labels(model).observe(first.ttft_ms / 1000)
+        self._of(self._ttft).observe(first.ttft_ms / 1000)
         if first.estimate_ratio is not None:
-            self._estimate_ratio.labels(model, "ttft").observe(first.estimate_ratio)
+            self._of(self._estimate_ratio, "ttft").observe(first.estimate_ratio)
         for part, part_ms in (
             ("queue", first.queue_ms),
             ("prefill", first.prefill_ms),
             ("transfer", first.transfer_ms),
             ("router", first.router_ms),
         ):
-            self._ttft_part.labels(model, part).observe(part_ms / 1000)
+            self._of(self._ttft_part, part).observe(part_ms / 1000)
 
     def prompt(self, sources: PromptSources, role: str, tenant: str) -> None:
         """A prompt had its first token: now it counts, once for all; ``role``: who prefilled."""
-        model = self._model_name
-        self._prompt_tokens.labels(model, self._label(tenant)).inc(sources.num_tokens)
+        self._of(self._prompt_tokens, self._label(tenant)).inc(sources.num_tokens)
         for source, num_tokens in (
             ("local_compute", sources.local_compute),
             ("local_cache_hit", sources.local_cache_hit),
             ("external_kv_transfer", sources.external_kv_transfer),
         ):
-            self._prompt_sources.labels(model, source, role).inc(num_tokens)
+            self._of(self._prompt_sources, source, role).inc(num_tokens)
 
     def delivered(self, num_tokens: int, tenant: str) -> None:
         """Count tokens delivered to a client."""
-        label = self._label(tenant)
-        series = self._tokens_of.get(label)
-        if series is None:
-            series = self._tokens_of[label] = self._tokens.labels(self._model_name, label)
-        series.inc(num_tokens)
+        self._of(self._tokens, self._label(tenant)).inc(num_tokens)
 
     def waited(self, num_tokens: int, waited_s: float) -> None:
         """So long passed since the delivery before of the same choice."""
         if num_tokens:
             self._waits.observe(waited_s / num_tokens)
+
+    def _of(self, metric: Shown, *labels: str) -> Shown:
+        """A series of the model's: looking one up in its metric takes longer than counting."""
+        key = (metric, labels)
+        series: Shown | None = self._series.get(key)
+        if series is None:
+            series = self._series[key] = metric.labels(self._model_name, *labels)
+        return series
 
     def _label(self, tenant: str) -> str:
         """The tenant; OTHER_TENANTS for those that came, with new files of keys, after so many."""
@@ -204,9 +204,9 @@ class Metrics:
     def transfer(self, report: TransferReport) -> None:
         """A transfer was committed; those that failed are counted by their workers and plans."""
         if not report.failed:
-            model, kind = self._model_name, report.kind
-            self._transfer_read.labels(model, kind).observe(report.read_ms / 1000)
-            self._transfer_exposed.labels(model, kind).observe(report.exposed_ms / 1000)
+            kind = report.kind
+            self._of(self._transfer_read, kind).observe(report.read_ms / 1000)
+            self._of(self._transfer_exposed, kind).observe(report.exposed_ms / 1000)
 
     def task_failed(self, task: str) -> None:
         """Count an exception in one of the router's own tasks."""

@@ -15,6 +15,7 @@ from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, ToWorkerMessage
 from disagg.tls.connections import Connections
 from disagg.wire.kv_events_codec import kv_batch_from_wire
+from disagg.wire.session_batches import MESSAGES_MAX, batched, take, unbatched
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import kv_events_pb2, session_pb2, worker_pb2
@@ -185,13 +186,16 @@ class WorkerSession:
 
     async def _write(self, call: SessionCall) -> str:
         """Send what is queued until the session ends; returns why it did."""
-        opening = SessionOpen(self._router_id, self.info.incarnation)
+        opening = SessionOpen(self._router_id, self.info.incarnation, takes_batches=True)
+        num_max = MESSAGES_MAX if self.info.takes_batches else 1
         try:
             await call.write(session_request_to_wire(opening))
             while True:
-                message = await self._outgoing.get()
-                await call.write(session_request_to_wire(message))
-                self._outgoing.task_done()
+                taken = await take(self._outgoing, num_max)
+                for request in batched(map(session_request_to_wire, taken)):
+                    await call.write(request)
+                for _ in taken:
+                    self._outgoing.task_done()
         except grpc.aio.AioRpcError as error:
             return _describe(error)
         except asyncio.InvalidStateError:
@@ -200,9 +204,10 @@ class WorkerSession:
     async def _read(self, call: AsyncIterable[session_pb2.SessionResponse]) -> str:
         try:
             async for response in call:
-                if self._closed:
-                    return "closed"
-                self._events.message(session_response_from_wire(response, self._router_id))
+                for one in unbatched(response):
+                    if self._closed:
+                        return "closed"
+                    self._events.message(session_response_from_wire(one, self._router_id))
         except grpc.aio.AioRpcError as error:
             return _describe(error)
         except ProtocolError as error:

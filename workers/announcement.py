@@ -72,6 +72,7 @@ class Announcement:
             revision=options.revision,
             tokenizer_digest=self._tokenizer_digest,
             takes_drain=True,
+            takes_batches=True,
         )
 
     def _served_tokens_max(self, core: WorkerCore) -> int:

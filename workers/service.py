@@ -15,6 +15,7 @@ from disagg.messages.session import ToRouterMessage
 from disagg.scheduling.stats import worker_stats
 from disagg.wire.identity_codec import incarnation_to_wire, key_to_wire
 from disagg.wire.kv_events_codec import kv_batch_to_wire
+from disagg.wire.session_batches import MESSAGES_MAX, batched, take, unbatched
 from disagg.wire.session_codec import (
     session_request_from_wire,
     session_response_to_wire,
@@ -81,8 +82,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
         reading = asyncio.create_task(self._read_session(request_iterator, router, send, queue))
         try:
-            while (message := await queue.get()) is not None:
-                yield session_response_to_wire(message)
+            num_max = MESSAGES_MAX if opened.takes_batches else 1
+            is_over = False
+            while not is_over:
+                taken = await take(queue, num_max)
+                is_over = taken[-1] is None
+                for response in batched(session_response_to_wire(one) for one in taken if one):
+                    yield response
             if replaced:
                 await context.abort(grpc.StatusCode.ABORTED, replaced)
             await reading
@@ -102,12 +108,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> None:
         try:
             async for request in requests:
-                message = session_request_from_wire(request, router)
-                if isinstance(message, SessionOpen):
-                    raise ProtocolError("a session is opened once")
-                if not self._control.in_session(send, router):
-                    return  # A late submit would wait for ever: nobody knows of it any more.
-                self._control.router_message(message)
+                for one in unbatched(request):
+                    message = session_request_from_wire(one, router)
+                    if isinstance(message, SessionOpen):
+                        raise ProtocolError("a session is opened once")
+                    if not self._control.in_session(send, router):
+                        return  # A late submit would wait for ever: nobody knows of it any more.
+                    self._control.router_message(message)
         finally:
             # A full queue is already being torn down.
             if not queue.full():

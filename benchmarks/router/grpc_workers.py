@@ -19,6 +19,7 @@ from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import Cancel, PrefillReport, Role, Submit, TransferReport
 from disagg.testing.scripted_worker import CONTRACT, HASH_KEY, READY, ScriptedWorker
 from disagg.wire.registration_codec import worker_info_to_wire
+from disagg.wire.session_batches import MESSAGES_MAX, batched, take, unbatched
 from disagg.wire.session_codec import session_request_from_wire, session_response_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1.router_pb2_grpc import RouterStub
@@ -59,7 +60,9 @@ class InstantWorker(WorkerServicer):
             await context.send_initial_metadata(())
             yield session_response_to_wire(replace(READY, num_blocks_free=100_000))
             while True:
-                yield session_response_to_wire(await session.out.get())
+                taken = await take(session.out, MESSAGES_MAX)
+                for response in batched(map(session_response_to_wire, taken)):
+                    yield response
         finally:
             for task in tasks:
                 task.cancel()
@@ -94,13 +97,14 @@ class InstantSession:
         """Begin what comes, until the router has gone."""
         router = ""
         async for request in request_iterator:
-            match session_request_from_wire(request, router):
-                case SessionOpen() as opening:
-                    router = opening.router_id
-                case Submit() as submit:
-                    self._begin(submit)
-                case Cancel(key):
-                    self._live.pop(key, None)
+            for one in unbatched(request):
+                match session_request_from_wire(one, router):
+                    case SessionOpen() as opening:
+                        router = opening.router_id
+                    case Submit() as submit:
+                        self._begin(submit)
+                    case Cancel(key):
+                        self._live.pop(key, None)
 
     def _begin(self, submit: Submit) -> None:
         key, num = submit.key, len(submit.token_ids)
@@ -158,7 +162,9 @@ async def main(router_address: str, step_s: float) -> None:
         servers.append(server)
         info = replace(worker.script, address=f"127.0.0.1:{port}").info
         groups = tuple(replace(group, block_tokens=BLOCK_TOKENS) for group in info.groups)
-        registering.append(keep_registered(replace(info, groups=groups), router_address))
+        registering.append(
+            keep_registered(replace(info, groups=groups, takes_batches=True), router_address)
+        )
     await asyncio.gather(*registering, *(server.wait_for_termination() for server in servers))
 
 

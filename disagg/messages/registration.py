@@ -142,3 +142,5 @@ class WorkerInfo:
     """Of its checkpoint's tokenizer (`disagg/grammar/tokenizer_digest.py`); "": it did not say."""
     takes_drain: bool = False
     """It knows `Drain`; an older one would end the session at it."""
+    takes_batches: bool = False
+    """It knows that a message of a session may have more of them behind it."""

@@ -153,6 +153,7 @@ def worker_info_to_wire(info: WorkerInfo) -> registration_pb2.RegisterRequest:
         revision=info.revision,
         tokenizer_digest=info.tokenizer_digest,
         takes_drain=info.takes_drain,
+        takes_batches=info.takes_batches,
     )
 
 
@@ -181,4 +182,5 @@ def worker_info_from_wire(wire: registration_pb2.RegisterRequest) -> WorkerInfo:
         revision=revision,
         tokenizer_digest=wire.tokenizer_digest,
         takes_drain=wire.takes_drain,
+        takes_batches=wire.takes_batches,
     )

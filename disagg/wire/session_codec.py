@@ -56,9 +56,11 @@ _ROUTER_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_pb2.SessionRequest:
     """Encode a message of the router to a worker."""
     match message:
-        case SessionOpen(router_id, worker):
+        case SessionOpen(router_id, worker, takes_batches):
             opening = session_pb2.SessionOpen(
-                router_id=router_id, worker=incarnation_to_wire(worker)
+                router_id=router_id,
+                worker=incarnation_to_wire(worker),
+                takes_batches=takes_batches,
             )
             return session_pb2.SessionRequest(open=opening)
         case Submit():
@@ -105,7 +107,7 @@ def session_request_from_wire(
         case "open":
             check_router_id(request.open)
             worker = incarnation_from_wire(request.open, "worker")
-            return SessionOpen(request.open.router_id, worker)
+            return SessionOpen(request.open.router_id, worker, request.open.takes_batches)
         case "submit":
             return _submit_from_wire(request.submit, router)
         case "cancel":

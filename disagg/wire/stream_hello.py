@@ -38,3 +38,5 @@ class SessionOpen:
     router_id: str
     worker: Incarnation
     """Who the router believes to talk to; another epoch ends the session."""
+    takes_batches: bool = False
+    """What it is sent may have more messages behind it in one."""

@@ -1,6 +1,6 @@
 """The body of a chat completions request."""
 
-import dataclasses
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -72,7 +72,7 @@ class ChatRequest(GenerationFields):
             field_of={"reasoning_effort": "reasoning_effort"},
         )
 
-    @property
+    @cached_property
     def form(self) -> AnswerForm:
         """What the answer is to be."""
         return self.form_of((self.top_logprobs or 0) if self.logprobs else None)
@@ -80,8 +80,9 @@ class ChatRequest(GenerationFields):
     def generation_requests(self) -> list[GenerationRequest]:
         """The only `GenerationRequest` of the chat; see ``generation_request_of``."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        request = dataclasses.replace(
-            self.generation_request_of(self.chat(), "messages"),
+        request = self.generation_request_of(
+            self.chat(),
+            "messages",
             max_tokens=getattr(self, field),
             max_tokens_field=field,
             num_logprobs=self.form.num_logprobs,

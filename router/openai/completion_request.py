@@ -1,6 +1,7 @@
 """The body of a completions request."""
 
 import dataclasses
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -50,7 +51,7 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     echo: bool | None = None
 
-    @property
+    @cached_property
     def form(self) -> AnswerForm:
         """What the answer is to be; with ``best_of`` more choices are generated than shown."""
         form = self.form_of(self.logprobs)
@@ -103,13 +104,13 @@ class CompletionRequest(GenerationFields):
     def _generation_request(
         self, prompt: str | tuple[int, ...], prompt_field: str
     ) -> GenerationRequest:
-        request = self.generation_request_of(prompt, prompt_field)
         ranks = self.form.num_each > self.form.num_shown
         wanted = [n for n in (self.prompt_logprobs, self.num_echo_logprobs) if n is not None]
-        return dataclasses.replace(
-            request,
+        return self.generation_request_of(
+            prompt,
+            prompt_field,
             default_max_tokens=COMPLETION_MAX_TOKENS,
-            least_max_tokens=0 if self.echo else request.least_max_tokens,
+            least_max_tokens=0 if self.echo or self.prompt_logprobs is not None else 1,
             num_logprobs=0 if self.logprobs is None and ranks else self.logprobs,
             num_prompt_logprobs=max(wanted, default=None),
             prompt_logprobs_field="logprobs" if self.prompt_logprobs is None else "prompt_logprobs",

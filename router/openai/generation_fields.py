@@ -1,6 +1,6 @@
 """The fields that bodies of completions and of chat completions share."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -129,13 +129,20 @@ class GenerationFields(Strict):
         """What the answer shows of one of its prompts, which has these tokens."""
         return ShownPrompt(token_ids, self.prompt_logprobs)
 
-    def generation_request_of(self, prompt: Prompt, prompt_field: str) -> GenerationRequest:
+    def generation_request_of(
+        self, prompt: Prompt, prompt_field: str, **own: Any
+    ) -> GenerationRequest:
         """These fields as a `GenerationRequest`, the form that both front ends share.
+
+        Args:
+            prompt: of it.
+            prompt_field: what errors about it name.
+            own: fields that the endpoint has in place of these, or beside them.
 
         Raises:
             RequestError: the response format has no schema, or one that would not count.
         """
-        return GenerationRequest(
+        fields: dict[str, Any] = dict(
             model=self.model,
             prompt=prompt,
             prompt_field=prompt_field,
@@ -161,3 +168,4 @@ class GenerationFields(Strict):
             cache_salt=self.cache_salt or "",
             grammar=self.response_format.grammar() if self.response_format else "",
         )
+        return GenerationRequest(**(fields | own))

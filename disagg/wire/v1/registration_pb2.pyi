@@ -226,6 +226,7 @@ class RegisterRequest(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
     TAKES_DRAIN_FIELD_NUMBER: builtins.int
+    TAKES_BATCHES_FIELD_NUMBER: builtins.int
     address: builtins.str
     """host:port of the worker's service"""
     role: builtins.str
@@ -244,6 +245,8 @@ class RegisterRequest(google.protobuf.message.Message):
     """of its checkpoint's; empty: not said"""
     takes_drain: builtins.bool
     """in a session; one that does not say it would end the session"""
+    takes_batches: builtins.bool
+    """SessionRequest.more"""
     @property
     def worker(self) -> disagg.wire.v1.identity_pb2.Incarnation: ...
     @property
@@ -271,9 +274,10 @@ class RegisterRequest(google.protobuf.message.Message):
         revision: builtins.str = ...,
         tokenizer_digest: builtins.str = ...,
         takes_drain: builtins.bool = ...,
+        takes_batches: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["contract", b"contract", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "max_sequences", b"max_sequences", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_drain", b"takes_drain", "tiers", b"tiers", "tokenizer_digest", b"tokenizer_digest", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "contract", b"contract", "groups", b"groups", "handover_tokens_max", b"handover_tokens_max", "max_model_tokens", b"max_model_tokens", "max_sequences", b"max_sequences", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_batches", b"takes_batches", "takes_drain", b"takes_drain", "tiers", b"tiers", "tokenizer_digest", b"tokenizer_digest", "worker", b"worker"]) -> None: ...
 
 global___RegisterRequest = RegisterRequest
 

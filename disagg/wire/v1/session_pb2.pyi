@@ -241,8 +241,11 @@ class SessionOpen(google.protobuf.message.Message):
 
     ROUTER_ID_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
+    TAKES_BATCHES_FIELD_NUMBER: builtins.int
     router_id: builtins.str
     """of the router's life: nobody else opens a session with it"""
+    takes_batches: builtins.bool
+    """SessionResponse.more"""
     @property
     def worker(self) -> disagg.wire.v1.identity_pb2.Incarnation:
         """who the router believes to talk to"""
@@ -252,9 +255,10 @@ class SessionOpen(google.protobuf.message.Message):
         *,
         router_id: builtins.str = ...,
         worker: disagg.wire.v1.identity_pb2.Incarnation | None = ...,
+        takes_batches: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["router_id", b"router_id", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["router_id", b"router_id", "takes_batches", b"takes_batches", "worker", b"worker"]) -> None: ...
 
 global___SessionOpen = SessionOpen
 
@@ -270,6 +274,7 @@ class SessionRequest(google.protobuf.message.Message):
     CLAIM_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     CALL_OFF_DRAIN_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     @property
     def open(self) -> global___SessionOpen: ...
     @property
@@ -288,6 +293,10 @@ class SessionRequest(google.protobuf.message.Message):
 
     @property
     def call_off_drain(self) -> global___CallOffDrain: ...
+    @property
+    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionRequest]:
+        """those after it; to workers that said takes_batches"""
+
     def __init__(
         self,
         *,
@@ -299,9 +308,10 @@ class SessionRequest(google.protobuf.message.Message):
         claim: global___Claim | None = ...,
         drain: global___Drain | None = ...,
         call_off_drain: global___CallOffDrain | None = ...,
+        more: collections.abc.Iterable[global___SessionRequest] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["call_off_drain", b"call_off_drain", "cancel", b"cancel", "claim", b"claim", "drain", b"drain", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["call_off_drain", b"call_off_drain", "cancel", b"cancel", "claim", b"claim", "drain", b"drain", "id_claimed", b"id_claimed", "message", b"message", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call_off_drain", b"call_off_drain", "cancel", b"cancel", "claim", b"claim", "drain", b"drain", "id_claimed", b"id_claimed", "message", b"message", "more", b"more", "open", b"open", "reset", b"reset", "submit", b"submit"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "submit", "cancel", "reset", "id_claimed", "claim", "drain", "call_off_drain"] | None: ...
 
 global___SessionRequest = SessionRequest
@@ -758,6 +768,7 @@ class SessionResponse(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     RESET_FIELD_NUMBER: builtins.int
     SUPERSEDED_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     @property
     def outputs(self) -> disagg.wire.v1.outputs_pb2.StepOutputs: ...
     @property
@@ -774,6 +785,10 @@ class SessionResponse(google.protobuf.message.Message):
     def reset(self) -> global___PrefixCacheReset: ...
     @property
     def superseded(self) -> global___Superseded: ...
+    @property
+    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionResponse]:
+        """those after it; to routers that said takes_batches"""
+
     def __init__(
         self,
         *,
@@ -785,9 +800,10 @@ class SessionResponse(google.protobuf.message.Message):
         progress: global___PrefillProgress | None = ...,
         reset: global___PrefixCacheReset | None = ...,
         superseded: global___Superseded | None = ...,
+        more: collections.abc.Iterable[global___SessionResponse] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "superseded", b"superseded", "transfer", b"transfer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "superseded", b"superseded", "transfer", b"transfer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "more", b"more", "outputs", b"outputs", "part_ended", b"part_ended", "prefill", b"prefill", "progress", b"progress", "reset", b"reset", "stats", b"stats", "superseded", b"superseded", "transfer", b"transfer"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["outputs", "part_ended", "prefill", "transfer", "stats", "progress", "reset", "superseded"] | None: ...
 
 global___SessionResponse = SessionResponse

@@ -19,6 +19,7 @@ from disagg.messages.session import (
     ResetPrefixCache,
     Submit,
     Superseded,
+    ToWorkerMessage,
     WorkerIdClaimed,
     WorkerStats,
 )
@@ -27,6 +28,7 @@ from disagg.testing import scripted_worker
 from disagg.testing.scripted_worker import BLOCK_TOKENS, CONTRACT, READY
 from disagg.wire.kv_events_codec import kv_batch_to_wire
 from disagg.wire.registration_codec import worker_info_to_wire
+from disagg.wire.session_batches import unbatched
 from disagg.wire.session_codec import session_request_from_wire, session_response_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import worker_pb2
@@ -60,6 +62,7 @@ class ScriptedWorker(WorkerServicer):
         revision: str = DEFAULT_REVISION,
         tokenizer_digest: str = "",
         stats: WorkerStats = READY,
+        takes_batches: bool = False,
     ) -> None:
         self.incarnation = Incarnation(worker_id, epoch)
         self.script = scripted_worker.ScriptedWorker(
@@ -74,6 +77,8 @@ class ScriptedWorker(WorkerServicer):
             tokenizer_digest=tokenizer_digest,
         )
         self.gate = gate
+        self.takes_batches = takes_batches
+        self.num_read = 0
         self.stats = stats
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
@@ -112,7 +117,8 @@ class ScriptedWorker(WorkerServicer):
 
     @property
     def info(self) -> WorkerInfo:
-        return replace(self.script, address=f"127.0.0.1:{self.port}").info
+        info = replace(self.script, address=f"127.0.0.1:{self.port}").info
+        return replace(info, takes_batches=self.takes_batches)
 
     async def register(self, router_port: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{router_port}") as channel:
@@ -182,29 +188,35 @@ class ScriptedWorker(WorkerServicer):
     async def _read(self, request_iterator, outgoing) -> None:
         router = ""
         async for request in request_iterator:
-            message = session_request_from_wire(request, router)
-            match message:
-                case SessionOpen():
+            self.num_read += 1
+            for one in unbatched(request):
+                message = session_request_from_wire(one, router)
+                if isinstance(message, SessionOpen):
                     self.opened.append(message)
                     router = message.router_id
                     self._routers[router] = outgoing
-                case Claim():
-                    self._claim(message)
-                case Submit():
-                    self.submits.append(message)
-                    self._parts[message.key] = asyncio.create_task(self._serve(message, outgoing))
-                case ResetPrefixCache(number):
-                    self.resets.append(number)
-                    if self.reset_answer is not None:
-                        outgoing.put_nowait(replace(self.reset_answer, number=number))
-                case WorkerIdClaimed():
-                    self.claims.append(message)
-                case Cancel():
-                    self.cancels.append(message)
-                    part = self._parts.pop(message.key, None)
-                    if part is not None:
-                        part.cancel()
+                else:
+                    self._take(message, outgoing)
             await self._notify()
+
+    def _take(self, message: ToWorkerMessage, outgoing: "asyncio.Queue[Any]") -> None:
+        match message:
+            case Claim():
+                self._claim(message)
+            case Submit():
+                self.submits.append(message)
+                self._parts[message.key] = asyncio.create_task(self._serve(message, outgoing))
+            case ResetPrefixCache(number):
+                self.resets.append(number)
+                if self.reset_answer is not None:
+                    outgoing.put_nowait(replace(self.reset_answer, number=number))
+            case WorkerIdClaimed():
+                self.claims.append(message)
+            case Cancel():
+                self.cancels.append(message)
+                part = self._parts.pop(message.key, None)
+                if part is not None:
+                    part.cancel()
 
     def _claim(self, claim: Claim) -> None:
         superseded = self._names.take(int(time.monotonic() * 1000), claim)

@@ -317,7 +317,7 @@ def test_peer_messages(kind: type) -> None:
 @pytest.mark.parametrize("kind", [*ROUTER, SessionOpen])
 def test_session_requests(kind: type) -> None:
     @settings(max_examples=60, deadline=None)
-    @given(ROUTER.get(kind, st.builds(SessionOpen, router_ids, incarnations)))
+    @given(ROUTER.get(kind, st.builds(SessionOpen, router_ids, incarnations, st.booleans())))
     def check(message: typing.Any) -> None:
         sent = session_request_to_wire(message).SerializeToString()
         received = session_pb2.SessionRequest.FromString(sent)

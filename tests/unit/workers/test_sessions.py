@@ -26,6 +26,7 @@ from disagg.messages.session import (
     receipt_of,
 )
 from disagg.scheduling.core import WorkerCore
+from disagg.wire.session_batches import batched, unbatched
 from disagg.wire.session_codec import session_request_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import kv_events_pb2, session_pb2, worker_pb2_grpc
@@ -70,10 +71,11 @@ def submit(request_id: str) -> Submit:
 class Session:
     """A router's end of a session."""
 
-    def __init__(self, stub: Any, router: str = ROUTER) -> None:
+    def __init__(self, stub: Any, router: str = ROUTER, *, takes_batches: bool = False) -> None:
         self.router = router
         self._requests: asyncio.Queue[session_pb2.SessionRequest] = asyncio.Queue()
-        self._requests.put_nowait(session_request_to_wire(SessionOpen(router, ME)))
+        opening = SessionOpen(router, ME, takes_batches)
+        self._requests.put_nowait(session_request_to_wire(opening))
         self._call = stub.Session(self._send())
 
     async def _send(self) -> AsyncIterator[session_pb2.SessionRequest]:
@@ -82,6 +84,17 @@ class Session:
 
     def tell(self, message: ToWorkerMessage) -> None:
         self._requests.put_nowait(session_request_to_wire(message))
+
+    async def read(self) -> session_pb2.SessionResponse:
+        """What comes next."""
+        async with asyncio.timeout(TIMEOUT_S):
+            found: session_pb2.SessionResponse = await self._call.read()
+            return found
+
+    def tell_at_once(self, *messages: ToWorkerMessage) -> None:
+        """Several in one message."""
+        for batch in batched(map(session_request_to_wire, messages)):
+            self._requests.put_nowait(batch)
 
     async def hears(self) -> bool:
         """Something; False at the end."""
@@ -338,3 +351,18 @@ def test_every_router_follows_kv_events_from_where_it_is() -> None:
     num = core.kv.events.next_seq
     assert num > 1
     assert asyncio.run(events_of_two(core)) == [(0, num), (num - 1, 1)]
+
+
+@pytest.mark.parametrize("takes_batches", [True, False])
+async def test_submits_of_one_message_are_all_taken_and_answered(takes_batches: bool) -> None:
+    """Their receipts, put out in one turn, go in one message to a router that takes that."""
+    submits = [submit(str(number)) for number in range(3)]
+    async with serving(new_core()) as (stub, _):
+        router = Session(stub, takes_batches=takes_batches)
+        router.tell_at_once(*submits)
+        num_receipts: list[int] = []
+        while sum(num_receipts) < 3:
+            heard = [one.WhichOneof("message") for one in unbatched(await router.read())]
+            if "progress" in heard:
+                num_receipts.append(heard.count("progress"))
+    assert num_receipts == ([3] if takes_batches else [1, 1, 1])
