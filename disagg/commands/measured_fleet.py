@@ -64,31 +64,18 @@ def ask_fleet(
         RemoteFault: the fleet does not answer, or refuses.
         ConfigError: the settings' workers answer nothing.
     """
-    cluster = settings.cluster
-    num_at_once = STREAMS_PER_WORKER * (cluster.num_both or cluster.num_decode)
+    num_at_once = STREAMS_PER_WORKER * num_decoding(settings)
     _ask_at_once(url, model, num_at_once)  # connections, first steps
     rounds = [
         (_ask_at_once(url, model, 1), _ask_at_once(url, model, num_at_once)) for _ in range(repeats)
     ]
     alone = _fast([single for (single,), _ in rounds])
     several = _fast([_medians(many) for _, many in rounds])
-
-    def simulated(num: int) -> Asked:
-        return _simulated(curves, settings, num)
-
-    curves = replace(curves, request_ms=0.0, step_more_ms=0.0, sequence_more_ms=0.0)
-    begin = simulated(1), simulated(num_at_once)
-    step_ms = max(0.0, alone.tpot_ms - begin[0].tpot_ms)
-    curves = replace(curves, step_more_ms=step_ms)
-    rest_ms = several.tpot_ms - simulated(num_at_once).tpot_ms
-    sequence_ms = max(0.0, rest_ms / (STREAMS_PER_WORKER - 1))
-    # The sequence of a step with one is part of both.
-    curves = replace(
-        curves, step_more_ms=max(0.0, step_ms - sequence_ms), sequence_more_ms=sequence_ms
+    before, after = replace(curves, request_ms=0.0), with_serving(curves, settings, alone, several)
+    begin, end = (
+        [simulated(one, settings, num) for num in (1, num_at_once)] for one in (before, after)
     )
-    curves = replace(curves, request_ms=max(0.0, alone.ttft_ms - simulated(1).ttft_ms))
-    end = simulated(1), simulated(num_at_once)
-    return curves, {
+    return after, {
         "num_rounds": repeats,
         "prompt_tokens": PROMPT_TOKENS,
         "answer_tokens": ANSWER_TOKENS,
@@ -107,6 +94,31 @@ def ask_fleet(
     }
 
 
+def with_serving(curves: Curves, settings: Settings, alone: Asked, several: Asked) -> Curves:
+    """Curves with which requests alone, and `STREAMS_PER_WORKER` at once, take so long.
+
+    Args:
+        curves: whatever they have of these parts is forgotten.
+        settings: of the fleet.
+        alone: what a request took.
+        several: what each of them took.
+    """
+    curves = replace(curves, request_ms=0.0, step_more_ms=0.0, sequence_more_ms=0.0)
+    step_ms = max(0.0, alone.tpot_ms - simulated(curves, settings, 1).tpot_ms)
+    num_at_once = STREAMS_PER_WORKER * num_decoding(settings)
+    rest_ms = several.tpot_ms - step_ms - simulated(curves, settings, num_at_once).tpot_ms
+    # The one sequence of a step of one is part of that.
+    sequence_ms = min(step_ms, max(0.0, rest_ms / (STREAMS_PER_WORKER - 1)))
+    curves = replace(curves, step_more_ms=step_ms - sequence_ms, sequence_more_ms=sequence_ms)
+    request_ms = max(0.0, alone.ttft_ms - simulated(curves, settings, 1).ttft_ms)
+    return replace(curves, request_ms=request_ms)
+
+
+def num_decoding(settings: Settings) -> int:
+    """Workers among which streams are shared."""
+    return settings.cluster.num_both or settings.cluster.num_decode
+
+
 def _fast(found: Sequence[Asked]) -> Asked:
     """Faster than three quarters: what disturbs a machine adds time, and never takes any."""
     return Asked(
@@ -122,7 +134,7 @@ def _medians(found: Sequence[Asked]) -> Asked:
     )
 
 
-def _simulated(curves: Curves, settings: Settings, num_at_once: int) -> Asked:
+def simulated(curves: Curves, settings: Settings, num_at_once: int) -> Asked:
     """The same requests in virtual time, after as many that nobody counts."""
     trace = [
         TraceRequest(number // num_at_once * APART_MS, PROMPT_TOKENS, ANSWER_TOKENS, (number,))
