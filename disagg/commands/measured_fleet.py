@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from disagg.commands.simulate import fleet_of
@@ -28,6 +28,8 @@ from disagg.simulation.world import World
 
 ANSWER_S = 600.0
 PROMPT_TOKENS, ANSWER_TOKENS = 48, 33
+LONG_PROMPT_TOKENS = 1_024
+"""At most half of what the model takes."""
 STREAMS_PER_WORKER = 4
 """At once, where what a sequence adds to a step is measured."""
 APART_MS = 60_000.0
@@ -45,10 +47,11 @@ class Asked:
 def ask_fleet(
     curves: Curves, settings: Settings, url: str, model: str, repeats: int
 ) -> tuple[Curves, dict[str, Any]]:
-    """Ask small requests, one alone and several at once; see how much longer all takes.
+    """Ask requests, one alone, several at once, and a long one; see how much longer all takes.
 
     What a step takes more is seen in the time between the tokens of one request, what a sequence
-    takes more in that of several at once, what a request takes more in its first token.
+    takes more in that of several at once, what a request and its tokens take more in the first
+    tokens of a short and a long one.
 
     Args:
         curves: without these parts.
@@ -64,37 +67,40 @@ def ask_fleet(
         RemoteFault: the fleet does not answer, or refuses.
         ConfigError: the settings' workers answer nothing.
     """
-    num_at_once = STREAMS_PER_WORKER * num_decoding(settings)
-    _ask_at_once(url, model, num_at_once)  # connections, first steps
+    num_at_once, long = STREAMS_PER_WORKER * num_decoding(settings), long_prompt(curves)
+    shapes = ((1, PROMPT_TOKENS), (num_at_once, PROMPT_TOKENS), (1, long))
+    for num, num_tokens in shapes:  # connections, first steps
+        _ask_at_once(url, model, num, num_tokens)
     rounds = [
-        (_ask_at_once(url, model, 1), _ask_at_once(url, model, num_at_once)) for _ in range(repeats)
+        [_medians(_ask_at_once(url, model, num, num_tokens)) for num, num_tokens in shapes]
+        for _ in range(repeats)
     ]
-    alone = _fast([single for (single,), _ in rounds])
-    several = _fast([_medians(many) for _, many in rounds])
-    before, after = replace(curves, request_ms=0.0), with_serving(curves, settings, alone, several)
-    begin, end = (
-        [simulated(one, settings, num) for num in (1, num_at_once)] for one in (before, after)
-    )
+    real = [_fast(same) for same in zip(*rounds, strict=True)]
+    before, after = replace(curves, request_ms=0.0), with_serving(curves, settings, *real)
     return after, {
         "num_rounds": repeats,
-        "prompt_tokens": PROMPT_TOKENS,
         "answer_tokens": ANSWER_TOKENS,
         "requests": [
             {
                 "at_once": num,
-                "ttft_ms": round(real.ttft_ms, 3),
-                "tpot_ms": round(real.tpot_ms, 3),
-                "simulated_before_ms": [round(before.ttft_ms, 3), round(before.tpot_ms, 3)],
-                "simulated_ms": [round(after.ttft_ms, 3), round(after.tpot_ms, 3)],
+                "prompt_tokens": num_tokens,
+                "measured_ms": asdict(one),
+                "simulated_before_ms": asdict(simulated(before, settings, num, num_tokens)),
+                "simulated_ms": asdict(simulated(after, settings, num, num_tokens)),
             }
-            for num, real, before, after in zip(
-                (1, num_at_once), (alone, several), begin, end, strict=True
-            )
+            for (num, num_tokens), one in zip(shapes, real, strict=True)
         ],
     }
 
 
-def with_serving(curves: Curves, settings: Settings, alone: Asked, several: Asked) -> Curves:
+def long_prompt(curves: Curves) -> int:
+    """Tokens of the long one of the prompts that are asked."""
+    return min(LONG_PROMPT_TOKENS, curves.max_model_tokens // 2)
+
+
+def with_serving(
+    curves: Curves, settings: Settings, alone: Asked, several: Asked, long: Asked
+) -> Curves:
     """Curves with which requests alone, and `STREAMS_PER_WORKER` at once, take so long.
 
     Args:
@@ -102,16 +108,23 @@ def with_serving(curves: Curves, settings: Settings, alone: Asked, several: Aske
         settings: of the fleet.
         alone: what a request took.
         several: what each of them took.
+        long: what a request with a long prompt took.
     """
-    curves = replace(curves, request_ms=0.0, step_more_ms=0.0, sequence_more_ms=0.0)
+    curves = replace(
+        curves, request_ms=0.0, request_token_ms=0.0, step_more_ms=0.0, sequence_more_ms=0.0
+    )
     step_ms = max(0.0, alone.tpot_ms - simulated(curves, settings, 1).tpot_ms)
     num_at_once = STREAMS_PER_WORKER * num_decoding(settings)
     rest_ms = several.tpot_ms - step_ms - simulated(curves, settings, num_at_once).tpot_ms
     # The one sequence of a step of one is part of that.
     sequence_ms = min(step_ms, max(0.0, rest_ms / (STREAMS_PER_WORKER - 1)))
     curves = replace(curves, step_more_ms=step_ms - sequence_ms, sequence_more_ms=sequence_ms)
+    num_long = long_prompt(curves)
     request_ms = max(0.0, alone.ttft_ms - simulated(curves, settings, 1).ttft_ms)
-    return replace(curves, request_ms=request_ms)
+    long_ms = max(0.0, long.ttft_ms - simulated(curves, settings, 1, num_long).ttft_ms)
+    token_ms = max(0.0, (long_ms - request_ms) / max(1, num_long - PROMPT_TOKENS))
+    request_ms = max(0.0, request_ms - PROMPT_TOKENS * token_ms)
+    return replace(curves, request_ms=request_ms, request_token_ms=token_ms)
 
 
 def num_decoding(settings: Settings) -> int:
@@ -134,10 +147,18 @@ def _medians(found: Sequence[Asked]) -> Asked:
     )
 
 
-def simulated(curves: Curves, settings: Settings, num_at_once: int) -> Asked:
+def simulated(
+    curves: Curves, settings: Settings, num_at_once: int, num_tokens: int = PROMPT_TOKENS
+) -> Asked:
     """The same requests in virtual time, after as many that nobody counts."""
     trace = [
-        TraceRequest(number // num_at_once * APART_MS, PROMPT_TOKENS, ANSWER_TOKENS, (number,))
+        TraceRequest(
+            number // num_at_once * APART_MS,
+            num_tokens,
+            ANSWER_TOKENS,
+            (),
+            (number,) * num_tokens,
+        )
         for number in range(3 * num_at_once)
     ]
     outcomes = World(fleet_of(settings, curves, NO_SLOS)).run(trace)[num_at_once:]
@@ -151,9 +172,9 @@ def simulated(curves: Curves, settings: Settings, num_at_once: int) -> Asked:
     return _medians(found)
 
 
-def _ask_at_once(url: str, model: str, num: int) -> list[Asked]:
+def _ask_at_once(url: str, model: str, num: int, num_tokens: int) -> list[Asked]:
     with ThreadPoolExecutor(num) as threads:
-        asked = [threads.submit(ask, url, model, prompt_of(PROMPT_TOKENS)) for _ in range(num)]
+        asked = [threads.submit(ask, url, model, prompt_of(num_tokens)) for _ in range(num)]
         return [one.result() for one in asked]
 
 

@@ -74,6 +74,7 @@ class Curves:
         hop_ms: a message between router and worker, or two workers.
         request_ms: a request's way to the plan and its first token's way to the client, beside
             those messages: HTTP, tokens of the text.
+        request_token_ms: what each token of a prompt adds to that way: JSON, names of blocks.
         step_more_ms: what a step takes in a worker that serves, beside what the engine alone takes.
         sequence_more_ms: likewise for each sequence that gets a token: its way through the worker.
         layout: groups, and bytes of a block.
@@ -92,6 +93,7 @@ class Curves:
     num_blocks: int
     max_model_tokens: int
     name: str = ""
+    request_token_ms: float = 0.0
     step_more_ms: float = 0.0
     sequence_more_ms: float = 0.0
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from disagg.commands.measured_fleet import Asked, simulated, with_serving
+from disagg.commands.measured_fleet import Asked, long_prompt, simulated, with_serving
 from disagg.config import read_settings
 from disagg.config.settings import Settings
 from disagg.config.sources import Given
 from tests.unit.simulation.fleets import curves
 
-ADDED = {"request_ms": 17.0, "step_more_ms": 3.0, "sequence_more_ms": 0.7}
+ADDED = {"request_ms": 17.0, "request_token_ms": 0.02, "step_more_ms": 3.0, "sequence_more_ms": 0.7}
 
 
 def settings() -> Settings:
@@ -28,12 +28,13 @@ def settings() -> Settings:
 def test_what_a_fleet_adds_is_found_again() -> None:
     real = replace(curves(), **ADDED)
     alone, several = (simulated(real, settings(), num) for num in (1, 8))
-    found = with_serving(curves(), settings(), alone, several)
+    long = simulated(real, settings(), 1, long_prompt(real))
+    found = with_serving(curves(), settings(), alone, several, long)
     for name, value in ADDED.items():
         assert getattr(found, name) == pytest.approx(value, rel=0.1), name
     assert simulated(curves(), settings(), 1).tpot_ms < alone.tpot_ms - 3, "control: without"
 
 
 def test_a_fleet_that_is_faster_than_its_parts_adds_nothing() -> None:
-    found = with_serving(curves(), settings(), Asked(0.1, 0.1), Asked(0.1, 0.1))
-    assert (found.request_ms, found.step_more_ms, found.sequence_more_ms) == (0, 0, 0)
+    found = with_serving(curves(), settings(), *[Asked(0.1, 0.1)] * 3)
+    assert {getattr(found, name) for name in ADDED} == {0}
