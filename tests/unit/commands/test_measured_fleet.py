@@ -1,14 +1,12 @@
 """What a fleet adds to an engine's own times is found from what its requests took."""
 
-from dataclasses import replace
-
 import pytest
 
 from disagg.commands.measured_fleet import Asked, long_prompt, simulated, with_serving
 from disagg.config import read_settings
 from disagg.config.settings import Settings
 from disagg.config.sources import Given
-from tests.unit.simulation.fleets import curves
+from tests.unit.simulation.fleets import curves, fleet, with_curves
 
 ADDED = {"request_ms": 17.0, "request_token_ms": 0.02, "step_more_ms": 3.0, "sequence_more_ms": 0.7}
 
@@ -26,7 +24,7 @@ def settings() -> Settings:
 
 
 def test_what_a_fleet_adds_is_found_again() -> None:
-    real = replace(curves(), **ADDED)
+    real = with_curves(fleet(), **ADDED).curves
     alone, several = (simulated(real, settings(), num) for num in (1, 8))
     long = simulated(real, settings(), 1, long_prompt(real))
     found = with_serving(curves(), settings(), alone, several, long)
