@@ -40,7 +40,7 @@ QUICK_MIXES = MIXES[:1]
 SHARE, REQUESTS, ROUNDS = 0.2, 20, 3
 QUICK_REQUESTS, QUICK_ROUNDS = 12, 2
 REPEATS, QUICK_REPEATS = 7, 5
-WAIT_FOR_QUIET_S = 120.0
+WAIT_FOR_QUIET_S = 30.0
 SEED = 1
 
 Rounds = dict[tuple[str, System], list[list[Seen]]]
@@ -87,16 +87,16 @@ def measure(
         warm_up(fleet, (COLOCATED, *systems))
         _wait_for_quiet(fleet)
         calibrate(checkpoint, fleet, folder / "curves.json", QUICK_REPEATS if quick else REPEATS)
-        rates = {mix: SHARE * measure_capacity(fleet, COLOCATED, mix) for mix in mixes}
+        rates = {mix.name: SHARE * measure_capacity(fleet, COLOCATED, mix) for mix in mixes}
         for number in range(num_rounds):
             for mix in mixes:
                 for place in range(len(systems)):
                     system = systems[(place + number) % len(systems)]
                     _wait_for_quiet(fleet)
                     num = QUICK_REQUESTS if quick else REQUESTS
-                    one = serve(fleet, system, mix, rates[mix], num, SEED + number)
+                    one = serve(fleet, system, mix, rates[mix.name], num, SEED + number)
                     seen.setdefault((mix.name, system), []).append(one)
-                    _say(f"round {number + 1}: {mix.name}, {system.policy}: {rates[mix]:.2f}/s")
+                    _say(f"round {number + 1}: {mix.name}, {system.policy}: {rates[mix.name]:.2f}/s")
     return read_curves(folder / "curves.json"), seen
 
 
