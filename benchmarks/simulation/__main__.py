@@ -96,7 +96,9 @@ def measure(
                     num = QUICK_REQUESTS if quick else REQUESTS
                     one = serve(fleet, system, mix, rates[mix.name], num, SEED + number)
                     seen.setdefault((mix.name, system), []).append(one)
-                    _say(f"round {number + 1}: {mix.name}, {system.policy}: {rates[mix.name]:.2f}/s")
+                    _say(
+                        f"round {number + 1}: {mix.name}, {system.policy}: {rates[mix.name]:.2f}/s"
+                    )
     return read_curves(folder / "curves.json"), seen
 
 

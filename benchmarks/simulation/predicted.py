@@ -22,8 +22,9 @@ REST_MS = 60_000.0
 def plan_of(curves: Curves, system: System) -> FleetPlan:
     """The fleet of `benchmarks.policy` under a rule."""
     plan = fleet_of(read_effective(None, settings_given()).settings, curves, NO_SLOS)
-    roles = {f"num_{role}": system.roles.count(role) for role in ("prefill", "decode", "both")}
-    return replace(plan.with_policy(system.policy), **roles)
+    num_prefill, num_decode, num_both = map(system.roles.count, ("prefill", "decode", "both"))
+    plan = plan.with_policy(system.policy).with_ratio(num_prefill, num_decode)
+    return replace(plan, num_both=num_both)
 
 
 def predict(curves: Curves, system: System, seen: Sequence[Seen]) -> list[Outcome]:
