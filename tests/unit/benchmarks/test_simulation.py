@@ -3,11 +3,13 @@
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.policy.__main__ import SYSTEMS
 from benchmarks.policy.traces import MIXES, make_trace
+from benchmarks.simulation.__main__ import compare, write
 from benchmarks.simulation.figures import KEPT_MIN, Pair, report
 from benchmarks.simulation.machine_watch import MachineWatch
 from benchmarks.simulation.measured import Seen
@@ -87,3 +89,24 @@ def test_prompts_are_the_requests_own_tokens() -> None:
     cached = [one.num_cached for one in predict(curves(), OURS, [first, later, other])]
     assert cached[0] == cached[2] == 0
     assert cached[1] > len(first.prompt) // 2
+
+
+def test_requests_beside_others_are_left_out_and_the_record_has_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = predict(curves(), OURS, seen())
+    as_predicted = [
+        replace(one, ttft_ms=other.ttft_ms or 0, tpot_ms=other.tpot_ms or 0)
+        for one, other in zip(seen(), outcomes, strict=True)
+    ]
+    disturbed = replace(as_predicted[0], ttft_ms=1e6, others_share=0.5)
+    assert compare("chat", curves(), OURS, [[disturbed, *as_predicted[1:]]])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["name"] for line in lines] == ["chat: TTFT", "chat: TPOT"]
+    assert all(line["ours"] == 0 and "1 more disturbed" in line["note"] for line in lines)
+    slow = [replace(one, ttft_ms=2 * one.ttft_ms) for one in as_predicted]
+    assert not compare("chat", curves(), OURS, [slow]), "control"
+    file = tmp_path / "curves.json"
+    file.write_text("{}")
+    write(tmp_path / "record", file, {("chat", OURS): [as_predicted]})
+    assert len(json.loads((tmp_path / "record").read_text())["runs"][0]["requests"]) == 6
