@@ -8,7 +8,7 @@ from statistics import median
 from benchmarks.policy.figures import Slo
 from benchmarks.policy.fleet import Fleet, System
 from benchmarks.policy.load import ask, play
-from benchmarks.policy.traces import KINDS, MIXES, VOCAB_SIZE, Kind, make_trace
+from benchmarks.policy.traces import KINDS, MIXES, VOCAB_SIZE, Kind, Mix, make_trace
 from benchmarks.serving.checkpoint import NUM_RESERVED
 
 TTFT_FACTOR, TPOT_FACTOR = 5.0, 3.0
@@ -44,14 +44,16 @@ def measure_slos(fleet: Fleet, colocated: System) -> dict[str, Slo]:
 
 def measure_capacities(fleet: Fleet, colocated: System) -> dict[str, float]:
     """By mix: requests per second that come at once, on two workers of both roles."""
-    found = {}
-    for mix in MIXES:
-        fleet.become(colocated)
-        trace = make_trace(mix, 1_000.0, NUM_AT_ONCE, CAPACITY_SEED)
-        started = time.monotonic()
-        asyncio.run(play(fleet.url, trace, f"at-once-{mix.name.replace(' ', '-')}"))
-        found[mix.name] = NUM_AT_ONCE / (time.monotonic() - started)
-    return found
+    return {mix.name: measure_capacity(fleet, colocated, mix) for mix in MIXES}
+
+
+def measure_capacity(fleet: Fleet, colocated: System, mix: Mix) -> float:
+    """Requests per second of a mix that come at once."""
+    fleet.become(colocated)
+    trace = make_trace(mix, 1_000.0, NUM_AT_ONCE, CAPACITY_SEED)
+    started = time.monotonic()
+    asyncio.run(play(fleet.url, trace, f"at-once-{mix.name.replace(' ', '-')}"))
+    return NUM_AT_ONCE / (time.monotonic() - started)
 
 
 def _prompt(rng: random.Random, kind: Kind) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg.commands.arguments import Config, Model, Set, read_effective
-from disagg.commands.measured_fleet import request_ms
+from disagg.commands.measured_fleet import ask_fleet
 from disagg.commands.signals import exit_on_signals
 from disagg.config.options import model_name
 from disagg.config.settings import Settings
@@ -64,7 +64,7 @@ def calibrate(
     curves, measured = _measure(settings, name, workers_per_host, repeats)
     if fleet:
         _say("requests to the fleet")
-        curves, asked = request_ms(curves, settings, fleet, name, repeats)
+        curves, asked = ask_fleet(curves, settings, fleet, name, repeats)
         measured["fleet"] = asked
     measured["took_s"] = round(time.monotonic() - began_s, 1)
     text = json.dumps(curves_to_json(curves, measured), indent=1)

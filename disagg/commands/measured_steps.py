@@ -1,8 +1,10 @@
 """How long steps take: an engine under the production core, without router and transfers."""
 
+import math
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +34,11 @@ FILL_TOKENS_MAX = 16_384
 """Of prompts that are computed before decode steps of one length are measured: larger batches of
 longer contexts are derived, see `decode_surface`."""
 STEPS_MAX_IN_PROMPT = 10_000
+STEPS_PER_FILL = 3
+"""Of a batch, in each of the repeats."""
+
+_Timed = dict[tuple[int, int], list[float]]
+"""Milliseconds by row and column of a surface."""
 
 Say = Callable[[str], None]
 
@@ -51,7 +58,8 @@ class StepRig:
     Args:
         engine: a whole one, with its pool.
         limits: of the worker that it stands for.
-        repeats: of every shape; the median counts.
+        repeats: of every shape, all shapes one after the other in each, so that what disturbs the
+            machine for a while spoils no shape alone; the median counts.
     """
 
     engine: Engine
@@ -92,7 +100,9 @@ class StepRig:
         """Let every size of step be computed once: engines compile and allocate in the first."""
         for num_tokens in (self.limits.max_step_tokens, 64, 1):
             self._prompt_ms(self._prompt(num_tokens))
-        self._decodes(min(4, self.limits.max_sequences), 64, 2)
+        keys = self._filled([self._prompt(64) for _ in range(min(4, self.limits.max_sequences))])
+        self._decodes(len(keys), 2)
+        self._end(keys)
         self.samples.clear()
 
     def prefill_surface(self) -> Surface:
@@ -106,21 +116,19 @@ class StepRig:
                 f"{self.limits.max_model_tokens} tokens hold no step of {chunks[-1]} tokens",
                 param="worker.num_blocks",
             )
-        rows: list[list[float]] = [[] for _ in chunks]
-        for num_before in before:
-            self.say(f"prefill after {num_before:,} tokens")
-            prefix = self._prompt(num_before)
-            if prefix:
-                self._prompt_ms(prefix)
-            for row, num_tokens in zip(rows, chunks, strict=True):
-                took = [
-                    self._prompt_ms([*prefix, *self._prompt(num_tokens)])
-                    for _ in range(self.repeats)
-                ]
-                row.append(statistics.median(took))
-        return Surface(
-            tuple(map(float, chunks)), tuple(map(float, before)), tuple(map(tuple, rows))
-        )
+        prefixes = [self._prompt(num_before) for num_before in before]
+        took: _Timed = defaultdict(list)
+        for number in range(self.repeats):
+            self.say(
+                f"prefill of {chunks[0]} to {chunks[-1]:,} tokens, {number + 1} of the repeats"
+            )
+            for column, prefix in enumerate(prefixes):
+                if prefix:
+                    self._prompt_ms(prefix)
+                for row, num_tokens in enumerate(chunks):
+                    prompt = [*prefix, *self._prompt(num_tokens)]
+                    took[row, column].append(self._prompt_ms(prompt))
+        return _surface(chunks, before, took)
 
     def decode_surface(self) -> tuple[Surface, int]:
         """Decode steps by sequences and the tokens before each; and how many points are derived.
@@ -131,42 +139,55 @@ class StepRig:
         most = self.limits.max_sequences
         batches = [one for one in BATCHES if one < most] + [most]
         before = [one for one in DECODE_BEFORE if one < self._context_max]
-        rows = [[0.0] * len(before) for _ in batches]
+        largest = [
+            most if not column else FILL_TOKENS_MAX // one for column, one in enumerate(before)
+        ]
+        measured = [[one for one in batches if one <= max(1, num)] for num in largest]
+        prompts = [
+            [self._prompt(num_before) for _ in range(nums[-1])]
+            for num_before, nums in zip(before, measured, strict=True)
+        ]
+        took: _Timed = defaultdict(list)
+        for number in range(self.repeats):
+            for column, nums in enumerate(measured):
+                self.say(
+                    f"decode of {nums[0]} to {nums[-1]} sequences after {before[column]:,} tokens "
+                    f"each, {number + 1} of the repeats"
+                )
+                keys = self._filled(prompts[column])
+                for row in reversed(range(len(nums))):
+                    self._end(keys[nums[row] :])
+                    del keys[nums[row] :]
+                    took[row, column] += self._decodes(len(keys), STEPS_PER_FILL)
+                self._end(keys)
         num_derived = 0
-        for column, num_before in enumerate(before):
-            largest = max(1, FILL_TOKENS_MAX // num_before)
-            for row, num in zip(rows, batches, strict=True):
-                if num <= largest or column == 0:
-                    self.say(f"decode of {num} sequences after {num_before:,} tokens each")
-                    row[column] = self._decodes(num, num_before, self.repeats)
-                else:
-                    num_derived += 1
-                    row[column] = row[0] + num * _slope(batches, rows, column)
-        surface = Surface(
-            tuple(map(float, batches)), tuple(map(float, before)), tuple(map(tuple, rows))
-        )
-        return surface, num_derived
+        middle = {point: statistics.median(same) for point, same in took.items()}
+        for column, nums in enumerate(measured):
+            last = len(nums) - 1
+            slope = max(0.0, middle[last, column] - middle[last, 0]) / nums[-1]
+            for row in range(len(nums), len(batches)):
+                took[row, column] = [middle[row, 0] + batches[row] * slope]
+                num_derived += 1
+        return _surface(batches, before, took), num_derived
 
     def mixed_samples(self) -> list[Sample]:
         """Steps that decode and compute a chunk of a prompt."""
-        found: list[Sample] = []
-        most = self.limits.max_step_tokens
-        for num in sorted(
-            {1, min(4, self.limits.max_sequences - 1), self.limits.max_sequences // 2}
-        ):
-            for num_tokens in sorted({min(64, most - num), most - num}):
-                if num < 1 or num_tokens < 2:
-                    continue
-                self.say(f"{num} decodes beside {num_tokens} tokens of a prompt")
-                took = []
-                for _ in range(self.repeats):
-                    keys = self._filled(num, 64)
-                    key = self._submit(self._prompt(num_tokens))
-                    took.append(self._step())
-                    self._end([*keys, key])
-                middle = sorted(took, key=lambda one: one.ms)[len(took) // 2]
-                found.append(middle)
-        return found
+        most, most_sequences = self.limits.max_step_tokens, self.limits.max_sequences
+        shapes = [
+            (num, num_tokens)
+            for num in sorted({1, min(4, most_sequences - 1), most_sequences // 2})
+            for num_tokens in sorted({min(64, most - num), most - num})
+            if num >= 1 and num_tokens >= 2
+        ]
+        took: dict[tuple[int, int], list[Sample]] = defaultdict(list)
+        for number in range(self.repeats):
+            self.say(f"decodes beside tokens of a prompt, {number + 1} of the repeats")
+            for num, num_tokens in shapes:
+                keys = self._filled([self._prompt(64) for _ in range(num)])
+                key = self._submit(self._prompt(num_tokens))
+                took[num, num_tokens].append(self._step())
+                self._end([*keys, key])
+        return [sorted(same, key=lambda one: one.ms)[len(same) // 2] for same in took.values()]
 
     # --- inside
 
@@ -213,36 +234,43 @@ class StepRig:
             took_ms += self._step().ms
         raise AssertionError(f"{len(prompt)} tokens take more than {STEPS_MAX_IN_PROMPT} steps")
 
-    def _filled(self, num: int, num_before: int) -> list[RequestKey]:
-        """So many sequences that decode, after their prompts."""
+    def _filled(self, prompts: Sequence[Sequence[int]]) -> list[RequestKey]:
+        """Sequences that decode, after their prompts."""
         keys = [
-            self._submit(self._prompt(num_before), self.limits.max_model_tokens - num_before - 1)
-            for _ in range(num)
+            self._submit(prompt, self.limits.max_model_tokens - len(prompt) - 1)
+            for prompt in prompts
         ]
         for _ in range(STEPS_MAX_IN_PROMPT):
             running = [self._core.sequences[key] for key in keys]
-            if all(one.num_computed >= num_before for one in running):
+            if all(one.num_computed >= one.num_prompt_tokens for one in running):
                 return keys
             self._step()
         raise AssertionError("prompts that are not computed")
 
-    def _decodes(self, num: int, num_before: int, num_steps: int) -> float:
-        keys = self._filled(num, num_before)
+    def _decodes(self, num: int, num_steps: int) -> list[float]:
+        """What steps of all running sequences take, after a first one."""
         self._step()
         took = [self._step() for _ in range(num_steps)]
-        self._end(keys)
-        wrong = [one for one in took if one.shape.num_decodes != num]
-        if wrong:
-            raise ConfigError(
-                f"{num} sequences of {num_before} tokens do not fit the pool", param="worker"
-            )
-        return statistics.median(one.ms for one in took)
+        if any(one.shape.num_decodes != num for one in took):
+            raise ConfigError(f"{num} sequences do not fit the pool", param="worker")
+        return [one.ms for one in took]
 
 
-def _slope(batches: Sequence[int], rows: Sequence[Sequence[float]], column: int) -> float:
-    """What the context of one sequence adds: by the largest batch that was measured with it."""
-    num, row = max((num, row) for num, row in zip(batches, rows, strict=True) if row[column] > 0)
-    return (row[column] - row[0]) / num
+def _surface(across: Sequence[int], along: Sequence[int], took: _Timed) -> Surface:
+    """Medians, none of them above that of a step that computes as much and more.
+
+    Whatever disturbs a machine adds time, so a point above a larger one was disturbed.
+    """
+    rows = [
+        [statistics.median(took[row, column]) for column in range(len(along))]
+        for row in range(len(across))
+    ]
+    for row in reversed(range(len(across))):
+        for column in reversed(range(len(along))):
+            larger = rows[row + 1][column] if row + 1 < len(across) else math.inf
+            longer = rows[row][column + 1] if column + 1 < len(along) else math.inf
+            rows[row][column] = min(rows[row][column], larger, longer)
+    return Surface(tuple(map(float, across)), tuple(map(float, along)), tuple(map(tuple, rows)))
 
 
 def linear_fit(samples: Sequence[Sample]) -> StepCost:

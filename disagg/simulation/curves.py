@@ -74,6 +74,9 @@ class Curves:
         hop_ms: a message between router and worker, or two workers.
         request_ms: a request's way to the plan and its first token's way to the client, beside
             those messages: HTTP, tokens of the text.
+        request_token_ms: what each token of a prompt adds to that way: JSON, names of blocks.
+        step_more_ms: what a step takes in a worker that serves, beside what the engine alone takes.
+        sequence_more_ms: likewise for each sequence that gets a token: its way through the worker.
         layout: groups, and bytes of a block.
         num_blocks: of the pool, the null block included.
         max_model_tokens: prompt plus answer.
@@ -90,6 +93,9 @@ class Curves:
     num_blocks: int
     max_model_tokens: int
     name: str = ""
+    request_token_ms: float = 0.0
+    step_more_ms: float = 0.0
+    sequence_more_ms: float = 0.0
 
     def step_ms(self, shape: StepShape) -> float:
         """What a step takes by what it computes; at least a microsecond, so that time goes on."""
@@ -97,11 +103,13 @@ class Curves:
         if tokens := shape.num_prefill_tokens:
             before = shape.prefill_context * SCALE_TOKENS / tokens - (tokens - 1) / 2
             prefill = self.prefill.at(tokens, before)
-        if num := shape.num_decodes:
+        num = shape.num_decodes
+        if num:
             decode = self.decode.at(num, shape.decode_context * SCALE_TOKENS / num)
+        engine = prefill + decode
         if prefill and decode:
-            return max(prefill, decode, prefill + decode - self.shared_ms, 1e-3)
-        return max(prefill + decode, 1e-3)
+            engine = max(prefill, decode, engine - self.shared_ms)
+        return max(engine + self.step_more_ms + num * self.sequence_more_ms, 1e-3)
 
     def with_mixed(self, mixed: Sequence[tuple[StepShape, float]]) -> "Curves":
         """The same with ``shared_ms`` as steps of both, and the ms that they took, have it."""

@@ -46,6 +46,11 @@ def curves_to_json(curves: Curves, measured: Mapping[str, Any]) -> dict[str, Any
         "mixed": {"shared_ms": curves.shared_ms},
         "transfer": {"read_ms": curves.link.read_ms, "mib_ms": curves.link.mib_ms},
         "messages": {"hop_ms": curves.hop_ms, "request_ms": curves.request_ms},
+        "serving": {
+            "request_token_ms": curves.request_token_ms,
+            "step_ms": curves.step_more_ms,
+            "sequence_ms": curves.sequence_more_ms,
+        },
     }
 
 
@@ -60,6 +65,7 @@ def curves_from_json(content: object, name: str = "curves") -> Curves:
         raise ConfigError(f"{name}: version: {version!r}, not {VERSION}", param="curves")
     model = whole.inner("model")
     mixed, transfer, messages = map(whole.inner, ("mixed", "transfer", "messages"))
+    serving = whole.inner("serving") if "serving" in whole.fields else NOT_ASKED
     return Curves(
         prefill=_surface(whole.inner("prefill"), "tokens", "tokens_before"),
         decode=_surface(whole.inner("decode"), "sequences", "tokens_before"),
@@ -71,6 +77,9 @@ def curves_from_json(content: object, name: str = "curves") -> Curves:
         num_blocks=model.count("num_blocks"),
         max_model_tokens=model.count("max_model_tokens"),
         name=str(whole.fields.get("name", "")),
+        request_token_ms=serving.number("request_token_ms"),
+        step_more_ms=serving.number("step_ms"),
+        sequence_more_ms=serving.number("sequence_ms"),
     )
 
 
@@ -109,6 +118,10 @@ class _Object:
     def row(self, name: str) -> tuple[float, ...]:
         """A field that is a list of numbers."""
         return _row(self, name, self.fields.get(name))
+
+
+NOT_ASKED = _Object({"request_token_ms": 0.0, "step_ms": 0.0, "sequence_ms": 0.0}, "serving")
+"""Of a file that was made without a fleet, or before fleets were asked."""
 
 
 def _is_number(found: object) -> TypeGuard[int | float]:

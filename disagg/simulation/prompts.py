@@ -1,7 +1,7 @@
 """Requests of a trace, and tokens that stand for what they say."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from disagg.errors import RequestError
 
@@ -19,12 +19,14 @@ class TraceRequest:
         num_answer: tokens, at least one.
         hash_ids: of each `TRACE_BLOCK` tokens of the prompt; equal ones stand for equal tokens
             with equal tokens before them.
+        tokens: of the prompt, where they are known; then ``hash_ids`` say nothing.
     """
 
     at_ms: float
     num_prompt: int
     num_answer: int
     hash_ids: tuple[int, ...] = field(repr=False)
+    tokens: tuple[int, ...] = field(default=(), repr=False)
 
 
 class Prompts:
@@ -34,11 +36,13 @@ class Prompts:
         self._numbers: dict[int, int] = {}
 
     def tokens(self, request: TraceRequest) -> tuple[int, ...]:
-        """The prompt: all tokens of a block are one, other than that of any other block.
+        """The prompt: its own, or all tokens of a block are one, other than any other block's.
 
         Raises:
             RequestError: more different blocks than there are ids of tokens.
         """
+        if request.tokens:
+            return request.tokens
         numbers, tokens = self._numbers, []
         for hash_id in request.hash_ids:
             tokens += [numbers.setdefault(hash_id, len(numbers))] * TRACE_BLOCK
@@ -62,7 +66,4 @@ def at_rate(requests: Sequence[TraceRequest], per_second: float) -> list[TraceRe
     # As many gaps as requests: one after the last arrival is counted too.
     now_ms = (last - begin) * len(requests) / max(1, len(requests) - 1)
     factor = wanted_ms / now_ms if now_ms else 0.0
-    return [
-        TraceRequest((one.at_ms - begin) * factor, one.num_prompt, one.num_answer, one.hash_ids)
-        for one in requests
-    ]
+    return [replace(one, at_ms=(one.at_ms - begin) * factor) for one in requests]

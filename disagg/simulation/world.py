@@ -122,9 +122,10 @@ class World:
         for worker in self.workers:
             worker.report()
         self._every(ROUTER_TICK_MS, lambda: self._perform(self.router.tick(self.time.clock_ms)))
+        curves = self.plan.curves
         for number, request in enumerate(trace):
-            at_ms = BEGIN_MS + request.at_ms + self.plan.curves.request_ms
-            self.time.after(at_ms, partial(self._ask, str(number)))
+            way_ms = curves.request_ms + request.num_prompt * curves.request_token_ms
+            self.time.after(BEGIN_MS + request.at_ms + way_ms, partial(self._ask, str(number)))
         while self._num_ended < len(outcomes):
             self.time.advance()
             if not self.time.num_events % EVENTS_PER_LOOK:

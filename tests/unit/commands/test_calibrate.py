@@ -37,7 +37,7 @@ def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     make_checkpoint(checkpoint, "gemma3")
     run = calibrate("--model", str(checkpoint), "--out", str(out), *SMALL)
     assert run.returncode == 0, run.stderr
-    assert "decode of 4 sequences" in run.stderr
+    assert "decode of 1 to 4 sequences" in run.stderr
     assert "READs between two processes" in run.stderr
     measured = json.loads(out.read_text())["measured"]
     assert measured["max_step_tokens"] == 64
