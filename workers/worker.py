@@ -151,9 +151,9 @@ class Worker:
         What still goes on after ``drain_timeout_ms`` is planned anew by its router.
         """
         control, loop = self.control, self._loop
-        if control is not None and loop is not None and not loop.is_closed():
+        if control is not None and loop is not None:
             log.info("worker %s drains", self.options.worker_id)
-            loop.call_soon_threadsafe(control.drain, self.options.drain_timeout_ms)
+            _call_soon(loop, control.drain, self.options.drain_timeout_ms)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Stop serving; False when that took longer.
@@ -161,7 +161,7 @@ class Worker:
         READs that are still in progress are named in `failed` and end with the process only.
         """
         if self._loop is not None and self._stop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
+            _call_soon(self._loop, self._stop.set)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -372,9 +372,7 @@ class Worker:
         )
 
 
-def _call_soon(
-    loop: asyncio.AbstractEventLoop, call: Callable[[int, str], None], read_id: int, error: str
-) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
     """Hop to the loop; a loop that is gone needs no news."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call, read_id, error)
+    with contextlib.suppress(RuntimeError):  # closed, maybe in this moment
+        loop.call_soon_threadsafe(call, *args)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -68,6 +68,8 @@ PEER = identity_pb2.Incarnation(worker_id="p0", epoch="of-fuzz")
 KEY = identity_pb2.RequestKey(request_id="one", generation=1)
 SPOILT = 0.1
 """Chance that a call sends what is no message."""
+BATCHED = 0.3
+"""Chance that one more message of a session goes with those before it."""
 METHODS = {
     method.path: method for method in all_methods() if not method.service.endswith(".Sibling")
 }
@@ -186,21 +188,32 @@ class Target:
         return session_pb2.SessionRequest(open=opened)
 
     def session_request(self, random: Random) -> Message:
-        """Of a session; a submit mostly has the fields of its role, and no others."""
+        """Of a session; sometimes with others behind it, which rarely have some themselves."""
+        request = self.one_session_request(random)
+        while random.random() < BATCHED:
+            more = self.one_session_request(random)
+            if random.random() < SPOILT:
+                more.more.append(self.one_session_request(random))
+            request.more.append(more)
+        return request
+
+    def one_session_request(self, random: Random) -> session_pb2.SessionRequest:
+        """A submit mostly has the fields of its role, and no others."""
         request: Any = message(random, session_pb2.SessionRequest.DESCRIPTOR, self.known)
+        request.ClearField("more")
         if request.HasField("drain"):  # it would do so, and end
             request = session_pb2.SessionRequest(call_off_drain=session_pb2.CallOffDrain())
         if request.WhichOneof("message") == "open" and random.random() < 0.9:
             request = session_pb2.SessionRequest(cancel=session_pb2.Cancel(key=KEY))
         if request.WhichOneof("message") != "submit" or random.random() < 0.1:
-            return request
+            return cast(session_pb2.SessionRequest, request)
         submit = request.submit
         if submit.role == "local":
             submit.ClearField("peer")
         elif not submit.HasField("peer"):
             submit.peer.CopyFrom(session_pb2.PeerAddress(incarnation=PEER, address="127.0.0.1:1"))
         submit.ClearField("pull" if submit.role == "decode" else "take_over")
-        return request
+        return cast(session_pb2.SessionRequest, request)
 
     def envelope(self, random: Random) -> Message:
         """Of a peer's stream."""
