@@ -11,6 +11,7 @@ const $ = (id) => document.getElementById(id);
 const STATES = { ready: "good", draining: "warn", starting: "warn", away: "bad" };
 
 let chosen = null; // the request that is shown: {request_id, tenant}
+let pressed = false; // a row that is redrawn between press and release would never be clicked
 let following = null;
 
 const headers = () => {
@@ -113,9 +114,7 @@ function show(body) {
   $("transfers").replaceChildren(transfers(body.workers));
   $("of-revisions").hidden = body.revisions.length < 2;
   $("revisions").replaceChildren(revisions(body.revisions));
-  const focused = document.activeElement?.dataset.request;
-  $("requests").replaceChildren(requests(body.requests, body.now_ms));
-  if (focused !== undefined) document.querySelector(`[data-request="${CSS.escape(focused)}"]`)?.focus();
+  if (!pressed) showRequests(body);
   showChosen(body);
 }
 
@@ -186,6 +185,12 @@ function revisions(all) {
     [one.name, `${one.weight}`, `${one.num_workers_ready}/${one.num_workers}`, `${one.num_running}`, `${one.num_waiting}`]));
 }
 
+function showRequests(body) {
+  const focused = document.activeElement?.dataset.request;
+  $("requests").replaceChildren(requests(body.requests, body.now_ms));
+  if (focused !== undefined) document.querySelector(`[data-request="${CSS.escape(focused)}"]`)?.focus();
+}
+
 function requests(all, nowMs) {
   if (!all.length) return element("p", { className: "quiet" }, "none yet");
   const hasTenants = all.some((one) => one.tenant);
@@ -209,10 +214,17 @@ function requests(all, nowMs) {
   return table(names, rows);
 }
 
-async function choose(one, nowMs) {
+$("requests").addEventListener("pointerdown", () => { pressed = true; });
+for (const end of ["pointerup", "pointercancel"]) {
+  window.addEventListener(end, () => { pressed = false; });
+}
+
+function choose(one, nowMs) {
   chosen = { request_id: one.request_id, tenant: one.tenant };
-  await showRecord(chosen, nowMs);
-  $("request").scrollIntoView({ block: "nearest" });
+  showRecord(chosen, nowMs).then(
+    () => $("request").scrollIntoView({ block: "nearest" }),
+    (error) => say(error.message, "bad"),
+  );
 }
 
 async function showRecord(wanted, nowMs) {

@@ -18,6 +18,8 @@ pytestmark = [
 BOUND_S = 60
 TIMEOUT_MS = 5000 * BOUND_S
 PICTURE = ROOT / "docs" / "live-page.png"
+REDRAWN = """() => new Promise((done) =>
+  new MutationObserver(() => done()).observe(document.getElementById("router"), {childList: true}))"""
 SIGNS = {"p": "█", "h": "▒", ".": "·", "n": "▢"}
 
 
@@ -66,3 +68,17 @@ def test_a_held_hand_over_is_seen_and_then_its_timeline(gemma3: ServedModel, pag
     assert any(bar.startswith("decode: ") for bar in bars), bars
     if os.environ.get("DISAGG_TEST_PICTURES"):
         PICTURE.write_bytes(picture)
+
+
+def test_a_slow_press_opens_a_request_though_the_page_is_redrawn(
+    gemma3: ServedModel, page: Any
+) -> None:
+    prompt = gemma3.prompt(60)
+    assert_exact(gemma3.ask(prompt, "pressed-slowly"), prompt)
+    row = page.locator("#requests button", has_text="pressed-slowly")
+    row.hover()
+    page.mouse.down()
+    page.evaluate(REDRAWN)
+    page.evaluate(REDRAWN)  # the first may have come of an event before the press
+    page.mouse.up()
+    page.locator("#request h2", has_text="pressed-slowly").wait_for()

@@ -5,7 +5,7 @@ The fields were read from vLLM 0.32.0's ``distributed/kv_events.py``. Such event
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from disagg.errors import ProtocolError
@@ -42,8 +42,8 @@ class VllmStored:
     block_tokens: int
     hashes: tuple[BlockHash, ...]
     parent: BlockHash | None
-    token_ids: tuple[int, ...]
-    cache_salt: str
+    token_ids: tuple[int, ...] = field(repr=False)
+    cache_salt: str = field(repr=False)
     has_other_keys: bool
 
 

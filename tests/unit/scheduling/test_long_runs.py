@@ -188,7 +188,7 @@ def test_long_and_short_prompts_each_wait_for_those_before_them() -> None:
     assert longest_wait_ms(world) < 2_000
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [2, 11])
 def test_decodes_are_preempted_while_prefixes_are_pulled(seed: int) -> None:
     world = play(PRESSURE, seed)
     assert outcomes(world) == {"finished": PRESSURE.num_requests}
