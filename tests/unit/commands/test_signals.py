@@ -18,7 +18,8 @@ class Hangs(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "typer":
             print("importing", flush=True)
-            threading.Event().wait()
+            while True:  # a wait without end may begin right after the signal, and never hear of it
+                threading.Event().wait(0.1)
 
 sys.meta_path.insert(0, Hangs())
 from {module} import main
