@@ -18,8 +18,10 @@ pytestmark = [
 BOUND_S = 60
 TIMEOUT_MS = 5000 * BOUND_S
 PICTURE = ROOT / "docs" / "live-page.png"
-REDRAWN = """() => new Promise((done) =>
-  new MutationObserver(() => done()).observe(document.getElementById("router"), {childList: true}))"""
+REDRAWN = """() => new Promise((done) => {
+  const watched = document.getElementById("router");
+  new MutationObserver(() => done()).observe(watched, { childList: true });
+})"""
 SIGNS = {"p": "█", "h": "▒", ".": "·", "n": "▢"}
 
 
