@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from disagg.cluster.processes import end_processes, find_descendants, read_process
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
 from disagg.testing.scripted_worker import HASH_KEY
@@ -80,7 +81,10 @@ class Plain:
         return found
 
     def end(self) -> None:
-        self._process.kill()
+        """End it and what it started: vLLM's engine and workers outlive a killed server."""
+        server = read_process(self._process.pid)
+        if server is not None:
+            end_processes(find_descendants({server[0]}), timeout_s=0.0)
         self._process.wait()
         self.log.close()
 
