@@ -97,11 +97,12 @@ class Choices:
         """
         try:
             for number, prompt in enumerate(self.prompts):
+                if number:  # others need not wait until all have been planned
+                    await asyncio.sleep(0)
                 self._check_lives()
                 self._generate(number * self._num_each)
                 if not _leaves_blocks(prompt):
                     self._start_others(number)
-                await asyncio.sleep(0)  # others need not wait until all have been planned
         except BaseException:
             self.cancel("another choice was refused")
             raise

@@ -160,7 +160,7 @@ class GenerationPages:
         if isinstance(body, CompletionRequest):
             shown = CompletionFormat(answer)
         else:
-            messages = self._messages(answer, body.chat())
+            messages = self._messages(answer, body.chat)
             with_marks = messages[0].reads_marks
             if isinstance(body, ResponsesRequest):
                 shown = ResponsesFormat(answer, body, messages[0])

@@ -47,6 +47,7 @@ class ChatRequest(GenerationFields):
         ):
             raise RequestError("differs from max_completion_tokens; set one", param="max_tokens")
 
+    @cached_property
     def chat(self) -> Chat:
         """The messages, and what their answer must be.
 
@@ -81,7 +82,7 @@ class ChatRequest(GenerationFields):
         """The only `GenerationRequest` of the chat; see ``generation_request_of``."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         request = self.generation_request_of(
-            self.chat(),
+            self.chat,
             "messages",
             max_tokens=getattr(self, field),
             max_tokens_field=field,
