@@ -132,7 +132,8 @@ class Choices:
         finally:
             for reader in self._readers:
                 reader.cancel()
-            await asyncio.gather(*self._readers, return_exceptions=True)
+            if self._readers:
+                await asyncio.gather(*self._readers, return_exceptions=True)
 
     def write_through(self, is_ready: Callable[[], bool], write: Callable[[Piece], None]) -> None:
         """Give the pieces of an only choice to ``write`` as they come, while ``is_ready``.

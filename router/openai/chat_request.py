@@ -29,11 +29,12 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    tools: Tools = Field(default=[], repr=False)
+    # Of a default that could change pydantic makes a deep copy for every request.
+    tools: Tools = Field(default_factory=list, repr=False)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default={}, repr=False)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
 
     def check_together(self) -> None:
         """See ``GenerationFields.check_together``."""
