@@ -360,7 +360,7 @@ def _spare_collector() -> None:
     """Let the garbage collector look at what requests leave, and seldom.
 
     What starting has made, most of it the code of libraries, lives as long as the process: looking
-    it through stops all streams for a tenth of a second. A request's own objects go when nobody
+    it through takes 65 ms, in which all streams stand still. A request's own objects go when nobody
     refers to them; looked through while they are in use they cost a tenth of its time.
     """
     gc.freeze()

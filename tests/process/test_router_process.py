@@ -95,7 +95,7 @@ def test_one_signal_stops_cleanly(start, number):
     assert "Traceback" not in said
     # What it began with is not looked through for garbage while it serves: 0 where all of it is.
     (num_frozen,) = re.findall(r"^frozen (\d+)$", said, re.MULTILINE)
-    assert int(num_frozen) > 100_000
+    assert int(num_frozen) > 10_000
 
 
 def test_a_second_signal_does_not_wait(start):
