@@ -59,17 +59,14 @@ class Choices:
         self._group = dispatcher.new_group()
         self._num_each = num_each
         self._texts = texts
-        self._num_cached_tokens = 0
         self._call = call
         call.num_choices = len(self)
         self._streams: dict[int, ClientStream] = {}
         self._claim = _claim_together([prompt.claim for prompt in prompts])
         self._why_ended = ""
         self._readers: set[asyncio.Task[None]] = set()
-        # Pieces count as unread until the client's answer takes them. There is room for one of each
-        # choice, so that all of a step are read in one turn, however many they are.
         self._unread = dispatcher.unread()
-        self._ready: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(len(self))
+        """Pieces count as unread until the client's answer takes them."""
 
     def __len__(self) -> int:
         return len(self.prompts) * self._num_each
@@ -81,8 +78,8 @@ class Choices:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts, as their first choices found them; those that have ended."""
-        return self._num_cached_tokens
+        """See `ObservedCall`."""
+        return self._call.num_cached_tokens
 
     @property
     def first_record(self) -> RequestRecord | None:
@@ -97,11 +94,12 @@ class Choices:
         """
         try:
             for number, prompt in enumerate(self.prompts):
+                if number:  # others need not wait until all have been planned
+                    await asyncio.sleep(0)
                 self._check_lives()
                 self._generate(number * self._num_each)
                 if not _leaves_blocks(prompt):
                     self._start_others(number)
-                await asyncio.sleep(0)  # others need not wait until all have been planned
         except BaseException:
             self.cancel("another choice was refused")
             raise
@@ -116,7 +114,7 @@ class Choices:
             if len(self) == 1:
                 async with aclosing(pieces(self._streams[0], self._only_reader)) as found:
                     async for piece in found:
-                        self._count(0, piece)
+                        self.num_tokens += len(piece.token_ids)
                         yield 0, piece
                 return
             for index in self._streams:
@@ -128,13 +126,14 @@ class Choices:
                     raise item
                 index, piece = item
                 self._unread.add(-len(piece.token_ids))
-                self._count(index, piece)
+                self.num_tokens += len(piece.token_ids)
                 num_live -= bool(piece.finish_reason)
                 yield index, piece
         finally:
             for reader in self._readers:
                 reader.cancel()
-            await asyncio.gather(*self._readers, return_exceptions=True)
+            if self._readers:
+                await asyncio.gather(*self._readers, return_exceptions=True)
 
     def write_through(self, is_ready: Callable[[], bool], write: Callable[[Piece], None]) -> None:
         """Give the pieces of an only choice to ``write`` as they come, while ``is_ready``.
@@ -149,11 +148,16 @@ class Choices:
             if delta.finish_reason or not is_ready():
                 return False
             piece = reader.piece(delta)
-            self._count(0, piece)
+            self.num_tokens += len(piece.token_ids)
             write(piece)
             return True
 
         stream.take_now(take)
+
+    @cached_property
+    def _ready(self) -> "asyncio.Queue[tuple[int, Piece] | Exception]":
+        """Of several choices, with room for one piece of each: all of a step are read in a turn."""
+        return asyncio.Queue(len(self))
 
     @cached_property
     def _only_reader(self) -> TextReader:
@@ -166,16 +170,6 @@ class Choices:
         self._dispatcher.free_places(self._group)
         for stream in self._streams.values():
             stream.cancel(reason)
-
-    def _count(self, index: int, piece: Piece) -> None:
-        self.num_tokens += len(piece.token_ids)
-        number, nth = divmod(index, self._num_each)
-        if nth or not piece.finish_reason:
-            return
-        # Not later: of those that have ended only the last ones have a record.
-        record = self._dispatcher.core.record(self._id_of(index))
-        found = record.cached_tokens if record is not None else 0
-        self._num_cached_tokens += min(found, len(self.prompts[number].token_ids))
 
     def _request(self, index: int) -> NewRequest:
         number, nth = divmod(index, self._num_each)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 REPLACEMENT = "\ufffd"
 UTF8_BYTES_MAX = 4
 WINDOW_TOKENS_MAX = 6
@@ -131,12 +132,12 @@ class _ByteLevelDetokenizer:
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
         self._vocabulary = vocabulary
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = _Utf8("replace")
         tail = b""
         for token_id in reversed(prompt):
             tail = vocabulary.shown_bytes(token_id) + tail
-            if len(tail) >= UTF8_BYTES_MAX:
-                break
+            if tail and (tail[-1] < 0x80 or len(tail) >= UTF8_BYTES_MAX):
+                break  # no character that begins before it goes on behind it
         self._utf8.decode(tail)
         # The prompt's own text already has a replacement character for its unfinished one.
         self._replaced_in_prompt = self._utf8.getstate()[0] != b""

@@ -160,7 +160,7 @@ class GenerationPages:
         if isinstance(body, CompletionRequest):
             shown = CompletionFormat(answer)
         else:
-            messages = self._messages(answer, body.chat())
+            messages = self._messages(answer, body.chat)
             with_marks = messages[0].reads_marks
             if isinstance(body, ResponsesRequest):
                 shown = ResponsesFormat(answer, body, messages[0])
@@ -199,6 +199,8 @@ class GenerationPages:
     ) -> None:
         async with aclosing(choices.pieces()) as texts:
             if not body.stream:
+                # What comes before the end wakes nobody.
+                choices.write_through(_always, functools.partial(shown.add, 0))
                 async for index, piece in texts:
                     shown.add(index, piece)
                 if explains:
@@ -233,6 +235,10 @@ class GenerationPages:
                 return
         tail = shown.usage_chunk(_usage(choices)) if body.include_usage else b""
         await exchange.write(tail + shown.done, more=False)
+
+
+def _always() -> bool:
+    return True
 
 
 def _usage(choices: Choices) -> dict[str, Any]:

@@ -151,12 +151,9 @@ class Exchange:
             CancelledError: the client left before it was complete.
         """
         options, bytes_max = self._options, self._options.body_bytes_max
-        refusal = BodyTooLargeError(
-            f"the body is larger than {bytes_max} bytes (limits.body_bytes_max)"
-        )
         declared = self.headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > bytes_max:
-            raise refusal
+            raise _too_large(bytes_max)
         body = bytearray()
         timeout_s, rate = options.receive_timeout_ms / 1000, options.receive_bytes_per_s_min
         patience = Patience(time.monotonic(), timeout_s, rate)
@@ -169,7 +166,7 @@ class Exchange:
                 chunk: bytes = message.get("body", b"")
                 patience.moved(time.monotonic(), len(chunk))
                 if len(body) + len(chunk) > bytes_max:
-                    raise refusal
+                    raise _too_large(bytes_max)
                 budget.take(len(chunk))
                 body += chunk
                 if not message.get("more_body", False):
@@ -254,3 +251,7 @@ class Exchange:
             extra.append((b"www-authenticate", error.challenge))
         data = to_json(error_body(error))
         await self.answer(error.http_status, data, extra=extra)
+
+
+def _too_large(bytes_max: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is larger than {bytes_max} bytes (limits.body_bytes_max)")

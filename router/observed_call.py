@@ -70,11 +70,13 @@ class ObservedCall:
     Attributes:
         num_choices: that it will have; set before the first one begins.
         is_live: a choice was accepted, and the call has not ended.
+        num_cached_tokens: of its prompts, as their first choices found them; those that have ended.
     """
 
     def __init__(self, observers: Observers, tenant: str, span: CallSpan) -> None:
         self.num_choices = 1
         self.is_live = False
+        self.num_cached_tokens = 0
         self.observers = observers
         self.tenant = tenant
         self.span = span
@@ -165,12 +167,16 @@ class ObservedChoice:
         observers, end = self._call.observers, measure_end(record)
         if outcome in FINISHED:
             observers.metrics.choice_finished(end)
+        if not self._shares_prompt:
+            self._call.num_cached_tokens += min(record.cached_tokens, record.num_prompt_tokens)
         self._call.choice_ended(outcome, record)
         observers.spans.end(self._span, outcome, record, error)
+        if not (error or observers.log_requests):
+            return
         fields = _fields(record, outcome, self._call.tenant, end.e2e_ms)
         if error:
             logger.warning("request %s failed: %s", record.request_id, error, extra=fields)
-        elif observers.log_requests:
+        else:
             shown = " ".join(f"{name}={value}" for name, value in fields.items())
             logger.info("request ended: %s", shown, extra=fields)
 

@@ -174,7 +174,7 @@ class Preparation:
         self.check_ids(request.stop_token_ids, "stop_token_ids")
         self._check_prompt_logprobs(request, len(token_ids))
         if isinstance(request.prompt, Chat):
-            request = self._with_grammar(request, request.prompt, self._tokenizer.end_of(token_ids))
+            request = self._with_grammar(request, request.prompt, token_ids)
         if request.grammar:
             await self._check_grammar(request, caller.tenant)
         sampling = self._sampling(request, max_tokens, len(token_ids))
@@ -258,18 +258,18 @@ class Preparation:
             )
 
     def _with_grammar(
-        self, request: GenerationRequest, chat: Chat, prompt_end: str
+        self, request: GenerationRequest, chat: Chat, token_ids: Sequence[int]
     ) -> GenerationRequest:
         """The same with the grammar that its tools and the model's reasoning make necessary.
 
         Raises:
             RequestError: the grammar is too long, or does not go with another field.
         """
-        messages = self._tokenizer.messages
         schema = chat.json_schema
-        if not chat.must_call and (
-            schema is None or not (chat.schemas or messages.reasons_first(prompt_end))
-        ):
+        if schema is None and not chat.must_call:
+            return request
+        messages, prompt_end = self._tokenizer.messages, self._tokenizer.end_of(token_ids)
+        if not (chat.must_call or chat.schemas or messages.reasons_first(prompt_end)):
             return request
         request = dataclasses.replace(
             request,

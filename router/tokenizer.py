@@ -112,7 +112,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Tokenise a plain prompt, with the special tokens the tokenizer adds itself or not."""
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Without the offsets of tokens in the text, which `encode` adds: a third of the time.
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(found.ids)
 
     def encode_chat(
         self, chat: Chat, *, add_special_tokens: bool = False, add_generation_prompt: bool = True
@@ -168,6 +170,8 @@ class Tokenizer:
         self, prompt_token_ids: Sequence[int], schemas: Schemas
     ) -> MessageParser | None:
         """See ``MessageSyntax.parser``."""
+        if not (self.messages.reasoning or (self.messages.tools and schemas)):
+            return None  # whatever the prompt ends with
         return self.messages.parser(self.end_of(prompt_token_ids), schemas)
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from disagg.errors import CapacityError, ContextLengthError, DisaggError, RemoteFault
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.registration import WorkerInfo
+from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Claim, EndReason, PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import NewRequest, RouterAction, ToWorker
 from disagg.routing.exclusions import Exclusions
@@ -111,37 +113,41 @@ class RoutedRequest:
         )
         self.generations.append(current)
         self.current = current
-        submit = Submit(
+        submit = partial(
+            Submit,
             key=current.key,
-            role=Role.LOCAL,
             token_ids=tuple(self.stream.tokens),  # of a first plan no copy
             hashes=tuple(self.hashes),
             cache_salt=self.cache_salt,
-            sampling=replace(
-                self.sampling,
-                # Who wants no tokens, but something of the prompt, gets one sampled all the same:
-                # that is how a prompt ends. It is not accepted.
-                max_tokens=max(1, self.stream.end - current.base),
-                num_prompt_logprobs=self.stream.scores.num_wanted,
-            ),
+            sampling=self._sampling_left(current.base),
         )
         if old is not None:
-            take = replace(submit, role=Role.DECODE, peer=_address(current.prefill), take_over=old)
+            take = submit(role=Role.DECODE, peer=_address(current.prefill), take_over=old)
             return [ToWorker(current.decode.incarnation, take)]
         pull = None
         if plan.pull is not None:
             owner = _address(plan.pull.info)
             pull = PullPlan(owner, plan.pull.found_tokens)
         if plan.local:
-            return [ToWorker(current.decode.incarnation, replace(submit, pull=pull))]
+            return [ToWorker(current.decode.incarnation, submit(role=Role.LOCAL, pull=pull))]
         # The decode worker first: it refuses a Reserve of a generation not submitted to it.
         return [
-            ToWorker(info.incarnation, replace(submit, role=role, peer=_address(peer), pull=first))
+            ToWorker(info.incarnation, submit(role=role, peer=_address(peer), pull=first))
             for info, role, peer, first in (
                 (current.decode, Role.DECODE, current.prefill, None),
                 (current.prefill, Role.PREFILL, current.decode, pull),
             )
         ]
+
+    def _sampling_left(self, num_tokens: int) -> SamplingParams:
+        """Its sampling for what follows so many tokens; of a first plan no copy."""
+        # Who wants no tokens, but something of the prompt, gets one sampled all the same: that is
+        # how a prompt ends. It is not accepted.
+        max_tokens = max(1, self.stream.end - num_tokens)
+        num_wanted, sampling = self.stream.scores.num_wanted, self.sampling
+        if (sampling.max_tokens, sampling.num_prompt_logprobs) == (max_tokens, num_wanted):
+            return sampling
+        return replace(sampling, max_tokens=max_tokens, num_prompt_logprobs=num_wanted)
 
     @property
     def first_generation(self) -> int:

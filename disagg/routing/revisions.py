@@ -223,6 +223,8 @@ class Revisions:
                 f"{', '.join(sorted(able))} have no weight (router.revision_weights)",
                 retry_after_s=1,
             )
+        if len(serving) == 1:
+            return serving[0]
         weights = [self.weight(one.name) for one in serving]
         drawn = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest()) / _DRAWS
         left = drawn * sum(weights)

@@ -21,6 +21,8 @@ class Slo:
     def overridden(self, ttft_ms: int | None, tpot_ms: float | None, sheds: bool | None) -> "Slo":
         """The same, but what a request says of its own; None: nothing."""
         given = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "sheds": sheds}
+        if not any(one is not None for one in given.values()):
+            return self
         return replace(self, **{name: one for name, one in given.items() if one is not None})  # type: ignore[arg-type]
 
 

@@ -23,7 +23,7 @@ def sampling_to_wire(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
-        logit_bias=dict(sampling.logit_bias),
+        logit_bias=dict(sampling.logit_bias) if sampling.logit_bias else None,
         num_prompt_tokens=sampling.num_prompt_tokens,
         grammar=sampling.grammar,
         min_tokens=sampling.min_tokens,

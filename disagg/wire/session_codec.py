@@ -64,7 +64,7 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
             )
             return session_pb2.SessionRequest(open=opening)
         case Submit():
-            return session_pb2.SessionRequest(submit=_submit_to_wire(message))
+            return _submit_to_wire(message)
         case Cancel(key, reason):
             return session_pb2.SessionRequest(
                 cancel=session_pb2.Cancel(key=key_to_wire(key), reason=reason)
@@ -247,23 +247,26 @@ def _times_from_wire(wire: session_pb2.PrefillTimes) -> PrefillTimes:
     return PrefillTimes(wire.queue_ms, wire.transfer_ms, wire.compute_ms)
 
 
-def _submit_to_wire(submit: Submit) -> session_pb2.Submit:
-    pull = None
+def _submit_to_wire(submit: Submit) -> session_pb2.SessionRequest:
+    request = session_pb2.SessionRequest()
+    # In its place: a message that is given to another one's constructor is copied, and with it
+    # every token of the prompt, on the event loop of a router.
+    wire = request.submit
+    wire.key.CopyFrom(key_to_wire(submit.key))
+    wire.role = submit.role.value
+    wire.token_ids.extend(submit.token_ids)
+    wire.hashes = join_hashes(submit.hashes)
+    wire.cache_salt = submit.cache_salt
+    wire.sampling.CopyFrom(sampling_to_wire(submit.sampling))
+    if submit.peer is not None:
+        wire.peer.CopyFrom(_address_to_wire(submit.peer))
     if submit.pull is not None:
-        owner = _address_to_wire(submit.pull.owner)
-        pull = session_pb2.PullPlan(owner=owner, num_tokens=submit.pull.num_tokens)
-    return session_pb2.Submit(
-        key=key_to_wire(submit.key),
-        role=submit.role.value,
-        token_ids=submit.token_ids,
-        hashes=join_hashes(submit.hashes),
-        cache_salt=submit.cache_salt,
-        sampling=sampling_to_wire(submit.sampling),
-        peer=None if submit.peer is None else _address_to_wire(submit.peer),
-        pull=pull,
-        take_over=None if submit.take_over is None else key_to_wire(submit.take_over),
-        traceparent=submit.traceparent,
-    )
+        wire.pull.owner.CopyFrom(_address_to_wire(submit.pull.owner))
+        wire.pull.num_tokens = submit.pull.num_tokens
+    if submit.take_over is not None:
+        wire.take_over.CopyFrom(key_to_wire(submit.take_over))
+    wire.traceparent = submit.traceparent
+    return request
 
 
 def _address_to_wire(address: PeerAddress) -> session_pb2.PeerAddress:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from disagg.errors import DisaggError
@@ -54,8 +55,13 @@ class Choice:
         self.finish_reason = ""
         self._form = answer.form
         self._token_ids: list[int] = []
-        frame = to_json(answer.frame(chunk_kind))[:-1]
-        self._head = b"data: " + frame + b',"choices":[{"index":%d,' % index
+        self._chunk_frame = answer.frame(chunk_kind)
+
+    @cached_property
+    def _head(self) -> bytes:
+        """What every chunk of a stream begins with."""
+        frame = to_json(self._chunk_frame)[:-1]
+        return b"data: " + frame + b',"choices":[{"index":%d,' % self.index
 
     def take(self, piece: Piece) -> None:
         """Count a piece, whichever way it is shown."""

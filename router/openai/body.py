@@ -81,12 +81,13 @@ def read_object(
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise RequestError("the body must be a JSON object")
-    for name in IGNORED - kind.model_fields.keys() - unsupported.keys():
-        data.pop(name, None)
-    for name in (unsupported.keys() & data.keys()) - kind.model_fields.keys():
-        value = data.pop(name)
-        if value is not None and not any(_same(value, ok) for ok in unsupported[name]):
-            raise RequestError(f"this value of {name} is not supported", param=name)
+    for name in data.keys() - kind.model_fields.keys():
+        if name in unsupported:
+            value = data.pop(name)
+            if value is not None and not any(_same(value, ok) for ok in unsupported[name]):
+                raise RequestError(f"this value of {name} is not supported", param=name)
+        elif name in IGNORED:
+            del data[name]
     return data
 
 

@@ -101,7 +101,12 @@ class Message(Strict):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates know it: content is there, if None."""
-        message = self.model_dump(exclude_none=True) | {"content": self.content}
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
         if self.reasoning_content and not (self.tool_calls and self.content):
             message["thinking"] = self.reasoning_content  # gpt-oss's name for it
         return message

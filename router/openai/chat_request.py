@@ -29,11 +29,12 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    tools: Tools = Field(default=[], repr=False)
+    # Of a default that could change pydantic makes a deep copy for every request.
+    tools: Tools = Field(default_factory=list, repr=False)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default={}, repr=False)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
 
     def check_together(self) -> None:
         """See ``GenerationFields.check_together``."""
@@ -47,6 +48,7 @@ class ChatRequest(GenerationFields):
         ):
             raise RequestError("differs from max_completion_tokens; set one", param="max_tokens")
 
+    @cached_property
     def chat(self) -> Chat:
         """The messages, and what their answer must be.
 
@@ -81,7 +83,7 @@ class ChatRequest(GenerationFields):
         """The only `GenerationRequest` of the chat; see ``generation_request_of``."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         request = self.generation_request_of(
-            self.chat(),
+            self.chat,
             "messages",
             max_tokens=getattr(self, field),
             max_tokens_field=field,

@@ -96,7 +96,6 @@ class GenerationFields(Strict):
     def form_of(self, num_logprobs: int | None) -> AnswerForm:
         """What the answer is to be, with so many logprobs as the endpoint's own fields want."""
         num_shown = 1 if self.n is None else self.n
-        options = self.stream_options or StreamOptions()
         return AnswerForm(
             num_shown=num_shown,
             num_each=num_shown,
@@ -104,8 +103,12 @@ class GenerationFields(Strict):
             skip_special_tokens=self.skip_special_tokens is not False,
             with_token_ids=bool(self.return_token_ids),
             with_usage_field=self.include_usage,
-            with_running_usage=self.include_usage and bool(options.continuous_usage_stats),
+            with_running_usage=self.include_usage and self._wants_running_usage,
         )
+
+    @property
+    def _wants_running_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def include_usage(self) -> bool:

@@ -1,6 +1,7 @@
 """The body of a request to ``/v1/responses``; nothing of it is stored."""
 
 import re
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -140,6 +141,7 @@ class ResponsesRequest(Strict):
         """One answer, as plain as it is."""
         return AnswerForm()
 
+    @cached_property
     def chat(self) -> Chat:
         """The items as a chat, and what its answer must be.
 
@@ -184,7 +186,7 @@ class ResponsesRequest(Strict):
     def _generation_request(self) -> GenerationRequest:
         return GenerationRequest(
             model=self.model,
-            prompt=self.chat(),
+            prompt=self.chat,
             prompt_field="input",
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",

@@ -9,6 +9,7 @@ import pytest
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.sampling import TokenLogprobs
 from disagg.messages.session import Submit
+from disagg.router.client_stream import ClientStream
 from tests.unit.router.choices_client import (
     BODY,
     CHAT,
@@ -38,6 +39,46 @@ async def test_choices_have_seeds_that_follow_each_other(seeded):
     assert texts(both)[:2] == expected[:2]
     assert texts(both)[2:] == texts(await ask(seeded, n=2, prompt=[9, 8, 7]))
     assert both["usage"]["prompt_tokens"] == 5
+
+
+async def test_cached_tokens_of_a_prompt_count_once_for_all_its_choices(open_house):
+    house = await open_house()
+    await house.add(hit_tokens=1)
+    (cached,) = (await ask(house))["usage"]["prompt_tokens_details"].values()
+    assert cached == 1
+    usage = (await ask(house, n=3, prompt=[PROMPT, [9, 8, 7]]))["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+async def test_an_answer_that_is_not_streamed_wakes_its_request_at_its_end_only(
+    open_house, monkeypatch
+):
+    reads = []
+    read = ClientStream.next
+
+    def counted(stream):
+        reads.append(stream.request_id)
+        return read(stream)
+
+    monkeypatch.setattr(ClientStream, "next", counted)
+    house = await open_house()
+    gate = asyncio.Semaphore(0)
+    await house.add(gate=gate)
+    headers = {"x-request-id": "whole"}
+    body = BODY | {"max_tokens": 9}
+    asked = asyncio.create_task(house.http.post("/v1/completions", json=body, headers=headers))
+
+    def num_tokens() -> int:
+        record = house.app.dispatcher.core.record("whole")
+        return 0 if record is None else record.num_tokens
+
+    for number in range(1, 10):  # each comes alone, while the request waits
+        gate.release()
+        await house.until(lambda number=number: num_tokens() == number, "a token")
+    answer = (await asked).json()
+    assert answer["usage"]["completion_tokens"] == 9
+    assert answer["choices"][0]["text"] == house.tokenizer.decode(house.script[:9])
+    assert len(reads) == 1
 
 
 async def test_choices_without_a_seed_differ_and_say_how_to_have_them_again(seeded):

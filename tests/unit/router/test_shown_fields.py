@@ -169,12 +169,12 @@ async def test_special_tokens_of_a_prompt_are_added_as_wanted(house, monkeypatch
     tokenizer = house.app._tokenizer
     backend = tokenizer._backend
     seen = []
-    encode = type(backend).encode
+    encode = type(backend).encode_batch_fast
 
     class Watched:
-        def encode(self, text, add_special_tokens):
+        def encode_batch_fast(self, texts, add_special_tokens):
             seen.append(add_special_tokens)
-            return encode(backend, text, add_special_tokens=add_special_tokens)
+            return encode(backend, texts, add_special_tokens=add_special_tokens)
 
         def __getattr__(self, name):
             return getattr(backend, name)
