@@ -20,6 +20,8 @@ from disagg.errors import ConfigError, RemoteFault, RequestError
 ANSWER_S = 600.0
 ANSWER_TOKENS = 33
 ADMIN_S = 30.0
+IDLE_S, IDLE_WAIT_S = 5.0, 0.1
+"""What workers say of themselves is some tenths of a second old."""
 RECORD_TRIES, RECORD_WAIT_S = 50, 0.02
 """The record of a request is complete shortly after its answer."""
 
@@ -52,8 +54,8 @@ class RunningFleet:
     model: str
     admin: str = ""
 
-    def refuse_unless_idle(self) -> None:
-        """Look at the workers, where there is an admin port to ask.
+    def wait_until_idle(self) -> None:
+        """Let requests end that are about to, where there is an admin port to ask.
 
         Raises:
             RemoteFault: somebody else is being served; nobody answers.
@@ -61,15 +63,20 @@ class RunningFleet:
         """
         if not self.admin:
             return
+        ends_s = time.monotonic() + IDLE_S
+        while busy := self._busy():
+            if time.monotonic() > ends_s:
+                raise RemoteFault(f"the fleet is not idle: {', '.join(busy)} serve requests")
+            time.sleep(IDLE_WAIT_S)
+
+    def _busy(self) -> list[str]:
         path = "/v1/disagg/workers"
         workers = call_router(self.admin, path, ADMIN_S, scope="see the workers")["workers"]
-        busy = [
+        return [
             one["info"]["incarnation"]["worker_id"]
             for one in workers
             if (one["stats"] or {}).get("num_running") or (one["stats"] or {}).get("num_waiting")
         ]
-        if busy:
-            raise RemoteFault(f"the fleet is not idle: {', '.join(busy)} serve requests")
 
     def ask_at_once(self, num: int, num_prompt: int, beside: int = 0) -> list[Asked]:
         """Ask requests together, with prompts that nobody has asked before.

@@ -82,7 +82,7 @@ def ask_fleet(
     Raises:
         RemoteFault: the fleet does not answer, refuses, or serves somebody.
     """
-    fleet.refuse_unless_idle()
+    fleet.wait_until_idle()
 
     def ask(one: AskShape) -> Asked:
         return middle(fleet.ask_at_once(one.at_once, one.num_prompt, one.beside))
@@ -110,7 +110,7 @@ def middle(found: Sequence[Asked]) -> Asked:
 def with_serving(curves: Curves, settings: Settings, answers: Answers) -> Curves:
     """Curves with which requests take what they took.
 
-    What a step takes more is seen in the time between the tokens of one request, what a prompt's
+    What a step takes more is seen in the time between the tokens of requests alone, what a prompt's
     steps take in what its worker says of them, what other workers of the host cost in the first
     token beside them, what a sequence takes more in the tokens of several, and what a request is
     on its way in the first tokens, by the length of the prompt.
@@ -131,8 +131,11 @@ def with_serving(curves: Curves, settings: Settings, answers: Answers) -> Curves
         for shape, one in sorted(answers.items(), key=lambda each: each[0].num_prompt)
         if shape.at_once == 1 and not shape.beside
     }
-    short = alone[PROMPT_TOKENS]
-    step_ms = max(0.0, short.tpot_ms - simulated(curves, settings, AskShape(PROMPT_TOKENS)).tpot_ms)
+    more = [
+        one.tpot_ms - simulated(curves, settings, AskShape(num)).tpot_ms
+        for num, one in alone.items()
+    ]
+    step_ms = max(0.0, statistics.median(more))
     curves = with_prefill(replace(curves, step_more_ms=step_ms), settings, alone)
     for shape, one in answers.items():
         if shape.beside:
