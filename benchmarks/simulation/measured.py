@@ -23,6 +23,7 @@ from disagg.simulation.curves import Curves
 from tests.process.harness import MODEL, SMALL
 
 CALIBRATION_S = 900.0
+ROLES = ("prefill", "decode", "both")
 COLOCATED = System("colocated", "local", ("both", "both"))
 POLICIES = ("prefix_then_load", "estimated")
 RULES = tuple(next(one for one in SYSTEMS if one.policy == policy) for policy in POLICIES)
@@ -30,10 +31,6 @@ WARM_UP = (COLOCATED, *RULES)
 """Rules and roles with which the router has learned how fast its workers are, before any run."""
 SETTINGS = {
     "model.name": MODEL,
-    "router.policy": COLOCATED.policy,
-    "cluster.num_prefill": 0,
-    "cluster.num_decode": 0,
-    "cluster.num_both": len(WORKERS),
     **{f"worker.{name}": SMALL[name] for name in ("device", "dtype", "num_threads")},
     **{f"worker.{name}": OPTIONS[name] for name in ("num_blocks", "block_tokens")},
     **{
@@ -41,17 +38,24 @@ SETTINGS = {
         for name in ("max_model_tokens", "max_step_tokens", "max_sequences")
     },
 }
-"""The fleet as it is calibrated, in the names of `disagg`."""
+"""The fleet, in the names of `disagg`."""
 
 
-def settings_given() -> list[str]:
-    """The texts of ``--set`` for the fleet's settings."""
-    return [f"{name}={value}" for name, value in SETTINGS.items()]
+def calibrated_as(system: System) -> System:
+    """The rule under which a fleet in these roles is calibrated: always the same plan."""
+    return COLOCATED if system.roles == COLOCATED.roles else system
 
 
-def fleet_settings() -> Settings:
-    """The fleet's settings."""
-    return read_effective(None, settings_given()).settings
+def settings_given(system: System = COLOCATED) -> list[str]:
+    """The texts of ``--set`` for the fleet's settings in some roles."""
+    roles = {f"cluster.num_{role}": system.roles.count(role) for role in ROLES}
+    given = SETTINGS | roles | {"router.policy": system.policy}
+    return [f"{name}={value}" for name, value in given.items()]
+
+
+def fleet_settings(system: System = COLOCATED) -> Settings:
+    """The fleet's settings in some roles."""
+    return read_effective(None, settings_given(system)).settings
 
 
 def measure_engine(checkpoint: Path, out: Path, repeats: int) -> None:
@@ -77,7 +81,9 @@ def measure_engine(checkpoint: Path, out: Path, repeats: int) -> None:
 
 @dataclass(slots=True)
 class Calibrated:
-    """A fleet that is calibrated between two runs: after one, and before the next.
+    """A fleet that is calibrated around each run, in the roles that it has in it.
+
+    What comes after one is what comes before the next, where the roles stay.
 
     Args:
         fleet: stays up, and keeps what its router has learned.
@@ -90,7 +96,7 @@ class Calibrated:
     engine: Curves
     repeats: int
     say: Callable[[str], None]
-    _last: Answers | None = None
+    _last: tuple[System, Answers] | None = None
 
     def forget(self) -> None:
         """Other things went on since: calibrate anew."""
@@ -100,17 +106,21 @@ class Calibrated:
         """Answer a trace between two calibrations."""
         with MachineWatch(lambda: self.fleet.cpu_s() + sum(os.times()[:2])) as machine:
             began_s = time.monotonic()
-            before = self._last or self._ask()
+            rule = calibrated_as(system)
+            last, self._last = self._last, None
+            before = last[1] if last is not None and last[0] == rule else self._ask(rule)
             seen = serve(self.fleet, system, trace, machine)
-            after = self._last = self._ask()
+            after = self._ask(rule)
             ended_s = time.monotonic()
+        self._last = rule, after
         share = machine.others_share(began_s, ended_s)
         return Run(mix.name, system.policy, tuple(seen), (before, after), share)
 
-    def _ask(self) -> Answers:
-        self.fleet.become(COLOCATED)
+    def _ask(self, rule: System) -> Answers:
+        self.fleet.become(rule)
         running = RunningFleet(self.fleet.url, MODEL, self.fleet.admin_url)
-        return ask_fleet(ask_shapes(self.engine, fleet_settings()), running, self.repeats, self.say)
+        shapes = ask_shapes(self.engine, fleet_settings(rule))
+        return ask_fleet(shapes, running, self.repeats, self.say)
 
 
 def serve(fleet: Fleet, system: System, trace: list[Request], machine: MachineWatch) -> list[Seen]:

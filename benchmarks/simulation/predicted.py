@@ -6,7 +6,7 @@ from benchmarks.policy.calibration import NUM_AT_ONCE, WARM_UP_RATE, WARM_UP_SEE
 from benchmarks.policy.fleet import System
 from benchmarks.policy.switched import SWITCHED, Switched
 from benchmarks.policy.traces import MIXES, make_trace, whole_prompts
-from benchmarks.simulation.measured import WARM_UP, fleet_settings
+from benchmarks.simulation.measured import WARM_UP, calibrated_as, fleet_settings
 from benchmarks.simulation.runs import Run, Seen, mean_answers
 from disagg.commands.measured_fleet import NO_SLOS, with_serving
 from disagg.commands.simulate import fleet_of
@@ -25,9 +25,10 @@ def plan_of(curves: Curves) -> FleetPlan:
     return fleet_of(fleet_settings(), curves, NO_SLOS).with_policy(SWITCHED)
 
 
-def curves_of(engine: Curves, run: Run) -> Curves:
-    """The fleet's curves by the mean of the calibrations before and after a run."""
-    return with_serving(engine, fleet_settings(), mean_answers(run.calibrations))
+def curves_of(engine: Curves, rule: System, run: Run) -> Curves:
+    """The fleet's curves by the mean of the calibrations before and after a run under a rule."""
+    settings = fleet_settings(calibrated_as(rule))
+    return with_serving(engine, settings, mean_answers(run.calibrations))
 
 
 class WarmFleet:

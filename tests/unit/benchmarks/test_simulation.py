@@ -12,7 +12,7 @@ from benchmarks.policy.traces import MIXES, make_trace
 from benchmarks.simulation.__main__ import compare, main
 from benchmarks.simulation.figures import KEPT_MIN, Pair, report
 from benchmarks.simulation.machine_watch import MachineWatch
-from benchmarks.simulation.measured import COLOCATED, RULES, fleet_settings
+from benchmarks.simulation.measured import COLOCATED, RULES, calibrated_as, fleet_settings
 from benchmarks.simulation.predicted import WarmFleet, curves_of, plan_of, predict
 from benchmarks.simulation.runs import (
     DRIFT_MAX,
@@ -196,13 +196,13 @@ def test_runs_that_are_thrown_away_are_told_and_count_for_nothing(
 def test_curves_are_those_of_both_calibrations(as_predicted: Run) -> None:
     slower = replace(as_predicted, calibrations=(answers(), answers(1.4)))
     between = replace(as_predicted, calibrations=(answers(1.2), answers(1.2)))
-    assert mean_answers(slower.calibrations) == {
-        shape: Asked(pytest.approx(one.ttft_ms), pytest.approx(one.tpot_ms))
-        for shape, one in answers(1.2).items()
-    }
-    found, wanted = curves_of(engine(), slower), curves_of(engine(), between)
+    middle = mean_answers(slower.calibrations)
+    for shape, one in answers(1.2).items():
+        assert middle[shape].ttft_ms == pytest.approx(one.ttft_ms)
+        assert middle[shape].tpot_ms == pytest.approx(one.tpot_ms)
+    found, wanted = curves_of(engine(), OURS, slower), curves_of(engine(), OURS, between)
     assert found.step_more_ms == pytest.approx(wanted.step_more_ms)
-    assert found.step_more_ms > curves_of(engine(), as_predicted).step_more_ms + 1, "control"
+    assert found.step_more_ms > curves_of(engine(), OURS, as_predicted).step_more_ms + 1, "control"
 
 
 @pytest.mark.parametrize(
@@ -256,3 +256,20 @@ def test_a_record_is_predicted_again_without_a_fleet(
     assert not ended.value.code
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["ok"] for line in lines] == [True, True]
+
+
+def test_a_fleet_is_calibrated_in_the_roles_of_the_run(as_predicted: Run) -> None:
+    """What a reservation takes there is a part of what requests alone took."""
+    assert calibrated_as(ALWAYS) == ALWAYS
+    assert calibrated_as(OURS) == COLOCATED
+    cluster = fleet_settings(ALWAYS).cluster
+    assert (cluster.num_prefill, cluster.num_decode, cluster.num_both) == (1, 1, 0)
+    given = ask_shapes(engine(), fleet_settings(ALWAYS))
+    assert max(one.at_once for one in given) * 2 == max(one.at_once for one in answers())
+    took = {one: simulated(engine(), fleet_settings(ALWAYS), one) for one in given}
+    found = curves_of(engine(), ALWAYS, replace(as_predicted, calibrations=(took, took)))
+    assert found.request.ms[0] == pytest.approx(0, abs=0.1)
+    off = curves_of(engine(), OURS, as_predicted)
+    handed = simulated(engine(), fleet_settings(ALWAYS), given[0]).ttft_ms
+    alone = simulated(off, fleet_settings(), given[0]).ttft_ms
+    assert handed > alone + 0.5, "control: a hand-over is reserved first"
