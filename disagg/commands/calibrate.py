@@ -71,12 +71,12 @@ def calibrate(
       disagg simulate --curves curves.json --mix short-chat --rate 1,2,4 --prefill 1 --decode 3
     """
     exit_on_signals()
+    if admin and not fleet:
+        raise ConfigError("--admin: of which fleet? Give --fleet as well", param="--fleet")
     settings = read_effective(config, settings_given, model=model).settings
     name = model_name(settings)
     if not out.parent.is_dir():
         raise ConfigError(f"--out: {out.parent} is no directory", param="out")
-    if admin and not fleet:
-        raise ConfigError("--admin: of which fleet? Give --fleet as well", param="--fleet")
     began_s = time.monotonic()
     curves, measured = _measure(settings, name, workers_per_host, repeats)
     if fleet:
