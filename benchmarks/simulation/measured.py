@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.policy.__main__ import SYSTEMS
 from benchmarks.policy.fleet import OPTIONS, WORKERS, Fleet, System
 from benchmarks.policy.load import play
+from benchmarks.policy.systems import SYSTEMS
 from benchmarks.policy.traces import Mix, Request, whole_prompts
 from benchmarks.simulation.machine_watch import MachineWatch
 from benchmarks.simulation.runs import Run, Seen

@@ -58,9 +58,11 @@ class WarmFleet:
                 ],
             )
 
-    def run(self, system: System, trace: Sequence[TraceRequest]) -> list[Outcome]:
-        """Play a trace under a rule."""
-        self._rule.become(system.policy, 0.0)
+    def run(
+        self, system: System, trace: Sequence[TraceRequest], slo_tpot_ms: float = 0.0
+    ) -> list[Outcome]:
+        """Play a trace under a rule, with this setting of the router."""
+        self._rule.become(system.policy, slo_tpot_ms)
         self.world.become(system.roles)
         return self.world.run(trace)
 

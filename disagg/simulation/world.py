@@ -203,7 +203,7 @@ class World:
             tuple(hashes),
             b"",
             SamplingParams(request.num_answer, num_prompt_tokens=len(tokens)),
-            slo=self.plan.slo,
+            slo=self.plan.slo if request.slo is None else request.slo,
         )
         try:
             actions = self.router.generate(self.time.clock_ms, new)

@@ -26,7 +26,7 @@ HOLD_MS_MAX = 10_000
 """After so long it goes all the same, to its part of the worker's steps: shorter prompts, which
 wait for less, could go before it for ever."""
 
-PATIENCE = 0.8
+PATIENCE = 0.6
 """Of the time until its first token is due a request may wait so much by choice, its prefill
 included: an estimate may be wrong."""
 
