@@ -69,5 +69,6 @@ def estimate_body(estimate: Estimate | None) -> dict[str, Any] | None:
     if estimate is None:
         return None
     sums = {"ttft_ms": estimate.ttft_ms, "mean_tpot_ms": estimate.mean_tpot_ms}
-    figures = sums | dataclasses.asdict(estimate)
-    return {name: round(one, 3) for name, one in figures.items()}
+    figures: dict[str, Any] = sums | dataclasses.asdict(estimate)
+    beside = [one | {"tpot_ms": round(one["tpot_ms"], 3)} for one in figures.pop("neighbours")]
+    return {name: round(one, 3) for name, one in figures.items()} | {"neighbours": beside}

@@ -10,6 +10,11 @@ multiple of what its kind takes alone, both measured first; the router is told t
 answer is compared with the one that the other rules gave, and one with plain transformers.
 
     python -m benchmarks.policy [--quick] [--rounds N] [--record FILE]
+    python -m benchmarks.policy --curves FILE [--requests N]
+
+With a file of `disagg calibrate` all of it happens in virtual time, in the world of `disagg
+simulate`: the same figures in every run, whatever else the machine does, and as many requests as
+wanted; rounds have other requests each.
 
 To reach: goodput at least 0.95 of the best other rule's in every mix, and at least the best's where
 kinds come together; no request's TTFT more than 2 times the least that another rule gave it.
@@ -27,36 +32,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.policy.calibration import measure_capacities, measure_slos, warm_up
-from benchmarks.policy.figures import (
-    ALWAYS,
-    COLOCATED,
-    OURS,
-    Cell,
-    Round,
-    Served,
-    Slo,
-    report,
-    table,
-)
+from benchmarks.policy.figures import Cell, Round, Served, Slo, report, table
 from benchmarks.policy.fleet import Fleet, System, running_fleet
 from benchmarks.policy.load import ask, play
+from benchmarks.policy.systems import SYSTEMS
 from benchmarks.policy.traces import MIXES, VOCAB_SIZE, make_trace
+from benchmarks.policy.virtual import VirtualFleet
 from benchmarks.serving.checkpoint import make_checkpoint
 from benchmarks.serving.right_answer import NUM_CHECKED_TOKENS, right_answer
+from disagg.commands.simulate import read_curves
+from disagg.simulation.curves import Curves
 
-BOTH = ("both", "both")
-SYSTEMS = (
-    System(COLOCATED, "local", BOTH),
-    System(ALWAYS, "prefix_then_load"),
-    System("uncached_threshold", "uncached_threshold"),
-    System("prefill_load", "prefill_load"),
-    System("uncached_or_load", "uncached_or_load"),
-    System("cache_affinity", "cache_affinity"),
-    System(OURS, "estimated", BOTH),
-)
 SHARES, LASTS_S, ROUNDS = (0.4, 0.8), 6.0, 3
 QUICK_SHARES = (0.6,)
-REQUESTS_MIN = 10
+REQUESTS_MIN, VIRTUAL_REQUESTS = 10, 40
 SEED = 1
 
 
@@ -92,16 +81,29 @@ def main() -> None:
         type=Path,
         help="JSON lines of all requests; a file that is there is gone on with",
     )
+    parser.add_argument("--curves", type=Path, help="of `disagg calibrate`: in virtual time")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=VIRTUAL_REQUESTS,
+        help="of every cell in virtual time (default %(default)s)",
+    )
     given = parser.parse_args()
     num_rounds = given.rounds or (1 if given.quick else ROUNDS)
     shares = given.shares or (QUICK_SHARES if given.quick else SHARES)
     mixes = [mix for mix in MIXES if any(text in mix.name for text in given.mixes)]
-    with tempfile.TemporaryDirectory(prefix="disagg-policy-") as folder:
-        run = measure(Path(folder), num_rounds, shares, [mix.name for mix in mixes], given.record)
+    names = [mix.name for mix in mixes]
+    about = "native engine, 2 workers with a thread each, medians of rounds"
+    if given.curves is not None:
+        about = "in virtual time, 2 workers, medians of rounds"
+        curves = read_curves(given.curves)
+        run = imagine(curves, num_rounds, shares, names, given.requests)
+    else:
+        with tempfile.TemporaryDirectory(prefix="disagg-policy-") as folder:
+            run = measure(Path(folder), num_rounds, shares, names, given.record)
     mixed = {mix.name for mix in MIXES if mix.is_mixed}
     print(f"SLOs: {run.slos}", file=sys.stderr)
     print(table(run.seen.items(), run.slos), file=sys.stderr)
-    about = "native engine, 2 workers with a thread each, medians of rounds"
     done = [
         report(cell, rounds, run.slos, is_mixed=cell.mix in mixed, note=about)
         for cell, rounds in run.seen.items()
@@ -140,6 +142,23 @@ def measure(
                         run.add(cell, system.name, one)
                         _write(record, *lines)
                     _say(f"round {number + 1}: {cell.name} is done")
+    return run
+
+
+def imagine(
+    curves: Curves, num_rounds: int, shares: Sequence[float], mixes: list[str], num_requests: int
+) -> Run:
+    """The same in virtual time: every cell of so many requests, others in every round."""
+    fleet = VirtualFleet(curves)
+    run = Run(fleet.slos(), {name: fleet.capacity(name) for name in mixes})
+    _say(f"SLOs {run.slos}; capacities {run.capacities}")
+    for mix in mixes:
+        for share in shares:
+            cell = Cell(mix, share, share * run.capacities[mix], num_requests)
+            for number in range(num_rounds):
+                for system in SYSTEMS:
+                    run.add(cell, system.name, fleet.play(system, cell, run.slos, SEED + number))
+                _say(f"round {number + 1}: {cell.name} is done")
     return run
 
 

@@ -13,8 +13,8 @@ from benchmarks.serving.checkpoint import NUM_RESERVED
 
 TTFT_FACTOR, TPOT_FACTOR = 5.0, 3.0
 """A request may take so many times as long as alone on an idle fleet."""
-NUM_ALONE, NUM_AT_ONCE, WARM_UP_RATE = 4, 16, 4.0
-WARM_UP_SEED, CAPACITY_SEED = 1_000, 1_001
+NUM_ALONE, ALONE_TOKENS, NUM_AT_ONCE, WARM_UP_RATE = 4, 32, 16, 4.0
+WARM_UP_SEED, CAPACITY_SEED = 1_000, 2_000
 
 
 def warm_up(fleet: Fleet, systems: tuple[System, ...]) -> None:
@@ -32,7 +32,9 @@ def measure_slos(fleet: Fleet, colocated: System) -> dict[str, Slo]:
     slos = {}
     for kind in KINDS.values():
         answers = [
-            asyncio.run(ask(fleet.url, _prompt(rng, kind), 32, f"alone-{kind.name}-{n}"))
+            asyncio.run(
+                ask(fleet.url, middle_prompt(rng, kind), ALONE_TOKENS, f"alone-{kind.name}-{n}")
+            )
             for n in range(NUM_ALONE)
         ]
         slos[kind.name] = Slo(
@@ -56,7 +58,7 @@ def measure_capacity(fleet: Fleet, colocated: System, mix: Mix) -> float:
     return NUM_AT_ONCE / (time.monotonic() - started)
 
 
-def _prompt(rng: random.Random, kind: Kind) -> list[int]:
+def middle_prompt(rng: random.Random, kind: Kind) -> list[int]:
     """Of middle length, with a beginning that nobody has."""
     num_tokens = sum(kind.own_tokens) // 2 + sum(kind.shared_tokens) // 2
     return [rng.randrange(NUM_RESERVED, VOCAB_SIZE) for _ in range(num_tokens)]

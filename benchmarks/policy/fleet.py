@@ -36,7 +36,7 @@ class Fleet:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._roles = dict.fromkeys(WORKERS, "both")
-        self.url = cluster.url
+        self.url, self.admin_url = cluster.url, cluster.admin_url
 
     def become(self, system: System, slo_tpot_ms: float = 0.0) -> None:
         """Plan by this system's rule, with empty caches and nothing going on.

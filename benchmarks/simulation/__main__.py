@@ -1,16 +1,19 @@
 """Predictions of `disagg simulate` beside a real fleet: errors of TTFT and TPOT, by request.
 
 The fleet, load and traces of `benchmarks.policy`: a router, two workers with a thread each, real
-processes. While it is idle `disagg calibrate --fleet` measures the machine and the fleet. Then the
-fleet answers traces under some of the router's rules; the simulated world gets the same requests at
-the moments at which the real ones were sent, under the same rule and roles, with those curves. A
+processes. `disagg calibrate` measures an engine alone. Then the fleet answers traces under some of
+the router's rules, and is calibrated before and after each, as it runs. The simulated world
+gets the same requests at the moments at which the real ones were sent, under the same rule and
+roles, with the mean of both calibrations, and a router that has planned the same warm-up. A
 request's error is the distance of its predicted time from the measured one, as a share of that.
 
 Processes outnumber the cores here (router, two workers, client), so rates are low: a share of what
-the fleet can do. Requests while which others took more than a share of the machine are left out and
-counted: what they took is not in the model.
+the fleet can do. A run is thrown away, said so and repeated a few times, where others took more
+than a share of the machine, or where its calibrations differ; so are single requests left out:
+what others took is not in the model.
 
     python -m benchmarks.simulation [--quick] [--mixes TEXT ...] [--record FILE]
+    python -m benchmarks.simulation --again FILE
 
 To reach: a median error of at most 10 % for TTFT and for TPOT, of every rule in every mix.
 """
@@ -19,32 +22,52 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import asdict
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.policy.__main__ import SYSTEMS
 from benchmarks.policy.calibration import measure_capacity, warm_up
 from benchmarks.policy.fleet import Fleet, System, running_fleet
-from benchmarks.policy.traces import MIXES, VOCAB_SIZE, Mix
+from benchmarks.policy.traces import MIXES, VOCAB_SIZE, Mix, Request, make_trace
 from benchmarks.serving.checkpoint import make_checkpoint
 from benchmarks.simulation.figures import Pair, report
 from benchmarks.simulation.machine_watch import wait_for_quiet
-from benchmarks.simulation.measured import COLOCATED, OTHERS_SHARE_MAX, Seen, calibrate, serve
-from benchmarks.simulation.predicted import predict
+from benchmarks.simulation.measured import COLOCATED, RULES, WARM_UP, Calibrated, measure_engine
+from benchmarks.simulation.predicted import curves_of, predict
+from benchmarks.simulation.runs import OTHERS_SHARE_MAX, Run, disturbance, kept_run, read, write
 from disagg.commands.simulate import read_curves
 from disagg.simulation.curves import Curves
 
-POLICIES = ("prefix_then_load", "estimated")
-QUICK_MIXES = MIXES[:1]
-SHARE, REQUESTS, ROUNDS = 0.2, 20, 3
-QUICK_REQUESTS, QUICK_ROUNDS = 12, 2
-REPEATS, QUICK_REPEATS = 7, 5
+SHARE = 0.2
 WAIT_FOR_QUIET_S = 30.0
 SEED = 1
 
-Rounds = dict[tuple[str, System], list[list[Seen]]]
-"""By the mix's name and the rule; a list for each round."""
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        requests: of a run.
+        rounds: of every rule and mix.
+        engine_repeats: of every figure of the engine.
+        repeats: of every figure of the fleet, before and after each run.
+        tries_max: of a run, where it is thrown away.
+        budget_s: since the begin; then nothing is repeated, nobody waits for quiet, and no round
+            begins but the first.
+    """
+
+    requests: int = 20
+    rounds: int = 3
+    engine_repeats: int = 7
+    repeats: int = 5
+    tries_max: int = 4
+    budget_s: float = 5_400.0
+
+
+QUICK = Effort(12, 2, 3, 4, 3, 380.0)
 
 
 def main() -> None:
@@ -54,92 +77,136 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one mix, fewer requests")
     parser.add_argument("--mixes", nargs="+", default=[""], help="whose name has such a text")
-    parser.add_argument("--rounds", type=int, help=f"of every rule and mix (default {ROUNDS})")
-    parser.add_argument("--record", type=Path, help="JSON of the curves and of all requests")
+    parser.add_argument("--record", type=Path, help="JSON file of all that was measured")
+    parser.add_argument(
+        "--again", type=Path, help="predict such a file's requests again; nothing is measured"
+    )
+    parser.add_argument(
+        "--others-max",
+        type=float,
+        default=OTHERS_SHARE_MAX,
+        help="share of the machine that others may take (default %(default)s); also with --again",
+    )
     given = parser.parse_args()
-    mixes = [
-        mix
-        for mix in (QUICK_MIXES if given.quick else MIXES)
-        if any(text in mix.name for text in given.mixes)
-    ]
-    num_rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
-    systems = [next(one for one in SYSTEMS if one.policy == policy) for policy in POLICIES]
-    with tempfile.TemporaryDirectory(prefix="disagg-simulation-") as folder:
-        curves, seen = measure(Path(folder), mixes, systems, num_rounds, quick=given.quick)
-        if given.record is not None:
-            write(given.record, Path(folder) / "curves.json", seen)
-    done = [
-        compare(f"{mix}, {system.policy}", curves, system, rounds)
-        for (mix, system), rounds in seen.items()
-    ]
-    raise SystemExit(not all(done))
+    if given.again is not None:
+        engine, runs = read(given.again)
+    else:
+        mixes = [mix for mix in MIXES if any(text in mix.name for text in given.mixes)]
+        effort = QUICK if given.quick else Effort()
+        session = Session(effort, mixes[:1] if given.quick else mixes, given.others_max)
+        with tempfile.TemporaryDirectory(prefix="disagg-simulation-") as folder:
+            engine, runs = session.measure(Path(folder), given.record)
+    raise SystemExit(not all(compare(engine, runs, given.others_max)))
 
 
-def measure(
-    folder: Path, mixes: list[Mix], systems: list[System], num_rounds: int, *, quick: bool
-) -> tuple[Curves, Rounds]:
-    """What the machine is, and what a real fleet does on it."""
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    make_checkpoint(checkpoint, VOCAB_SIZE, hidden_size=256, num_layers=6)
-    seen: Rounds = {}
-    with running_fleet(checkpoint, folder) as fleet:
-        warm_up(fleet, (COLOCATED, *systems))
-        _wait_for_quiet(fleet)
-        calibrate(checkpoint, fleet, folder / "curves.json", QUICK_REPEATS if quick else REPEATS)
-        rates = {mix.name: SHARE * measure_capacity(fleet, COLOCATED, mix) for mix in mixes}
-        for number in range(num_rounds):
-            for mix in mixes:
-                for place in range(len(systems)):
-                    system = systems[(place + number) % len(systems)]
-                    _wait_for_quiet(fleet)
-                    num = QUICK_REQUESTS if quick else REQUESTS
-                    one = serve(fleet, system, mix, rates[mix.name], num, SEED + number)
-                    seen.setdefault((mix.name, system), []).append(one)
-                    _say(
-                        f"round {number + 1}: {mix.name}, {system.policy}: {rates[mix.name]:.2f}/s"
-                    )
-    return read_curves(folder / "curves.json"), seen
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What one call measures.
+
+    Attributes:
+        others_max: share of the machine that others may take during a run.
+    """
+
+    effort: Effort
+    mixes: Sequence[Mix]
+    others_max: float
+
+    def measure(self, folder: Path, record: Path | None) -> tuple[Curves, list[Run]]:
+        """The engine's curves, and what a real fleet did, thrown away or not."""
+        effort, ends_s = self.effort, time.monotonic() + self.effort.budget_s
+        checkpoint, out = folder / "checkpoint", folder / "curves.json"
+        checkpoint.mkdir()
+        make_checkpoint(checkpoint, VOCAB_SIZE, hidden_size=256, num_layers=6)
+        runs: list[Run] = []
+        with running_fleet(checkpoint, folder) as fleet:
+            warm_up(fleet, WARM_UP)
+            self._wait_for_quiet(fleet, ends_s)
+            measure_engine(checkpoint, out, effort.engine_repeats)
+            engine = read_curves(out)
+            capacity = {mix.name: measure_capacity(fleet, COLOCATED, mix) for mix in self.mixes}
+            calibrated = Calibrated(fleet, engine, effort.repeats, _say)
+            for number in range(effort.rounds):
+                if number and time.monotonic() > ends_s:
+                    _say(f"no time is left for round {number + 1}")
+                    break
+                for mix in self.mixes:
+                    rate = SHARE * capacity[mix.name]
+                    trace = make_trace(mix, rate, effort.requests, SEED + number)
+                    for place in range(len(RULES)):
+                        rule = RULES[(place + number) % len(RULES)]
+                        runs += self._kept(calibrated, rule, mix, trace, ends_s)
+                        if record is not None:
+                            write(record, json.loads(out.read_text()), runs)
+        return engine, runs
+
+    def _kept(
+        self, calibrated: Calibrated, rule: System, mix: Mix, trace: list[Request], ends_s: float
+    ) -> list[Run]:
+        def measure(num_tries: int) -> Run:
+            self._wait_for_quiet(calibrated.fleet, ends_s)
+            if num_tries:  # what was measured after the last one was disturbed, too
+                calibrated.forget()
+            one = calibrated.run(rule, mix, trace)
+            one = replace(one, thrown_away=disturbance(one, self.others_max))
+            end = f"thrown away: {one.thrown_away}" if one.thrown_away else "kept"
+            _say(f"{mix.name}, {rule.policy}: {len(trace)} requests, {end}")
+            return one
+
+        def may_retry(num_tries: int) -> bool:
+            return num_tries < self.effort.tries_max and time.monotonic() < ends_s
+
+        return kept_run(measure, may_retry)
+
+    def _wait_for_quiet(self, fleet: Fleet, ends_s: float) -> None:
+        if time.monotonic() > ends_s or self.others_max >= 1:
+            return
+        fleet.become(COLOCATED)  # nothing of ours goes on any more
+        if not wait_for_quiet(self.others_max, WAIT_FOR_QUIET_S):
+            _say(f"others take more than {self.others_max:.0%} of this machine")
 
 
-def compare(name: str, curves: Curves, system: System, rounds: list[list[Seen]]) -> bool:
-    """Print the two figures of a rule and mix; returns whether both targets were reached."""
+def compare(engine: Curves, runs: Sequence[Run], others_max: float) -> list[bool]:
+    """Print two figures of every rule and mix; returns for each whether its target was reached.
+
+    Args:
+        engine: its curves alone.
+        runs: all of them; of those that were thrown away only the reasons are told.
+        others_max: share of the machine; requests beside which others took more are left out.
+    """
+    done = []
+    for mix, policy in dict.fromkeys((one.mix, one.policy) for one in runs):
+        same = [one for one in runs if (one.mix, one.policy) == (mix, policy)]
+        done += _compare(f"{mix}, {policy}", engine, same, others_max)
+    return done
+
+
+def _compare(name: str, engine: Curves, runs: Sequence[Run], others_max: float) -> list[bool]:
     first, between, num_disturbed, handed_over = [], [], 0, [0, 0]
-    for seen in rounds:
-        for one, outcome in zip(seen, predict(curves, system, seen), strict=True):
-            if one.others_share > OTHERS_SHARE_MAX:
+    for run in runs:
+        if run.thrown_away:
+            continue
+        rule = next(one for one in RULES if one.policy == run.policy)
+        outcomes = predict(curves_of(engine, rule, run), rule, run.requests)
+        for one, outcome in zip(run.requests, outcomes, strict=True):
+            if one.others_share > others_max:
                 num_disturbed += 1
                 continue
             first.append(Pair(one.ttft_ms, outcome.ttft_ms))
             between.append(Pair(one.tpot_ms, outcome.tpot_ms))
             handed_over[0] += one.handed_over
             handed_over[1] += outcome.handed_over
-    share = median(one.others_share for seen in rounds for one in seen)
+    thrown = [one.thrown_away for one in runs if one.thrown_away]
+    share = median(one.others_share for one in runs)
+    why = f" ({'; '.join(thrown)})" if thrown else ""
     note = (
-        f"{handed_over[0]} handed over, {handed_over[1]} predicted; others took {share:.0%} of the "
-        f"machine in the median; native engine, 2 workers with a thread each"
+        f"{handed_over[0]} handed over, {handed_over[1]} predicted; {len(runs) - len(thrown)} "
+        f"runs, {len(thrown)} more thrown away{why}; others took {share:.0%} of the machine in the "
+        f"median run; native engine, 2 workers with a thread each"
     )
-    done = [
+    return [
         report(f"{name}: {what}", pairs, num_disturbed, note)
         for what, pairs in (("TTFT", first), ("TPOT", between))
     ]
-    return all(done)
-
-
-def write(path: Path, curves: Path, seen: Rounds) -> None:
-    """Keep what was measured."""
-    runs = [
-        {"mix": mix, "policy": system.policy, "requests": [asdict(one) for one in requests]}
-        for (mix, system), rounds in seen.items()
-        for requests in rounds
-    ]
-    path.write_text(json.dumps({"curves": json.loads(curves.read_text()), "runs": runs}))
-
-
-def _wait_for_quiet(fleet: Fleet) -> None:
-    fleet.become(COLOCATED)  # nothing of ours goes on any more
-    if not wait_for_quiet(OTHERS_SHARE_MAX, WAIT_FOR_QUIET_S):
-        _say(f"others take more than {OTHERS_SHARE_MAX:.0%} of this machine")
 
 
 def _say(text: str) -> None:

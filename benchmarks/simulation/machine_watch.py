@@ -60,8 +60,8 @@ class MachineWatch:
 
     def _look(self) -> None:
         others_s = busy_s() - self.ours_s()
-        self._moments_s.append(time.monotonic())
         self._others_s.append(others_s)
+        self._moments_s.append(time.monotonic())  # last: somebody may ask meanwhile
 
 
 def wait_for_quiet(share_max: float, timeout_s: float) -> bool:

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from disagg.commands.arguments import Config, Model, Set, read_effective
-from disagg.commands.measured_fleet import ask_fleet
+from disagg.commands.fleet_requests import RunningFleet
+from disagg.commands.measured_fleet import ask_fleet, ask_shapes, fitted, with_serving
 from disagg.commands.signals import exit_on_signals
 from disagg.config.options import model_name
 from disagg.config.settings import Settings
 from disagg.errors import ConfigError
-from disagg.simulation.curves import Curves
+from disagg.simulation.curves import NOTHING, Curves
 from disagg.simulation.curves_file import curves_to_json
 
 LIBRARIES = ("disagg", "torch", "transformers", "nixl", "vllm")
@@ -37,9 +38,22 @@ def calibrate(
             "--fleet", help="HTTP of an idle fleet that runs (http://127.0.0.1:8000), asked too."
         ),
     ] = "",
+    admin: Annotated[
+        str,
+        typer.Option(
+            "--admin",
+            help="Admin port of that fleet (http://127.0.0.1:8001): what its workers took to "
+            "compute, and that it is idle.",
+        ),
+    ] = "",
     workers_per_host: Annotated[
         int,
-        typer.Option("--workers-per-host", min=1, max=1024, help="They divide the cores."),
+        typer.Option(
+            "--workers-per-host",
+            min=1,
+            max=1024,
+            help="They divide the cores; with --fleet what they cost each other is measured.",
+        ),
     ] = 1,
     config: Config = None,
     settings_given: Set = None,
@@ -47,15 +61,18 @@ def calibrate(
     """Measure a worker with these settings, and write its curves.
 
     Prefill steps by tokens and context, decode steps by batch and context, steps of both, READs by
-    bytes between two processes on this machine, a message's way. With --fleet also what HTTP and
-    tokenizing add, by small requests to a fleet that does nothing else. Nothing else should run
-    meanwhile.
+    bytes between two processes on this machine, a message's way. With --fleet also what a fleet
+    that runs adds, by requests of several lengths, alone and beside others: HTTP, the workers' own
+    work, cores that are shared. It is left as it is, and does nothing else meanwhile; nor should
+    this machine.
 
       disagg calibrate --model ./my-model --out curves.json
 
       disagg simulate --curves curves.json --mix short-chat --rate 1,2,4 --prefill 1 --decode 3
     """
     exit_on_signals()
+    if admin and not fleet:
+        raise ConfigError("--admin: of which fleet? Give --fleet as well", param="--fleet")
     settings = read_effective(config, settings_given, model=model).settings
     name = model_name(settings)
     if not out.parent.is_dir():
@@ -63,9 +80,10 @@ def calibrate(
     began_s = time.monotonic()
     curves, measured = _measure(settings, name, workers_per_host, repeats)
     if fleet:
-        _say("requests to the fleet")
-        curves, asked = ask_fleet(curves, settings, fleet, name, repeats)
-        measured["fleet"] = asked
+        shapes = ask_shapes(curves, settings)
+        answers = ask_fleet(shapes, RunningFleet(fleet, name, admin), repeats, _say)
+        curves = with_serving(curves, settings, answers)
+        measured["fleet"] = {"repeats": repeats, **fitted(curves, settings, answers)}
     measured["took_s"] = round(time.monotonic() - began_s, 1)
     text = json.dumps(curves_to_json(curves, measured), indent=1)
     beside = out.with_name(f"{out.name}.new")
@@ -122,11 +140,12 @@ def _measure(
         shared_ms=0.0,
         link=link,
         hop_ms=hop_ms,
-        request_ms=0.0,
+        request=NOTHING,
         layout=engine.layout,
         num_blocks=region.num_blocks,
         max_model_tokens=tokens,
         name=f"{name} on {platform.node()}",
+        workers_per_host=workers_per_host,
     )
     curves = curves.with_mixed([(one.shape, one.ms) for one in mixed])
     errors = {

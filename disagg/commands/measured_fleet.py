@@ -1,35 +1,27 @@
 """What a running fleet adds to steps and messages: HTTP, tokens of the text, the worker's own work.
 
 An engine that is measured alone has the machine and the interpreter for itself. In a worker it
-shares them with streams, in a fleet of one machine also with router and clients.
+shares them with streams, in a fleet of one machine also with other workers, router and clients.
 """
 
-import http.client
-import json
-import os
-import random
 import statistics
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from disagg.commands.fleet_requests import ANSWER_TOKENS, Asked, RunningFleet
 from disagg.commands.simulate import fleet_of
 from disagg.config.settings import Settings
-from disagg.config.sources import KEY_VARIABLE
-from disagg.errors import ConfigError, RemoteFault
-from disagg.simulation.curves import Curves
+from disagg.errors import ConfigError
+from disagg.simulation.curves import NOTHING, Curves, Line, Surface
 from disagg.simulation.figures import Slos
 from disagg.simulation.prompts import TraceRequest
 from disagg.simulation.world import World
 
-ANSWER_S = 600.0
-PROMPT_TOKENS, ANSWER_TOKENS = 48, 33
-LONG_PROMPT_TOKENS = 1_024
-"""At most half of what the model takes."""
+PROMPT_TOKENS = 48
+LONGER_PROMPTS = (128, 256, 1_024)
+"""Tokens of the other prompts that are asked alone, of each at most half of what the model takes.
+What is between two of them is on a line, so these are where prompts of requests are."""
 STREAMS_PER_WORKER = 4
 """At once, where what a sequence adds to a step is measured."""
 APART_MS = 60_000.0
@@ -37,94 +29,179 @@ NO_SLOS = Slos(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What small requests took."""
+class AskShape:
+    """Requests that are asked together.
 
-    ttft_ms: float
-    tpot_ms: float
+    Attributes:
+        num_prompt: tokens of each prompt.
+        at_once: requests that are timed.
+        beside: requests that have begun before them, and keep other workers busy.
+    """
+
+    num_prompt: int
+    at_once: int = 1
+    beside: int = 0
+
+
+Answers = Mapping[AskShape, Asked]
+"""What requests of every shape took."""
+
+
+def ask_shapes(curves: Curves, settings: Settings) -> tuple[AskShape, ...]:
+    """What is asked: alone, by the length of the prompt, several at once, beside busy workers.
+
+    Args:
+        curves: of which the longest prompt and the workers of a host are known.
+        settings: of the fleet.
+    """
+    longest = curves.max_model_tokens // 2
+    alone = [num for num in LONGER_PROMPTS if num <= longest] or [longest]
+    cluster = settings.cluster
+    num_workers = cluster.num_prefill + cluster.num_decode + cluster.num_both
+    num_beside = min(curves.workers_per_host, num_workers) - 1
+    beside = [AskShape(_beside_tokens(alone), 1, num_beside)] if num_beside > 0 else []
+    return (
+        AskShape(PROMPT_TOKENS),
+        AskShape(PROMPT_TOKENS, STREAMS_PER_WORKER * num_decoding(settings)),
+        *map(AskShape, alone),
+        *beside,
+    )
 
 
 def ask_fleet(
-    curves: Curves, settings: Settings, url: str, model: str, repeats: int
-) -> tuple[Curves, dict[str, Any]]:
-    """Ask requests, one alone, several at once, and a long one; see how much longer all takes.
-
-    What a step takes more is seen in the time between the tokens of one request, what a sequence
-    takes more in that of several at once, what a request and its tokens take more in the first
-    tokens of a short and a long one.
+    shapes: Sequence[AskShape], fleet: RunningFleet, repeats: int, say: Callable[[str], None]
+) -> Answers:
+    """Ask requests of every shape, all shapes one after the other in each of the rounds.
 
     Args:
-        curves: without these parts.
-        settings: as the fleet has them.
-        url: of its HTTP port; it does nothing else meanwhile.
-        model: its name.
-        repeats: rounds, after a first one.
-
-    Returns:
-        The curves with these parts, and what was measured.
+        shapes: of `ask_shapes`.
+        fleet: does nothing else meanwhile.
+        repeats: rounds, after a first one; the median counts.
+        say: told of every round.
 
     Raises:
-        RemoteFault: the fleet does not answer, or refuses.
-        ConfigError: the settings' workers answer nothing.
+        RemoteFault: the fleet does not answer, refuses, or serves somebody.
     """
-    num_at_once, long = STREAMS_PER_WORKER * num_decoding(settings), long_prompt(curves)
-    shapes = ((1, PROMPT_TOKENS), (num_at_once, PROMPT_TOKENS), (1, long))
-    for num, num_tokens in shapes:  # connections, first steps
-        _ask_at_once(url, model, num, num_tokens)
-    rounds = [
-        [_medians(_ask_at_once(url, model, num, num_tokens)) for num, num_tokens in shapes]
-        for _ in range(repeats)
-    ]
-    real = [_fast(same) for same in zip(*rounds, strict=True)]
-    before, after = replace(curves, request_ms=0.0), with_serving(curves, settings, *real)
-    return after, {
-        "num_rounds": repeats,
-        "answer_tokens": ANSWER_TOKENS,
-        "requests": [
-            {
-                "at_once": num,
-                "prompt_tokens": num_tokens,
-                "measured_ms": asdict(one),
-                "simulated_before_ms": asdict(simulated(before, settings, num, num_tokens)),
-                "simulated_ms": asdict(simulated(after, settings, num, num_tokens)),
-            }
-            for (num, num_tokens), one in zip(shapes, real, strict=True)
-        ],
-    }
+    fleet.wait_until_idle()
+
+    def ask(one: AskShape) -> Asked:
+        return middle(fleet.ask_at_once(one.at_once, one.num_prompt, one.beside))
+
+    for one in shapes:  # connections, first steps
+        ask(one)
+    rounds = []
+    for number in range(repeats):
+        say(f"requests to the fleet, {number + 1} of the repeats")
+        rounds.append([ask(one) for one in shapes])
+    same = zip(*rounds, strict=True)
+    return {shape: middle(found) for shape, found in zip(shapes, same, strict=True)}
 
 
-def long_prompt(curves: Curves) -> int:
-    """Tokens of the long one of the prompts that are asked."""
-    return min(LONG_PROMPT_TOKENS, curves.max_model_tokens // 2)
+def middle(found: Sequence[Asked]) -> Asked:
+    """Medians of each time."""
+    compute = [one.compute_ms for one in found if one.compute_ms is not None]
+    return Asked(
+        statistics.median(one.ttft_ms for one in found),
+        statistics.median(one.tpot_ms for one in found),
+        statistics.median(compute) if compute else None,
+    )
 
 
-def with_serving(
-    curves: Curves, settings: Settings, alone: Asked, several: Asked, long: Asked
-) -> Curves:
-    """Curves with which requests alone, and `STREAMS_PER_WORKER` at once, take so long.
+def with_serving(curves: Curves, settings: Settings, answers: Answers) -> Curves:
+    """Curves with which requests take what they took.
+
+    What a step takes more is seen in the time between the tokens of requests alone, what a prompt's
+    steps take in what its worker says of them, what other workers of the host cost in the first
+    token beside them, what a sequence takes more in the tokens of several, and what a request is
+    on its way in the first tokens, by the length of the prompt.
 
     Args:
         curves: whatever they have of these parts is forgotten.
         settings: of the fleet.
-        alone: what a request took.
-        several: what each of them took.
-        long: what a request with a long prompt took.
+        answers: to `ask_shapes` of the same curves and settings.
+
+    Raises:
+        ConfigError: the settings' workers answer nothing.
     """
     curves = replace(
-        curves, request_ms=0.0, request_token_ms=0.0, step_more_ms=0.0, sequence_more_ms=0.0
+        curves, request=NOTHING, step_more_ms=0.0, sequence_more_ms=0.0, beside_share=0.0
     )
-    step_ms = max(0.0, alone.tpot_ms - simulated(curves, settings, 1).tpot_ms)
-    num_at_once = STREAMS_PER_WORKER * num_decoding(settings)
-    rest_ms = several.tpot_ms - step_ms - simulated(curves, settings, num_at_once).tpot_ms
+    alone = {
+        shape.num_prompt: one
+        for shape, one in sorted(answers.items(), key=lambda each: each[0].num_prompt)
+        if shape.at_once == 1 and not shape.beside
+    }
+    more = [
+        one.tpot_ms - simulated(curves, settings, AskShape(num)).tpot_ms
+        for num, one in alone.items()
+    ]
+    step_ms = max(0.0, statistics.median(more))
+    curves = with_prefill(replace(curves, step_more_ms=step_ms), settings, alone)
+    for shape, one in answers.items():
+        if shape.beside:
+            more_ms = one.ttft_ms - alone[shape.num_prompt].ttft_ms
+            computes_ms = simulated(curves, settings, AskShape(shape.num_prompt)).ttft_ms
+            curves = replace(curves, beside_share=max(0.0, more_ms / computes_ms))
+    several = next(shape for shape in answers if shape.at_once > 1)
+    rest_ms = answers[several].tpot_ms - simulated(curves, settings, several).tpot_ms
+    rest_ms /= (STREAMS_PER_WORKER - 1) * (1 + curves.beside_share)
     # The one sequence of a step of one is part of that.
-    sequence_ms = min(step_ms, max(0.0, rest_ms / (STREAMS_PER_WORKER - 1)))
+    sequence_ms = min(step_ms, max(0.0, rest_ms))
     curves = replace(curves, step_more_ms=step_ms - sequence_ms, sequence_more_ms=sequence_ms)
-    num_long = long_prompt(curves)
-    request_ms = max(0.0, alone.ttft_ms - simulated(curves, settings, 1).ttft_ms)
-    long_ms = max(0.0, long.ttft_ms - simulated(curves, settings, 1, num_long).ttft_ms)
-    token_ms = max(0.0, (long_ms - request_ms) / max(1, num_long - PROMPT_TOKENS))
-    request_ms = max(0.0, request_ms - PROMPT_TOKENS * token_ms)
-    return replace(curves, request_ms=request_ms, request_token_ms=token_ms)
+    way_ms = [
+        max(0.0, one.ttft_ms - simulated(curves, settings, AskShape(num)).ttft_ms)
+        for num, one in alone.items()
+    ]
+    return replace(curves, request=Line(tuple(map(float, alone)), tuple(way_ms)))
+
+
+def with_prefill(curves: Curves, settings: Settings, alone: Mapping[int, Asked]) -> Curves:
+    """Curves whose steps of prompts take what the workers say; the same where they say nothing.
+
+    Args:
+        curves: with what every step takes more.
+        settings: of the fleet.
+        alone: by tokens of the prompt.
+    """
+    step_tokens = fleet_of(settings, curves, NO_SLOS).limits.max_step_tokens
+    factors: dict[float, float] = {}
+    for num, one in alone.items():
+        if one.compute_ms is not None:
+            engine_ms = one.compute_ms - -(-num // step_tokens) * curves.step_more_ms
+            ratio = engine_ms / curves.prompt_ms(num, step_tokens)
+            factors[float(min(num, step_tokens))] = max(0.0, ratio)
+    if not factors:
+        return curves
+    factor = Line(tuple(factors), tuple(factors.values()))
+    last, before = factor.along[-1], curves.prefill
+    # Chunks of the lengths that were asked have points of their own; beyond nothing was asked.
+    across = tuple(sorted({*before.across, *factor.along}))
+    rows = tuple(
+        tuple(before.at(num, along) * factor.at(min(num, last)) for along in before.along)
+        for num in across
+    )
+    return replace(curves, prefill=Surface(across, before.along, rows))
+
+
+def fitted(curves: Curves, settings: Settings, answers: Answers) -> dict[str, Any]:
+    """What was asked, beside what the curves say of it, for people."""
+    return {
+        "answer_tokens": ANSWER_TOKENS,
+        "requests": [
+            asdict(shape)
+            | {
+                "measured_ms": asdict(one),
+                "simulated_ms": asdict(simulated(curves, settings, shape)),
+            }
+            for shape, one in answers.items()
+            if not shape.beside
+        ],
+        "beside": [
+            asdict(shape) | {"measured_ms": asdict(one)}
+            for shape, one in answers.items()
+            if shape.beside
+        ],
+    }
 
 
 def num_decoding(settings: Settings) -> int:
@@ -132,36 +209,24 @@ def num_decoding(settings: Settings) -> int:
     return settings.cluster.num_both or settings.cluster.num_decode
 
 
-def _fast(found: Sequence[Asked]) -> Asked:
-    """Faster than three quarters: what disturbs a machine adds time, and never takes any."""
-    return Asked(
-        sorted(one.ttft_ms for one in found)[len(found) // 4],
-        sorted(one.tpot_ms for one in found)[len(found) // 4],
-    )
+def _beside_tokens(alone: Sequence[int]) -> int:
+    """Of those lengths one that a step computes while streams go on, and that takes a while."""
+    return min(alone, key=lambda num: abs(num - 256))
 
 
-def _medians(found: Sequence[Asked]) -> Asked:
-    return Asked(
-        statistics.median(one.ttft_ms for one in found),
-        statistics.median(one.tpot_ms for one in found),
-    )
-
-
-def simulated(
-    curves: Curves, settings: Settings, num_at_once: int, num_tokens: int = PROMPT_TOKENS
-) -> Asked:
-    """The same requests in virtual time, after as many that nobody counts."""
+def simulated(curves: Curves, settings: Settings, shape: AskShape) -> Asked:
+    """Requests of a shape in virtual time, after as many that nobody counts; none beside them."""
     trace = [
         TraceRequest(
-            number // num_at_once * APART_MS,
-            num_tokens,
+            number // shape.at_once * APART_MS,
+            shape.num_prompt,
             ANSWER_TOKENS,
             (),
-            (number,) * num_tokens,
+            (number,) * shape.num_prompt,
         )
-        for number in range(3 * num_at_once)
+        for number in range(3 * shape.at_once)
     ]
-    outcomes = World(fleet_of(settings, curves, NO_SLOS)).run(trace)[num_at_once:]
+    outcomes = World(fleet_of(settings, curves, NO_SLOS)).run(trace)[shape.at_once :]
     found = [
         Asked(one.ttft_ms, one.tpot_ms)
         for one in outcomes
@@ -169,62 +234,4 @@ def simulated(
     ]
     if not found:
         raise ConfigError("the settings' workers answer nothing", param="cluster")
-    return _medians(found)
-
-
-def _ask_at_once(url: str, model: str, num: int, num_tokens: int) -> list[Asked]:
-    with ThreadPoolExecutor(num) as threads:
-        asked = [threads.submit(ask, url, model, prompt_of(num_tokens)) for _ in range(num)]
-        return [one.result() for one in asked]
-
-
-def prompt_of(num_tokens: int) -> list[int]:
-    """Token ids in an order that no other prompt has."""
-    return [random.randrange(10, 250) for _ in range(num_tokens)]
-
-
-def ask(url: str, model: str, prompt: list[int]) -> Asked:
-    """Ask for `ANSWER_TOKENS`; when they came.
-
-    Raises:
-        RemoteFault: nobody answers, or not as a router does.
-        ConfigError: the URL is none.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is no http:// URL", param="--fleet")
-    asked = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": ANSWER_TOKENS,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-    }
-    headers = {"Content-Type": "application/json"}
-    if key := os.environ.get(KEY_VARIABLE):
-        headers["Authorization"] = f"Bearer {key}"
-    where = url.rstrip("/") + "/v1/completions"
-    request = urllib.request.Request(where, json.dumps(asked).encode(), headers)
-    began_s = time.perf_counter()
-    try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            seen_ms = [
-                (time.perf_counter() - began_s) * 1000
-                for line in answer
-                if line.startswith(b"data: {") and _has_token(line)
-            ]
-    except urllib.error.HTTPError as error:
-        raise RemoteFault(f"{where} answered {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise RemoteFault(f"nobody answers at {where}: {error}") from error
-    if len(seen_ms) < 2:
-        raise RemoteFault(f"{where} answered without tokens")
-    return Asked(seen_ms[0], (seen_ms[-1] - seen_ms[0]) / (ANSWER_TOKENS - 1))
-
-
-def _has_token(line: bytes) -> bool:
-    """Whether a line is a chunk of the answer, or an error, which is raised."""
-    chunk = json.loads(line[6:])
-    if "error" in chunk:
-        raise RemoteFault(f"the fleet answered {chunk['error']}")
-    return bool(chunk["choices"])
+    return middle(found)

@@ -10,7 +10,6 @@ from disagg.routing.fleet import Fleet
 from disagg.routing.planner import Planner
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import RequestTable
-from disagg.routing.revisions import Revision
 
 HEADS_MAX = 16
 """Tenants whose first request is tried at one look; a plan costs up to a millisecond."""
@@ -21,7 +20,8 @@ class Admission:
 
     A request goes to the workers at once while those that its plan names have room, else it waits
     here. Where requests wait, tenants are served by turns in tokens, and within a tenant the lowest
-    priority goes first, of equal ones who came first. Only first plans wait: what has begun goes on
+    priority goes first, of equal ones who came first. A policy may let a request wait by choice,
+    see `Plan.hold_ms`: others go before it meanwhile. Only first plans wait: what has begun goes on
     elsewhere at once.
 
     Args:
@@ -52,6 +52,8 @@ class Admission:
         self._queue = turns
         self._pace = pace
         self._waiting: dict[str, RoutedRequest] = {}
+        self._held: set[str] = set()
+        """Of those that wait, who did so by choice when it was looked at."""
         self._places_kept: dict[int, int] = {}
         """For requests that are still to come, by their group."""
         self._moved_ms = 0
@@ -102,9 +104,8 @@ class Admission:
         if not self._waiting:
             return []
         actions: list[RouterAction] = []
-        while (started := self._admit_one(now_ms)) is not None:
-            self._moved_ms = now_ms
-            actions += started
+        while (done := self._admit_one(now_ms)) is not None:
+            actions += done
         return actions
 
     def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
@@ -124,7 +125,8 @@ class Admission:
         """Fail what waits although nothing has been started for too long, or its SLO is missed."""
         actions: list[RouterAction] = []
         for request in list(self._waiting.values()):
-            waited_ms = now_ms - max(request.submitted_ms, self._moved_ms)
+            begun_ms = max(request.submitted_ms, self._moved_ms, request.held_until_ms)
+            waited_ms = now_ms - begun_ms
             error: DisaggError | None = None
             if waited_ms > self._request_timeout_ms:
                 error = ExpiredError(
@@ -162,11 +164,11 @@ class Admission:
     # --- inside
 
     def _admit_one(self, now_ms: int) -> list[RouterAction] | None:
-        """Start or fail one waiting request; None where none can be."""
+        """Start or fail a waiting request, or find that it rather waits; None: nothing is left."""
         ready = self._fleet.roster.ready
         if ready and not ready & self._fleet.rooms.roomy:
             return None  # no plan is worth making
-        for tenant, request in self._heads():
+        for tenant, request in self._heads(now_ms):
             try:
                 plan = self._planner.plan_in_turn(now_ms, request)
             except DisaggError as error:
@@ -174,20 +176,26 @@ class Admission:
                     self.counters["requests_refused", "slo"] += 1
                 return [self._fail(now_ms, request, error)]
             if plan is None:
+                if request.held_until_ms and request.request_id not in self._held:
+                    self._held.add(request.request_id)
+                    return []  # it makes way for those behind it
                 continue
             to_compute = max(1, request.stream.num_prompt_tokens - plan.found_tokens)
             self._queue.take(tenant, to_compute, request.request_id)
-            del self._waiting[request.request_id]
+            self._forget(request)
+            self._moved_ms = now_ms
             return self._requests.begin(now_ms, request, plan)
         return None
 
-    def _heads(self) -> list[tuple[str, RoutedRequest]]:
+    def _heads(self, now_ms: int) -> list[tuple[str, RoutedRequest]]:
         """Whose turn it is: of each tenant's requests the first of each revision.
 
-        Else those for a revision that is full would hold up those for another that has room.
+        Else those for a revision that is full would hold up those for another that has room. Nor
+        does one that waits by choice hold up those behind it: of such ones the first is looked at.
         """
-        side_by_side = len(list(self._fleet.revisions)) > 1
-        return self._queue.heads(_revision_of if side_by_side else None)[:HEADS_MAX]
+        if not self._held and len(list(self._fleet.revisions)) <= 1:
+            return self._queue.heads()[:HEADS_MAX]
+        return self._queue.heads(lambda one: (one.revision, now_ms < one.held_until_ms))[:HEADS_MAX]
 
     def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:
         """Refuse the last ones of the longest queue, or the new request itself."""
@@ -211,7 +219,11 @@ class Admission:
 
     def _leave(self, request: RoutedRequest) -> None:
         self._queue.remove(request.tenant, request.request_id)
+        self._forget(request)
+
+    def _forget(self, request: RoutedRequest) -> None:
         del self._waiting[request.request_id]
+        self._held.discard(request.request_id)
 
     def _fail(self, now_ms: int, request: RoutedRequest, error: DisaggError) -> Fail:
         self._leave(request)
@@ -219,7 +231,3 @@ class Admission:
         said = f"{type(error).__name__}: {error.message}"
         self._requests.end_unplanned(now_ms, request, "failed", said)
         return Fail(request.request_id, error)
-
-
-def _revision_of(request: RoutedRequest) -> Revision | None:
-    return request.revision

@@ -50,7 +50,8 @@ class Planner:
     def plan_in_turn(self, now_ms: int, request: RoutedRequest) -> Plan | None:
         """The same for a request that can wait; None while it should.
 
-        Who has no room can still be pulled from.
+        Who has no room can still be pulled from. Where the policy would rather have it wait
+        although there is room, `RoutedRequest.held_until_ms` says how long.
 
         Raises:
             SloError: no plan keeps the SLO of a request that is to be shed then.
@@ -62,13 +63,21 @@ class Planner:
         _shed(demand, plan)
         roomy = self._fleet.rooms.roomy
         chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
-        if not chosen & ~roomy:
-            return plan
-        with_room = candidates.only(roomy)
-        if not with_room.can_decode:
+        if chosen & ~roomy:
+            with_room = candidates.only(roomy)
+            if not with_room.can_decode:
+                return None
+            other = self._plan(demand, with_room)
+            if self._policy.waits(plan, other):
+                return None
+            plan = other
+        if plan.hold_ms:
+            request.held_until_ms = now_ms + ceil(plan.hold_ms)
             return None
-        other = self._plan(demand, with_room)
-        return None if self._policy.waits(plan, other) else other
+        if request.held_until_ms:
+            why = f"{plan.reason}; waited by choice, {demand.waited_ms} ms"
+            plan = replace(plan, reason=why)
+        return plan
 
     def check(self, request: RoutedRequest) -> None:
         """Raise what `plan` raises where nobody could serve the request, now or in its turn."""

@@ -40,6 +40,8 @@ class RoutedRequest:
         num_drained: generations that ended because a worker was about to end.
         outgrown_tokens: ``max_model_tokens`` of the largest worker that rejected it; 0 before.
         killers: workers lost while it had a part there, and heard since it was planned there.
+        held_until_ms: until then it may wait at the router by choice, although there is room; 0: it
+            has not done so.
         progress_ms: when something last went forward: a plan, a token, a report, or a prefill.
         current: the only generation whose messages count; set by `start`.
     """
@@ -64,7 +66,7 @@ class RoutedRequest:
             sampling.num_prompt_logprobs,
         )
         self.exclusions = Exclusions()
-        self.num_drained = 0
+        self.num_drained = self.held_until_ms = 0
         self.outgrown_tokens = 0
         self.killers: set[Incarnation] = set()
         self.generations: list[Generation] = []

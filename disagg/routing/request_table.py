@@ -384,6 +384,7 @@ class RequestTable:
         self._fleet.rooms.forget(request.request_id)
         self.has_freed = True
         self._pace.note(now_ms)
+        self._fleet.speeds.answered(request.num_tokens)
         self._keep(now_ms, request, outcome, error)
 
     def _keep(self, now_ms: int, request: RoutedRequest, outcome: str, error: str) -> None:

@@ -93,10 +93,14 @@ class Revision:
                 "that one",
                 param="contract",
             )
+        seen: set[int] = set()
         for other, theirs in self._contracts.items():
+            if id(theirs) in seen:
+                continue  # equal contracts are one object: a thousand workers have a few
             # Another type of KV never is accepted: answers would depend on who gives them.
             if other == name or (accept_unlike and info.contract.dtype == theirs.dtype):
                 continue
+            seen.add(id(theirs))
             if why := info.contract.refusal(name, theirs, other):
                 raise ConfigError(
                     f"workers {name} and {other} cannot exchange KV: {why}",

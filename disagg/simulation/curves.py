@@ -48,6 +48,24 @@ class Surface:
         return max(0.0, first + share * (second - first))
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Milliseconds over one axis, as a `Surface` has them over two."""
+
+    along: tuple[float, ...]
+    ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        Surface((0.0,), self.along, (self.ms,))  # refuses what is none
+
+    def at(self, point: float) -> float:
+        """The time at a point."""
+        return max(0.0, _on_row(self.along, self.ms, point))
+
+
+NOTHING = Line((0.0,), (0.0,))
+
+
 def _on_row(axis: Sequence[float], row: Sequence[float], point: float) -> float:
     low, share = _between(axis, point)
     return row[low] + share * (row[low + 1] - row[low]) if share else row[low]
@@ -72,11 +90,13 @@ class Curves:
         shared_ms: what a step of both takes less than two steps.
         link: a READ between two workers.
         hop_ms: a message between router and worker, or two workers.
-        request_ms: a request's way to the plan and its first token's way to the client, beside
-            those messages: HTTP, tokens of the text.
-        request_token_ms: what each token of a prompt adds to that way: JSON, names of blocks.
+        request: the way of a request to the plan and of its first token to the client, beside
+            those messages, by tokens of the prompt: HTTP, JSON, names of blocks.
         step_more_ms: what a step takes in a worker that serves, beside what the engine alone takes.
         sequence_more_ms: likewise for each sequence that gets a token: its way through the worker.
+        beside_share: by how much, as a share of it, a step is longer while all other workers of
+            its host compute.
+        workers_per_host: workers that share a host's cores, by their numbers.
         layout: groups, and bytes of a block.
         num_blocks: of the pool, the null block included.
         max_model_tokens: prompt plus answer.
@@ -88,14 +108,15 @@ class Curves:
     shared_ms: float
     link: LinkCost
     hop_ms: float
-    request_ms: float
+    request: Line
     layout: KVCacheLayout = field(repr=False)
     num_blocks: int
     max_model_tokens: int
     name: str = ""
-    request_token_ms: float = 0.0
     step_more_ms: float = 0.0
     sequence_more_ms: float = 0.0
+    beside_share: float = 0.0
+    workers_per_host: int = 1
 
     def step_ms(self, shape: StepShape) -> float:
         """What a step takes by what it computes; at least a microsecond, so that time goes on."""

@@ -1,17 +1,18 @@
 """Curves as JSON, with what they were measured on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.registry import KINDS
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.routing.estimates.estimate import LinkCost
-from disagg.simulation.curves import Curves, Surface
+from disagg.simulation.curves import Curves, Line, Surface
 
-VERSION = 1
+VERSION = 2
+_Made = TypeVar("_Made", Surface, Line)
 
 
 def curves_to_json(curves: Curves, measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,11 +46,13 @@ def curves_to_json(curves: Curves, measured: Mapping[str, Any]) -> dict[str, Any
         "decode": _surface_to_json(curves.decode, "sequences", "tokens_before"),
         "mixed": {"shared_ms": curves.shared_ms},
         "transfer": {"read_ms": curves.link.read_ms, "mib_ms": curves.link.mib_ms},
-        "messages": {"hop_ms": curves.hop_ms, "request_ms": curves.request_ms},
+        "messages": {"hop_ms": curves.hop_ms},
+        "request": {"prompt_tokens": list(curves.request.along), "ms": list(curves.request.ms)},
         "serving": {
-            "request_token_ms": curves.request_token_ms,
             "step_ms": curves.step_more_ms,
             "sequence_ms": curves.sequence_more_ms,
+            "beside_share": curves.beside_share,
+            "workers_per_host": curves.workers_per_host,
         },
     }
 
@@ -65,21 +68,22 @@ def curves_from_json(content: object, name: str = "curves") -> Curves:
         raise ConfigError(f"{name}: version: {version!r}, not {VERSION}", param="curves")
     model = whole.inner("model")
     mixed, transfer, messages = map(whole.inner, ("mixed", "transfer", "messages"))
-    serving = whole.inner("serving") if "serving" in whole.fields else NOT_ASKED
+    serving = whole.inner("serving")
     return Curves(
         prefill=_surface(whole.inner("prefill"), "tokens", "tokens_before"),
         decode=_surface(whole.inner("decode"), "sequences", "tokens_before"),
         shared_ms=mixed.number("shared_ms"),
         link=LinkCost(transfer.number("read_ms"), transfer.number("mib_ms")),
         hop_ms=messages.number("hop_ms"),
-        request_ms=messages.number("request_ms"),
+        request=_line(whole.inner("request"), "prompt_tokens"),
         layout=_layout(model),
         num_blocks=model.count("num_blocks"),
         max_model_tokens=model.count("max_model_tokens"),
         name=str(whole.fields.get("name", "")),
-        request_token_ms=serving.number("request_token_ms"),
         step_more_ms=serving.number("step_ms"),
         sequence_more_ms=serving.number("sequence_ms"),
+        beside_share=serving.number("beside_share"),
+        workers_per_host=serving.count("workers_per_host"),
     )
 
 
@@ -120,10 +124,6 @@ class _Object:
         return _row(self, name, self.fields.get(name))
 
 
-NOT_ASKED = _Object({"request_token_ms": 0.0, "step_ms": 0.0, "sequence_ms": 0.0}, "serving")
-"""Of a file that was made without a fleet, or before fleets were asked."""
-
-
 def _is_number(found: object) -> TypeGuard[int | float]:
     return (
         isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < float("inf")
@@ -145,8 +145,16 @@ def _surface(content: _Object, across: str, along: str) -> Surface:
     if not isinstance(rows, list) or not rows:
         raise content.refuse("ms", "rows of numbers are wanted")
     ms = tuple(_row(content, "ms", row) for row in rows)
+    return _made(content, lambda: Surface(content.row(across), content.row(along), ms))
+
+
+def _line(content: _Object, along: str) -> Line:
+    return _made(content, lambda: Line(content.row(along), content.row("ms")))
+
+
+def _made(content: _Object, make: Callable[[], _Made]) -> _Made:
     try:
-        return Surface(content.row(across), content.row(along), ms)
+        return make()
     except ConfigError as error:
         if error.param == "curves":
             raise

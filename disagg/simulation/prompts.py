@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from disagg.errors import RequestError
+from disagg.routing.slo import Slo
 
 TRACE_BLOCK = 512
 """Tokens that a hash id stands for (github.com/kvcache-ai/Mooncake)."""
@@ -20,6 +21,7 @@ class TraceRequest:
         hash_ids: of each `TRACE_BLOCK` tokens of the prompt; equal ones stand for equal tokens
             with equal tokens before them.
         tokens: of the prompt, where they are known; then ``hash_ids`` say nothing.
+        slo: its own; None: that of all.
     """
 
     at_ms: float
@@ -27,6 +29,7 @@ class TraceRequest:
     num_answer: int
     hash_ids: tuple[int, ...] = field(repr=False)
     tokens: tuple[int, ...] = field(default=(), repr=False)
+    slo: Slo | None = None
 
 
 class Prompts:

@@ -29,6 +29,7 @@ from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.step_meter import shape_of
 from disagg.scheduling.step_pace import StepPace
 from disagg.simulation.fleet_plan import FleetPlan
+from disagg.simulation.host import Host
 from disagg.simulation.virtual_time import VirtualTime
 from disagg.transfer.actions import PostRead, Send
 
@@ -71,14 +72,16 @@ class SimulatedWorker:
     """One worker, as busy as its core makes it; an idle one costs nothing.
 
     Attributes:
-        info: its registration.
+        info: its registration, repeated at every heartbeat.
         core: the production core; to be looked at only.
         num_steps: that its engine has computed.
         busy_ms: of its engine.
     """
 
-    def __init__(self, world: Surroundings, me: Incarnation, role: str) -> None:
+    def __init__(self, world: Surroundings, me: Incarnation, role: str, host: Host) -> None:
         plan = world.plan
+        self._host = host
+        host.num_workers += 1
         self._world, self._time, self._me = world, world.time, me
         self._curves = plan.curves
         self._pace = StepPace(plan.limits.max_step_tokens)
@@ -126,12 +129,19 @@ class SimulatedWorker:
             self._world.to_router(self._me, stats)
 
     def check(self) -> None:
-        """Verify the core's invariants, and that nothing is held once nothing goes on.
+        """Verify the core's invariants: every block of the pool is looked at.
+
+        Raises:
+            InvariantViolation: one does not hold.
+        """
+        check_core(self.core)
+
+    def check_rest(self) -> None:
+        """Verify that nothing is held once nothing goes on.
 
         Raises:
             InvariantViolation: a count does not add up.
         """
-        check_core(self.core)
         kv = self.core.kv
         if not self.is_busy and kv.num_available_blocks != kv.num_usable_blocks:
             raise InvariantViolation(
@@ -183,8 +193,12 @@ class SimulatedWorker:
                 return
             self._pace.launched(now_ms, step)
             took_ms = self._curves.step_ms(shape_of(step.slices))
+            if self._curves.beside_share:
+                others = self._host.others_share(computes=bool(self._launched))
+                took_ms *= 1 + others * self._curves.beside_share
             self._launched.append((step, took_ms))
             if len(self._launched) == 1:
+                self._host.num_computing += 1
                 self._time.after(took_ms, self._step_done)
 
     def _pump_due(self) -> None:
@@ -198,6 +212,8 @@ class SimulatedWorker:
         self.busy_ms += took_ms
         if self._launched:
             self._time.after(self._launched[0][1], self._step_done)
+        else:
+            self._host.num_computing -= 1
         result = StepResult(step.step_id, self._samples(step))
         self._handle(self.core.on_step_done(self._time.clock_ms, result))
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from disagg.errors import DisaggError, InvariantViolation
@@ -16,6 +16,7 @@ from disagg.messages.session import ToRouterMessage
 from disagg.routing.actions import Deliver, Fail, NewRequest, RouterAction, ToWorker
 from disagg.routing.core import RouterCore
 from disagg.simulation.fleet_plan import FleetPlan
+from disagg.simulation.host import Host
 from disagg.simulation.links import Wires
 from disagg.simulation.prompts import Prompts, TraceRequest
 from disagg.simulation.virtual_time import VirtualTime
@@ -23,11 +24,13 @@ from disagg.simulation.worker import SimulatedWorker
 
 ROUTER_TICK_MS, HEARTBEAT_MS = 100.0, 1_000.0
 BEGIN_MS = 1_000.0
-"""All workers are ready by then; the trace's time 0."""
+"""All workers are ready, and registered in their roles, by then; the trace's time 0."""
 HASH_KEY = b"simulation"
 RECORDS_MAX = 64
 """A record is read when its request ends."""
 EVENTS_PER_LOOK = 10_000
+CHECKED_MAX = 32
+"""Workers, evenly among all, whose whole pools are looked at when a run has ended."""
 
 Watch = Callable[[float, int], None]
 """Told now and then of the virtual time, in ms of the trace, and of requests that have ended."""
@@ -99,10 +102,17 @@ class World:
             worker_waiting_max=router.worker_waiting_max,
         )
         self._outcomes: dict[str, Outcome] = {}
-        self._num_live = self._num_ended = 0
+        self._num_asked = self._num_ended = 0
+        self._began_ms = 0.0
         width = len(str(len(plan.roles)))
+        self._hosts: dict[int, Host] = {}
         self.workers = [
-            SimulatedWorker(self, Incarnation(f"{role}-{number:0{width}}", "1"), role)
+            SimulatedWorker(
+                self,
+                Incarnation(f"{role}-{number:0{width}}", "1"),
+                role,
+                self._hosts.setdefault(number // plan.curves.workers_per_host, Host()),
+            )
             for number, role in enumerate(plan.roles)
         ]
         self._by_name = {one.info.incarnation: one for one in self.workers}
@@ -112,30 +122,36 @@ class World:
     ) -> list[Outcome]:
         """Play a trace until every request has ended; an outcome for each, in its order.
 
+        Another trace may be played afterwards: the fleet is as it was left, with what is cached.
+
         Raises:
             InvariantViolation: a request has no end, or a count does not add up.
             DisaggError: the fleet cannot be built so.
         """
         outcomes = [Outcome(request) for request in trace]
-        self._outcomes = {str(number): one for number, one in enumerate(outcomes)}
-        self._every(HEARTBEAT_MS, self._heartbeat)
-        for worker in self.workers:
-            worker.report()
-        self._every(ROUTER_TICK_MS, lambda: self._perform(self.router.tick(self.time.clock_ms)))
-        curves = self.plan.curves
-        for number, request in enumerate(trace):
-            way_ms = curves.request_ms + request.num_prompt * curves.request_token_ms
-            self.time.after(BEGIN_MS + request.at_ms + way_ms, partial(self._ask, str(number)))
+        ids = [str(self._num_asked + number) for number in range(len(outcomes))]
+        self._num_asked += len(outcomes)
+        self._outcomes, self._num_ended = dict(zip(ids, outcomes, strict=True)), 0
+        if not self.time.num_events:
+            self._begin()
+        self._began_ms = self.time.now_ms + BEGIN_MS
+        for request_id, request in zip(ids, trace, strict=True):
+            wait_ms = BEGIN_MS + request.at_ms + self.plan.curves.request.at(request.num_prompt)
+            self.time.after(wait_ms, partial(self._ask, request_id))
         while self._num_ended < len(outcomes):
             self.time.advance()
             if not self.time.num_events % EVENTS_PER_LOOK:
                 self._check_live()
-                watch(self.time.now_ms - BEGIN_MS, self._num_ended)
+                watch(self.time.now_ms - self._began_ms, self._num_ended)
         self._come_to_rest()
-        for worker in self.workers:
-            worker.check()
-        watch(self.time.now_ms - BEGIN_MS, self._num_ended)
+        self._check_workers()
+        watch(self.time.now_ms - self._began_ms, self._num_ended)
         return outcomes
+
+    def become(self, roles: Sequence[str]) -> None:
+        """Let every worker register as another one from its next heartbeat on; nothing goes on."""
+        for worker, role in zip(self.workers, roles, strict=True):
+            worker.info = replace(worker.info, role=role)
 
     # --- as workers see it
 
@@ -187,7 +203,7 @@ class World:
             tuple(hashes),
             b"",
             SamplingParams(request.num_answer, num_prompt_tokens=len(tokens)),
-            slo=self.plan.slo,
+            slo=self.plan.slo if request.slo is None else request.slo,
         )
         try:
             actions = self.router.generate(self.time.clock_ms, new)
@@ -215,7 +231,7 @@ class World:
     def _deliver(self, action: Deliver) -> None:
         outcome = self._outcomes[action.request_id]
         if outcome.first_ms is None:
-            outcome.first_ms = self.time.now_ms - BEGIN_MS
+            outcome.first_ms = self.time.now_ms - self._began_ms
         outcome.num_tokens += len(action.token_ids)
         if action.finish_reason is not FinishReason.NONE:
             self._end(action.request_id, "")
@@ -224,7 +240,7 @@ class World:
         outcome = self._outcomes[request_id]
         if outcome.end_ms is not None:
             raise InvariantViolation(f"request {request_id} ends twice")
-        outcome.end_ms, outcome.error = self.time.now_ms - BEGIN_MS, error
+        outcome.end_ms, outcome.error = self.time.now_ms - self._began_ms, error
         self._num_ended += 1
         record = self.router.record(request_id)
         if record is not None and record.generations:
@@ -254,7 +270,25 @@ class World:
         if self.router.num_live > num_open:
             raise InvariantViolation(f"{self.router.num_live} live requests, {num_open} open ones")
 
+    def _check_workers(self) -> None:
+        """Verify that nobody holds a thing, and the invariants of some who have computed.
+
+        Raises:
+            InvariantViolation: a worker's books are wrong.
+        """
+        for worker in self.workers:
+            worker.check_rest()
+        used = [one for one in self.workers if one.num_steps]
+        for worker in used[:: -(-len(used) // CHECKED_MAX) or 1]:
+            worker.check()
+
     # --- time
+
+    def _begin(self) -> None:
+        self._every(HEARTBEAT_MS, self._heartbeat)
+        for worker in self.workers:
+            worker.report()
+        self._every(ROUTER_TICK_MS, lambda: self._perform(self.router.tick(self.time.clock_ms)))
 
     def _heartbeat(self) -> None:
         now_ms = self.time.clock_ms

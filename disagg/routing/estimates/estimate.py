@@ -6,8 +6,7 @@ from math import ceil
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
 
 ANSWER_TOKENS = 64
-"""Tokens of an answer over which plans are compared, fewer where a request may have no more: what
-holds others up once is spread over so many of theirs."""
+"""Tokens of an answer over which plans are compared, fewer where a request may have no more."""
 
 
 PROMPT_SHARE_MAX = 0.9
@@ -107,6 +106,18 @@ class Place:
         """Time per token of one sequence more, beside the prompts that come as they lately did."""
         return self.step_ms(1, num_tokens) / (1 - min(self.prompt_share, PROMPT_SHARE_MAX))
 
+    def beside(self, num_more: int, more_tokens: float, pause_ms: float) -> "Neighbours":
+        """Who decodes there now or once its prompt is computed, and how fast then.
+
+        Args:
+            num_more: sequences that join them.
+            more_tokens: of those, all together.
+            pause_ms: per token of each of them, for what is computed in between.
+        """
+        num = self.num_running + self.num_coming
+        context = (num * self.context_tokens + more_tokens) / SCALE_TOKENS
+        return Neighbours(num, self.cost.decode_step_ms(num + num_more, context) + pause_ms)
+
     @property
     def queued_each(self) -> float:
         """Tokens of a queued prompt, on average."""
@@ -188,6 +199,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Sequences at a worker that takes part in a plan."""
+
+    num: int
+    tpot_ms: float
+    """Time per token of each, over its next tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """KV that one worker reads from another, and the link between them."""
 
@@ -220,6 +240,8 @@ class Work:
     """Submit, report and first token on their way."""
     commit_ms: float = 0.0
     """From the last READ of a hand-over to its commit."""
+    spread_tokens: float = ANSWER_TOKENS
+    """Of others' answers, over which what holds them up once is spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +261,15 @@ class Estimate:
     """Of its own tokens afterwards."""
     others_ms: float
     """By which everybody else's answers are held up, all added up."""
-    others_tpot_ms: float
-    """Time per token of those whom it disturbs most, over their next `ANSWER_TOKENS`."""
+    neighbours: tuple[Neighbours, ...]
+    """Where its prompt is computed, and where it decodes if that is another worker."""
     num_bytes: int
     """That are moved."""
     num_answer_tokens: int
+
+    def num_slower(self, tpot_ms: float) -> int:
+        """Neighbours whose time per token is above this."""
+        return sum(one.num for one in self.neighbours if one.tpot_ms > tpot_ms)
 
     @property
     def ttft_ms(self) -> float:
@@ -290,12 +316,12 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     if work.handover is not None:
         handover_ms = _left_ms(work.handover, prefill_ms) + work.commit_ms
         computed_meanwhile = decode.computed_in(queue_ms + prefill_ms + handover_ms)
-    spread_ms = held_ms / ANSWER_TOKENS if prefill.num_running else 0.0
-    others_tpot_ms = decode.step_ms(1, work.num_tokens) if decode.num_running else 0.0
+    pause_ms = held_ms / work.spread_tokens
+    neighbours: tuple[Neighbours, ...]
     if local:
-        others_tpot_ms += spread_ms
-    elif prefill.num_running:
-        others_tpot_ms = max(others_tpot_ms, prefill.step_ms() + spread_ms)
+        neighbours = (decode.beside(1, work.num_tokens, pause_ms),)
+    else:
+        neighbours = (prefill.beside(0, 0, pause_ms), decode.beside(1, work.num_tokens, 0.0))
     return Estimate(
         queue_ms=queue_ms + slot_ms,
         drain_ms=slot_ms + prefill.drain_ms,
@@ -306,7 +332,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         tpot_ms=decode.decode_ms(work.num_tokens)
         + decode.beside_ms(computed_meanwhile, num_answer) / max(1, num_answer),
         others_ms=others_ms,
-        others_tpot_ms=others_tpot_ms,
+        neighbours=neighbours,
         num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),
         num_answer_tokens=num_answer,
     )

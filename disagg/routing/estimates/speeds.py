@@ -6,7 +6,7 @@ from math import log
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, SCALE_TOKENS, StepTimes
-from disagg.routing.estimates.estimate import LinkCost, Place, StepCost
+from disagg.routing.estimates.estimate import ANSWER_TOKENS, LinkCost, Place, StepCost
 from disagg.routing.estimates.least_squares import FadingFit
 from disagg.routing.generation import Generation
 from disagg.routing.worker import Worker
@@ -94,6 +94,7 @@ class Speeds:
         """Of all pairs."""
         self._message_ms, self._commit_ms = FadingMean(), FadingMean()
         self._reserve_ms = FadingLow()
+        self._answer_tokens = FadingMean()
         self._now_ms = 0
 
     # --- what comes in
@@ -148,6 +149,11 @@ class Speeds:
         if not generation.local and not report.pulled_tokens:
             self._reserve_ms.add(times.transfer_ms)
 
+    def answered(self, num_tokens: int) -> None:
+        """A request ended after so many tokens; without any it says nothing."""
+        if num_tokens:
+            self._answer_tokens.add(num_tokens)
+
     def _transferred(self, generation: Generation, report: TransferReport) -> None:
         num_bytes = sum(group.pulled_bytes for group in report.groups)
         is_pull = report.kind is TransferKind.PREFIX
@@ -183,6 +189,11 @@ class Speeds:
     def commit_ms(self) -> float:
         """From the last READ of a hand-over to its commit."""
         return self._commit_ms.value or 0.0
+
+    @property
+    def answer_tokens(self) -> float:
+        """Of the answers that ended lately, on average; at most `ANSWER_TOKENS`."""
+        return min(self._answer_tokens.value or ANSWER_TOKENS, ANSWER_TOKENS)
 
     def step_cost(self, worker: Worker) -> StepCost | None:
         """What a worker's steps take; what it has never done, by what others took for it."""

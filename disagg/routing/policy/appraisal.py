@@ -42,14 +42,14 @@ def considered(plan: Plan, *, chosen: bool = False) -> Considered:
 
 def _missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> int:
     slo = demand.slo
-    return sum(
+    own = any(
         bool(bound) and figure > bound
         for figure, bound in (
             (demand.waited_ms + found.ttft_ms, slo.ttft_ms),
             (found.mean_tpot_ms, slo.tpot_ms),
-            (found.others_tpot_ms, slo_tpot_ms),
         )
     )
+    return own + (found.num_slower(slo_tpot_ms) if slo_tpot_ms else 0)
 
 
 def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
@@ -72,6 +72,7 @@ def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
         num_tokens=demand.num_tokens,
         num_found=num_found,
         num_answer_tokens=demand.num_answer_tokens,
+        spread_tokens=speeds.answer_tokens,
         load_ms=load_ms,
         pull=pull,
         handover=handover,

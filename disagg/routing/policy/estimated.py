@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from disagg.routing.estimates.estimate import Estimate
 from disagg.routing.policy.appraisal import appraise, considered
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import misplaced
@@ -17,6 +18,18 @@ PLANS_MAX = 12
 QUEUES_MAX = 2
 """Of the shortest queues: of equal ones one worker may be faster than another."""
 
+QUEUE_MS_MAX = 150.0
+"""A prompt that waits for longer where it goes can as well wait at the router, and be planned when
+more is known: a worker with so much to do is not idle for lack of it."""
+
+HOLD_MS_MAX = 10_000
+"""After so long it goes all the same, to its part of the worker's steps: shorter prompts, which
+wait for less, could go before it for ever."""
+
+PATIENCE = 0.6
+"""Of the time until its first token is due a request may wait so much by choice, its prefill
+included: an estimate may be wrong."""
+
 
 class Estimated:
     """Compares a few plans that could be best; everything else is as `PrefixThenLoad` has it.
@@ -26,6 +39,9 @@ class Estimated:
     most, have the least load or the shortest queue; and each of these with a prefix pulled from a
     third worker. A plan that misses fewer SLOs is better, then one that takes less time: until an
     answer's first `ANSWER_TOKENS`, and, with a weight, what others are held up by.
+
+    A request waits at the router if it would only wait where it goes; and, with a bound for its
+    first token and time left until then, if others would miss their bounds by it.
 
     Where too little was measured, and where an earlier plan of the request has failed, nothing is
     weighed: so speeds are measured by the plans that are made anyway.
@@ -49,7 +65,8 @@ class Estimated:
         known = [one for one in plans.values() if one.estimate is not None]
         best = min(known, key=self._order)
         shown = tuple(considered(one, chosen=one is best) for one in plans.values())
-        return replace(best, considered=shown, reason=_reason(best, first))
+        hold_ms = self._hold_ms(best.estimate, demand)
+        return replace(best, considered=shown, reason=_reason(best, first), hold_ms=hold_ms)
 
     def waits(self, best: Plan, now: Plan) -> bool:
         """See `Policy.waits`. Who has no room has to be done with its queue first."""
@@ -60,6 +77,17 @@ class Estimated:
         num_missed, cost_ms = self._order(best)
         more_ms = max(0.0, best.estimate.drain_ms - best.estimate.queue_ms)
         return (num_missed, cost_ms + more_ms) < self._order(now)
+
+    def _hold_ms(self, found: Estimate | None, demand: Demand) -> float:
+        if found is None:
+            return 0.0
+        left_ms, tpot_ms = HOLD_MS_MAX - demand.waited_ms, self._options.slo_tpot_ms
+        if found.queue_ms > QUEUE_MS_MAX:
+            return max(0.0, left_ms)
+        if not tpot_ms or not found.num_slower(tpot_ms):
+            return 0.0
+        due_ms = PATIENCE * demand.slo.ttft_ms - demand.waited_ms - found.ttft_ms
+        return max(0.0, min(due_ms, left_ms))
 
     def _appraised(self, plan: Plan, demand: Demand, candidates: Candidates) -> Plan:
         return appraise(plan, demand, candidates.speeds, self._options.slo_tpot_ms)

@@ -181,7 +181,9 @@ class Plan:
     estimate: Estimate | None = None
     """What it is expected to take; None: too little was measured, or nobody has asked."""
     num_slos_missed: int = 0
-    """By that estimate."""
+    """By that estimate: requests that would miss one, it or those whom it disturbs."""
+    hold_ms: float = 0.0
+    """So long at most it had better wait at the router, although there is room; 0: it goes now."""
     considered: tuple[Considered, ...] = ()
     """What was weighed against it, and itself; few."""
 

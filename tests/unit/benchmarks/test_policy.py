@@ -19,6 +19,7 @@ from benchmarks.policy.figures import (
     table,
     ttft_ratios,
 )
+from benchmarks.policy.systems import SYSTEMS
 from benchmarks.policy.traces import (
     CODE,
     MIXES,
@@ -28,6 +29,9 @@ from benchmarks.policy.traces import (
     make_trace,
     whole_prompts,
 )
+from benchmarks.policy.virtual import VirtualFleet
+from disagg.routing.policy import estimated
+from tests.unit.simulation.fleets import curves
 
 CELL = Cell("short chat", 0.5, rate=2.0, num_requests=4)
 SLOS = {"chat": Slo(100, 20)}
@@ -138,3 +142,19 @@ def test_a_record_is_gone_on_with(tmp_path: Path) -> None:
     assert [[one.ttft_ms for one in seen.served] for seen in found.seen[cell][OURS]] == [
         [10.0, 20.0]
     ] * 2
+
+
+def test_rules_are_played_in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who may wait by choice keeps more bounds where long prompts spoil answers."""
+    fleet = VirtualFleet(curves())
+    slos = fleet.slos()
+    assert slos["document"].ttft_ms > slos["chat"].ttft_ms > 0
+    cell = Cell("long documents", 0.6, 0.6 * fleet.capacity("long documents"), 20)
+    played = fleet.play(SYSTEMS[-1], cell, slos, 1)
+    assert played == fleet.play(SYSTEMS[-1], cell, slos, 1), "the same in every run"
+    assert played != fleet.play(SYSTEMS[-1], cell, slos, 2)
+    assert played != fleet.play(SYSTEMS[0], cell, slos, 1)
+    monkeypatch.setattr(estimated, "HOLD_MS_MAX", 0)
+    hasty = fleet.play(SYSTEMS[-1], cell, slos, 1)
+    kept = [sum(one.keeps(slos[one.kind]) for one in each.served) for each in (hasty, played)]
+    assert kept[0] < kept[1], kept

@@ -1,24 +1,41 @@
-"""The benchmark of predictions: errors by request, disturbed ones, and the world it runs."""
+"""The benchmark of predictions: errors by request, what is thrown away, and the world it runs."""
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.policy.__main__ import SYSTEMS
+from benchmarks.policy.switched import SWITCHED
 from benchmarks.policy.traces import MIXES, make_trace
-from benchmarks.simulation.__main__ import compare, write
+from benchmarks.simulation.__main__ import compare, main
 from benchmarks.simulation.figures import KEPT_MIN, Pair, report
 from benchmarks.simulation.machine_watch import MachineWatch
-from benchmarks.simulation.measured import Seen
-from benchmarks.simulation.predicted import plan_of, predict
-from disagg.simulation.curves import Surface
+from benchmarks.simulation.measured import COLOCATED, RULES, calibrated_as, fleet_settings
+from benchmarks.simulation.predicted import WarmFleet, curves_of, plan_of, predict
+from benchmarks.simulation.runs import (
+    DRIFT_MAX,
+    Run,
+    Seen,
+    disturbance,
+    drift,
+    kept_run,
+    mean_answers,
+    read,
+    write,
+)
+from disagg.commands.fleet_requests import Asked
+from disagg.commands.measured_fleet import Answers, ask_shapes, simulated
+from disagg.router.options import RouterOptions
+from disagg.routing.policy.protocol import PolicyOptions
+from disagg.routing.policy.registry import POLICIES
+from disagg.simulation.curves import Curves, Line, Surface
+from disagg.simulation.curves_file import curves_to_json
+from disagg.simulation.prompts import TraceRequest
 from tests.unit.simulation.fleets import curves
 
-ALWAYS = next(one for one in SYSTEMS if one.policy == "prefix_then_load")
-OURS = next(one for one in SYSTEMS if one.policy == "estimated")
+ALWAYS, OURS = RULES
 
 
 def test_errors_are_shares_of_what_was_measured() -> None:
@@ -65,9 +82,32 @@ def seen() -> list[Seen]:
     ]
 
 
+def engine() -> Curves:
+    return replace(curves(), request=Line((0,), (0,)), workers_per_host=2)
+
+
+def answers(factor: float = 1.0) -> Answers:
+    """What a fleet says that takes the engine's times, or a multiple."""
+    return {
+        shape: Asked(factor * one.ttft_ms, factor * one.tpot_ms)
+        for shape in ask_shapes(engine(), fleet_settings())
+        for one in [simulated(engine(), fleet_settings(), shape)]
+    }
+
+
+@pytest.fixture(scope="module")
+def as_predicted() -> Run:
+    """A run that went as its own prediction."""
+    calibrated = replace(engine(), beside_share=0.0)
+    outcomes = predict(calibrated, OURS, seen())
+    requests = tuple(
+        replace(one, ttft_ms=other.ttft_ms or 0, tpot_ms=other.tpot_ms or 0)
+        for one, other in zip(seen(), outcomes, strict=True)
+    )
+    return Run("chat", OURS.policy, requests, (answers(), answers()), 0.05)
+
+
 def test_the_same_requests_are_predicted_by_rule_and_curves() -> None:
-    assert plan_of(curves(), ALWAYS).roles == ("prefill", "decode")
-    assert plan_of(curves(), OURS).roles == ("both", "both")
     found = predict(curves(), ALWAYS, seen())
     assert [one.num_tokens for one in found] == [len(one.answer) for one in seen()]
     assert all(one.handed_over and one.finished for one in found)
@@ -81,6 +121,43 @@ def test_the_same_requests_are_predicted_by_rule_and_curves() -> None:
         assert (other.tpot_ms or 0) > 1.5 * (one.tpot_ms or 0), "control: other curves"
 
 
+def test_rule_and_roles_change_in_a_fleet_that_stays() -> None:
+    fleet = WarmFleet(curves())
+    trace = [TraceRequest(1e3 * n, 200, 4, (), (n,) * 200) for n in range(4)]
+    handed = {
+        system.policy: [one.handed_over for one in fleet.run(system, again(trace, number))]
+        for number, system in enumerate((COLOCATED, ALWAYS, COLOCATED))
+    }
+    assert handed == {"local": [False] * 4, "prefix_then_load": [True] * 4}
+    assert [one.info.role for one in fleet.world.workers] == ["both", "both"]
+    assert SWITCHED not in POLICIES, "no rule of others"
+
+
+def again(trace: list[TraceRequest], number: int) -> list[TraceRequest]:
+    """The same with tokens that nobody has cached."""
+    return [replace(one, tokens=(50 + 9 * number + one.tokens[0],) * 200) for one in trace]
+
+
+def test_the_warm_up_teaches_the_router_what_a_hand_over_takes() -> None:
+    """Else `estimated` weighs none: nothing is known of any link."""
+    fleet = WarmFleet(curves())
+    burst = [TraceRequest(0, 400, 60, (), (n,) * 400) for n in range(6)]
+    fleet.run(OURS, burst)
+    (record,) = [
+        one for one in map(fleet.world.router.record, map(str, range(10_000))) if one is not None
+    ][-1:]
+    shown = record.generations[0].considered
+    moving = [one for one in shown if one.prefill != one.decode]
+    assert moving, "two workers of both roles, both busy"
+    assert all(one.estimate is not None for one in moving)
+
+
+def test_the_simulated_rules_have_the_options_of_the_real_ones() -> None:
+    found, real = plan_of(curves()).router.options, RouterOptions("", "")
+    for one in fields(PolicyOptions):
+        assert getattr(found, one.name) == getattr(real, one.name), one.name
+
+
 def test_prompts_are_the_requests_own_tokens() -> None:
     """A prompt that was asked before is cached; one of the same length is not."""
     first = seen()[0]
@@ -91,22 +168,108 @@ def test_prompts_are_the_requests_own_tokens() -> None:
     assert cached[1] > len(first.prompt) // 2
 
 
-def test_requests_beside_others_are_left_out_and_the_record_has_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_requests_beside_others_are_left_out(
+    as_predicted: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcomes = predict(curves(), OURS, seen())
-    as_predicted = [
-        replace(one, ttft_ms=other.ttft_ms or 0, tpot_ms=other.tpot_ms or 0)
-        for one, other in zip(seen(), outcomes, strict=True)
-    ]
-    disturbed = replace(as_predicted[0], ttft_ms=1e6, others_share=0.5)
-    assert compare("chat", curves(), OURS, [[disturbed, *as_predicted[1:]]])
+    one, *others = as_predicted.requests
+    disturbed = replace(one, ttft_ms=1e6, others_share=0.5)
+    run = replace(as_predicted, requests=(disturbed, *others))
+    assert all(compare(engine(), [run], 0.1))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["name"] for line in lines] == ["chat: TTFT", "chat: TPOT"]
-    assert all(line["ours"] == 0 and "1 more disturbed" in line["note"] for line in lines)
-    slow = [replace(one, ttft_ms=2 * one.ttft_ms) for one in as_predicted]
-    assert not compare("chat", curves(), OURS, [slow]), "control"
-    file = tmp_path / "curves.json"
-    file.write_text("{}")
-    write(tmp_path / "record", file, {("chat", OURS): [as_predicted]})
-    assert len(json.loads((tmp_path / "record").read_text())["runs"][0]["requests"]) == 6
+    assert [line["name"] for line in lines] == ["chat, estimated: TTFT", "chat, estimated: TPOT"]
+    assert all(line["ours"] < 0.05 and "1 more disturbed" in line["note"] for line in lines)
+    twice = [replace(one, ttft_ms=2 * one.ttft_ms) for one in as_predicted.requests]
+    slow = replace(as_predicted, requests=tuple(twice))
+    assert compare(engine(), [slow], 0.1) == [False, True], "control"
+
+
+def test_runs_that_are_thrown_away_are_told_and_count_for_nothing(
+    as_predicted: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = tuple(replace(one, ttft_ms=2 * one.ttft_ms) for one in as_predicted.requests)
+    away = replace(as_predicted, requests=twice, thrown_away="others took 30% of the machine")
+    assert all(compare(engine(), [away, as_predicted], 0.1))
+    assert "1 runs, 1 more thrown away (others took 30%" in capsys.readouterr().out
+    assert not any(compare(engine(), [away], 0.1)), "nothing is left"
+
+
+def test_curves_are_those_of_both_calibrations(as_predicted: Run) -> None:
+    slower = replace(as_predicted, calibrations=(answers(), answers(1.4)))
+    between = replace(as_predicted, calibrations=(answers(1.2), answers(1.2)))
+    middle = mean_answers(slower.calibrations)
+    for shape, one in answers(1.2).items():
+        assert middle[shape].ttft_ms == pytest.approx(one.ttft_ms)
+        assert middle[shape].tpot_ms == pytest.approx(one.tpot_ms)
+    found, wanted = curves_of(engine(), OURS, slower), curves_of(engine(), OURS, between)
+    assert found.step_more_ms == pytest.approx(wanted.step_more_ms)
+    assert found.step_more_ms > curves_of(engine(), OURS, as_predicted).step_more_ms + 1, "control"
+
+
+@pytest.mark.parametrize(
+    ("share", "factor", "why"),
+    [
+        (0.05, 1.0, ""),
+        (0.05, 1 + 0.9 * DRIFT_MAX, ""),
+        (0.2, 1.0, "others took 20% of the machine"),
+        (0.05, 1.3, "30% apart"),
+        (0.05, 0.7, "30% apart"),
+    ],
+)
+def test_a_run_is_thrown_away_for_others_and_for_drift(
+    as_predicted: Run, share: float, factor: float, why: str
+) -> None:
+    run = replace(as_predicted, calibrations=(answers(), answers(factor)), others_share=share)
+    assert drift(*run.calibrations) == pytest.approx(abs(factor - 1))
+    found = disturbance(run)
+    assert why in found
+    assert bool(found) is bool(why)
+
+
+@pytest.mark.parametrize(
+    ("bad", "tries", "wanted"), [(0, 3, 1), (1, 3, 2), (2, 3, 3), (9, 3, 3), (9, 1, 1)]
+)
+def test_a_run_is_repeated_a_few_times(
+    as_predicted: Run, bad: int, tries: int, wanted: int
+) -> None:
+    def measure(num_tries: int) -> Run:
+        return replace(as_predicted, thrown_away="noise" if num_tries < bad else "")
+
+    found = kept_run(measure, lambda num: num < tries)
+    assert len(found) == wanted
+    assert all(one.thrown_away for one in found[:-1])
+    assert bool(found[-1].thrown_away) is (bad >= tries)
+
+
+def test_a_record_is_predicted_again_without_a_fleet(
+    as_predicted: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "record.json"
+    away = replace(as_predicted, thrown_away="noise")
+    write(file, curves_to_json(engine(), {}), [away, as_predicted])
+    assert read(file) == (engine(), [away, as_predicted])
+    monkeypatch.setattr("sys.argv", ["benchmarks.simulation", "--again", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["ok"] for line in lines] == [True, True]
+
+
+def test_a_fleet_is_calibrated_in_the_roles_of_the_run(as_predicted: Run) -> None:
+    """What a reservation takes there is a part of what requests alone took."""
+    assert calibrated_as(ALWAYS) == ALWAYS
+    assert calibrated_as(OURS) == COLOCATED
+    cluster = fleet_settings(ALWAYS).cluster
+    assert (cluster.num_prefill, cluster.num_decode, cluster.num_both) == (1, 1, 0)
+    given = ask_shapes(engine(), fleet_settings(ALWAYS))
+    assert max(one.at_once for one in given) * 2 == max(one.at_once for one in answers())
+    took = {one: simulated(engine(), fleet_settings(ALWAYS), one) for one in given}
+    found = curves_of(engine(), ALWAYS, replace(as_predicted, calibrations=(took, took)))
+    assert found.request.ms[0] == pytest.approx(0, abs=0.1)
+    off = curves_of(engine(), OURS, as_predicted)
+    handed = simulated(engine(), fleet_settings(ALWAYS), given[0]).ttft_ms
+    alone = simulated(off, fleet_settings(), given[0]).ttft_ms
+    assert handed > alone + 0.5, "control: a hand-over is reserved first"

@@ -74,3 +74,10 @@ def test_a_links_two_parts_are_found() -> None:
     found = link_fit(points)
     assert found.read_ms == pytest.approx(0.4, rel=0.01)
     assert found.mib_ms == pytest.approx(0.25, rel=0.01)
+
+
+def test_an_admin_port_is_of_a_fleet() -> None:
+    run = calibrate("--model", "nowhere", "--out", "x.json", "--admin", "http://127.0.0.1:8001")
+    assert run.returncode == 2
+    assert "--fleet" in run.stderr
+    assert "Traceback" not in run.stderr

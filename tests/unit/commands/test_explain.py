@@ -17,7 +17,7 @@ ESTIMATE = {
     "handover_ms": 9.0,
     "tpot_ms": 7.0,
     "others_ms": 12.0,
-    "others_tpot_ms": 8.0,
+    "neighbours": [{"num": 2, "tpot_ms": 8.0}],
     "num_bytes": 65536,
     "num_answer_tokens": 64,
 }

@@ -9,6 +9,7 @@ from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import PrefillReport, PrefillTimes, Role, Submit, TransferKind
 from disagg.routing.actions import Fail
+from disagg.routing.policy.estimated import HOLD_MS_MAX
 from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
 from tests.unit.routing.measured import ALL_STEPS, stats, step_times, transfer
@@ -200,6 +201,89 @@ def test_a_request_that_waits_longer_than_it_wants_is_shed() -> None:
     router.now_ms = 60_001
     (failed,) = (a for a in router.core.tick(router.now_ms) if isinstance(a, Fail))
     assert (failed.request_id, type(failed.error)) == ("r", SloError)
+
+
+ALONE = worker("alone", "both", num_blocks=1000)
+PATIENT = Slo(ttft_ms=4_000)
+
+
+def ask(router: Router, name: str, num_tokens: int, slo: Slo = PATIENT) -> bool:
+    """Whether it went to a worker at once."""
+    router.generate(replace(request(name, num_tokens=num_tokens, max_tokens=64), slo=slo))
+    return bool(router.submits)
+
+
+def test_who_would_spoil_answers_waits_until_they_are_there() -> None:
+    for slo, waits in ((PATIENT, True), (Slo(), False), (Slo(ttft_ms=40), False)):
+        router = fleet(ALONE, policy="estimated", slo_tpot_ms=6.5)
+        say(router, ALONE, num_running=8)
+        assert ask(router, "long", 401, slo) is not waits, "control: who has no time does not wait"
+        if waits:
+            assert router.core.num_waiting == 1
+            say(router, ALONE, num_running=8)
+            assert not router.submits
+            router.now_ms = 700
+            assert router.did(router.core.from_worker(700, ALONE.incarnation, stats(ALL_STEPS)))
+            assert [submit.key.request_id for _, submit in router.submits] == ["long"]
+            assert "waited by choice, 700 ms" in router.record("long").generations[0].reason
+
+
+def test_who_waits_by_choice_goes_in_time_for_its_bound() -> None:
+    router = fleet(ALONE, slo_tpot_ms=6.5)
+    say(router, ALONE, num_running=8)
+    assert not ask(router, "long", 401)
+    for now_ms, goes in ((2_200, False), (2_400, True)):  # longer than `request_timeout_ms`
+        router.now_ms = now_ms
+        router.did(router.core.tick(now_ms))
+        assert bool(router.submits) is goes, now_ms
+
+
+def test_who_would_only_wait_at_the_worker_waits_here_and_holds_nobody_up() -> None:
+    router = fleet(ALONE)
+    say(router, ALONE, num_prefill_tokens_queued=9_000, num_prompts_queued=3)
+    assert not ask(router, "long", 401, Slo())
+    assert not ask(router, "next", 401, Slo())
+    assert ask(router, "short", 3, Slo()), "its turn comes soon, by the order of steps there"
+    say_and_look(router, num_prefill_tokens_queued=500, num_prompts_queued=1)
+    assert [submit.key.request_id for _, submit in router.submits] == ["long", "next"]
+    control = fleet(ALONE, policy="prefix_then_load")
+    say(control, ALONE, num_prefill_tokens_queued=9_000, num_prompts_queued=3)
+    assert ask(control, "long", 401, Slo())
+
+
+def test_nobody_waits_by_choice_for_ever() -> None:
+    router = fleet(ALONE)
+    say(router, ALONE, num_prefill_tokens_queued=90_000, num_prompts_queued=3)
+    assert not ask(router, "long", 401, Slo())
+    for now_ms, goes in ((HOLD_MS_MAX - 1, False), (HOLD_MS_MAX, True)):
+        router.now_ms = now_ms
+        router.did(router.core.tick(now_ms))
+        assert bool(router.submits) is goes
+
+
+def test_who_is_due_sooner_does_not_wait_for_who_came_before_it() -> None:
+    router = fleet(ALONE, slo_tpot_ms=6.5)
+    say(router, ALONE, num_running=8)
+    assert not ask(router, "patient", 401)
+    assert not ask(router, "hurried", 401, Slo(ttft_ms=1_000))
+    router.now_ms = 600
+    router.did(router.core.tick(600))
+    assert [submit.key.request_id for _, submit in router.submits] == ["hurried"]
+
+
+def test_who_waits_by_choice_can_be_given_up() -> None:
+    router = fleet(ALONE, slo_tpot_ms=6.5)
+    say(router, ALONE, num_running=8)
+    assert not ask(router, "long", 401)
+    router.core.cancel(1, "long", "gone")
+    assert (router.core.num_waiting, router.core.num_live) == (0, 0)
+    assert ask(router, "long", 401, Slo()), "its name is free"
+
+
+def say_and_look(router: Router, **changes: int) -> None:
+    router.did(
+        router.core.from_worker(router.now_ms, ALONE.incarnation, stats(ALL_STEPS, **changes))
+    )
 
 
 def test_a_request_that_has_begun_is_never_shed() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from disagg.errors import ConfigError, RemoteFault, RequestError
 from disagg.messages.outputs import FinishReason
-from disagg.messages.registration import WorkerInfo
+from disagg.messages.registration import Contract, WorkerInfo
 from disagg.messages.session import EndReason, Submit
 from disagg.routing.actions import ToWorker
 from disagg.routing.revisions import REVISIONS_MAX, parse_revision_weights
@@ -196,6 +196,29 @@ def test_a_contract_goes_with_its_last_worker() -> None:
     assert [name for name, _ in router.submits] == ["new"]
     with pytest.raises(ConfigError, match="model_fingerprint"):
         router.core.register(0, worker("old", epoch="e2"))
+
+
+def test_a_worker_is_held_against_every_kind_of_the_others_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand workers register with a few contracts."""
+    compared: list[str] = []
+    refusal = Contract.refusal
+
+    def counted(self: Contract, name: str, other: Contract, other_name: str) -> str:
+        compared.append(other_name)
+        return refusal(self, name, other, other_name)
+
+    monkeypatch.setattr(Contract, "refusal", counted)
+    old = replace(CONTRACT, wire_max=2)
+    kinds = (CONTRACT, old)
+    router = Router(
+        *(worker(f"w{number}", "both", contract=replace(kinds[number % 2])) for number in range(20))
+    )
+    assert len(compared) == 1 + 2 * 18
+    unlike = replace(old, page_format="unlike both")
+    with pytest.raises(ConfigError, match="w20 and w0 cannot exchange"):
+        router.core.register(0, worker("w20", "both", contract=unlike))
 
 
 def test_prefixes_are_found_within_a_revision_only() -> None:

@@ -7,7 +7,7 @@ from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
 from disagg.routing.estimates.estimate import LinkCost
 from disagg.scheduling.limits import STEPS_MAX, WorkerLimits
-from disagg.simulation.curves import Curves, Surface
+from disagg.simulation.curves import Curves, Line, Surface
 from disagg.simulation.fleet_plan import FleetPlan, RouterPlan
 
 PREFILL = Surface((1, 64, 512), (0, 4096), ((10, 11), (12, 13), (40, 50)))
@@ -27,7 +27,7 @@ def curves() -> Curves:
         shared_ms=9.0,
         link=LinkCost(1.0, 2.0),
         hop_ms=0.5,
-        request_ms=3.0,
+        request=Line((0,), (3.0,)),
         layout=layout(),
         num_blocks=4_000,
         max_model_tokens=8_192,

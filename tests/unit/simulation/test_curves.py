@@ -89,7 +89,7 @@ def test_the_file_brings_back_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        (("version",), 2, "version"),
+        (("version",), 1, "version"),
         (("decode",), None, "decode"),
         (("decode", "ms"), [[1, 2]], "decode"),
         (("decode", "sequences"), [2, 1, 32], "decode"),
@@ -97,6 +97,11 @@ def test_the_file_brings_back_what_was_written() -> None:
         (("prefill", "ms", 0, 0), -1, "ms"),
         (("transfer", "mib_ms"), float("nan"), "mib_ms"),
         (("messages", "hop_ms"), True, "hop_ms"),
+        (("request", "ms"), [], "request"),
+        (("request", "ms"), [1, 2], "request"),
+        (("request", "prompt_tokens"), [2, 1], "request"),
+        (("serving", "beside_share"), -1, "beside_share"),
+        (("serving", "workers_per_host"), 0, "workers_per_host"),
         (("model", "num_blocks"), 0.5, "num_blocks"),
         (("model", "groups", 0, "kind"), "rings", "kind"),
         (("model", "groups", 1, "spec"), {"block_tokens": 16}, "groups[1]"),

@@ -11,10 +11,12 @@ import pytest
 from disagg.errors import InvariantViolation
 from disagg.routing.estimates.estimate import LinkCost
 from disagg.routing.policy.registry import POLICIES
+from disagg.simulation import world as simulated_world
 from disagg.simulation.curves import Surface
 from disagg.simulation.fleet_plan import FleetPlan
 from disagg.simulation.mixes import Lengths, make_trace
 from disagg.simulation.prompts import TraceRequest
+from disagg.simulation.worker import SimulatedWorker
 from disagg.simulation.world import Outcome, World
 from tests.unit.simulation.fleets import fleet, with_curves
 
@@ -176,3 +178,47 @@ def test_a_worker_that_forgets_to_give_back_is_found() -> None:
     pool.hold("forgotten", pool.allocate(1))
     with pytest.raises(InvariantViolation):
         world.run([TraceRequest(0, 100, 2, (0,))])
+
+
+def test_steps_are_longer_beside_workers_of_the_same_host() -> None:
+    """A prompt beside a stream of another worker; hosts of one worker share nothing."""
+    stream = TraceRequest(0, 64, 200, (1,))
+    later = TraceRequest(1_000, 500, 2, (2,))
+
+    def ttft_ms(share: float, workers_per_host: int) -> float:
+        plan = with_curves(fleet(), beside_share=share, workers_per_host=workers_per_host)
+        return World(plan).run([stream, later])[1].ttft_ms or 0
+
+    step = fleet().curves.prefill.at(500, 0)
+    assert ttft_ms(0.5, 2) - ttft_ms(0, 2) == pytest.approx(0.5 * step, abs=0.01)
+    assert ttft_ms(0.5, 1) == ttft_ms(0, 2), "control: a host for each"
+    plan = with_curves(fleet(), beside_share=0.5, workers_per_host=2)
+    assert alone(plan, 500, 2).ttft_ms == alone(fleet(), 500, 2).ttft_ms, "nobody else computes"
+
+
+def test_a_fleet_plays_one_trace_after_the_other_in_other_roles() -> None:
+    world = World(replace(fleet(0, 0), num_both=2))
+    first = TraceRequest(0, 1_024, 2, (0, 1))
+    assert not world.run([first])[0].handed_over
+    world.become(("prefill", "decode"))
+    again, other = world.run([first, replace(first, at_ms=5_000, hash_ids=(7, 8))])
+    assert again.handed_over
+    assert other.handed_over
+    assert again.ttft_ms is not None
+    assert other.ttft_ms is not None
+    assert again.ttft_ms < other.ttft_ms, "what was cached is"
+
+
+def test_of_a_large_fleet_some_pools_are_verified_and_all_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulated_world, "CHECKED_MAX", 3)
+    world = World(fleet(4, 4))
+    checked: list[SimulatedWorker] = []
+    monkeypatch.setattr(SimulatedWorker, "check", lambda one: checked.append(one))
+    world.run([TraceRequest(0, 100, 2, (n,)) for n in range(16)])
+    assert 2 <= len(checked) <= 3
+    pool = world.workers[-1].core.kv.pool
+    pool.hold("forgotten", pool.allocate(1))
+    with pytest.raises(InvariantViolation, match="blocks available"):
+        world.run([TraceRequest(0, 100, 2, (99,))])

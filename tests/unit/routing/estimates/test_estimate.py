@@ -11,6 +11,7 @@ from disagg.routing.estimates.estimate import (
     Estimate,
     LinkCost,
     Move,
+    Neighbours,
     Place,
     StepCost,
     Work,
@@ -33,7 +34,7 @@ def test_an_idle_worker_computes_the_rest_of_the_prompt() -> None:
     assert (found.queue_ms, found.transfer_ms, found.handover_ms) == (0, 0, 0)
     assert found.prefill_ms == found.ttft_ms == 10 + 0.1 * 200
     assert found.tpot_ms == 11
-    assert (found.others_ms, found.others_tpot_ms, found.num_bytes) == (0, 0, 0)
+    assert (found.others_ms, found.num_slower(0), found.num_bytes) == (0, 0, 0)
     assert found.own_ms == 30 + 64 * 11
 
 
@@ -105,10 +106,23 @@ def test_who_decodes_where_a_prompt_is_computed_is_held_up_by_it() -> None:
     place = busy(4)
     found = estimate(Work(300, 100, 64), place, place)
     assert found.others_ms == 4 * (20 + 64 * 1), "by its tokens, then by one sequence more"
-    assert found.others_tpot_ms == 15 + 20 / 64
+    assert found.neighbours == (Neighbours(4, 15 + 20 / 64),)
     handed = estimate(Work(300, 100, 64, handover=Move(0, 0, LINK)), IDLE, place)
     assert handed.others_ms == 4 * 64
-    assert handed.others_tpot_ms == 15
+    assert handed.neighbours == (Neighbours(0, 10 + 20 / 64), Neighbours(4, 15))
+    assert (found.num_slower(15), handed.num_slower(15), handed.num_slower(14)) == (4, 0, 4)
+
+
+def test_a_pause_is_spread_over_as_many_tokens_as_answers_have() -> None:
+    place = busy(4)
+    (short,) = estimate(Work(300, 100, 64, spread_tokens=20), place, place).neighbours
+    assert short == Neighbours(4, 15 + 20 / 20)
+
+
+def test_who_will_decode_by_then_is_a_neighbour_too() -> None:
+    place = busy(4, num_coming=2)
+    (found,) = estimate(Work(300, 100, 64), place, place).neighbours
+    assert found == Neighbours(6, 17 + 20 / 64)
 
 
 def test_a_hand_over_pays_its_reservation_before_and_its_bytes_after_the_first_token() -> None:
@@ -162,7 +176,9 @@ WORKS = st.builds(
 @given(WORKS, PLACES, PLACES)
 def test_nothing_is_negative_or_no_number(work: Work, prefill: Place, decode: Place) -> None:
     found = estimate(work, prefill, decode if work.handover else prefill)
-    for figure in (*astuple(found), found.ttft_ms, found.mean_tpot_ms, found.cost_ms(3.0)):
+    *figures, beside, num_bytes, num_answer_tokens = astuple(found)
+    figures += [num_bytes, num_answer_tokens, *(figure for one in beside for figure in one)]
+    for figure in (*figures, found.ttft_ms, found.mean_tpot_ms, found.cost_ms(3.0)):
         assert math.isfinite(figure)
         assert figure >= 0
 

@@ -1,0 +1,22 @@
+"""A machine whose cores several workers share."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Host:
+    """Counts who computes, as steps are longer beside others.
+
+    Attributes:
+        num_workers: that run here.
+        num_computing: of them, now.
+    """
+
+    num_workers: int = 0
+    num_computing: int = 0
+
+    def others_share(self, *, computes: bool) -> float:
+        """Part of the other workers that compute now, as one sees it that may compute itself."""
+        if self.num_workers < 2:
+            return 0.0
+        return (self.num_computing - computes) / (self.num_workers - 1)

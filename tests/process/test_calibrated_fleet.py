@@ -1,0 +1,59 @@
+"""A fleet that runs is asked what it takes, as `disagg calibrate --fleet --admin` does."""
+
+import threading
+
+import pytest
+
+from disagg.commands import fleet_requests
+from disagg.commands.fleet_requests import RunningFleet
+from disagg.commands.measured_fleet import AskShape, ask_fleet
+from disagg.errors import RemoteFault
+from tests.process.harness import MODEL, Cluster, wait_until
+from tests.process.served_model import ServedModel
+
+pytestmark = pytest.mark.timeout(600)
+
+SHAPES = (AskShape(48), AskShape(48, 4), AskShape(64, 1, 1))
+
+
+def running(cluster: Cluster, *, admin: bool = True) -> RunningFleet:
+    return RunningFleet(cluster.url, MODEL, cluster.admin_url if admin else "")
+
+
+def test_workers_say_what_prompts_took_of_their_first_tokens(gemma3: ServedModel) -> None:
+    said: list[str] = []
+    told = ask_fleet(SHAPES, running(gemma3.cluster), 2, said.append)
+    assert set(told) == set(SHAPES)
+    assert len(said) == 2
+    for one in told.values():
+        assert one.compute_ms is not None
+        assert 0 < one.compute_ms <= one.ttft_ms
+        assert one.tpot_ms > 0
+    untold = ask_fleet(SHAPES[:1], running(gemma3.cluster, admin=False), 1, said.append)
+    assert untold[SHAPES[0]].compute_ms is None, "control: nobody was asked"
+
+
+def test_a_fleet_that_serves_others_is_not_calibrated(
+    gemma3: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_requests, "IDLE_S", 0.0)
+    cluster = gemma3.cluster
+    fleet = running(cluster)
+    fleet.wait_until_idle()
+    cluster.tell("p0", "hold steps")
+    other = threading.Thread(target=fleet.ask, args=(48,))
+    other.start()
+    try:
+
+        def refused() -> str:
+            try:
+                fleet.wait_until_idle()
+            except RemoteFault as fault:
+                return fault.message
+            return ""
+
+        assert "p0 serve requests" in wait_until(refused, "the router to see the request")
+    finally:
+        cluster.tell("p0", "pass steps")
+        other.join()
+    cluster.wait_quiescent()
