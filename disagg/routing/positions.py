@@ -31,8 +31,8 @@ class PositionTable:
     def __init__(self, chains: Sequence[Chain | None]) -> None:
         self._chains = chains
         self._shards = [array("Q", bytes(64)) for _ in range(_SHARDS)]
-        self._num_taken = [0] * _SHARDS
-        """Slots that are not free, removed entries included."""
+        self._rooms = [5] * _SHARDS
+        """So many may be put in until a shard is made anew."""
 
     def find(self, value: bytes) -> int:
         """Position of a value: chain number, then offset; -1 where there is none."""
@@ -74,46 +74,56 @@ class PositionTable:
         Returns:
             How many were put in.
         """
-        shards, num_taken = self._shards, self._num_taken
-        position = first
-        for value in values:
-            tag = hash(value) & _TAGS
+        shards, rooms, position = self._shards, self._rooms, first
+        for tag in map(hash, values):
             number = tag & 255
+            if not rooms[number]:
+                self._rebuild(number)
             slots = shards[number]
-            if 3 * num_taken[number] >= 2 * len(slots):
-                slots = self._rebuilt(number)
             last = len(slots) - 1
             slot = tag >> 8 & last
+            tag &= _TAGS
             while entry := slots[slot]:
-                if entry >> _POSITION_BITS == tag and self.find(value) >= 0:
+                if entry >> _POSITION_BITS == tag and self.find(values[position - first]) >= 0:
                     return position - first
                 slot = slot + 1 & last
             slots[slot] = tag << _POSITION_BITS | position
-            num_taken[number] += 1
+            rooms[number] -= 1
             position += 1
         return position - first
 
-    def move(self, value: bytes, old: int, new: int) -> None:
-        """A value that was at one position is at another one."""
-        tag = hash(value) & _TAGS
-        self._replace(tag, old, tag << _POSITION_BITS | new)
+    def move(self, values: Sequence[bytes], old: int, new: int) -> None:
+        """Values that were at one position and those after it are at another one and after it."""
+        self._replace(values, old, new - old)
 
-    def remove(self, value: bytes, position: int) -> None:
-        """A value has no position any more."""
-        self._replace(hash(value) & _TAGS, position, _REMOVED)
+    def remove(self, values: Sequence[bytes], first: int) -> None:
+        """Values that were at a position and those after it have none any more."""
+        self._replace(values, first, None)
 
-    def _replace(self, tag: int, position: int, new: int) -> None:
-        slots, old = self._shards[tag & 255], tag << _POSITION_BITS | position
-        last = len(slots) - 1
-        slot = tag >> 8 & last
-        while (entry := slots[slot]) != old:
-            if not entry:
-                raise InvariantViolation(f"no entry for position {position} in the prefix index")
-            slot = slot + 1 & last
-        slots[slot] = new
+    def _replace(self, values: Sequence[bytes], first: int, way: int | None) -> None:
+        shards, rooms, position = self._shards, self._rooms, first
+        for tag in map(hash, values):
+            slots = shards[tag & 255]
+            last = len(slots) - 1
+            slot = tag >> 8 & last
+            old = (tag & _TAGS) << _POSITION_BITS | position
+            while (entry := slots[slot]) != old:
+                if not entry:
+                    raise InvariantViolation(
+                        f"no entry for position {position} in the prefix index"
+                    )
+                slot = slot + 1 & last
+            if way is not None:
+                slots[slot] = old + way
+            elif slots[slot + 1 & last]:
+                slots[slot] = _REMOVED
+            else:  # nothing was put behind it
+                slots[slot] = 0
+                rooms[tag & 255] += 1
+            position += 1
 
-    def _rebuilt(self, number: int) -> "array[int]":
-        """A shard without removed entries, with room for half as many again at least."""
+    def _rebuild(self, number: int) -> None:
+        """Make a shard without removed entries, with room for half as many again at least."""
         entries = [entry for entry in self._shards[number] if entry > _REMOVED]
         size = 8
         while 2 * size < 5 * len(entries):
@@ -124,5 +134,4 @@ class PositionTable:
             while slots[slot]:
                 slot = slot + 1 & size - 1
             slots[slot] = entry
-        self._shards[number], self._num_taken[number] = slots, len(entries)
-        return slots
+        self._shards[number], self._rooms[number] = slots, 2 * size // 3 - len(entries)
