@@ -38,8 +38,8 @@ class PositionTable:
         """Position of a value: chain number, then offset; -1 where there is none."""
         tag = hash(value) & _TAGS
         slots = self._shards[tag & 255]
-        last = len(slots) - 1
-        slot = tag >> 8 & last
+        size = len(slots)
+        slot = (tag >> 8) % size
         while entry := slots[slot]:
             if entry >> _POSITION_BITS == tag and entry != _REMOVED:
                 position = entry & _POSITIONS
@@ -47,7 +47,9 @@ class PositionTable:
                 start = (position & _OFFSETS) * VALUE_BYTES
                 if chain is not None and chain.values[start : start + VALUE_BYTES] == value:
                     return position
-            slot = slot + 1 & last
+            slot += 1
+            if slot == size:
+                slot = 0
         return -1
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
@@ -56,12 +58,14 @@ class PositionTable:
         for i in range(start, end):
             tag = hash(values[i]) & _TAGS
             slots = shards[tag & 255]
-            last = len(slots) - 1
-            slot = tag >> 8 & last
+            size = len(slots)
+            slot = (tag >> 8) % size
             while entry := slots[slot]:
                 if entry >> _POSITION_BITS == tag and self.find(values[i]) >= 0:
                     return i
-                slot = slot + 1 & last
+                slot += 1
+                if slot == size:
+                    slot = 0
         return end
 
     def insert(self, values: Sequence[bytes], first: int) -> int:
@@ -76,17 +80,19 @@ class PositionTable:
         """
         shards, rooms, position = self._shards, self._rooms, first
         for tag in map(hash, values):
+            tag &= _TAGS
             number = tag & 255
             if not rooms[number]:
                 self._rebuild(number)
             slots = shards[number]
-            last = len(slots) - 1
-            slot = tag >> 8 & last
-            tag &= _TAGS
+            size = len(slots)
+            slot = (tag >> 8) % size
             while entry := slots[slot]:
                 if entry >> _POSITION_BITS == tag and self.find(values[position - first]) >= 0:
                     return position - first
-                slot = slot + 1 & last
+                slot += 1
+                if slot == size:
+                    slot = 0
             slots[slot] = tag << _POSITION_BITS | position
             rooms[number] -= 1
             position += 1
@@ -103,35 +109,40 @@ class PositionTable:
     def _replace(self, values: Sequence[bytes], first: int, way: int | None) -> None:
         shards, rooms, position = self._shards, self._rooms, first
         for tag in map(hash, values):
+            tag &= _TAGS
             slots = shards[tag & 255]
-            last = len(slots) - 1
-            slot = tag >> 8 & last
-            old = (tag & _TAGS) << _POSITION_BITS | position
+            size = len(slots)
+            slot = (tag >> 8) % size
+            old = tag << _POSITION_BITS | position
             while (entry := slots[slot]) != old:
                 if not entry:
-                    raise InvariantViolation(
-                        f"no entry for position {position} in the prefix index"
-                    )
-                slot = slot + 1 & last
+                    raise InvariantViolation(f"no entry for position {position} in the index")
+                slot += 1
+                if slot == size:
+                    slot = 0
+            position += 1
             if way is not None:
                 slots[slot] = old + way
-            elif slots[slot + 1 & last]:
+            elif slots[slot + 1 - size]:
                 slots[slot] = _REMOVED
-            else:  # nothing was put behind it
+            else:  # nothing was put behind it, nor behind what was removed before it
                 slots[slot] = 0
                 rooms[tag & 255] += 1
-            position += 1
+                while slots[slot - 1] == _REMOVED:
+                    slot -= 1
+                    slots[slot] = 0
+                    rooms[tag & 255] += 1
 
     def _rebuild(self, number: int) -> None:
         """Make a shard without removed entries, with room for half as many again at least."""
         entries = [entry for entry in self._shards[number] if entry > _REMOVED]
-        size = 8
-        while 2 * size < 5 * len(entries):
-            size *= 2
+        size = len(entries) * 9 // 4 + 8
         slots = array("Q", bytes(8 * size))
         for entry in entries:
-            slot = entry >> _POSITION_BITS + 8 & size - 1
+            slot = (entry >> _POSITION_BITS + 8) % size
             while slots[slot]:
-                slot = slot + 1 & size - 1
+                slot += 1
+                if slot == size:
+                    slot = 0
             slots[slot] = entry
         self._shards[number], self._rooms[number] = slots, 2 * size // 3 - len(entries)
