@@ -32,7 +32,8 @@ class ChainStore:
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
-        self.chains: list[Chain | None] = []
+        self.chains: list[Chain | None] = [None]
+        """By number; none has number 0, so no entry of the table is 0."""
         self._free: list[int] = []
         self._table = PositionTable(self.chains)
         self._pile = -1

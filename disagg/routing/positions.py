@@ -13,8 +13,8 @@ _POSITION_BITS = 64 - _TAG_BITS
 _POSITIONS = (1 << _POSITION_BITS) - 1
 _OFFSETS = (1 << OFFSET_BITS) - 1
 CHAINS_MAX = 1 << (_POSITION_BITS - OFFSET_BITS)
-_REMOVED = 1
-"""What was here is gone, but what was put behind it is still looked for past it."""
+_HOME_BITS = _POSITION_BITS + 8
+"""Below those of a tag that say where in its shard an entry is looked for first."""
 
 
 class PositionTable:
@@ -41,7 +41,7 @@ class PositionTable:
         size = len(slots)
         slot = (tag >> 8) % size
         while entry := slots[slot]:
-            if entry >> _POSITION_BITS == tag and entry != _REMOVED:
+            if entry >> _POSITION_BITS == tag:
                 position = entry & _POSITIONS
                 chain = self._chains[position >> OFFSET_BITS]
                 start = (position & _OFFSETS) * VALUE_BYTES
@@ -123,23 +123,28 @@ class PositionTable:
             position += 1
             if way is not None:
                 slots[slot] = old + way
-            elif slots[slot + 1 - size]:
-                slots[slot] = _REMOVED
-            else:  # nothing was put behind it, nor behind what was removed before it
-                slots[slot] = 0
-                rooms[tag & 255] += 1
-                while slots[slot - 1] == _REMOVED:
-                    slot -= 1
-                    slots[slot] = 0
-                    rooms[tag & 255] += 1
+                continue
+            rooms[tag & 255] += 1
+            gap = slot
+            while True:  # what was put behind it because of it moves up
+                slot += 1
+                if slot == size:
+                    slot = 0
+                entry = slots[slot]
+                if not entry:
+                    break
+                if (slot - (entry >> _HOME_BITS)) % size >= (slot - gap) % size:
+                    slots[gap] = entry
+                    gap = slot
+            slots[gap] = 0
 
     def _rebuild(self, number: int) -> None:
-        """Make a shard without removed entries, with room for half as many again at least."""
-        entries = [entry for entry in self._shards[number] if entry > _REMOVED]
+        """Make a full shard half as large again."""
+        entries = list(filter(None, self._shards[number]))
         size = len(entries) * 9 // 4 + 8
         slots = array("Q", bytes(8 * size))
         for entry in entries:
-            slot = (entry >> _POSITION_BITS + 8) % size
+            slot = (entry >> _HOME_BITS) % size
             while slots[slot]:
                 slot += 1
                 if slot == size:
