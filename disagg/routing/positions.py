@@ -133,9 +133,11 @@ class PositionTable:
                 entry = slots[slot]
                 if not entry:
                     break
-                if (slot - (entry >> _HOME_BITS)) % size >= (slot - gap) % size:
-                    slots[gap] = entry
-                    gap = slot
+                home = (entry >> _HOME_BITS) % size
+                if gap < home <= slot or home <= slot < gap or slot < gap < home:
+                    continue  # it would not be found before its first slot
+                slots[gap] = entry
+                gap = slot
             slots[gap] = 0
 
     def _rebuild(self, number: int) -> None:
