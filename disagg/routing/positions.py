@@ -143,7 +143,7 @@ class PositionTable:
     def _rebuild(self, number: int) -> None:
         """Make a full shard half as large again."""
         entries = list(filter(None, self._shards[number]))
-        size = len(entries) * 9 // 4 + 8
+        size = 9 * len(entries) // 4 + 4
         slots = array("Q", bytes(8 * size))
         for entry in entries:
             slot = (entry >> _HOME_BITS) % size
@@ -152,4 +152,4 @@ class PositionTable:
                 if slot == size:
                     slot = 0
             slots[slot] = entry
-        self._shards[number], self._rooms[number] = slots, 2 * size // 3 - len(entries)
+        self._shards[number], self._rooms[number] = slots, 7 * size // 10 - len(entries)
