@@ -2,12 +2,13 @@
 
 A prompt of 131,072 tokens, blocks of 16 and 64, 10 to 1,000 workers that hold all of it, random
 beginnings and something of their own after them, or (all but one) other prompts; prompts that grow
-by one block per event; prompts that come and go. Each case runs in a fresh process per
-side, one step of each by turns, and both must find the same blocks. Figures of a look-up: CPU time until it is
-known which workers hold how much, with fresh digests each time; ratio: peer / ours, higher is
-better. Layouts with windows, chunks and states have no peer: they are held against ours with full
-attention alone. A decision is all that the router does between a request of that length
-(*nothing*: of 100 tokens) and its submits. ``--setup`` first creates the peer's environment.
+by one block per event; prompts that come and go. Each case runs in a fresh process per side, one
+step of each by turns, and both must find the same blocks. Figures of a look-up: CPU time until it
+is known which workers hold how much, with fresh digests each time, which are made and freed outside
+of it; ratio: peer / ours, higher is better. Layouts with windows, chunks and states have no peer:
+they are held against ours with full attention alone, in the same turns. A decision is all that the
+router does between a request of that length (*nothing*: of 100 tokens) and its submits. ``--setup``
+first creates the peer's environment.
 """
 
 import argparse

@@ -112,5 +112,6 @@ def _told(process: "subprocess.Popen[str]", step: str) -> bool:
 
 
 def _pipes(process: "subprocess.Popen[str]") -> tuple[IO[str], IO[str]]:
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     return process.stdin, process.stdout
