@@ -192,7 +192,7 @@ def levels(
         end = lower - lower % step_tokens
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _needs(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
     """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 

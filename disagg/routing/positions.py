@@ -18,11 +18,12 @@ _HOME_BITS = _POSITION_BITS + 8
 
 
 class PositionTable:
-    """Positions by chain value; 12 to 24 bytes each, since it keeps no values itself.
+    """Positions by chain value; 12 to 18 bytes each, since it keeps no values itself.
 
     An entry is 30 bits of the value's hash and the position; equal bits are settled by the value
     that the chain has there. A dict would keep two objects per entry, about 150 bytes. It grows in
-    256 parts, each on its own, so no insertion pays for a copy of the whole.
+    256 parts, each on its own, so no insertion pays for a copy of the whole. What is removed leaves
+    nothing behind: entries that it displaced move up.
 
     Args:
         chains: by number; a position is a chain's number and an offset in it.
