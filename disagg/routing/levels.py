@@ -213,15 +213,19 @@ class Levels:
         self._known: list[Level] = []
 
     def __iter__(self) -> Iterator[Level]:
-        number = 0
+        known, number = self._known, 0
         while True:
-            if number == len(self._known):
-                level = next(self._rest, None)
-                if level is None:
-                    return
-                self._known.append(level)
-            yield self._known[number]
-            number += 1
+            while number < len(known):
+                yield known[number]
+                number += 1
+            for level in self._rest:
+                known.append(level)
+                number += 1
+                yield level
+                if number < len(known):  # somebody else went on meanwhile
+                    break
+            else:
+                return
 
     def most_of(self, bits: int) -> int:
         """Longest prefix of any of these workers; looked for no further than to it."""
