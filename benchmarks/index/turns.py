@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, Any, Protocol
 
 from benchmarks.index.environment import ROOT, python_of
@@ -90,7 +91,11 @@ def by_turns(cases: Sequence[tuple[str, Order]]) -> list[Answer]:
             num = num - 1 if num is not None else None
     answers = []
     for process, (side, order) in zip(processes, cases, strict=True):
-        out, _ = process.communicate()
+        to, from_it = _pipes(process)
+        with suppress(BrokenPipeError):
+            to.close()
+        out = from_it.read()
+        process.wait()
         if process.returncode:
             sys.exit(f"{side} has failed in {order}; its message is above")
         answers.append(json.loads(out))
@@ -106,8 +111,11 @@ def _started(side: str, order: Order) -> "subprocess.Popen[str]":
 def _told(process: "subprocess.Popen[str]", step: str) -> bool:
     """Whether there is more to do of such steps, once this one is done."""
     to, answers = _pipes(process)
-    to.write(f"{step}\n")
-    to.flush()
+    try:
+        to.write(f"{step}\n")
+        to.flush()
+    except BrokenPipeError:  # it has failed, and says so at the end
+        return False
     return answers.readline() == "true\n"
 
 
