@@ -22,14 +22,20 @@ def set_up() -> None:
         sys.exit("pip has failed; its message is above. Is PyPI reachable?")
 
 
-def run(side: str, order: dict[str, Any]) -> dict[str, Any]:
-    """One case by one side, in a fresh process: its memory is only this case's."""
-    if side == "peer" and not PYTHON.exists():
+def python_of(side: str) -> str:
+    """The interpreter that runs a side."""
+    if side != "peer":
+        return sys.executable
+    if not PYTHON.exists():
         sys.exit("the peer's environment is missing: python -m benchmarks.index --setup")
-    python = PYTHON if side == "peer" else sys.executable
-    command = [str(python), "-m", f"benchmarks.index.{side}", json.dumps(order)]
+    return str(PYTHON)
+
+
+def run(program: str, order: dict[str, Any]) -> dict[str, Any]:
+    """One case by a program that does it in one go, in a fresh process."""
+    command = [python_of(program), "-m", f"benchmarks.index.{program}", json.dumps(order)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        sys.exit(f"{side} has failed in {order}; its message is above")
+        sys.exit(f"{program} has failed in {order}; its message is above")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

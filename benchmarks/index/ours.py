@@ -1,14 +1,13 @@
 """The router's prefix index: one case."""
 
-import gc
 import json
-import statistics
 import sys
 import time
 from hashlib import sha256
 from typing import Any
 
-from benchmarks.index.workload import Block, events_of, prompt_blocks, resident_bytes
+from benchmarks.index.turns import serve
+from benchmarks.index.workload import Block, Event
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored, KVEvent
 from disagg.messages.registration import GroupInfo
@@ -20,6 +19,7 @@ GROUPS = {
     "full + chunks 8192": [("full_attention", 0), ("chunked_local", 8192)],
     "full + state": [("full_attention", 0), ("linear_state", 0)],
     "window 1024": [("sliding_window", 1024)],
+    "state": [("linear_state", 0)],
     "window 1024 + state": [("sliding_window", 1024), ("linear_state", 0)],
 }
 
@@ -35,60 +35,54 @@ def groups_of(order: dict[str, Any]) -> list[GroupInfo]:
     return [GroupInfo(kind, size, window, 1, 64) for kind, window in GROUPS[order["groups"]]]
 
 
-def main() -> None:
-    """Take the events in, then look the prompt up."""
-    order = json.loads(sys.argv[1])
-    block_tokens = order["block_tokens"]
-    groups = groups_of(order)
-    index = PrefixIndex(groups, block_tokens)
-    workers = [Incarnation(str(i), "1") for i in range(order["workers"])]
-    for worker in workers:
-        index.add(worker, 1 << 30)
-    spent, num_blocks = 0, 0
-    gc.collect()
-    before = resident_bytes()
-    for event in events_of(order):
+class Ours:
+    """The index and its workers; see `benchmarks.index.turns.Side`."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._groups = groups_of(order)
+        self._block_tokens = order["block_tokens"]
+        self._index = PrefixIndex(self._groups, self._block_tokens)
+        self._workers = [Incarnation(str(i), "1") for i in range(order["workers"])]
+        for worker in self._workers:
+            self._index.add(worker, 1 << 30)
+
+    @property
+    def num_held(self) -> int:
+        """Of all workers, in all groups."""
+        return sum(map(self._index.num_entries, self._workers))
+
+    def take_in(self, event: Event) -> tuple[int, int]:
+        """The same of every group."""
         values = tuple(map(value, event.blocks))
         parent = value(event.parent) if event.parent is not None else None
         events: list[KVEvent] = [
             BlocksRemoved(group, values)
             if event.removed
-            else BlocksStored(group, values, parent, 0, block_tokens)
-            for group in range(len(groups))
+            else BlocksStored(group, values, parent, 0, self._block_tokens)
+            for group in range(len(self._groups))
         ]
-        worker = workers[event.worker]
-        number = index.next_sequence(worker)
+        worker = self._workers[event.worker]
+        number = self._index.next_sequence(worker)
         start = time.process_time_ns()
-        index.apply(worker, number, False, events)
-        spent += time.process_time_ns() - start
-        num_blocks += len(values) * len(groups)
-    del events, values
-    gc.collect()
-    grown = resident_bytes() - before
-    num_held = sum(map(index.num_entries, workers))
-    levels: list[float] = []
-    every_worker: list[float] = []
-    first = 0.0
-    for sample in range(order["samples"] + 1):
-        prompt = [value(Block(0, i)) for i in range(prompt_blocks(block_tokens))]
+        self._index.apply(worker, number, False, events)
+        return len(values) * len(events), time.process_time_ns() - start
+
+    def make(self, block: Block) -> bytes:
+        """A chain value."""
+        return value(block)
+
+    def look_up(self, prompt: list[bytes]) -> tuple[dict[str, int], int, int]:
+        """All levels; ``every_worker_ms``: and a dict of all workers."""
         start = time.process_time_ns()
-        found = index.match(len(prompt) * block_tokens + 1, prompt)
+        found = self._index.match(len(prompt) * self._block_tokens + 1, prompt)
         for _ in found.usable:
             pass
         answered = time.process_time_ns()
         tokens = found.usable.tokens
-        end = time.process_time_ns()
-        if not sample:
-            first = (answered - start) / 1e6
-        levels.append((answered - start) / 1e6)
-        every_worker.append((end - start) / 1e6)
-    print(json.dumps({
-        "ms": statistics.median(levels[1:]), "first_ms": first,
-        "every_worker_ms": statistics.median(every_worker[1:]),
-        "found_blocks": sum(tokens.values()) // block_tokens, "num_found": len(tokens),
-        "blocks_per_s": num_blocks / spent * 1e9, "bytes": grown / num_held,
-    }))  # fmt: skip
+        taken = {"ms": answered - start, "every_worker_ms": time.process_time_ns() - start}
+        return taken, sum(tokens.values()) // self._block_tokens, len(tokens)
 
 
 if __name__ == "__main__":
-    main()
+    order = json.loads(sys.argv[1])
+    serve(order, Ours(order))

@@ -1,14 +1,13 @@
 """Dynamo's RadixTree: one case, in the environment that ``--setup`` makes."""
 
-import gc
 import json
-import statistics
 import sys
 import time
 from importlib import import_module
 from typing import Any
 
-from benchmarks.index.workload import Block, Event, events_of, prompt_blocks, resident_bytes
+from benchmarks.index.turns import serve
+from benchmarks.index.workload import Block, Event
 
 
 def value(block: Block) -> int:
@@ -29,35 +28,35 @@ def encode(number: int, event: Event) -> bytes:
     return json.dumps({"event_id": number, "data": data, "dp_rank": 0}).encode()
 
 
-def main() -> None:
-    """Take the events in, then look the prompt up."""
-    order = json.loads(sys.argv[1])
-    tree = import_module("dynamo._core").RadixTree()
-    spent = num_blocks = num_held = 0
-    gc.collect()
-    before = resident_bytes()
-    for number, event in enumerate(events_of(order)):
-        encoded = encode(number, event)
+class Peer:
+    """The tree; see `benchmarks.index.turns.Side`. It works in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._tree = import_module("dynamo._core").RadixTree()
+        self._number = self.num_held = 0
+        """Events, and blocks by them: those that a worker is told to have twice count twice."""
+
+    def take_in(self, event: Event) -> tuple[int, int]:
+        """With the parsing of its JSON, and what its thread still did of the event before."""
+        self._number += 1
+        start, begin = time.process_time_ns(), time.thread_time_ns()
+        encoded, num = encode(self._number, event), len(event.blocks)
+        encoding = time.thread_time_ns() - begin
+        self.num_held += -num if event.removed else num
+        self._tree.apply_event(event.worker, encoded)
+        return num, time.process_time_ns() - start - encoding
+
+    def make(self, block: Block) -> int:
+        """A hash."""
+        return value(block)
+
+    def look_up(self, prompt: list[int]) -> tuple[dict[str, int], int, int]:
+        """Blocks per worker."""
         start = time.process_time_ns()
-        tree.apply_event(event.worker, encoded)
-        spent += time.process_time_ns() - start
-        num_blocks += len(event.blocks)
-        num_held += -len(event.blocks) if event.removed else len(event.blocks)
-    tree.find_matches([1])  # the events before it have been taken in then
-    gc.collect()
-    grown = resident_bytes() - before
-    samples: list[float] = []
-    found: dict[Any, int] = {}
-    for _ in range(order["samples"] + 1):
-        prompt = [value(Block(0, i)) for i in range(prompt_blocks(order["block_tokens"]))]
-        start = time.process_time_ns()
-        found = tree.find_matches(prompt).scores
-        samples.append((time.process_time_ns() - start) / 1e6)
-    total = sum(found.values())
-    print(json.dumps({
-        "ms": statistics.median(samples[1:]), "found_blocks": total, "num_found": len(found),
-        "blocks_per_s": num_blocks / spent * 1e9, "bytes": grown / num_held,
-    }))  # fmt: skip
+        scores = self._tree.find_matches(prompt).scores
+        taken = time.process_time_ns() - start
+        return {"ms": taken}, sum(scores.values()), len(scores)
 
 
-main()
+if __name__ == "__main__":
+    serve(json.loads(sys.argv[1]), Peer())

@@ -73,6 +73,11 @@ class Chain:
         """The value of one block."""
         return bytes(self.values[offset * VALUE_BYTES : (offset + 1) * VALUE_BYTES])
 
+    def split(self, begin: int, end: int) -> list[bytes]:
+        """The values of a range."""
+        packed = bytes(self.values[begin * VALUE_BYTES : end * VALUE_BYTES])
+        return [packed[at : at + VALUE_BYTES] for at in range(0, len(packed), VALUE_BYTES)]
+
     def append(self, packed: bytes) -> None:
         """Add blocks that nobody holds yet."""
         end = len(self)
@@ -111,6 +116,13 @@ class Chain:
         elif num > end - begin:
             self._proven = offset, offset + num
         return num
+
+    def num_equal_back(self, offset: int, values: Sequence[bytes], start: int) -> int:
+        """The same from ``offset`` down: the last ones come first."""
+        num = min(offset + 1, len(values) - start)
+        if self._has(offset + 1 - num, values[start : start + num][::-1]):
+            return num
+        return next(n for n in range(1, num) if self.value(offset - n) != values[start + n])
 
     def _last_equal(self, offset: int, values: Sequence[bytes], start: int) -> int:
         """The last of a stretch of equal blocks, if it is one: where not, some equal block."""
@@ -169,6 +181,21 @@ class Chain:
             used = self._num_layers_used
             used[begin:end] = used[begin:end].translate(change)
         return end - begin
+
+    @property
+    def num_lasting(self) -> int:
+        """Blocks up to the last one that somebody holds."""
+        return len(self._num_layers_used.rstrip(b"\0"))
+
+    def shorten(self, num: int) -> None:
+        """Forget all blocks from one on, of which nobody holds any."""
+        for runs in self.layers:
+            if runs is not None:
+                while len(runs.starts) > 1 and runs.starts[-1] >= num:
+                    del runs.starts[-1], runs.masks[-1]
+        begin, end = self._proven
+        self._proven = min(begin, num), min(end, num)
+        del self.values[num * VALUE_BYTES :], self._num_layers_used[num:]
 
     def ranges(self, *, live: bool) -> Iterator[tuple[int, int]]:
         """Begin and end of what somebody holds, or of what nobody does."""

@@ -7,7 +7,7 @@ from disagg.routing.positions import CHAINS_MAX, PositionTable
 
 _OFFSETS = BLOCKS_MAX - 1
 DEAD_BLOCKS_MAX = 8
-"""So many blocks of a chain, and an eighth of it, may be there that nobody holds any more."""
+"""So many blocks inside a chain, and an eighth of it, may be there that nobody holds any more."""
 
 _PIECE_BLOCKS_MAX = 8
 """So few new blocks that follow nothing known do not make a chain of their own."""
@@ -32,7 +32,8 @@ class ChainStore:
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
-        self.chains: list[Chain | None] = []
+        self.chains: list[Chain | None] = [None]
+        """By number; none has number 0, so no entry of the table is 0."""
         self._free: list[int] = []
         self._table = PositionTable(self.chains)
         self._pile = -1
@@ -103,12 +104,9 @@ class ChainStore:
             chain, begin = self._chain(position), position & _OFFSETS
             num = chain.num_equal(begin, values, i)
             if num == 1:  # the last ones may come first
-                while begin and i + num < len(values) and chain.value(begin - 1) == values[i + num]:
-                    begin, num = begin - 1, num + 1
-                end = (position & _OFFSETS) + 1
-            else:
-                end = begin + num
-            num_gone += chain.drop(layer, begin, end, bit)
+                num = chain.num_equal_back(begin, values, i)
+                begin -= num - 1
+            num_gone += chain.drop(layer, begin, begin + num, bit)
             self._tidy(position >> OFFSET_BITS, chain)
             i += num
         return num_gone
@@ -188,24 +186,25 @@ class ChainStore:
         return len(self.chains) - 1
 
     def _tidy(self, number: int, chain: Chain) -> None:
-        """Forget blocks that nobody holds, once there are enough of them to pay for the work."""
-        num_dead = chain.num_dead
-        if 8 * (num_dead - DEAD_BLOCKS_MAX) <= len(chain) and num_dead < len(chain):
+        """Forget blocks that nobody holds: the last ones, and others once they are many."""
+        num, first = chain.num_lasting, number << OFFSET_BITS
+        if num < len(chain):
+            gone = chain.split(num, len(chain))
+            chain.shorten(num)
+            self._table.remove(gone, first | num)
+        if not num:
+            self.chains[number] = None
+            self._free.append(number)
             return
-        first = number << OFFSET_BITS
-        for begin, end in chain.ranges(live=False):
-            for offset in range(begin, end):
-                self._table.remove(chain.value(offset), first | offset)
+        if 8 * (chain.num_dead - DEAD_BLOCKS_MAX) <= num:
+            return
+        leaving = [(begin, chain.split(begin, end)) for begin, end in chain.ranges(live=False)]
         live, to = list(chain.ranges(live=True)), 0
-        for begin, end in live:
+        moving = [(begin, chain.split(begin, end)) for begin, end in live]
+        chain.keep(live)
+        for begin, values in leaving:
+            self._table.remove(values, first | begin)
+        for begin, values in moving:
             if begin != to:
-                for offset in range(begin, end):
-                    self._table.move(
-                        chain.value(offset), first | offset, first | to + offset - begin
-                    )
-            to += end - begin
-        if live:
-            chain.keep(live)
-            return
-        self.chains[number] = None
-        self._free.append(number)
+                self._table.move(values, first | begin, first | to)
+            to += len(values)

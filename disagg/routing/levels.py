@@ -1,8 +1,9 @@
 """At which boundaries of a prompt which workers can go on: the longest ones first."""
 
-from bisect import bisect_left, bisect_right
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from itertools import accumulate
 from operator import and_
 from typing import Protocol
@@ -68,9 +69,9 @@ class Trailing:
     """Boundaries of a group of which a query needs the last blocks; asked for from the last down.
 
     Holders are looked up as far down as somebody asks. What a query needs is the AND over a window
-    of runs of which neither end ever goes up, at one AND per step: its upper part is kept as a
-    stack of ANDs from below, so that taking its top run off costs nothing; what is added below is
-    ANDed into one mask.
+    of runs of which neither end ever goes up, at one AND per step: of its upper part all ANDs from
+    some run in the middle up are kept, so that taking its top run off costs nothing; what is added
+    below is ANDed into one mask.
 
     Args:
         group: of the layout.
@@ -86,47 +87,54 @@ class Trailing:
     ) -> None:
         self.block_tokens = group.block_tokens
         self.num_blocks = num_blocks
-        self._group = group
-        self._first_needed: Callable[[GroupInfo, int], int] = KINDS[group.kind].first_needed
-        self._free = _free_boundaries(group, num_blocks)
+        self._firsts, self._free = _needs(group, 1 << (num_blocks - 1).bit_length())
+        self._any_free = self._free[num_blocks] > 0
         self._runs = runs
         self._starts: list[int] = []
         self._masks: list[int] = []
         """Of the runs that were looked up, the last one first."""
         self._last = 0
         """Number of the run that has the last block before the boundary."""
-        self._top = self._bottom = 0
-        """Numbers of the window's first run and of the one after its last."""
-        self._stack: list[int] = []
-        self._below = EVERYBODY
+        self._middle = self._bottom = 0
+        """Numbers of a run inside the window that was last, and of the one after its last."""
+        self._upper: list[int] = []
+        """ANDs of so many masks above the middle: of one, of two, and so on."""
+        self._lower = EVERYBODY
+        """The AND of those from the middle down."""
         self._ahead = _BLOCKS_MIN
 
     def at(self, num_blocks: int) -> tuple[int, int]:
         """See `Boundaries.at`."""
-        first = self._first_needed(self._group, num_blocks)
+        first = self._firsts[num_blocks]
         if first == num_blocks:
             return EVERYBODY, num_blocks - 1
-        self._look_down_to(first)
         starts = self._starts
-        while starts[self._last] >= num_blocks:
-            self._last += 1
-        bottom = max(self._last, self._bottom - 1)
+        if not starts or starts[-1] > first:
+            self._look_down_to(first)
+        last = self._last
+        while starts[last] >= num_blocks:
+            last += 1
+        self._last = last
+        bottom = self._bottom - 1
+        if bottom < last:
+            bottom = last
         while starts[bottom] > first:
             bottom += 1
-        if not self._masks[bottom]:  # down to there each boundary needs a block of that run
+        mask = self._masks[bottom]
+        if not mask:  # down to there each boundary needs a block of that run
             return 0, self._worth(first, starts[bottom])
-        mask = self._window(self._last, bottom + 1)
-        return mask, self._worth(num_blocks - 1, starts[self._last])
+        if bottom > last:
+            mask = self._window(last, bottom + 1)
+        start = starts[last]
+        return mask, self._worth(num_blocks - 1, start) if self._any_free else start
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
-        number = bisect_right(self._free, num_blocks)
-        return max(start, self._free[number - 1]) if number else start
+        free = self._free[num_blocks]
+        return free if free > start else start
 
     def _look_down_to(self, block: int) -> None:
         low = self._starts[-1] if self._starts else self.num_blocks
-        if low <= block:
-            return
         if low - block > _FEW and not any(self._runs(block, block + 1)[1]):
             # As far as it matters: what is asked next needs this block too, or nothing above it.
             self._starts.append(block)
@@ -140,21 +148,15 @@ class Trailing:
 
     def _window(self, top: int, bottom: int) -> int:
         """The AND of the masks of these runs."""
-        masks = self._masks
-        if top >= self._bottom:  # nothing of the window before is left
-            self._top, self._bottom, self._below = top, top, EVERYBODY
-            self._stack.clear()
-        while self._top < top:
-            if not self._stack:
-                upper = masks[self._top : self._bottom]
-                self._stack = list(accumulate(reversed(upper), and_))
-                self._below = EVERYBODY
-            self._stack.pop()
-            self._top += 1
+        if top >= self._middle:  # all that was above the middle is above the window
+            self._middle = self._bottom = bottom
+            self._upper = list(accumulate(reversed(self._masks[top:bottom]), and_))
+            self._lower = EVERYBODY
+            return self._upper[-1]
         if self._bottom < bottom:
-            self._below = reduce(and_, masks[self._bottom : bottom], self._below)
+            self._lower = reduce(and_, self._masks[self._bottom : bottom], self._lower)
             self._bottom = bottom
-        return self._below & self._stack[-1] if self._stack else self._below
+        return self._upper[self._middle - 1 - top] & self._lower
 
 
 def levels(
@@ -170,16 +172,19 @@ def levels(
     """
     longest = min(num_tokens_max, *(one.num_blocks * one.block_tokens for one in groups))
     end, missing = longest - longest % step_tokens, everybody
+    asked = [(one.at, one.block_tokens) for one in groups]
     while end > 0:
         mask, lower = missing, 0
-        for one in groups:
-            theirs, below = one.at(end // one.block_tokens)
-            below *= one.block_tokens
-            if not theirs & missing:  # nor at any boundary down to the next one of this group
-                mask, lower = 0, below
+        for at, block_tokens in asked:
+            theirs, below = at(end // block_tokens)
+            mask &= theirs
+            below *= block_tokens
+            if not mask:  # nor at any boundary down to the next one of these groups
+                lower = below if not theirs & missing else max(lower, below)
                 break
-            mask, lower = mask & theirs, max(lower, below)
-        if mask:
+            if below > lower:
+                lower = below
+        else:
             yield end, mask
             missing ^= mask
             if not missing:
@@ -187,23 +192,17 @@ def levels(
         end = lower - lower % step_tokens
 
 
-def _free_boundaries(group: GroupInfo, num_blocks: int) -> Sequence[int]:
-    """Boundaries of at most so many blocks at which a query needs nothing of them."""
-    known = _all_free_boundaries(group, 1 << num_blocks.bit_length())
-    return known[: bisect_right(known, num_blocks)]
+@lru_cache(maxsize=32)
+def _needs(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
+    """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 
-
-@lru_cache(maxsize=256)
-def _all_free_boundaries(group: GroupInfo, num_blocks: int) -> tuple[int, ...]:
-    first_needed, found, at = KINDS[group.kind].first_needed, [], num_blocks
-    while at > 0:
-        first = first_needed(group, at)
-        if first == at:
-            found.append(at)
-            at -= 1
-        else:
-            at = first  # whatever boundary is between the two needs the block at ``first`` as well
-    return tuple(reversed(found))
+    Those are where a query needs nothing: of each boundary the last one that is not after it; 0:
+    none is.
+    """
+    needed = partial(KINDS[group.kind].first_needed, group)
+    firsts = array("I", map(needed, range(num_blocks + 1)))
+    free = (at if first == at else 0 for at, first in enumerate(firsts))
+    return firsts, array("I", accumulate(free, max))
 
 
 class Levels:
@@ -214,15 +213,19 @@ class Levels:
         self._known: list[Level] = []
 
     def __iter__(self) -> Iterator[Level]:
-        number = 0
+        known, number = self._known, 0
         while True:
-            if number == len(self._known):
-                level = next(self._rest, None)
-                if level is None:
-                    return
-                self._known.append(level)
-            yield self._known[number]
-            number += 1
+            while number < len(known):
+                yield known[number]
+                number += 1
+            for level in self._rest:
+                known.append(level)
+                number += 1
+                yield level
+                if number < len(known):  # somebody else went on meanwhile
+                    break
+            else:
+                return
 
     def most_of(self, bits: int) -> int:
         """Longest prefix of any of these workers; looked for no further than to it."""

@@ -13,16 +13,17 @@ _POSITION_BITS = 64 - _TAG_BITS
 _POSITIONS = (1 << _POSITION_BITS) - 1
 _OFFSETS = (1 << OFFSET_BITS) - 1
 CHAINS_MAX = 1 << (_POSITION_BITS - OFFSET_BITS)
-_REMOVED = 1
-"""What was here is gone, but what was put behind it is still looked for past it."""
+_HOME_BITS = _POSITION_BITS + 8
+"""Below those of a tag that say where in its shard an entry is looked for first."""
 
 
 class PositionTable:
-    """Positions by chain value; 12 to 24 bytes each, since it keeps no values itself.
+    """Positions by chain value; 12 to 18 bytes each, since it keeps no values itself.
 
     An entry is 30 bits of the value's hash and the position; equal bits are settled by the value
     that the chain has there. A dict would keep two objects per entry, about 150 bytes. It grows in
-    256 parts, each on its own, so no insertion pays for a copy of the whole.
+    256 parts, each on its own, so no insertion pays for a copy of the whole. What is removed leaves
+    nothing behind: entries that it displaced move up.
 
     Args:
         chains: by number; a position is a chain's number and an offset in it.
@@ -31,23 +32,25 @@ class PositionTable:
     def __init__(self, chains: Sequence[Chain | None]) -> None:
         self._chains = chains
         self._shards = [array("Q", bytes(64)) for _ in range(_SHARDS)]
-        self._num_taken = [0] * _SHARDS
-        """Slots that are not free, removed entries included."""
+        self._rooms = [5] * _SHARDS
+        """So many may be put in until a shard is made anew."""
 
     def find(self, value: bytes) -> int:
         """Position of a value: chain number, then offset; -1 where there is none."""
         tag = hash(value) & _TAGS
         slots = self._shards[tag & 255]
-        last = len(slots) - 1
-        slot = tag >> 8 & last
+        size = len(slots)
+        slot = (tag >> 8) % size
         while entry := slots[slot]:
-            if entry >> _POSITION_BITS == tag and entry != _REMOVED:
+            if entry >> _POSITION_BITS == tag:
                 position = entry & _POSITIONS
                 chain = self._chains[position >> OFFSET_BITS]
                 start = (position & _OFFSETS) * VALUE_BYTES
                 if chain is not None and chain.values[start : start + VALUE_BYTES] == value:
                     return position
-            slot = slot + 1 & last
+            slot += 1
+            if slot == size:
+                slot = 0
         return -1
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
@@ -56,12 +59,14 @@ class PositionTable:
         for i in range(start, end):
             tag = hash(values[i]) & _TAGS
             slots = shards[tag & 255]
-            last = len(slots) - 1
-            slot = tag >> 8 & last
+            size = len(slots)
+            slot = (tag >> 8) % size
             while entry := slots[slot]:
                 if entry >> _POSITION_BITS == tag and self.find(values[i]) >= 0:
                     return i
-                slot = slot + 1 & last
+                slot += 1
+                if slot == size:
+                    slot = 0
         return end
 
     def insert(self, values: Sequence[bytes], first: int) -> int:
@@ -74,55 +79,78 @@ class PositionTable:
         Returns:
             How many were put in.
         """
-        shards, num_taken = self._shards, self._num_taken
-        position = first
-        for value in values:
-            tag = hash(value) & _TAGS
+        shards, rooms, position = self._shards, self._rooms, first
+        for tag in map(hash, values):
+            tag &= _TAGS
             number = tag & 255
+            if not rooms[number]:
+                self._rebuild(number)
             slots = shards[number]
-            if 3 * num_taken[number] >= 2 * len(slots):
-                slots = self._rebuilt(number)
-            last = len(slots) - 1
-            slot = tag >> 8 & last
+            size = len(slots)
+            slot = (tag >> 8) % size
             while entry := slots[slot]:
-                if entry >> _POSITION_BITS == tag and self.find(value) >= 0:
+                if entry >> _POSITION_BITS == tag and self.find(values[position - first]) >= 0:
                     return position - first
-                slot = slot + 1 & last
+                slot += 1
+                if slot == size:
+                    slot = 0
             slots[slot] = tag << _POSITION_BITS | position
-            num_taken[number] += 1
+            rooms[number] -= 1
             position += 1
         return position - first
 
-    def move(self, value: bytes, old: int, new: int) -> None:
-        """A value that was at one position is at another one."""
-        tag = hash(value) & _TAGS
-        self._replace(tag, old, tag << _POSITION_BITS | new)
+    def move(self, values: Sequence[bytes], old: int, new: int) -> None:
+        """Values that were at one position and those after it are at another one and after it."""
+        self._replace(values, old, new - old)
 
-    def remove(self, value: bytes, position: int) -> None:
-        """A value has no position any more."""
-        self._replace(hash(value) & _TAGS, position, _REMOVED)
+    def remove(self, values: Sequence[bytes], first: int) -> None:
+        """Values that were at a position and those after it have none any more."""
+        self._replace(values, first, None)
 
-    def _replace(self, tag: int, position: int, new: int) -> None:
-        slots, old = self._shards[tag & 255], tag << _POSITION_BITS | position
-        last = len(slots) - 1
-        slot = tag >> 8 & last
-        while (entry := slots[slot]) != old:
-            if not entry:
-                raise InvariantViolation(f"no entry for position {position} in the prefix index")
-            slot = slot + 1 & last
-        slots[slot] = new
+    def _replace(self, values: Sequence[bytes], first: int, way: int | None) -> None:
+        shards, rooms, position = self._shards, self._rooms, first
+        for tag in map(hash, values):
+            tag &= _TAGS
+            slots = shards[tag & 255]
+            size = len(slots)
+            slot = (tag >> 8) % size
+            old = tag << _POSITION_BITS | position
+            while (entry := slots[slot]) != old:
+                if not entry:
+                    raise InvariantViolation(f"no entry for position {position} in the index")
+                slot += 1
+                if slot == size:
+                    slot = 0
+            position += 1
+            if way is not None:
+                slots[slot] = old + way
+                continue
+            rooms[tag & 255] += 1
+            gap = slot
+            while True:  # what was put behind it because of it moves up
+                slot += 1
+                if slot == size:
+                    slot = 0
+                entry = slots[slot]
+                if not entry:
+                    break
+                home = (entry >> _HOME_BITS) % size
+                if gap < home <= slot or home <= slot < gap or slot < gap < home:
+                    continue  # it would not be found before its first slot
+                slots[gap] = entry
+                gap = slot
+            slots[gap] = 0
 
-    def _rebuilt(self, number: int) -> "array[int]":
-        """A shard without removed entries, with room for half as many again at least."""
-        entries = [entry for entry in self._shards[number] if entry > _REMOVED]
-        size = 8
-        while 2 * size < 5 * len(entries):
-            size *= 2
+    def _rebuild(self, number: int) -> None:
+        """Make a full shard half as large again."""
+        entries = list(filter(None, self._shards[number]))
+        size = 9 * len(entries) // 4 + 4
         slots = array("Q", bytes(8 * size))
         for entry in entries:
-            slot = entry >> _POSITION_BITS + 8 & size - 1
+            slot = (entry >> _HOME_BITS) % size
             while slots[slot]:
-                slot = slot + 1 & size - 1
+                slot += 1
+                if slot == size:
+                    slot = 0
             slots[slot] = entry
-        self._shards[number], self._num_taken[number] = slots, len(entries)
-        return slots
+        self._shards[number], self._rooms[number] = slots, 7 * size // 10 - len(entries)

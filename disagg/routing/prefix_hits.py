@@ -146,16 +146,16 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
             return Levels(iter(()))
         parts: list[Boundaries] = []
         # Who needs most says best how far to look, and where not.
-        for number in sorted(numbers, key=self._first_needed):
+        for needed, number in sorted((self._first_needed(number), number) for number in numbers):
             group = self._groups[number]
-            if self._first_needed(number):
+            if needed:
                 walk, layers = self._walks[group.block_tokens], self._layers(number, places)
                 end = num_tokens // group.block_tokens
                 parts.append(Trailing(group, partial(walk.runs, layers), end))
             else:
                 parts.append(self._leading(number, places))
             num_tokens = min(num_tokens, parts[-1].num_blocks * group.block_tokens)
-        step = lcm(*(self._groups[number].block_tokens for number in numbers))
+        step = lcm(*(part.block_tokens for part in parts))
         return Levels(levels(parts, step, num_tokens, self._everybody))
 
     def _leading(self, number: int, places: Sequence[int]) -> Leading:

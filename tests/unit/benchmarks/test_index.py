@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.index.environment import run
+from benchmarks.index.turns import by_turns
 from benchmarks.index.workload import SHAPES, Block, churn, holdings, one_block_events
 
 
@@ -39,5 +39,7 @@ def test_what_goes_was_there() -> None:
 
 def test_our_side_finds_what_workers_hold() -> None:
     order = {"shape": "shared", "workers": 3, "block_tokens": 64, "samples": 1}
-    answer = run("ours", order | {"groups": "full + window 1024"})
-    assert (answer["found_blocks"], answer["num_found"]) == (3 * 2048, 3)
+    cases = [("ours", order | {"groups": groups}) for groups in ("full", "full + window 1024")]
+    for answer, num_groups in zip(by_turns(cases), (1, 2), strict=True):
+        assert (answer["found_blocks"], answer["num_found"]) == (3 * 2048, 3)
+        assert answer["num_held"] == num_groups * 3 * 2048

@@ -183,7 +183,7 @@ EVERY = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=CHECKS
 )
 CONTROL = settings(
-    EVERY, max_examples=150, derandomize=True, phases=[Phase.generate], database=None
+    EVERY, max_examples=600, derandomize=True, phases=[Phase.generate], database=None
 )
 
 

@@ -1,0 +1,239 @@
+"""The table of positions against a dict, and whole prompts that come and go against sets."""
+
+import random
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from disagg.errors import InvariantViolation
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
+from disagg.routing import chain_store, positions
+from disagg.routing.chain import OFFSET_BITS, Chain
+from disagg.routing.chain_store import ChainStore
+from disagg.routing.index import PrefixIndex
+from disagg.routing.positions import PositionTable
+from tests.unit.routing.test_index import brute_force, group
+
+
+def block_value(*numbers: int) -> bytes:
+    return sha256(repr(numbers).encode()).digest()
+
+
+def run_table(seed: int) -> None:
+    """Chains of 40 blocks that come, move within their chain, and go."""
+    chance, chains = random.Random(seed), [Chain(1) for _ in range(400)]
+    table, known = PositionTable(chains), {}  # type: tuple[PositionTable, dict[bytes, int]]
+    for turn in range(1200):
+        number = chance.randrange(1, len(chains))
+        chain, first = chains[number], number << OFFSET_BITS
+        values = chain_values(chain)
+        match chance.randrange(3):
+            case 0 if len(chain) < 40:
+                new = [block_value(seed, turn, i) for i in range(chance.randint(1, 20))]
+                told = new + list(known)[:1] + [block_value(seed, turn, 99)]
+                num = table.insert(told, first + len(chain))
+                assert num == (len(new) if known else len(new) + 1), "up to one that is known"
+                known |= {one: first + len(chain) + i for i, one in enumerate(told[:num])}
+                chain.append(b"".join(told[:num]))
+            case 1 if values:  # the first ones leave, and the others move up
+                num = chance.randint(1, len(values))
+                chain.keep([(num, len(values))] if num < len(values) else [])
+                table.remove(values[:num], first)
+                table.move(values[num:], first + num, first)
+                for value in values[:num]:
+                    del known[value]
+                known |= {value: first + i for i, value in enumerate(values[num:])}
+            case 2 if values:  # the last ones leave
+                num = chance.randrange(len(values))
+                chain.shorten(num)
+                table.remove(values[num:], first + num)
+                for value in values[num:]:
+                    del known[value]
+        if turn % 50 == 0:
+            assert all(table.find(value) == at for value, at in known.items()), f"seed {seed}"
+            unknown = [block_value(seed, -1, i) for i in range(30)]
+            assert table.next_known(unknown, 0, 30) == 30, f"seed {seed}"
+            some = [*unknown, *list(known)[-2:]]
+            assert table.next_known(some, 0, len(some)) == min(30, len(some)), f"seed {seed}"
+
+
+def chain_values(chain: Chain) -> list[bytes]:
+    return chain.split(0, len(chain))
+
+
+def test_the_table_equals_a_dict() -> None:
+    for seed in range(5):
+        run_table(seed)
+
+
+def _leave_a_gap(self: PositionTable, values: Sequence[bytes], first: int, way: int | None) -> None:
+    """As it was, but nothing moves up to where something left."""
+    for position, value in enumerate(values, first):
+        slots = self._shards[hash(value) & 255]
+        old = (hash(value) & positions._TAGS) << positions._POSITION_BITS | position
+        slots[slots.index(old)] = 0 if way is None else old + way
+
+
+def _keep_all_slots(self: PositionTable, number: int) -> None:
+    """A full shard stays as large as it is, and loses its first entry."""
+    self._rooms[number] = 1
+    slots = self._shards[number]
+    slots[next(at for at, entry in enumerate(slots) if entry)] = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"), [("_replace", _leave_a_gap), ("_rebuild", _keep_all_slots)]
+)
+def test_control_a_broken_table_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(PositionTable, name, broken)
+    with pytest.raises((AssertionError, InvariantViolation, ValueError)):
+        test_the_table_equals_a_dict()
+
+
+GROUPS = [group("full_attention"), group("sliding_window", 4, 70)]
+WORKERS = [Incarnation(str(number), "1") for number in range(4)]
+LENGTH = 120
+
+
+def piece(chance: random.Random, blocks: list[bytes]) -> list[bytes]:
+    """What one event removes: from the end or the root of a prompt, its end first or not."""
+    num = chance.choice((1, 1, 32, len(blocks)))
+    match chance.randrange(4):
+        case 0:
+            return blocks[:num]
+        case 1:
+            return blocks[-num:]
+        case 2:
+            return blocks[-num:][::-1]
+        case _:
+            return chance.sample(blocks, min(num, len(blocks)))
+
+
+def come_and_go(seed: int, num_turns: int = 250) -> None:
+    """Prompts that share beginnings come and go at every worker, as caches would tell it."""
+    chance, index = random.Random(seed), PrefixIndex(GROUPS, 4)
+    prompts = [
+        [block_value(0 if i < 20 * (n % 3) else n, i) for i in range(LENGTH)] for n in range(6)
+    ]
+    held: dict[Incarnation, set[tuple[int, bytes]]] = {}
+    for turn in range(num_turns):
+        worker = chance.choice(WORKERS)
+        if worker not in held:
+            index.add(worker, 10_000)
+            held[worker] = set()
+        number, prompt = chance.randrange(2), chance.choice(prompts)
+        there = [value for value in prompt if (number, value) in held[worker]]
+        begin = chance.choice((0, 0, chance.randrange(LENGTH)))
+        run = prompt[begin : begin + chance.choice((1, 64, LENGTH))]
+        events: list[KVEvent] = [AllCleared()]
+        match chance.choices(("store", "grow", "remove", "clear", "lost"), (40, 15, 60, 1, 1))[0]:
+            case "store":
+                events = [BlocksStored(number, tuple(run), prompt[begin - 1], 0, 4)]
+                held[worker] |= {(number, value) for value in run}
+            case "grow":  # block by block
+                before = [prompt[begin - 1] if begin else None, *run[:-1]]
+                events = [
+                    BlocksStored(number, (value,), parent, 0, 4)
+                    for parent, value in zip(before, run, strict=True)
+                ]
+                held[worker] |= {(number, value) for value in run}
+            case "remove" if there:
+                gone = piece(chance, there)
+                events = [BlocksRemoved(number, tuple(gone))]
+                if chance.randrange(2):  # block by block
+                    events = [BlocksRemoved(number, (value,)) for value in gone]
+                held[worker] -= {(number, value) for value in gone}
+            case "lost":
+                index.remove(worker)
+                del held[worker]
+                continue
+            case _:
+                held[worker].clear()
+        assert index.apply(worker, index.next_sequence(worker), False, events)
+        if turn % 5 == 0:
+            check(index, held, chance.choice(prompts), f"seed {seed}, turn {turn}")
+    for worker in held:
+        index.remove(worker)
+    assert not kept_chains(index), f"seed {seed}"
+
+
+def kept_chains(index: PrefixIndex) -> list[Chain]:
+    return [one for store in index._stores.values() for one in store.chains if one is not None]
+
+
+def check(
+    index: PrefixIndex, held: dict[Incarnation, set[Any]], prompt: list[bytes], where: str
+) -> None:
+    found = index.match(4 * LENGTH + 1, prompt)
+    for worker, keys in held.items():
+        usable, alone = brute_force(GROUPS, keys, 4 * LENGTH + 1, prompt, 4)
+        assert found[worker].usable_tokens == usable, where
+        assert found[worker].group_tokens == alone, where
+        assert index.num_entries(worker) == len(keys), where
+    assert index.num_blocks == len({value for keys in held.values() for _, value in keys}), where
+    for chain in kept_chains(index):
+        assert chain.num_lasting == len(chain), where
+        assert 8 * (chain.num_dead - chain_store.DEAD_BLOCKS_MAX) <= len(chain), where
+
+
+def test_prompts_that_come_and_go_equal_sets_of_keys() -> None:
+    for seed in range(4):
+        come_and_go(seed)
+
+
+def _equal_as_far_as_it_goes(self: Chain, offset: int, values: Sequence[bytes], start: int) -> int:
+    return min(offset + 1, len(values) - start)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (Chain, "num_equal_back", _equal_as_far_as_it_goes),
+        (ChainStore, "_tidy", lambda *_: None),
+        (PositionTable, "_replace", _leave_a_gap),
+    ],
+)
+def test_control_a_broken_removal_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    monkeypatch.setattr(chain_store, "DEAD_BLOCKS_MAX", 0)
+    with pytest.raises((AssertionError, InvariantViolation, IndexError, ValueError)):
+        test_prompts_that_come_and_go_equal_sets_of_keys()
+
+
+def tell_another_end() -> int:
+    """What A can use of a prompt of which it removed the end, and told another one in its place."""
+    index, worker = PrefixIndex(GROUPS[:1], 4), WORKERS[0]
+    index.add(worker, 100)
+    mine = [block_value(0, i) for i in range(4)]
+    index.apply(worker, 0, False, [BlocksStored(0, tuple(mine), None, 0, 4)])
+    assert index.match(17, mine)[worker].usable_tokens == 16
+    other = (block_value(1, 2), mine[3])
+    events: list[KVEvent] = [
+        BlocksRemoved(0, tuple(mine[2:])),
+        BlocksStored(0, other, mine[1], 8, 4),
+    ]
+    index.apply(worker, 1, False, events)
+    return index.match(17, mine)[worker].usable_tokens
+
+
+def test_what_was_proven_of_an_end_goes_with_it() -> None:
+    assert tell_another_end() == 8
+
+
+def test_control_a_proof_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten = Chain.shorten
+
+    def keep_the_proof(self: Chain, num: int) -> None:
+        proven = self._proven
+        shorten(self, num)
+        self._proven = proven
+
+    monkeypatch.setattr(Chain, "shorten", keep_the_proof)
+    assert tell_another_end() == 16
