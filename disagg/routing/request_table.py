@@ -160,13 +160,14 @@ class RequestTable:
         """Deliver what became deliverable; plan anew where what lacks will not come."""
         if extension is None:
             return self._check_gap(now_ms, request)
+        num = len(extension.token_ids)
         is_first = not request.current.num_tokens
-        request.delivered(now_ms, len(extension.token_ids))
+        request.delivered(now_ms, num)
         if is_first:  # its prompt is computed
             self.has_freed = True
             self._fleet.rooms.count(request.request_id, request.current)
-        self._turns.charge(request.tenant, len(extension.token_ids))
-        self.counters["tokens", ""] += len(extension.token_ids)
+        self._turns.charge(request.tenant, num)
+        self.counters["tokens", ""] += num
         actions: list[RouterAction] = [
             Deliver(
                 request.request_id,
@@ -180,7 +181,7 @@ class RequestTable:
             actions += self._cancels(request, "finished", also_over=False)
             self._end(now_ms, request, str(extension.finish_reason))
             return actions
-        return actions + self._check_gap(now_ms, request)
+        return actions + self._check_gap(now_ms, request) if request.stream.num_ahead else actions
 
     def part_ended(
         self, now_ms: int, incarnation: Incarnation, ended: PartEnded

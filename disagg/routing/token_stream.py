@@ -11,9 +11,9 @@ from disagg.routing.prompt_scores import PromptScores
 _Sampled = tuple[int, TokenLogprobs | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # made per token: frozen fields take twice as long to set
 class Extension:
-    """The tokens, and perhaps the end, that became deliverable."""
+    """The tokens, and perhaps the end, that became deliverable. Nobody changes one."""
 
     token_ids: tuple[int, ...] = field(repr=False)
     logprobs: tuple[TokenLogprobs, ...]
@@ -82,19 +82,21 @@ class TokenStream:
         Raises:
             ProtocolError: they contradict what is known; nothing of ``output`` is delivered.
         """
-        self._check(output)
         position, tokens = output.position, output.token_ids
+        num = len(tokens)
         if (
             position == len(self.tokens)
-            and position + len(tokens) < self.end
+            and 0 < num < self.end - position
+            and not output.finish_reason
             and not self._ahead
             and not self._finish
-            and not output.finish_reason
-            and tokens
             and self.scores.taken
-        ):  # the usual case, a step's token in its turn: nothing to sort
+            and len(output.logprobs) == (num if self._with_logprobs else 0)
+            and min(tokens) >= 0
+        ):  # the usual case, a step's token in its turn: nothing to check against or to sort
             self._accepted().extend(tokens)
             return Extension(tokens, output.logprobs, FinishReason.NONE)
+        self._check(output)
         for position, token in enumerate(tokens, output.position):
             if len(self.tokens) <= position < self.end:
                 logprobs = output.logprobs[position - output.position] if output.logprobs else None
