@@ -155,7 +155,7 @@ class ObservedChoice:
         now_s, metrics = time.monotonic(), self._call.observers.metrics
         metrics.delivered(num_tokens, self._call.tenant)
         if self._delivered_s is not None:
-            metrics.waited(num_tokens, now_s - self._delivered_s)
+            metrics.tokens.waited(num_tokens, now_s - self._delivered_s)
         elif not self._shares_prompt:
             self._call.first_token(record(self._request_id))
         self._delivered_s = now_s
