@@ -149,7 +149,7 @@ class Choices:
             if delta.finish_reason or not is_ready():
                 return False
             piece = reader.piece(delta)
-            self._count(0, piece)
+            self.num_tokens += len(piece.token_ids)  # as `_count` does before the last one
             write(piece)
             return True
 

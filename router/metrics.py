@@ -15,7 +15,7 @@ from prometheus_client import (
 from disagg.messages.session import TransferReport, WorkerStats
 from disagg.router.core_metrics import CoreCollector
 from disagg.router.keys import TENANTS_MAX
-from disagg.router.token_metrics import ITL_BUCKETS, TokenMetrics
+from disagg.router.token_metrics import ITL_BUCKETS, TokenCount, TokenMetrics
 from disagg.router.vllm_metrics import Collects, VllmCollector
 from disagg.router.worker_metrics import WorkerCollector
 from disagg.routing.measurements import FirstToken, PromptSources, RequestEnd
@@ -172,9 +172,9 @@ class Metrics:
         ):
             self._of(self._prompt_sources, source, role).inc(num_tokens)
 
-    def delivered(self, num_tokens: int, tenant: str) -> None:
-        """Count tokens delivered to a client."""
-        self.tokens.delivered(num_tokens, self._label(tenant))
+    def delivered(self, tenant: str) -> TokenCount:
+        """What the tokens delivered to a tenant's clients are to be added to."""
+        return self.tokens.delivered(self._label(tenant))
 
     def _of(self, metric: Shown, *labels: str) -> Shown:
         """A series of the model's: looking one up in its metric takes longer than counting."""

@@ -6,6 +6,7 @@ all that is done for a token. Counted and scraped by one thread.
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import Metric
@@ -14,18 +15,25 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 
+@dataclass(slots=True)
+class TokenCount:
+    """Tokens delivered to clients of one tenant."""
+
+    num: int = 0
+
+
 class TokenMetrics:
     """Tokens delivered, by tenant, and the times between them."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self._num_tokens: dict[str, int] = {}
+        self._delivered: dict[str, TokenCount] = {}
         self._num_waits = [0] * (len(ITL_BUCKETS) + 1)
         self._waited_s = 0.0
 
-    def delivered(self, num_tokens: int, tenant: str) -> None:
-        """Count tokens delivered to a client."""
-        self._num_tokens[tenant] = self._num_tokens.get(tenant, 0) + num_tokens
+    def delivered(self, tenant: str) -> TokenCount:
+        """What a tenant's tokens are to be added to."""
+        return self._delivered.setdefault(tenant, TokenCount())
 
     def waited(self, num_tokens: int, waited_s: float) -> None:
         """So long passed since the delivery before of the same choice."""
@@ -38,8 +46,8 @@ class TokenMetrics:
         tokens = CounterMetricFamily(
             "disagg_generation_tokens", "Delivered tokens.", labels=["model_name", "tenant"]
         )
-        for tenant, num in self._num_tokens.items():
-            tokens.add_metric([self._model_name, tenant], num)
+        for tenant, count in self._delivered.items():
+            tokens.add_metric([self._model_name, tenant], count.num)
         yield tokens
         waits = HistogramMetricFamily(
             "disagg_inter_token_latency_seconds",
