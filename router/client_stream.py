@@ -95,7 +95,8 @@ class ClientStream:
 
     def put(self, delta: Deliver) -> None:
         """Hand new tokens to the reader; called by the dispatcher."""
-        if self._take_now is not None and self._waiter is not None and not self._waiter.done():
+        waiter = self._waiter
+        if waiter is not None and self._take_now is not None and not waiter.done():
             try:  # the reader waits, and nothing does before this delta
                 if self._take_now(delta):
                     return

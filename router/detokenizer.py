@@ -44,7 +44,9 @@ class Vocabulary:
     Attributes:
         neighbours_matter: a token's text depends on the one before it: ``CTC`` drops repetitions,
             ``BPEDecoder`` puts a space behind a word only when something follows.
-        texts: where they do not, texts of settled tokens that are not the first, as they are used.
+        texts: of tokens whose text nothing before or behind them changes, as they are used: where
+            neighbours do not matter, settled ones that are not the first; in bytes, those of
+            whole characters that stand where no character has begun.
     """
 
     def __init__(self, backend: Any, shown_special: frozenset[str] = frozenset()) -> None:
@@ -139,12 +141,24 @@ class _ByteLevelDetokenizer:
             if tail and (tail[-1] < 0x80 or len(tail) >= UTF8_BYTES_MAX):
                 break  # no character that begins before it goes on behind it
         self._utf8.decode(tail)
+        self._holds = self._utf8.getstate()[0] != b""
+        """Bytes of a character that is not whole."""
         # The prompt's own text already has a replacement character for its unfinished one.
-        self._replaced_in_prompt = self._utf8.getstate()[0] != b""
+        self._replaced_in_prompt = self._holds
 
     def push(self, token_id: int) -> str:
         """Add a token and return the characters it completes."""
-        return self._text(self._utf8.decode(self._vocabulary.shown_bytes(token_id)))
+        texts = self._vocabulary.texts
+        held = self._holds
+        if not held:
+            known = texts.get(token_id)
+            if known is not None:
+                return known
+        text = self._text(self._utf8.decode(self._vocabulary.shown_bytes(token_id)))
+        self._holds = self._utf8.getstate()[0] != b""
+        if not (held or self._holds):
+            texts[token_id] = text
+        return text
 
     def finish(self) -> str:
         """Return the replacement character of a character that stays unfinished."""

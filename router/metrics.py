@@ -15,13 +15,13 @@ from prometheus_client import (
 from disagg.messages.session import TransferReport, WorkerStats
 from disagg.router.core_metrics import CoreCollector
 from disagg.router.keys import TENANTS_MAX
+from disagg.router.token_metrics import ITL_BUCKETS, TokenCount, TokenMetrics
 from disagg.router.vllm_metrics import Collects, VllmCollector
 from disagg.router.worker_metrics import WorkerCollector
 from disagg.routing.measurements import FirstToken, PromptSources, RequestEnd
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 600)
 PART_BUCKETS = (0.001, *TTFT_BUCKETS)
-ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 REQUEST_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 TRANSFER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -29,6 +29,7 @@ TENANT_LABELS_MAX = 2 * TENANTS_MAX
 OTHER_TENANTS = "(others)"
 """No name of a tenant."""
 Shown = TypeVar("Shown", Counter, Gauge, Histogram)
+Registered = TypeVar("Registered", bound=Collects)
 
 
 class Metrics:
@@ -36,6 +37,9 @@ class Metrics:
 
     Args:
         model_name: the one clients use; a label of every series about requests and workers.
+
+    Attributes:
+        tokens: what every token counts in.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -63,11 +67,6 @@ class Metrics:
             PART_BUCKETS,
             "part",
         )
-        self._waits: Histogram = self._histogram(
-            "inter_token_latency_seconds",
-            "Between deliveries of one choice, per token.",
-            ITL_BUCKETS,
-        ).labels(model_name)
         self._tpot = self._histogram(
             "time_per_output_token_seconds",
             "Of a finished choice, mean over its tokens after the first.",
@@ -100,7 +99,6 @@ class Metrics:
             "source",
             "role",
         )
-        self._tokens = self._counter("generation_tokens", "Delivered tokens.", "tenant")
         self._transfer_read = self._histogram(
             "transfer_read_seconds",
             "Of a committed transfer, from its first READ posted to the last one done.",
@@ -121,9 +119,8 @@ class Metrics:
             ["task"],
             registry=self.registry,
         )
-        self._workers = WorkerCollector(model_name)
-        self.registry.register(self._workers)
-        self._own.append(self._workers)
+        self.tokens = self._shown(TokenMetrics(model_name))
+        self._workers = self._shown(WorkerCollector(model_name))
         self.registry.register(VllmCollector(model_name, self._own))
 
     def accepted(self) -> None:
@@ -175,14 +172,9 @@ class Metrics:
         ):
             self._of(self._prompt_sources, source, role).inc(num_tokens)
 
-    def delivered(self, num_tokens: int, tenant: str) -> None:
-        """Count tokens delivered to a client."""
-        self._of(self._tokens, self._label(tenant)).inc(num_tokens)
-
-    def waited(self, num_tokens: int, waited_s: float) -> None:
-        """So long passed since the delivery before of the same choice."""
-        if num_tokens:
-            self._waits.observe(waited_s / num_tokens)
+    def delivered(self, tenant: str) -> TokenCount:
+        """What the tokens delivered to a tenant's clients are to be added to."""
+        return self.tokens.delivered(self._label(tenant))
 
     def _of(self, metric: Shown, *labels: str) -> Shown:
         """A series of the model's: looking one up in its metric takes longer than counting."""
@@ -224,9 +216,7 @@ class Metrics:
         self, counters: Mapping[tuple[str, str], int], num_waiting: Callable[[], int]
     ) -> None:
         """Include the core's counters and its queue, read at every scrape."""
-        core = CoreCollector(self._model_name, counters)
-        self.registry.register(core)
-        self._own.append(core)
+        self._shown(CoreCollector(self._model_name, counters))
         waiting = self._gauge(
             "requests_waiting", "Requests that wait at the router for room at a worker."
         )
@@ -250,7 +240,7 @@ class Metrics:
         names = ["model_name", *labels]
         return self._shown(Histogram(f"disagg_{name}", text, names, buckets=buckets, registry=None))
 
-    def _shown(self, metric: Shown) -> Shown:
+    def _shown(self, metric: Registered) -> Registered:
         self.registry.register(metric)
         self._own.append(metric)
         return metric

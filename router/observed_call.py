@@ -12,6 +12,7 @@ from disagg.errors import CancelledError, DisaggError
 from disagg.messages.outputs import FinishReason
 from disagg.router.metrics import Metrics
 from disagg.router.request_spans import CallSpan, RequestSpans
+from disagg.router.token_metrics import TokenCount
 from disagg.routing.actions import NewRequest
 from disagg.routing.measurements import measure_end, measure_first_token
 from disagg.routing.record import RequestRecord
@@ -147,19 +148,23 @@ class ObservedChoice:
         self._request_id = request.request_id
         self._shares_prompt = shares_prompt
         self._span, self.traceparent = call.observers.spans.begin(request, call.span)
-        self._delivered_s: float | None = None
+        self._tokens: TokenCount | None = None  # with the first ones: a tenant's series begins then
+        self._waited = call.observers.metrics.tokens.waited
+        self._delivered_s = 0.0
         call.began()
 
     def delivered(self, num_tokens: int, record: Callable[[str], RequestRecord]) -> None:
         """Tokens are on their way to the client; the record is looked at for the first ones."""
         if not num_tokens:
             return
-        now_s, metrics = time.monotonic(), self._call.observers.metrics
-        metrics.delivered(num_tokens, self._call.tenant)
-        if self._delivered_s is not None:
-            metrics.waited(num_tokens, now_s - self._delivered_s)
-        elif not self._shares_prompt:
-            self._call.first_token(record(self._request_id))
+        now_s = time.monotonic()
+        if self._tokens is not None:
+            self._waited(num_tokens, now_s - self._delivered_s)
+        else:
+            self._tokens = self._call.observers.metrics.delivered(self._call.tenant)
+            if not self._shares_prompt:
+                self._call.first_token(record(self._request_id))
+        self._tokens.num += num_tokens
         self._delivered_s = now_s
 
     def ended(self, outcome: str, record: RequestRecord, error: str = "") -> None:

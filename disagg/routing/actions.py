@@ -104,9 +104,12 @@ class ToWorker:
     message: ToWorkerMessage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # made per token: frozen fields take twice as long to set
 class Deliver:
-    """New tokens for the client, in order and without gaps; the last one has a reason."""
+    """New tokens for the client, in order and without gaps; the last one has a reason.
+
+    Nobody changes one: it is hashed and shared.
+    """
 
     request_id: str
     token_ids: tuple[int, ...] = field(repr=False)

@@ -69,9 +69,10 @@ class Generation:
         """Note from a worker's tokens whose part is over: the sender's, or the prefill worker's."""
         if output.finish_reason:
             self.finished_at.add(worker)
+        if self.transferred:
+            return
         if (
-            not self.transferred
-            and worker == self.decode.incarnation
+            worker == self.decode.incarnation
             and output.position + len(output.token_ids) > self.base + 1
         ):
             self.transferred = True

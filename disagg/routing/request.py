@@ -60,6 +60,7 @@ class RoutedRequest:
         self.revision = request.revision
         self.hashes = list(request.hashes)
         self.stream = TokenStream(
+            request.request_id,
             request.token_ids,
             sampling.max_tokens,
             sampling.num_logprobs is not None,

@@ -31,7 +31,6 @@ from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
 from disagg.routing.report_counters import count_report
 from disagg.routing.request import RoutedRequest
-from disagg.routing.token_stream import Extension
 
 AHEAD_MAX = 1024
 """Tokens of a request that may wait for one before them."""
@@ -124,17 +123,20 @@ class RequestTable:
             self.counters["late_messages", ""] += 1
             return []
         try:
-            extension = request.stream.accept(output)
+            delivery = request.stream.accept(output)
         except ProtocolError as error:
             self.counters["protocol_errors", ""] += 1
             return self._fail(now_ms, request, error)
         generation = request.current
-        generation.saw_output(incarnation, output)
+        if output.finish_reason or not generation.transferred:
+            generation.saw_output(incarnation, output)
+        if delivery is not None:
+            return self._delivered(now_ms, request, delivery)
         if not request.stream.scores.complete and incarnation == generation.prefill.incarnation:
             # Its stream keeps its order: what it has not said of the prompt it never will.
             said = "tokens came before the prompt's log-probabilities"
             return self._replan(now_ms, request, "gap", said)
-        return self._extended(now_ms, request, extension)
+        return self._check_gap(now_ms, request)
 
     def scored(
         self, now_ms: int, incarnation: Incarnation, scored: PromptLogprobs
@@ -147,40 +149,31 @@ class RequestTable:
         try:
             if incarnation != request.current.prefill.incarnation:
                 raise ProtocolError("prompt logprobs came from who did not compute the prompt")
-            extension = request.stream.score(scored)
+            delivery = request.stream.score(scored)
         except ProtocolError as error:
             self.counters["protocol_errors", ""] += 1
             return self._fail(now_ms, request, error)
         request.computed(now_ms, scored.position + len(scored.logprobs))
-        return [] if extension is None else self._extended(now_ms, request, extension)
+        return [] if delivery is None else self._delivered(now_ms, request, delivery)
 
-    def _extended(
-        self, now_ms: int, request: RoutedRequest, extension: Extension | None
+    def _delivered(
+        self, now_ms: int, request: RoutedRequest, delivery: Deliver
     ) -> list[RouterAction]:
         """Deliver what became deliverable; plan anew where what lacks will not come."""
-        if extension is None:
-            return self._check_gap(now_ms, request)
+        num = len(delivery.token_ids)
         is_first = not request.current.num_tokens
-        request.delivered(now_ms, len(extension.token_ids))
+        request.delivered(now_ms, num)
         if is_first:  # its prompt is computed
             self.has_freed = True
             self._fleet.rooms.count(request.request_id, request.current)
-        self._turns.charge(request.tenant, len(extension.token_ids))
-        self.counters["tokens", ""] += len(extension.token_ids)
-        actions: list[RouterAction] = [
-            Deliver(
-                request.request_id,
-                extension.token_ids,
-                extension.logprobs,
-                extension.finish_reason,
-                extension.prompt_logprobs,
-            )
-        ]
-        if extension.finish_reason:
+        self._turns.charge(request.tenant, num)
+        self.counters["tokens", ""] += num
+        actions: list[RouterAction] = [delivery]
+        if delivery.finish_reason:
             actions += self._cancels(request, "finished", also_over=False)
-            self._end(now_ms, request, str(extension.finish_reason))
+            self._end(now_ms, request, str(delivery.finish_reason))
             return actions
-        return actions + self._check_gap(now_ms, request)
+        return actions + self._check_gap(now_ms, request) if request.stream.num_ahead else actions
 
     def part_ended(
         self, now_ms: int, incarnation: Incarnation, ended: PartEnded

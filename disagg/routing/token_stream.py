@@ -1,25 +1,14 @@
 """The tokens of one request, put in order: no gap, no duplicate, no contradiction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from disagg.errors import ProtocolError
 from disagg.messages.outputs import FinishReason, PromptLogprobs, SequenceOutput
 from disagg.messages.sampling import TokenLogprobs
+from disagg.routing.actions import Deliver
 from disagg.routing.prompt_scores import PromptScores
 
 _Sampled = tuple[int, TokenLogprobs | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """The tokens, and perhaps the end, that became deliverable."""
-
-    token_ids: tuple[int, ...] = field(repr=False)
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: FinishReason
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = field(default=(), repr=False)
-    """Of all tokens of the prompt, with the request's first extension, if they are requested."""
 
 
 class TokenStream:
@@ -28,6 +17,13 @@ class TokenStream:
     Token 0 of a generation may come from the prefill worker and from the decode worker, whose
     streams are not ordered among each other; whatever overlaps must be equal. No token is accepted
     before all that is wanted of the prompt is there: it may come from a worker that is then lost.
+
+    Args:
+        request_id: of the request whose they are.
+        prompt: its tokens.
+        max_tokens: of the answer.
+        with_logprobs: each token has to come with its log-probabilities.
+        num_prompt_logprobs: as in `PromptScores`.
 
     Attributes:
         tokens: prompt and accepted tokens; only appended to.
@@ -38,6 +34,7 @@ class TokenStream:
 
     def __init__(
         self,
+        request_id: str,
         prompt: tuple[int, ...],
         max_tokens: int,
         with_logprobs: bool,
@@ -46,6 +43,7 @@ class TokenStream:
         self.tokens: Sequence[int] = prompt  # copied with the first token: a plan need not wait
         self.num_prompt_tokens = len(prompt)
         self.end = len(prompt) + max_tokens
+        self._request_id = request_id
         self._with_logprobs = with_logprobs
         self._ahead: dict[int, _Sampled] = {}
         self._finish: tuple[int, FinishReason] | None = None
@@ -67,7 +65,7 @@ class TokenStream:
         self._finish = None
         self.scores.restart()
 
-    def score(self, message: PromptLogprobs) -> Extension | None:
+    def score(self, message: PromptLogprobs) -> Deliver | None:
         """Take what a worker says of the prompt; as `accept`, for tokens that waited for it.
 
         Raises:
@@ -76,25 +74,30 @@ class TokenStream:
         self.scores.accept(message.position, message.logprobs)
         return self._advance() if self._ahead or self._finish else None
 
-    def accept(self, output: SequenceOutput) -> Extension | None:
+    def accept(self, output: SequenceOutput) -> Deliver | None:
         """Take tokens of the current generation; None when nothing became deliverable.
 
         Raises:
             ProtocolError: they contradict what is known; nothing of ``output`` is delivered.
         """
-        self._check(output)
         position, tokens = output.position, output.token_ids
+        num = len(tokens)
         if (
             position == len(self.tokens)
-            and position + len(tokens) < self.end
+            and 0 < num < self.end - position
+            and not output.finish_reason
             and not self._ahead
             and not self._finish
-            and not output.finish_reason
-            and tokens
             and self.scores.taken
-        ):  # the usual case, a step's token in its turn: nothing to sort
-            self._accepted().extend(tokens)
-            return Extension(tokens, output.logprobs, FinishReason.NONE)
+            and len(output.logprobs) == (num if self._with_logprobs else 0)
+            and min(tokens) >= 0
+        ):  # the usual case, a step's token in its turn: nothing to check against or to sort
+            accepted = self.tokens
+            if not isinstance(accepted, list):
+                accepted = self._accepted()
+            accepted.extend(tokens)
+            return Deliver(self._request_id, tokens, output.logprobs, FinishReason.NONE)
+        self._check(output)
         for position, token in enumerate(tokens, output.position):
             if len(self.tokens) <= position < self.end:
                 logprobs = output.logprobs[position - output.position] if output.logprobs else None
@@ -103,7 +106,7 @@ class TokenStream:
             self._set_finish(output)
         return self._advance()
 
-    def _advance(self) -> Extension | None:
+    def _advance(self) -> Deliver | None:
         """Accept the tokens that no other one, and nothing of the prompt, is lacking before."""
         if not self.scores.complete:
             return None
@@ -123,7 +126,8 @@ class TokenStream:
         if len(self.tokens) == first and reason is FinishReason.NONE:
             return None
         scores = self.scores.take()
-        return Extension(tuple(self.tokens[first:]), tuple(logprobs_out), reason, scores)
+        new = tuple(self.tokens[first:])
+        return Deliver(self._request_id, new, tuple(logprobs_out), reason, scores)
 
     def _accepted(self) -> list[int]:
         """The tokens, to append to."""

@@ -1,6 +1,7 @@
 """Step outputs on the wire: packed columns, since a submessage per token costs twice as much."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, repeat
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -77,27 +78,17 @@ def outputs_from_wire(wire: outputs_pb2.StepOutputs, router: str) -> StepOutputs
     token_ids = _column(wire, "token_ids", list(wire.token_ids), sum(num_tokens))
     if num_rows and max(finish_numbers) >= len(_FINISH_REASONS):
         raise malformed(wire, "finish_reasons", f"has an unknown number {max(finish_numbers)}")
-    num_scored = sum(n for n, scored in zip(num_tokens, has_logprobs, strict=True) if scored)
-    scores = _scores(wire, num_scored)
-
-    outputs = []
-    first = 0
-    first_score = 0
-    for row, num in enumerate(num_tokens):
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if has_logprobs[row]:
-            logprobs = scores[first_score : first_score + num]
-            first_score += num
-        outputs.append(
-            SequenceOutput(
-                RequestKey(request_ids[row], generations[row], router),
-                positions[row],
-                tuple(token_ids[first : first + num]),
-                logprobs,
-                _FINISH_REASONS[finish_numbers[row]],
-            )
-        )
-        first += num
+    one_each = num_tokens.count(1) == num_rows
+    tokens = zip(token_ids) if one_each else _rows(token_ids, num_tokens)
+    scores: Iterable[tuple[TokenLogprobs, ...]] = repeat(())
+    if any(has_logprobs):
+        num_scored = [n if has else 0 for n, has in zip(num_tokens, has_logprobs, strict=True)]
+        scores = _rows(_scores(wire, sum(num_scored)), num_scored)
+    else:
+        _scores(wire, 0)  # there must be none
+    keys = map(RequestKey, request_ids, generations, repeat(router))
+    reasons = map(_FINISH_REASONS.__getitem__, finish_numbers)
+    outputs = tuple(map(SequenceOutput, keys, positions, tokens, scores, reasons))
     prompts = tuple(
         PromptLogprobs(
             key_from_wire(one, router=router),
@@ -108,7 +99,13 @@ def outputs_from_wire(wire: outputs_pb2.StepOutputs, router: str) -> StepOutputs
         )
         for one in wire.prompt_logprobs
     )
-    return StepOutputs(tuple(outputs), prompts)
+    return StepOutputs(outputs, prompts)
+
+
+def _rows(values: Sequence[T], lengths: Iterable[int]) -> Iterator[tuple[T, ...]]:
+    """A column cut to its rows."""
+    rest = iter(values)
+    return (tuple(islice(rest, length)) if length else () for length in lengths)
 
 
 def _scores(

@@ -8,10 +8,13 @@ from typing import Any, Protocol
 from disagg.errors import DisaggError
 from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.shown_prompt import ShownPrompt
-from disagg.router.openai.sse import to_json
+from disagg.router.openai.sse import text_to_json, to_json
 from disagg.router.openai.usage import token_counts
 from disagg.router.text_stream import Piece
 from disagg.router.tokenizer import Tokenizer
+
+TEXT = b"\0"
+"""Stands for the text while a chunk is preformatted; JSON has no such byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Choice:
         self._form = answer.form
         self._token_ids: list[int] = []
         self._chunk_frame = answer.frame(chunk_kind)
+        self._text_head = self._text_tail = b""
 
     @cached_property
     def _head(self) -> bytes:
@@ -67,7 +71,8 @@ class Choice:
         """Count a piece, whichever way it is shown."""
         self.num_tokens += len(piece.token_ids)
         self.finish_reason = piece.finish_reason
-        self.prompt.take(piece)
+        if piece.prompt_logprobs:
+            self.prompt.take(piece)
 
     def add(self, piece: Piece) -> None:
         """Collect a piece of an answer that is not streamed."""
@@ -92,6 +97,26 @@ class Choice:
         elif self._form.with_usage_field:
             usage = b',"usage":null'
         return b"".join((self._head, fields, ids, b"}]", more, usage, b"}\n\n"))
+
+    def preformat(self, before: bytes, after: bytes) -> bool:
+        """Keep what stands around the text in those chunks in which nothing else differs.
+
+        Args:
+            before: the choice's fields before the text, without braces.
+            after: those behind it.
+
+        Returns:
+            Whether there are such chunks, so that `text_chunk` is what `chunk` would be.
+        """
+        form = self._form
+        if form.with_token_ids or form.with_running_usage or form.num_logprobs is not None:
+            return False
+        self._text_head, _, self._text_tail = self.chunk(before + TEXT + after).partition(TEXT)
+        return True
+
+    def text_chunk(self, text: str) -> bytes:
+        """The SSE bytes of a chunk in which only the text is new; after `preformat`."""
+        return self._text_head + text_to_json(text) + self._text_tail
 
     def shows_ids(self, piece: Piece) -> bool:
         """Whether there are token ids to show of a piece."""

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from disagg.errors import DisaggError
-from disagg.router.message_parts.parts import Part
+from disagg.router.message_parts.parts import Content, Part
 from disagg.router.openai.answer import Answer, Choice
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.logprobs import ChatLogprobs, prompt_fields
 from disagg.router.openai.message_fields import MessageFields
 from disagg.router.openai.sse import DONE, sse, to_json
 from disagg.router.text_stream import Piece
+
+CONTENT_TAIL = b'},"logprobs":null,"finish_reason":null'
 
 
 class ChatFormat:
@@ -66,6 +68,8 @@ class ChatChoice:
         if answer.form.num_logprobs is not None:
             self._logprobs = ChatLogprobs(answer.tokenizer)
         self._collected: list[dict[str, Any]] = []
+        self._is_preformatted = self._choice.preformat(b'"delta":{"content":', CONTENT_TAIL)
+        self._all_is_content = not fields.reads_marks
 
     def first_chunk(self) -> bytes:
         """The role, and the prompt's token ids where they are shown."""
@@ -77,7 +81,12 @@ class ChatChoice:
         """The SSE bytes of a piece; empty when there is nothing to show."""
         choice = self._choice
         choice.take(piece)
+        is_usual = self._is_preformatted and not piece.finish_reason
+        if is_usual and self._all_is_content:
+            return choice.text_chunk(piece.text) if piece.text else b""
         parts = self._fields.parts(piece)
+        if is_usual and len(parts) == 1 and isinstance(parts[0], Content):
+            return choice.text_chunk(parts[0].text)
         logprobs = b"null"
         if self._logprobs and piece.token_ids:
             logprobs = to_json({"content": self._logprobs.of(piece)})

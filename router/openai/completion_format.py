@@ -10,6 +10,8 @@ from disagg.router.openai.logprobs import CompletionLogprobs, prompt_fields
 from disagg.router.openai.sse import DONE, sse, to_json
 from disagg.router.text_stream import Piece
 
+TEXT_TAIL = b',"logprobs":null,"finish_reason":null'
+
 
 class CompletionFormat:
     """Bodies and chunks of ``text_completion``.
@@ -73,6 +75,7 @@ class CompletionChoice:
         self._collected: dict[str, list[Any]] | None = None
         self._sum_logprobs = 0.0
         self._has_begun = False
+        self._is_preformatted = self._choice.preformat(b'"text":', TEXT_TAIL)
 
     @property
     def mean_logprob(self) -> float:
@@ -82,6 +85,9 @@ class CompletionChoice:
 
     def chunk(self, piece: Piece) -> bytes:
         """The SSE bytes of a piece; empty when there is nothing to show."""
+        if self._is_preformatted and self._has_begun and not piece.finish_reason:  # the usual case
+            self._choice.take(piece)
+            return self._choice.text_chunk(piece.text) if piece.text else b""
         text, logprobs, is_first = self._next(piece)
         prompt_ids = self._choice.prompt_ids() if is_first else {}
         shows_more = logprobs is not None or prompt_ids or self._choice.shows_ids(piece)

@@ -38,8 +38,8 @@ def metrics_with_everything() -> Metrics:
     sources = PromptSources(1, 1, 1)
     metrics.first_token(FirstToken(1, 1, 1, 1, sources, "both", 1.0))
     metrics.prompt(sources, "both", "")
-    metrics.delivered(1, "")
-    metrics.waited(1, 0.1)
+    metrics.delivered("").num += 1
+    metrics.tokens.waited(1, 0.1)
     metrics.ended("stop", "")
     metrics.finished(1)
     metrics.choice_finished(RequestEnd(1, 1, 1.0, "both", 1.0))

@@ -1,15 +1,16 @@
 """Seeded runs against failing workers, and proof that they would find broken rules."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput
-from disagg.routing.actions import RouterAction
+from disagg.routing.actions import Deliver, RouterAction
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import RequestTable
-from disagg.routing.token_stream import Extension, TokenStream
+from disagg.routing.token_stream import TokenStream
 from tests.unit.routing.model_workers import World
 
 FLEETS = [
@@ -72,9 +73,9 @@ def test_control_no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_control_no_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    def append(self: TokenStream, output: SequenceOutput) -> Extension:
+    def append(self: TokenStream, output: SequenceOutput) -> Deliver:
         self.tokens = (*self.tokens, *output.token_ids)
-        return Extension(output.token_ids, (), output.finish_reason)
+        return Deliver(output.key.request_id, output.token_ids, (), output.finish_reason)
 
     monkeypatch.setattr(TokenStream, "accept", append)
     assert_found()
@@ -110,11 +111,11 @@ def test_control_a_token_lost_with_its_worker_is_awaited(monkeypatch: pytest.Mon
 def test_control_stop_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     original = TokenStream.accept
 
-    def keep_going(self: TokenStream, output: SequenceOutput) -> Extension | None:
-        extension = original(self, output)
-        if extension and extension.finish_reason is FinishReason.STOP:
-            return Extension(extension.token_ids, extension.logprobs, FinishReason.NONE)
-        return extension
+    def keep_going(self: TokenStream, output: SequenceOutput) -> Deliver | None:
+        delivery = original(self, output)
+        if delivery and delivery.finish_reason is FinishReason.STOP:
+            return replace(delivery, finish_reason=FinishReason.NONE)
+        return delivery
 
     monkeypatch.setattr(TokenStream, "accept", keep_going)
     assert_found()
