@@ -1,6 +1,7 @@
 """The answers of the chat completions endpoint."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from disagg.errors import DisaggError
@@ -68,8 +69,11 @@ class ChatChoice:
         if answer.form.num_logprobs is not None:
             self._logprobs = ChatLogprobs(answer.tokenizer)
         self._collected: list[dict[str, Any]] = []
-        self._is_preformatted = self._choice.preformat(b'"delta":{"content":', CONTENT_TAIL)
         self._all_is_content = not fields.reads_marks
+
+    @cached_property
+    def _is_preformatted(self) -> bool:
+        return self._choice.preformat(b'"delta":{"content":', CONTENT_TAIL)
 
     def first_chunk(self) -> bytes:
         """The role, and the prompt's token ids where they are shown."""

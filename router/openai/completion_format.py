@@ -1,6 +1,7 @@
 """The answers of the completions endpoint."""
 
 import math
+from functools import cached_property
 from typing import Any
 
 from disagg.errors import DisaggError
@@ -75,7 +76,10 @@ class CompletionChoice:
         self._collected: dict[str, list[Any]] | None = None
         self._sum_logprobs = 0.0
         self._has_begun = False
-        self._is_preformatted = self._choice.preformat(b'"text":', TEXT_TAIL)
+
+    @cached_property
+    def _is_preformatted(self) -> bool:
+        return self._choice.preformat(b'"text":', TEXT_TAIL)
 
     @property
     def mean_logprob(self) -> float:
