@@ -103,7 +103,9 @@ class Program:
 
     def kill(self) -> None:
         """SIGKILL to all of them, as a crash of the container would."""
-        end_processes(self.processes(), timeout_s=0.0)
+        processes = self.processes()
+        self._signal(processes, signal.SIGKILL)
+        end_processes(processes, timeout_s=END_S)  # a moment later they are gone
         self._popen.wait(END_S)
 
     def end(self) -> None:

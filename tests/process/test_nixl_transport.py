@@ -83,6 +83,8 @@ class Process:
         self._process.send_signal(number)
         if number == signal.SIGKILL:
             self._process.wait(BOUND_S)
+        if number == signal.SIGSTOP:  # its threads stop one by one, and each may still answer
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def end(self) -> int:
         """Let the process end by itself; its exit status."""
