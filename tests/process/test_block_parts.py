@@ -1,6 +1,6 @@
 """Blocks in several parts over real NIXL: where an engine's layers lie apart."""
 
-from tests.process.test_nixl_transport import (
+from tests.process.transport_process import (
     BLOCK_BYTES,
     NUM_BLOCKS,
     World,
