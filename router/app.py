@@ -22,7 +22,6 @@ from disagg.router.http import HttpApp
 from disagg.router.http_server import HttpServer, bind
 from disagg.router.inherited import BOUND, SERVING, Inherited
 from disagg.router.keys_file import KeysFile
-from disagg.router.last_answers import LastAnswers
 from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
 from disagg.router.options import RouterOptions, check_origins, why_exposed
@@ -165,8 +164,7 @@ class RouterApp:
         clients: App = HttpApp(*parts, streams)
         if options.cors_origins:
             clients = CrossOrigin(clients, options.cors_origins)
-        self._last_answers = LastAnswers(clients)
-        self._http_server = HttpServer(self._last_answers, options)
+        self._http_server = HttpServer(clients, options)
         self._admin_server = HttpServer(self._admin, options)
         await self._grpc_server.start()
         if self._siblings is not None:
@@ -247,7 +245,7 @@ class RouterApp:
         Returns when nobody is connected any more, after ``drain_timeout_ms`` at most. Until then
         what comes on connections that there are is answered as ever, and ends them.
         """
-        self._last_answers.is_on = True
+        self._http_server.is_leaving = True
         await self._http_server.stop_listening()
         await self._admin_server.stop_listening()
         timeout_s = self._options.drain_timeout_ms / 1000

@@ -4,7 +4,7 @@ import re
 from collections.abc import Awaitable, Callable
 from http import HTTPMethod, HTTPStatus
 
-from disagg.router.http_exchange import Headers, Message, Receive, Scope, Send
+from disagg.router.http_exchange import MORE_HEADERS, Headers, Receive, Scope, Send
 from disagg.router.options import ANY_ORIGIN
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -50,14 +50,8 @@ class CrossOrigin:
             await _answer_preflight(send, [*allowed, *self._vary, *_preflight_headers(asked)])
             return
         shown = [(b"access-control-expose-headers", EXPOSED_HEADERS)] if allowed else []
-        added = [*allowed, *self._vary, *shown]
-
-        async def send_with(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
-
-        await self._app(scope, receive, send_with)
+        scope[MORE_HEADERS] = [*allowed, *self._vary, *shown]
+        await self._app(scope, receive, send)
 
     def _allowed(self, origin: bytes | None) -> Headers:
         """Tells the browser that pages of this origin may read the answer; empty: they may not."""

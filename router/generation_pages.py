@@ -215,8 +215,8 @@ class GenerationPages:
                 HTTPStatus.OK,
                 b"text/event-stream; charset=utf-8",
                 [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")],
+                head,
             )
-            await exchange.write(head)
 
             def write(piece: Piece) -> None:
                 if chunk := shown.chunk(0, piece):

@@ -27,6 +27,8 @@ Headers = list[tuple[bytes, bytes]]
 
 CONNECTION = "disagg.connection"
 """In a request's scope: `Connection`."""
+MORE_HEADERS = "disagg.more_headers"
+"""There too, if anything: headers that its answer has in any case."""
 
 RETRY_AFTER_S = {429: 1, 503: 5}
 """Where nothing better is known: a place is free soon, a worker is back within its heartbeats."""
@@ -54,7 +56,7 @@ class LateBodyError(RequestError):
 
 
 class Connection(Protocol):
-    """What ASGI lacks, or has at the price of a task: shorter ways to and from the client.
+    """The way to and from the client of one request: what ASGI has only at a higher price.
 
     Attributes:
         has_left: the client has, before its answer was complete.
@@ -66,6 +68,19 @@ class Connection(Protocol):
 
     def on_left(self, call: Callable[[], None]) -> None:
         """Let this be called when the client leaves before its answer is complete."""
+
+    def whole_body(self) -> bytes | None:
+        """The body, if all of it has come already."""
+
+    async def begin(self, status: int, headers: Headers, data: bytes, *, more: bool) -> None:
+        """Write the head together with the first part of the body, or all of it.
+
+        Waits, as `go_on` does, while the client does not read. ``connection`` among the headers
+        means that it is closed.
+        """
+
+    async def go_on(self, data: bytes, *, more: bool) -> None:
+        """Write a part of the body."""
 
     def takes_chunks(self) -> bool:
         """Whether the answer is one in chunks, and all that was written has left."""
@@ -106,17 +121,16 @@ class Exchange:
         started: the status line is on its way; errors can no longer change it.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, options: RouterOptions) -> None:
+    def __init__(self, scope: Scope, receive: Receive, options: RouterOptions) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.caller: Caller = NOBODY
         self.request_id = ""
-        self.more_headers: list[tuple[bytes, bytes]] = []
+        self.more_headers: Headers = [*scope.get(MORE_HEADERS, ())]
         self.started = False
         self._receive = receive
-        self._send = send
         self._options = options
         self._connection: Connection = scope[CONNECTION]
         self._num_headers = len(scope["headers"])
@@ -137,8 +151,7 @@ class Exchange:
             )
         if self._num_headers > options.headers_max:
             raise HeadTooLargeError(
-                f"there are {self._num_headers} headers, at most {options.headers_max} are taken "
-                "(limits.headers_max)"
+                f"there are more than {options.headers_max} headers (limits.headers_max)"
             )
 
     async def body(self, budget: BodyBudget) -> bytes:
@@ -154,6 +167,12 @@ class Exchange:
         declared = self.headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > bytes_max:
             raise _too_large(bytes_max)
+        if (whole := self._connection.whole_body()) is not None:  # as that of most requests
+            if len(whole) > bytes_max:
+                raise _too_large(bytes_max)
+            budget.take(len(whole))
+            budget.give_back(len(whole))
+            return whole
         body = bytearray()
         timeout_s, rate = options.receive_timeout_ms / 1000, options.receive_bytes_per_s_min
         patience = Patience(time.monotonic(), timeout_s, rate)
@@ -188,15 +207,23 @@ class Exchange:
         """Let this be called if the client leaves before its answer is complete; after `body`."""
         self._connection.on_left(call)
 
-    async def start(self, status: int, content_type: bytes, extra: Iterable[Any] = ()) -> None:
-        """Send the status line and headers; who is to come again later is told when."""
+    async def start(
+        self,
+        status: int,
+        content_type: bytes,
+        extra: Iterable[tuple[bytes, bytes]] = (),
+        data: bytes = b"",
+        *,
+        more: bool = True,
+    ) -> None:
+        """Send the status line, headers and a first part; who is to come again is told when."""
         headers: Headers = [(b"content-type", content_type), *extra, *self.more_headers]
         if status in RETRY_AFTER_S and all(name != b"retry-after" for name, _ in headers):
             headers.append((b"retry-after", str(RETRY_AFTER_S[status]).encode()))
         if self.request_id:
             headers.append((b"x-request-id", self.request_id.encode()))
         self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._connection.begin(status, headers, data, more=more)
 
     def is_writable(self) -> bool:
         """Whether a part of a body that has no length would leave at once by `write_now`."""
@@ -218,7 +245,7 @@ class Exchange:
 
         Once the client has left, or was cut off, nothing is sent any more.
         """
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._connection.go_on(data, more=more)
 
     async def answer(
         self,
@@ -229,8 +256,7 @@ class Exchange:
     ) -> None:
         """Send a whole answer."""
         length = (b"content-length", str(len(data)).encode())
-        await self.start(status, content_type, [length, *extra])
-        await self.write(data, more=False)
+        await self.start(status, content_type, [length, *extra], data, more=False)
 
     async def json(self, value: object, status: int = 200) -> None:
         """Send a JSON answer."""

@@ -84,7 +84,7 @@ class Site:
         """Serve one request (ASGI)."""
         if scope["type"] != "http":
             raise RuntimeError(f"ASGI scope {scope['type']} is not served")
-        exchange = Exchange(scope, receive, send, self._options)
+        exchange = Exchange(scope, receive, self._options)
         try:
             exchange.check_head()
             await self._admitted(exchange).serve(exchange)

@@ -324,7 +324,7 @@ async def test_a_live_request_id_is_refused_to_another_and_a_finished_one_is_fre
 
 
 async def test_bodies_of_all_connections_together_are_bounded(house, monkeypatch):
-    bodies = house.app._http_server.config.app._app._generation._bodies._budget
+    bodies = house.app._http_server.config.app._generation._bodies._budget
     monkeypatch.setattr(bodies, "_bytes_max", 1000)
     body = COMPLETION | {"prompt": [5] * 500}
     check_error(

@@ -240,7 +240,7 @@ async def test_a_grpc_client_that_does_not_read_is_given_up(open_house):
         await feed_until_cancelled(house, worker)
         call.cancel()
     await house.until(
-        lambda: not house.app._http_server.config.app._app._generation._streams._keys, "no stream"
+        lambda: not house.app._http_server.config.app._generation._streams._keys, "no stream"
     )
 
 
@@ -315,7 +315,7 @@ async def test_requests_of_one_key_are_bounded_over_http_and_grpc(open_house):
         assert ("retry-after", "1") in [tuple(one) for one in trailing]
     assert (await house.http.get("/health")).status_code == 200
     writer.close()
-    streams = house.app._http_server.config.app._app._generation._streams
+    streams = house.app._http_server.config.app._generation._streams
     await house.until(lambda: streams.num_open(ANYBODY) == 1, "one request less")
     for _ in range(6):
         gate.release()

@@ -1,0 +1,426 @@
+"""A client's connection: HTTP/1.1 parsed by httptools within bounds, and answers written to it.
+
+httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_check_head` and
+`data_received` add both. Requests that come before their turn wait, a few of them.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from disagg.errors import CapacityError, DisaggError, RequestError
+from disagg.router.http_exchange import CONNECTION, Headers, HeadTooLargeError
+from disagg.router.openai.errors import error_body
+from disagg.router.openai.sse import to_json
+from disagg.router.options import RouterOptions
+from disagg.router.patience import Patience
+
+logger = logging.getLogger(__name__)
+
+VERSIONS = ("1.1", "1.0")
+TARGET = re.compile(rb"[\x21-\x7e]+")
+FRAMING = (b"content-length", b"transfer-encoding")
+WAITING_MAX = 16
+"""Requests that one connection sends before those ahead of them are answered."""
+
+
+class TooManyConnectionsError(CapacityError):
+    """The router has as many connections as it takes."""
+
+    http_status = 503
+    code = "too_many_connections"
+
+
+class ServerState(Protocol):
+    """What connections know of their server.
+
+    Attributes:
+        is_leaving: every connection ends with its next answer.
+    """
+
+    is_leaving: bool
+
+
+class _Cycle(RequestResponseCycle):
+    """One request and its answer: the `Connection` of an exchange.
+
+    uvicorn's own `send` writes the head alone, and parts to clients that know none.
+    """
+
+    def __init__(self, state: ServerState, **given: Any) -> None:
+        super().__init__(**given)
+        self._state = state
+        self._on_left: Callable[[], None] | None = None
+
+    @property
+    def has_left(self) -> bool:
+        """See `Connection`."""
+        return self.disconnected
+
+    def on_left(self, call: Callable[[], None]) -> None:
+        """See `Connection`."""
+        self._on_left = call
+        self.flow.resume_reading()  # a large body may have paused it: nobody would notice
+        if self.disconnected:
+            call()
+
+    def lost(self) -> None:
+        """The connection is no more."""
+        if self.response_complete:
+            return
+        self.disconnected = True
+        self.message_event.set()
+        if self._on_left is not None:
+            self._on_left()
+
+    def whole_body(self) -> bytes | None:
+        """See `Connection`."""
+        if self.more_body or self.disconnected:
+            return None
+        self.flow.resume_reading()
+        return bytes(self.body)
+
+    async def begin(self, status: int, headers: Headers, data: bytes, *, more: bool) -> None:
+        """See `Connection`."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        self.response_started, self.waiting_for_100_continue = True, False
+        has_length = False
+        lines = [STATUS_LINE[status]]
+        for name, value in (*self.default_headers, *headers):
+            if HEADER_VALUE_RE.search(value):
+                raise RuntimeError(f"the header {name!r} has a character that it cannot have")
+            if name == b"content-length":
+                has_length = True
+            elif name == b"connection":  # there is one value for it
+                self.keep_alive = False
+                continue
+            lines += (name, b": ", value, b"\r\n")
+        scope = self.scope
+        has_body = scope["method"] != "HEAD" and status != HTTPStatus.NO_CONTENT
+        self.chunked_encoding = has_body and not has_length and scope["http_version"] == "1.1"
+        if self.chunked_encoding:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        elif has_body and not has_length:
+            self.keep_alive = False  # the body ends with the connection
+        if self._state.is_leaving:
+            self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        self._write(b"".join(lines), data if has_body else b"", more=more)
+
+    async def go_on(self, data: bytes, *, more: bool) -> None:
+        """See `Connection`."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if not self.disconnected:
+            self._write(b"", data if self.scope["method"] != "HEAD" else b"", more=more)
+
+    def _write(self, head: bytes, data: bytes, *, more: bool) -> None:
+        if self.chunked_encoding:
+            part = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            data = part if more else part + b"0\r\n\r\n"
+        if head or data:
+            self.transport.write(head + data)
+        if not more:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
+
+    def takes_chunks(self) -> bool:
+        """See `Connection`."""
+        return (
+            self.chunked_encoding is True
+            and not self.flow.write_paused
+            and not self.disconnected
+            and not self.response_complete
+        )
+
+    def write(self, data: bytes) -> None:
+        """See `Connection`."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsProtocol]:
+    """The protocol of a server's connections, within the bounds of its options."""
+
+    class BoundedProtocol(HttpToolsProtocol):
+        """Closes connections whose client sends no whole head, or does not take its answer.
+
+        uvicorn's timer of idle connections begins after an answer and stops at any byte. Here it
+        also begins with the connection, and only a whole head stops it. Writing pauses as soon as
+        the kernel takes no more, so while it is paused what is left only shrinks as the client
+        reads: if it does not, the connection is cut, whoever waits for it and whatever was sent.
+        """
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.timeout_keep_alive = options.receive_timeout_ms / 1000  # type: ignore[assignment]
+            self._unsent_timer: asyncio.TimerHandle | None = None
+            self._is_in_head = False
+            self._is_resumed = False
+            self._has_moved = False
+            self._num_unframed = 0
+            self._fault: DisaggError | None = None
+            self._served: _Cycle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            transport.set_write_buffer_limits(high=0)
+            if len(self.connections) > options.connections_max:
+                self._end_with(
+                    TooManyConnectionsError(
+                        f"there are {options.connections_max} connections (limits.connections_max)",
+                        retry_after_s=1,
+                    )
+                )
+                return
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unset_keepalive_if_required()
+            self._stop_unsent_timer()
+            super().connection_lost(exc)
+            waiting = [cycle for cycle, _ in self.pipeline]
+            for cycle in (self._served, *waiting):
+                if isinstance(cycle, _Cycle):
+                    cycle.lost()
+            self.pipeline.clear()
+
+        # --- what comes
+
+        def data_received(self, data: bytes) -> None:
+            if self._fault is not None:
+                return  # nothing behind it counts
+            self._has_moved = False
+            try:
+                self._feed(data)
+            except httptools.HttpParserError as error:
+                cause = error.__context__
+                known = isinstance(cause, DisaggError)
+                self._refuse(cause if known else _no_http())  # type: ignore[arg-type]
+                return
+            # Of a head, of trailers, of a chunk's size: what the parser keeps or drops by itself.
+            self._num_unframed = 0 if self._has_moved else self._num_unframed + len(data)
+            if self._num_unframed > options.header_bytes_max:
+                self._refuse(
+                    HeadTooLargeError(
+                        f"the request line and headers have more than {options.header_bytes_max} "
+                        "bytes (limits.header_bytes_max)"
+                    )
+                )
+
+        def _feed(self, data: bytes) -> None:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # Nothing else is spoken here. The parser has left the body to the new protocol.
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                fields = [field for field in self.headers if field[0] in FRAMING]
+                if not self.cycle.keep_alive:
+                    fields.append((b"connection", b"close"))
+                head = b"".join(b"%b: %b\r\n" % field for field in fields)
+                self._is_resumed = True
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % head)
+                self._is_resumed = False
+                self._feed(data[upgrade.args[0] :])
+
+        def on_message_begin(self) -> None:
+            if not self._is_resumed:
+                self.url, self.headers = b"", []
+                self.expect_100_continue = False
+                self._is_in_head = True
+
+        def on_url(self, url: bytes) -> None:
+            if not self._is_resumed:
+                self.url += url
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            # Trailers are none of them. One too many is enough to see that they are.
+            if self._is_in_head and len(self.headers) <= options.headers_max:
+                self.headers.append((name.lower(), value))
+
+        def on_headers_complete(self) -> None:
+            if self._is_resumed:
+                return
+            self._is_in_head, self._has_moved = False, True
+            self._unset_keepalive_if_required()
+            version = self.parser.get_http_version()
+            _check_head(version, self.url, self.headers)
+            if len(self.pipeline) >= WAITING_MAX:
+                raise CapacityError(f"more than {WAITING_MAX} requests wait on this connection")
+            raw_path, _, query = self.url.partition(b"?")
+            path = raw_path.decode("ascii")
+            self.scope = {  # type: ignore[typeddict-item]
+                "type": "http",
+                "http_version": version,
+                "method": self.parser.get_method().decode("ascii"),
+                "path": unquote(path) if "%" in path else path,
+                "raw_path": raw_path,
+                "query_string": query,
+                "headers": self.headers,
+            }
+            self.cycle = cycle = _Cycle(
+                state,
+                scope=self.scope,
+                transport=self.transport,
+                flow=self.flow,
+                logger=self.logger,
+                access_logger=self.access_logger,
+                access_log=False,
+                default_headers=self.server_state.default_headers,
+                message_event=asyncio.Event(),
+                expect_100_continue=(b"expect", b"100-continue") in self.headers,
+                keep_alive=version == "1.1" and self.parser.should_keep_alive(),
+                on_response=self.on_response_complete,
+            )
+            self.scope[CONNECTION] = cycle  # type: ignore[literal-required]
+            if self._served is None:
+                self._start_asgi_task(cycle, self.app)
+            else:
+                self.flow.pause_reading()
+                self.pipeline.appendleft((cycle, self.app))
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            assert isinstance(cycle, _Cycle)
+            self._served = cycle
+            super()._start_asgi_task(cycle, app)
+
+        def on_body(self, body: bytes) -> None:
+            self._has_moved = True
+            cycle = self.cycle
+            if cycle.response_complete:
+                return
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
+
+        def on_message_complete(self) -> None:
+            if self.parser.should_upgrade():  # its body follows
+                return
+            self._has_moved = True
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
+
+        # --- what is refused
+
+        def _refuse(self, fault: DisaggError) -> None:
+            """Answer what is no request, in its turn, and close."""
+            broken = self.cycle is not None and self.cycle.more_body  # it is in a body
+            if broken and self.pipeline:
+                self.pipeline.popleft()
+            elif broken or self._served is None:
+                self._end_with(fault)
+                return
+            self._fault = fault
+
+        def _end_with(self, fault: DisaggError) -> None:
+            if self._served is None or not self._served.response_started:
+                self.transport.write(_raw_answer(fault))
+            self.transport.close()
+
+        def on_response_complete(self) -> None:
+            self._served = None
+            if self._fault is None or self.pipeline:
+                super().on_response_complete()
+            elif not self.transport.is_closing():
+                self._end_with(self._fault)
+
+        # --- who does not read
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            patience = Patience(
+                self.loop.time(), options.send_timeout_ms / 1000, options.send_bytes_per_s_min
+            )
+            self._unsent_timer = self.loop.call_later(
+                patience.left_s(self.loop.time()),
+                self._check_unsent,
+                patience,
+                self.transport.get_write_buffer_size(),
+            )
+
+        def resume_writing(self) -> None:
+            self._stop_unsent_timer()
+            super().resume_writing()
+
+        def _check_unsent(self, patience: Patience, num_unsent: int) -> None:
+            left = self.transport.get_write_buffer_size()
+            # More than before: the end of the same answer was written behind it.
+            patience.moved(self.loop.time(), max(0, num_unsent - left))
+            wait_s = patience.left_s(self.loop.time())
+            if wait_s > 0:
+                self._unsent_timer = self.loop.call_later(
+                    wait_s, self._check_unsent, patience, left
+                )
+                return
+            logger.warning("%s does not read its answer: it is cut off", self.client)
+            self.transport.abort()
+
+        def _stop_unsent_timer(self) -> None:
+            if self._unsent_timer is not None:
+                self._unsent_timer.cancel()
+                self._unsent_timer = None
+
+    return BoundedProtocol
+
+
+def _check_head(version: str, target: bytes, headers: Headers) -> None:
+    """Refuse heads that the parser takes, and other programs on the way may read otherwise.
+
+    Raises:
+        RequestError: this is none of HTTP/1.1 or 1.0.
+    """
+    names = [name for name, _ in headers]
+    num_hosts = names.count(b"host")
+    is_good = (
+        version in VERSIONS
+        and TARGET.fullmatch(target) is not None
+        and (num_hosts == 1 or (num_hosts == 0 and version == "1.0"))
+    )
+    if b"transfer-encoding" in names:
+        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+        is_good &= (
+            codings == [b"chunked"] and version == "1.1" and b"content-length" not in names
+        )
+    if not is_good:
+        raise _no_http()
+
+
+def _no_http() -> RequestError:
+    return RequestError("this is not HTTP/1.1 as it should be")
+
+
+def _raw_answer(error: DisaggError) -> bytes:
+    """A whole answer for a connection that has no request, and is closed after it."""
+    data = to_json(error_body(error))
+    phrase = HTTPStatus(error.http_status).phrase
+    retry = f"retry-after: {error.retry_after_s}\r\n" if error.retry_after_s else ""
+    head = (
+        f"HTTP/1.1 {error.http_status} {phrase}\r\n{retry}"
+        "content-type: application/json\r\n"
+        f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + data

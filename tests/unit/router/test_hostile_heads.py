@@ -1,0 +1,123 @@
+"""Heads and bodies that programs read differently: what one takes for a body, another for a request.
+
+Whatever of that kind comes, nothing behind it is served, and the connection is closed.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.router.scripted_worker import BOUND_S
+from tests.unit.router.test_connections import connect, until_closed
+
+GOOD = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+SMUGGLED = b"GET /health HTTP/1.1\r\nhost: smuggled\r\n\r\n"
+BODY = json.dumps({"model": "tiny", "prompt": [5, 6], "max_tokens": 3}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n"
+
+
+def chunk(data: bytes, size: bytes = b"") -> bytes:
+    return (size or b"%x" % len(data)) + b"\r\n" + data + b"\r\n"
+
+
+HOSTILE = {
+    "two lengths": POST + b"content-length: 5\r\ncontent-length: 7\r\n\r\n12345",
+    "two equal lengths": POST + b"content-length: 5\r\ncontent-length: 5\r\n\r\n12345",
+    "a list of lengths": POST + b"content-length: 5, 5\r\n\r\n12345",
+    "a negative length": POST + b"content-length: -1\r\n\r\n",
+    "a length with a sign": POST + b"content-length: +5\r\n\r\n12345",
+    "a length in hexadecimal": POST + b"content-length: 0x5\r\n\r\n12345",
+    "an empty length": POST + b"content-length:\r\n\r\n",
+    "a length with a space": POST + b"content-length: 5 5\r\n\r\n12345",
+    "a length above 64 bits": POST + b"content-length: 99999999999999999999\r\n\r\n",
+    "a length and chunks": CHUNKED + b"content-length: 5\r\n\r\n0\r\n\r\n",
+    "chunks and a length": POST
+    + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "another coding": POST + b"transfer-encoding: gzip\r\n\r\n0\r\n\r\n",
+    "two codings": POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": POST + b"transfer-encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "chunked in two headers": CHUNKED + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked and identity": CHUNKED + b"transfer-encoding: identity\r\n\r\n0\r\n\r\n",
+    "xchunked": POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked in quotes": POST + b'transfer-encoding: "chunked"\r\n\r\n0\r\n\r\n',
+    "chunked behind a vertical tab": POST + b"transfer-encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": CHUNKED.replace(b"1.1", b"1.0") + b"\r\n0\r\n\r\n",
+    "a folded header": POST + b"x: 1\r\n y\r\n\r\n",
+    "a folded length": POST + b"content-length:\r\n 5\r\n\r\n12345",
+    "a folded first header": b"GET /health HTTP/1.1\r\n host: a\r\nhost: a\r\n\r\n",
+    "a space before the colon": POST + b"content-length : 5\r\n\r\n12345",
+    "a tab before the colon": CHUNKED.replace(b"encoding:", b"encoding\t:") + b"\r\n0\r\n\r\n",
+    "no colon": POST + b"content-length 5\r\n\r\n",
+    "no name": POST + b": 5\r\n\r\n",
+    "NUL in a name": POST + b"x\x00y: 1\r\n\r\n",
+    "NUL in a value": POST + b"x: 1\x002\r\n\r\n",
+    "a control character in a value": POST + b"x: 1\x012\r\n\r\n",
+    "DEL in a value": POST + b"x: 1\x7f\r\n\r\n",
+    "CR in a value": POST + b"x: 1\r2\r\n\r\n",
+    "lines that end with LF": POST.replace(b"\r\n", b"\n") + b"\n",
+    "one line that ends with LF": POST + b"x: 1\ncontent-length: 5\r\n\r\n12345",
+    "lines that end with CR": POST.replace(b"\r\n", b"\r") + b"\r",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+    "two hosts in HTTP/1.0": b"GET /health HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n",
+    "HTTP/2.0": b"GET /health HTTP/2.0\r\nhost: a\r\n\r\n",
+    "HTTP/0.9": b"GET /health HTTP/0.9\r\nhost: a\r\n\r\n",
+    "HTTP/1.2": b"GET /health HTTP/1.2\r\nhost: a\r\n\r\n",
+    "no version": b"GET /health\r\n\r\n",
+    "HTTP/2's preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "another protocol": b"GET /health RTSP/1.0\r\nhost: a\r\n\r\n",
+    "a version in small letters": b"GET /health http/1.1\r\nhost: a\r\n\r\n",
+    "two spaces before the version": b"GET /health  HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a space in the target": b"GET /he alth HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a tab before the target": b"GET\t/health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "NUL in the target": b"GET /hea\x00lth HTTP/1.1\r\nhost: a\r\n\r\n",
+    "bytes above ASCII in the target": b"GET /\xc3\xbf HTTP/1.1\r\nhost: a\r\n\r\n",
+    "no method": b" /health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a method with NUL": b"G\x00T /health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a chunk's size with a sign": CHUNKED + b"\r\n" + chunk(BODY, b"+2a"),
+    "a chunk's size with 0x": CHUNKED + b"\r\n" + chunk(BODY, b"0x2a"),
+    "a chunk's size of no digits": CHUNKED + b"\r\n" + chunk(BODY, b"zz"),
+    "no size of a chunk": CHUNKED + b"\r\n\r\n0\r\n\r\n",
+    "a chunk's size above 64 bits": CHUNKED + b"\r\n" + chunk(BODY, b"f" * 17),
+    "a chunk's size with a space": CHUNKED + b"\r\n" + chunk(BODY, b"%x " % len(BODY)),
+    "a chunk longer than its size": CHUNKED + b"\r\n" + chunk(BODY + b"xx", b"%x" % len(BODY)),
+    "a chunk's size that ends with LF": CHUNKED + b"\r\n%x\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
+    "a chunk that ends with LF": CHUNKED + b"\r\n%x\r\n%b\n0\r\n\r\n" % (len(BODY), BODY),
+    "a chunk that ends with CR": CHUNKED + b"\r\n%x\r\n%b\r0\r\n\r\n" % (len(BODY), BODY),
+}
+
+
+async def answers_to(house: Any, *parts: bytes) -> bytes:
+    """All that comes for these bytes, which end with a connection that is to be closed."""
+    reader, writer = await connect(house)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0)
+    try:
+        return await until_closed(reader)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "byte by byte"])
+async def test_nothing_behind_a_hostile_head_is_served(open_house, in_pieces):
+    house = await open_house()
+    worker = await house.add()
+    failures = {}
+    for name, sent in HOSTILE.items():
+        data = sent + SMUGGLED
+        parts = [data[at : at + 1] for at in range(len(data))] if in_pieces else [data]
+        try:
+            said = await answers_to(house, *parts)
+        except (ConnectionError, TimeoutError) as error:
+            if not (in_pieces and isinstance(error, ConnectionError)):  # a reset: it was refused
+                failures[name] = repr(error)
+            continue
+        if not said.startswith(b"HTTP/1.1 400 ") or said.count(b"HTTP/1.1 ") != 1:
+            failures[name] = said[:300].decode("latin-1")
+    assert not failures, "\n".join(f"{name}: {said}" for name, said in failures.items())
+    assert worker.submits == []
