@@ -1,0 +1,172 @@
+"""Several requests and answers on one connection: their order, their bounds, what is no header."""
+
+import asyncio
+import contextlib
+import re
+from typing import Any
+
+import pytest
+
+from disagg.router import http_connection
+from tests.unit.router.test_connections import connect, until_closed
+from tests.unit.router.test_hostile_heads import (
+    BODY,
+    CHUNKED,
+    GOOD,
+    LAST,
+    POST,
+    SMUGGLED,
+    STATUS,
+    WHOLE,
+    answers_to,
+    chunk,
+)
+
+
+async def test_requests_that_follow_each_other_are_served(house):
+    """Negative control: what is not hostile is served in its order, however it is cut."""
+    parts = CHUNKED + b"\r\n" + chunk(BODY[:9], b"9;x=1") + chunk(BODY[9:]) + chunk(b"")
+    data = WHOLE + parts + GOOD + WHOLE + LAST
+    for size in (len(data), 1, 7):
+        said = await answers_to(house, *(data[at : at + size] for at in range(0, len(data), size)))
+        assert STATUS.findall(said) == [b"200"] * 5
+        order = re.findall(rb'text_completion|"status":"ok"', said)
+        assert order == [b"text_completion"] * 2 + [
+            b'"status":"ok"',
+            b"text_completion",
+            b'"status":"ok"',
+        ]
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY),
+        b"transfer-encoding: chunked\r\n\r\n" + chunk(BODY) + chunk(b""),
+    ],
+    ids=["length", "chunks"],
+)
+async def test_who_would_speak_another_protocol_is_answered_in_this_one(house, framing):
+    """As Java's client asks for HTTP/2 in its first request, with a body."""
+    asked = POST + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n"
+    data = asked + framing + asked + framing + LAST
+    for size in (len(data), 1):
+        said = await answers_to(house, *(data[at : at + size] for at in range(0, len(data), size)))
+        assert STATUS.findall(said) == [b"200"] * 3, said
+
+
+async def test_a_tunnel_is_no_page(house):
+    sent = b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\nconnection: close\r\n\r\n" + SMUGGLED
+    said = await answers_to(house, sent)
+    assert STATUS.findall(said) == [b"404"]
+
+
+async def test_trailers_are_no_headers(house):
+    trailer = b"x-request-id: trailed\r\nauthorization: Bearer x\r\n"
+    sent = CHUNKED + b"connection: close\r\n\r\n" + chunk(BODY) + b"0\r\n" + trailer + b"\r\n"
+    said = await answers_to(house, sent)
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert b"trailed" not in said
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        b"GET /" + b"y" * 64,
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 64,
+        b"GET / HTTP/1.1\r\n" + b"y" * 64,
+        CHUNKED + b"\r\n5;" + b"y" * 64,
+        CHUNKED + b"\r\n" + chunk(b"12345") + b"0\r\nx: " + b"y" * 64,
+        b"\r\n" * 64,
+    ],
+    ids=["target", "value", "name", "extension", "trailer", "empty lines"],
+)
+async def test_what_never_ends_is_bounded(open_house, endless):
+    house = await open_house(header_bytes_max=2000)
+    reader, writer = await connect(house)
+    answer = asyncio.create_task(until_closed(reader))
+    writer.write(endless)
+    num = 0
+    with contextlib.suppress(ConnectionError):  # a reset, when it has closed
+        while not answer.done() and num < 1_000_000:
+            await writer.drain()
+            await asyncio.sleep(0)
+            writer.write(endless[-64:])
+            num += 64
+    assert num < 1_000_000
+    with contextlib.suppress(ConnectionError):
+        assert (await answer).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+async def test_a_half_head_behind_a_body_is_counted_by_itself(open_house):
+    house = await open_house(header_bytes_max=2000)
+    await house.add()
+    body = BODY.ljust(1900)
+    whole = POST + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    half = LAST.replace(b"host", b"x: " + b"y" * 1500 + b"\r\nhost")
+    for at in range(1, len(half), 300):
+        said = await answers_to(house, whole[:50], whole[50:] + half[:at], half[at:])
+        assert STATUS.findall(said) == [b"200"] * 2
+
+
+async def test_what_is_wrong_is_answered_behind_what_came_before(open_house):
+    gate = asyncio.Semaphore(0)
+    house = await open_house()
+    worker = await house.add(gate=gate)
+    reader, writer = await connect(house)
+    writer.write(WHOLE + GOOD + b"\x16\x03 no HTTP\r\n\r\n" + SMUGGLED)
+    await worker.until(lambda: worker.submits, "the submit")
+    for _ in range(3):
+        gate.release()
+    said = await until_closed(reader)
+    assert STATUS.findall(said) == [b"200", b"200", b"400"]
+    writer.close()
+
+
+async def test_few_requests_wait_on_a_connection(open_house):
+    gate = asyncio.Semaphore(0)
+    house = await open_house()
+    worker = await house.add(gate=gate)
+    reader, writer = await connect(house)
+    writer.write(WHOLE + GOOD * 100)
+    await worker.until(lambda: worker.submits, "the submit")
+    for _ in range(3):
+        gate.release()
+    said = await until_closed(reader)
+    assert STATUS.findall(said) == [b"200"] * (1 + http_connection.WAITING_MAX) + [b"429"]
+    writer.close()
+
+
+async def test_who_leaves_while_others_wait_behind_ends_its_request(open_house):
+    gate = asyncio.Semaphore(0)
+    house = await open_house()
+    worker = await house.add(gate=gate)
+    _, writer = await connect(house)
+    writer.write(WHOLE + WHOLE)
+    await worker.until(lambda: worker.submits, "the submit")
+    writer.transport.abort()
+    await worker.until(lambda: worker.cancels, "the cancel")
+    assert len(worker.submits) == 1
+
+
+async def test_a_small_answer_is_one_write(house):
+    writes = []
+    reader, writer = await connect(house)
+    await house.until(lambda: house.app._http_server.server_state.connections, "the connection")
+    (connection,) = house.app._http_server.server_state.connections
+    send = connection.transport.write
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(connection_transport, name)
+
+        def write(self, data: bytes) -> None:
+            writes.append(data)
+            send(data)
+
+    connection_transport, connection.transport = connection.transport, Counted()
+    writer.write(POST + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY))
+    await reader.readuntil(b"}}")
+    assert len(writes) == 1
+    writer.close()
