@@ -1,7 +1,9 @@
 """A checkpoint's chat template: what it knows of, and chats rendered by it."""
 
+import functools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ RESERVED = frozenset(
 """Variables and arguments that a request cannot set."""
 GEMMA_TOOLS = Path(__file__).parent / "message_parts" / "gemma_tools.jinja"
 """Gemma's own template with tools, which it has not."""
+PLAIN_FIELDS = {"role", "content"}
 TEXT_ARGUMENTS = re.compile(
     r"""arguments['"]?\]?\s*\+|\+\s*[\w.\['"\]]*arguments['"]?\]?\s*-?\}\}"""
 )
@@ -51,6 +54,7 @@ class ChatTemplate:
         self._fallback = ""
         if fallback is not None and self.text and not _names(self.text, "tools"):
             self._fallback = self.text = fallback.read_text(encoding="utf-8")
+        self._render_plain = _plain_renderer(tokenizer, self._plain_text)
 
     @property
     def takes_tools(self) -> bool:
@@ -68,6 +72,20 @@ class ChatTemplate:
             raise RequestError(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
+        try:
+            if self._render_plain is not None and _is_plain(chat):
+                return self._render_plain(
+                    messages=list(chat.messages), add_generation_prompt=add_generation_prompt
+                )
+            return self._render_any(chat, add_generation_prompt)
+        except RequestError:
+            raise
+        except Exception as error:  # templates raise whatever they like
+            raise RequestError(
+                f"the chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+    def _render_any(self, chat: Chat, add_generation_prompt: bool) -> str:
         has_tools = bool(chat.tools) or any(
             message["role"] == "tool" or message.get("tool_calls") for message in chat.messages
         )
@@ -85,27 +103,52 @@ class ChatTemplate:
         messages = list(chat.messages)
         if has_tools and TEXT_ARGUMENTS.search(text):  # else there are no arguments
             messages = [_arguments_as_text(message) for message in messages]
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    tools=list(chat.tools) or None,
-                    chat_template=text,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **chat.template_kwargs,
-                )
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages,
+                tools=list(chat.tools) or None,
+                chat_template=text,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **chat.template_kwargs,
             )
-        except Exception as error:  # templates raise whatever they like
-            raise RequestError(
-                f"the chat template refuses these messages: {error}", param="messages"
-            ) from error
+        )
 
     def _text(self, *, tools: bool) -> str:
         if not self._tokenizer.chat_template:
             return ""
         # A tokenizer may have a template of its own for tools.
         return str(self._tokenizer.get_chat_template(None, [{}] if tools else None))
+
+
+def _is_plain(chat: Chat) -> bool:
+    """Whether transformers would give its template the messages as they are, and nothing else."""
+    if chat.tools or chat.template_kwargs or not chat.messages:
+        return False
+    return all(
+        message.keys() == PLAIN_FIELDS and type(message["content"]) is str
+        for message in chat.messages
+    )
+
+
+def _plain_renderer(tokenizer: Any, text: str) -> Callable[..., str] | None:
+    """What transformers comes to for plain chats, whose wrapper takes more than the template.
+
+    Returns:
+        None where it may come to something else, or where the template is none.
+    """
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils import chat_template_utils
+
+    own = PreTrainedTokenizerBase.apply_chat_template
+    compiling = getattr(chat_template_utils, "_compile_jinja_template", None)
+    if not text or compiling is None or type(tokenizer).apply_chat_template is not own:
+        return None
+    try:
+        render = compiling(text).render
+    except Exception:  # it is refused where it is used, with the reason
+        return None
+    return functools.partial(render, **tokenizer.special_tokens_map, tools=None, documents=None)
 
 
 def _names(text: str, variable: str) -> bool:

@@ -402,9 +402,7 @@ def _check_head(version: str, target: bytes, headers: Headers) -> None:
     )
     if b"transfer-encoding" in names:
         codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-        is_good &= (
-            codings == [b"chunked"] and version == "1.1" and b"content-length" not in names
-        )
+        is_good &= codings == [b"chunked"] and version == "1.1" and b"content-length" not in names
     if not is_good:
         raise _no_http()
 

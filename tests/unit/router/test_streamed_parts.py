@@ -1,4 +1,4 @@
-"""Parts of a streamed answer are written at once: what comes is HTTP as it should be all the same."""
+"""Parts of a streamed answer are written at once: what comes is HTTP as it should be anyway."""
 
 import asyncio
 import json
