@@ -145,10 +145,13 @@ def _plain_renderer(tokenizer: Any, text: str) -> Callable[..., str] | None:
     if not text or compiling is None or type(tokenizer).apply_chat_template is not own:
         return None
     try:
-        render = compiling(text).render
+        template = compiling(text)
     except Exception:  # it is refused where it is used, with the reason
         return None
-    return functools.partial(render, **tokenizer.special_tokens_map, tools=None, documents=None)
+    # Each time they are copied, and Jinja's ChainMap of them takes longer than the template.
+    template.globals = dict(template.globals)
+    given = {**tokenizer.special_tokens_map, "tools": None, "documents": None}
+    return functools.partial(template.render, **given)
 
 
 def _names(text: str, variable: str) -> bool:

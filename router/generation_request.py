@@ -23,9 +23,12 @@ Prompt = str | tuple[int, ...] | Chat
 """Text, token ids, or a chat."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen it would take three times as long to make
 class GenerationRequest:
-    """One generation as its client requests it, over HTTP or gRPC. None means the default."""
+    """One generation as its client requests it, over HTTP or gRPC. None means the default.
+
+    Nobody changes it.
+    """
 
     model: str
     prompt: Prompt = field(repr=False)
