@@ -2,10 +2,12 @@
 
 Workers without engines: of ours a prefill and a decode worker over gRPC (each request is handed
 over), of the peers two that speak HTTP, between which they take turns. Streams of 64 tokens at one
-per 10 ms, one after the other on each connection, request set-up included; then small requests
-without streaming, whose tokens come at once. CPU seconds of the router's process (user and system)
-per chunk and per request; the time to the first byte beside that of the peers' worker without a
-router. Routers take turns. Target: per chunk no more than the better peer, per request twice that.
+per 10 ms, one after the other on each connection, in whose chunks the requests' set-up is included;
+long streams, of which all that is measured lies within one answer: chunks alone; then small
+requests without streaming, whose tokens come at once. CPU seconds of the router's process (user and
+system) per chunk and per request; the time to the first byte beside that of the peers' worker
+without a router. Routers take turns. Target: per chunk no more than the better peer, per request
+twice that.
 ``--setup`` first creates the peers' environment; ``--ours`` measures without peers.
 """
 
@@ -38,6 +40,9 @@ from benchmarks.transfer.figures import load, spread_of
 STEP_S = 0.010
 NUM_TOKENS = 64
 NUM_STREAMS = (1, 64, 256)
+LONG_TOKENS = 2_000
+"""20 s at the workers' pace, behind which no router comes in what is measured."""
+NUM_LONG_STREAMS = (64, 256)
 NUM_CALLERS = 16
 WARM_S, MEASURED_S = 2.0, 8.0
 QUICK_S = 3.0
@@ -104,13 +109,20 @@ async def measure(
 def round_of(
     name: str, checkpoint: Path, folder: Path, measured_s: float
 ) -> dict[str, tuple[float, float, float]]:
-    """By case: microseconds of CPU per chunk or request, those per second, ms to the first byte."""
+    """By case: microseconds of CPU per chunk or request, those per second, ms to the first byte.
+
+    0 ms where no answer began in that time.
+    """
     found = {}
     with workers_of(name, STEP_S, checkpoint, folder) as router:
-        data = request(router.url, num_tokens=NUM_TOKENS, stream=True)
-        for num in NUM_STREAMS:
-            taken = asyncio.run(measure(router, data, num, stream=True, measured_s=measured_s))
-            found[f"per chunk, {num} streams"] = in_figures(taken, measured_s)
+        for what, num_tokens, nums in (
+            ("streams", NUM_TOKENS, NUM_STREAMS),
+            ("long streams", LONG_TOKENS, NUM_LONG_STREAMS),
+        ):
+            data = request(router.url, num_tokens=num_tokens, stream=True)
+            for num in nums:
+                taken = asyncio.run(measure(router, data, num, stream=True, measured_s=measured_s))
+                found[f"per chunk, {num} {what}"] = in_figures(taken, measured_s)
     with workers_of(name, 0.0, checkpoint, folder) as router:
         data = request(router.url, num_tokens=2, stream=False)
         for num in (1, NUM_CALLERS):
@@ -144,6 +156,7 @@ def lines(rounds: dict[str, list[dict[str, tuple[float, float, float]]]]) -> Ite
                 name: round(statistics.median(one[case][2] for one in rounds[name]), 2)
                 for name in rates
             }
+            shown = f", ms to the first byte {firsts}" if any(firsts.values()) else ""
             yield {
                 "name": f"router/{case}",
                 "ours": round(statistics.median(ours), 1),
@@ -153,8 +166,8 @@ def lines(rounds: dict[str, list[dict[str, tuple[float, float, float]]]]) -> Ite
                 "target": target,
                 "ok": ratio >= target if ratio else None,
                 "peer_name": peer,
-                "note": f"ours {spread_of(ours)}, per second {rates}, ms to the first byte "
-                f"{firsts}; {len(ours)} rounds, {load()}",
+                "note": f"ours {spread_of(ours)}, per second {rates}{shown}; "
+                f"{len(ours)} rounds, {load()}",
             }
 
 

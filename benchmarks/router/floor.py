@@ -2,8 +2,9 @@
 
 CPU microseconds of this process for its parts without any of ours: a preformatted chunk written by
 asyncio to each of 64 connections; a message of a step read from gRPC, per each of its 64 rows; a
-small POST answered by a raw ASGI application on uvicorn (h11), 16 connections. The other ends are
-processes of their own, whose CPU does not count. Least of 5 rounds, and the median.
+small POST answered by a raw ASGI application on uvicorn, by h11 and by httptools, 16 connections.
+The other ends are processes of their own, whose CPU does not count. Least of 5 rounds, and the
+median.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import grpc
 import uvicorn
@@ -151,8 +153,8 @@ async def read_steps() -> float:
         other.wait()
 
 
-async def answer_requests() -> float:
-    """CPU seconds per small POST that a raw ASGI application on uvicorn's h11 answers."""
+async def answer_requests(http: Literal["h11", "httptools"]) -> float:
+    """CPU seconds per small POST that a raw ASGI application on uvicorn answers."""
     num = 0
     is_warm = asyncio.Event()
 
@@ -168,7 +170,7 @@ async def answer_requests() -> float:
             is_warm.set()
 
     port = free_port()
-    config = uvicorn.Config(application, port=port, log_level="error", http="h11", lifespan="off")
+    config = uvicorn.Config(application, port=port, log_level="error", http=http, lifespan="off")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     other = _started(CALLER, port)
@@ -193,4 +195,6 @@ def figure(name: str, part: Callable[[], Awaitable[float]]) -> str:
 if __name__ == "__main__":
     print(figure("a chunk written to a socket by asyncio", write_chunks), flush=True)
     print(figure("a row of a step read from gRPC", read_steps), flush=True)
-    print(figure("a small request on raw ASGI", answer_requests), flush=True)
+    print(figure("a small request on raw ASGI, h11", partial(answer_requests, "h11")), flush=True)
+    by_httptools = partial(answer_requests, "httptools")
+    print(figure("a small request on raw ASGI, httptools", by_httptools), flush=True)

@@ -141,6 +141,13 @@ class InstantSession:
                 self.out.put_nowait(StepOutputs(tuple(rows)))
 
 
+def info_of(worker: InstantWorker, address: str) -> WorkerInfo:
+    """A worker's registration."""
+    info = replace(worker.script, address=address).info
+    groups = tuple(replace(group, block_tokens=BLOCK_TOKENS) for group in info.groups)
+    return replace(info, groups=groups, takes_batches=True)
+
+
 async def keep_registered(info: WorkerInfo, router_address: str) -> None:
     """A heartbeat a second: a router of several processes tells all of them of each."""
     async with grpc.aio.insecure_channel(router_address) as channel:
@@ -160,11 +167,8 @@ async def main(router_address: str, step_s: float) -> None:
         add_WorkerServicer_to_server(worker, server)
         await server.start()
         servers.append(server)
-        info = replace(worker.script, address=f"127.0.0.1:{port}").info
-        groups = tuple(replace(group, block_tokens=BLOCK_TOKENS) for group in info.groups)
-        registering.append(
-            keep_registered(replace(info, groups=groups, takes_batches=True), router_address)
-        )
+        info = info_of(worker, f"127.0.0.1:{port}")
+        registering.append(keep_registered(info, router_address))
     await asyncio.gather(*registering, *(server.wait_for_termination() for server in servers))
 
 
