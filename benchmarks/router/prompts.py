@@ -5,7 +5,8 @@ CPU milliseconds of the production objects, one after the other in this process,
 tokenizer; block hashes; the plan of a hand-over between an idle prefill and an idle decode worker
 that hold nothing of the prompt; both submits encoded. Every sample has another text. HTTP, gRPC and
 task switches are none of these parts (`benchmarks.router`). In the router what is longer than 2,000
-characters is parsed and tokenised in a thread. No peer does as much, hence no target. ``--quick``: fewer samples.
+characters is parsed and tokenised in a thread. No peer does as much, hence no target.
+``--quick``: fewer samples.
 """
 
 import argparse
