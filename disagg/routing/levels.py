@@ -1,10 +1,10 @@
 """At which boundaries of a prompt which workers can go on: the longest ones first."""
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, reduce
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import and_
 from typing import Protocol
 
@@ -16,6 +16,12 @@ _BLOCKS_MIN = 64
 """So many blocks are looked up at least; most of the cost is per look-up."""
 _FEW = 8
 """So few blocks are looked up without asking first whether anybody has the lowest of them."""
+_PREPARED_BLOCKS = 1 << 13
+"""What prompts of so many blocks need is found out once per group, before the first one comes."""
+_STEPS_MAX = 8
+"""So many boundaries are looked at one by one before a sweep: plans mostly end there."""
+_SWEEP_RUNS = 32
+"""Of the first sweep; each further one has four times as many."""
 
 Level = tuple[int, int]
 """Tokens, and the bits of the workers for whom that is the longest prefix."""
@@ -64,6 +70,17 @@ class Leading:
         number = bisect_left(self._starts, num_blocks) - 1
         return self._masks[number], self._starts[number]
 
+    def last_runs(self, num_blocks: int, num_max: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Starts and masks of at most so many runs, the last ones among so many blocks."""
+        after = bisect_left(self._starts, num_blocks)
+        first = max(0, after - num_max)
+        return self._starts[first:after], self._masks[first:after]
+
+    def between(self, begin: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Starts and masks of the runs in a range; the first one starts at ``begin``."""
+        first, after = bisect_right(self._starts, begin), bisect_left(self._starts, end)
+        return [begin, *self._starts[first:after]], self._masks[first - 1 : after]
+
 
 class Trailing:
     """Boundaries of a group of which a query needs the last blocks; asked for from the last down.
@@ -87,7 +104,9 @@ class Trailing:
     ) -> None:
         self.block_tokens = group.block_tokens
         self.num_blocks = num_blocks
-        self._firsts, self._free = _needs(group, 1 << (num_blocks - 1).bit_length())
+        self._firsts, self._free = _needs(
+            group, max(_PREPARED_BLOCKS, 1 << (num_blocks - 1).bit_length())
+        )
         self._any_free = self._free[num_blocks] > 0
         self._runs = runs
         self._starts: list[int] = []
@@ -127,6 +146,25 @@ class Trailing:
             mask = self._window(last, bottom + 1)
         start = starts[last]
         return mask, self._worth(num_blocks - 1, start) if self._any_free else start
+
+    def adds_nothing(self, leading: Leading, lowest: int, highest: int, missing: int) -> bool:
+        """Whether who is missing can go on here wherever they can in a group that needs everything.
+
+        Perhaps not found out: where the runs of both are others, it is not said.
+
+        Args:
+            leading: the other group, with blocks of the same size.
+            lowest: the lowest boundary that matters.
+            highest: the highest one.
+            missing: the bits that matter.
+        """
+        first = self._firsts[lowest]
+        starts, masks = leading.between(first, highest)
+        theirs, holders = self._runs(first, highest)
+        if theirs != starts:
+            return False
+        wanted = list(map(and_, masks, repeat(missing)))
+        return wanted == list(map(and_, wanted, holders))
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
@@ -173,7 +211,22 @@ def levels(
     longest = min(num_tokens_max, *(one.num_blocks * one.block_tokens for one in groups))
     end, missing = longest - longest % step_tokens, everybody
     asked = [(one.at, one.block_tokens) for one in groups]
+    can_sweep = all(one.block_tokens == step_tokens for one in groups)
+    num_steps, num_runs = _STEPS_MAX if len(groups) > 1 else 0, _SWEEP_RUNS
     while end > 0:
+        if can_sweep and not num_steps:
+            swept = _swept(groups, end // step_tokens, num_runs, missing)
+            if swept is not None:
+                found, low = swept
+                for num_blocks, mask in found:
+                    yield num_blocks * step_tokens, mask
+                    missing ^= mask
+                if not missing:
+                    return
+                end, num_runs = low * step_tokens, 4 * num_runs
+                continue
+            num_steps, num_runs = 2 * _SWEEP_RUNS, _SWEEP_RUNS
+        num_steps -= 1
         mask, lower = missing, 0
         for at, block_tokens in asked:
             theirs, below = at(end // block_tokens)
@@ -192,7 +245,40 @@ def levels(
         end = lower - lower % step_tokens
 
 
-@lru_cache(maxsize=32)
+def _swept(
+    groups: Sequence[Boundaries], end: int, num_runs: int, missing: int
+) -> tuple[list[Level], int] | None:
+    """Levels of a stretch of runs, in blocks, where the first group alone decides them.
+
+    Returns:
+        The levels, and the boundary from which one has to go on; None: the others decide too.
+    """
+    leading, *others = groups
+    if not isinstance(leading, Leading):
+        return None
+    starts, masks = leading.last_runs(end, num_runs)
+    lowest = starts[1] if len(starts) > 1 else end
+    for other in others:
+        if not isinstance(other, Trailing):
+            return None
+        if not other.adds_nothing(leading, lowest, end, missing):
+            return None
+    found = []
+    for start, mask in zip(reversed(starts), reversed(masks), strict=True):
+        mask &= missing
+        if mask:
+            found.append((end, mask))
+            missing ^= mask
+        end = start
+    return found, end
+
+
+def prepare(group: GroupInfo) -> None:
+    """Find out what a query of a group needs, or the first look-up would have to."""
+    _needs(group, _PREPARED_BLOCKS)
+
+
+@lru_cache(maxsize=64)
 def _needs(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
     """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 
