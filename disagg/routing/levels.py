@@ -199,8 +199,10 @@ class Trailing:
 
 def levels(
     groups: Sequence[Boundaries], step_tokens: int, num_tokens_max: int, everybody: int
-) -> Iterator[Level]:
+) -> Iterator[list[Level]]:
     """Longest prefix on which all groups agree, per worker: longest first, none at 0 tokens.
+
+    They come some at a time, as they are found.
 
     Args:
         groups: those that have to agree.
@@ -215,15 +217,14 @@ def levels(
     num_steps, num_runs = _STEPS_MAX if len(groups) > 1 else 0, _SWEEP_RUNS
     while end > 0:
         if can_sweep and not num_steps:
-            swept = _swept(groups, end // step_tokens, num_runs, missing)
+            swept = _swept(groups, end, num_runs, missing)
             if swept is not None:
-                found, low = swept
-                for num_blocks, mask in found:
-                    yield num_blocks * step_tokens, mask
-                    missing ^= mask
+                end, found, missing = swept
+                if found:
+                    yield found
                 if not missing:
                     return
-                end, num_runs = low * step_tokens, 4 * num_runs
+                num_runs *= 4
                 continue
             num_steps, num_runs = 2 * _SWEEP_RUNS, _SWEEP_RUNS
         num_steps -= 1
@@ -238,7 +239,7 @@ def levels(
             if below > lower:
                 lower = below
         else:
-            yield end, mask
+            yield [(end, mask)]
             missing ^= mask
             if not missing:
                 return
@@ -247,21 +248,22 @@ def levels(
 
 def _swept(
     groups: Sequence[Boundaries], end: int, num_runs: int, missing: int
-) -> tuple[list[Level], int] | None:
-    """Levels of a stretch of runs, in blocks, where the first group alone decides them.
+) -> tuple[int, list[Level], int] | None:
+    """Levels of a stretch of runs where the first group alone decides them.
 
     Returns:
-        The levels, and the boundary from which one has to go on; None: the others decide too.
+        Where it ends, its levels, and who is still missing; None: the others decide too.
     """
     leading, *others = groups
     if not isinstance(leading, Leading):
         return None
-    starts, masks = leading.last_runs(end, num_runs)
-    lowest = starts[1] if len(starts) > 1 else end
+    block_tokens, num_blocks = leading.block_tokens, end // leading.block_tokens
+    starts, masks = leading.last_runs(num_blocks, num_runs)
+    lowest = starts[1] if len(starts) > 1 else num_blocks
     for other in others:
         if not isinstance(other, Trailing):
             return None
-        if not other.adds_nothing(leading, lowest, end, missing):
+        if not other.adds_nothing(leading, lowest, num_blocks, missing):
             return None
     found = []
     for start, mask in zip(reversed(starts), reversed(masks), strict=True):
@@ -269,8 +271,8 @@ def _swept(
         if mask:
             found.append((end, mask))
             missing ^= mask
-        end = start
-    return found, end
+        end = start * block_tokens
+    return end, found, missing
 
 
 def prepare(group: GroupInfo) -> None:
@@ -294,24 +296,21 @@ def _needs(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[i
 class Levels:
     """Levels, computed only as far as they are looked at; longest first."""
 
-    def __init__(self, rest: Iterator[Level]) -> None:
+    def __init__(self, rest: Iterator[list[Level]]) -> None:
         self._rest = rest
         self._known: list[Level] = []
 
     def __iter__(self) -> Iterator[Level]:
         known, number = self._known, 0
         while True:
-            while number < len(known):
-                yield known[number]
-                number += 1
-            for level in self._rest:
-                known.append(level)
-                number += 1
-                yield level
-                if number < len(known):  # somebody else went on meanwhile
-                    break
-            else:
-                return
+            some = known[number:]
+            if not some:  # nor has somebody else gone on meanwhile
+                some = next(self._rest, [])
+                if not some:
+                    return
+                known += some
+            number += len(some)
+            yield from some
 
     def most_of(self, bits: int) -> int:
         """Longest prefix of any of these workers; looked for no further than to it."""

@@ -192,6 +192,8 @@ def _prompts_and_chains_are_long_for_their_bounds(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(chain_store, "DEAD_BLOCKS_MAX", 0)
     monkeypatch.setattr(levels, "_FEW", 0)
     monkeypatch.setattr(levels, "_BLOCKS_MIN", 1)
+    monkeypatch.setattr(levels, "_STEPS_MAX", 1)
+    monkeypatch.setattr(levels, "_SWEEP_RUNS", 2)
 
 
 def test_equals_sets_of_keys() -> None:
@@ -213,6 +215,7 @@ BROKEN = [
     (Runs, "merge", _merge_without_looking),
     (PositionTable, "move", lambda *_: None),
     (Trailing, "_look_down_to", nobody_has_anything_lower),
+    (Trailing, "adds_nothing", lambda *_: True),
 ]
 
 
