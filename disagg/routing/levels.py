@@ -104,9 +104,7 @@ class Trailing:
     ) -> None:
         self.block_tokens = group.block_tokens
         self.num_blocks = num_blocks
-        self._firsts, self._free = _needs(
-            group, max(_PREPARED_BLOCKS, 1 << (num_blocks - 1).bit_length())
-        )
+        self._firsts, self._free = _needs_of(group, num_blocks)
         self._any_free = self._free[num_blocks] > 0
         self._runs = runs
         self._starts: list[int] = []
@@ -276,19 +274,25 @@ def _swept(
 
 
 def prepare(group: GroupInfo) -> None:
-    """Find out what a query of a group needs, or the first look-up would have to."""
-    _needs(group, _PREPARED_BLOCKS)
+    """Find out what queries of a group need, or the first look-up would have to."""
+    _needs_of(group, 0)
 
 
-@lru_cache(maxsize=64)
-def _needs(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
+def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
     """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 
     Those are where a query needs nothing: of each boundary the last one that is not after it; 0:
     none is.
     """
-    needed = partial(KINDS[group.kind].first_needed, group)
-    firsts = array("I", map(needed, range(num_blocks + 1)))
+    size = max(_PREPARED_BLOCKS, 1 << (num_blocks - 1).bit_length())
+    return _needs(KINDS[group.kind].first_needed, group, size)
+
+
+@lru_cache(maxsize=64)
+def _needs(
+    first_needed: Callable[[GroupInfo, int], int], group: GroupInfo, num_blocks: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    firsts = array("I", map(partial(first_needed, group), range(num_blocks + 1)))
     free = (at if first == at else 0 for at, first in enumerate(firsts))
     return firsts, array("I", accumulate(free, max))
 
