@@ -1,5 +1,6 @@
 """The index of runs against sets of keys, whatever workers tell and in whatever order."""
 
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -21,6 +22,7 @@ from disagg.messages.kv_events import (
 )
 from disagg.routing import chain, chain_store, levels
 from disagg.routing.chain import Chain, Runs
+from disagg.routing.chain_store import ChainStore
 from disagg.routing.index import PrefixIndex
 from disagg.routing.levels import Trailing
 from disagg.routing.positions import PositionTable
@@ -210,7 +212,20 @@ def _merge_without_looking(self: Runs, first: int, last: int) -> None:
         del self.masks[first], self.starts[first]
 
 
+def _insert_before_they_are_there(
+    self: ChainStore, before: int, values: Sequence[bytes]
+) -> tuple[int, int]:
+    """A value that is there twice is not found again."""
+    number = self._new_chain()
+    made = self.chains[number]
+    assert made is not None
+    num = self._table.insert(values, number << chain.OFFSET_BITS)
+    made.append(b"".join(values[:num]))
+    return number << chain.OFFSET_BITS, num
+
+
 BROKEN = [
+    (ChainStore, "_append", _insert_before_they_are_there),
     (Chain, "append", _append_that_lets_runs_go_on),
     (Runs, "merge", _merge_without_looking),
     (PositionTable, "move", lambda *_: None),
