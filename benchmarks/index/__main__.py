@@ -23,7 +23,7 @@ from benchmarks.index.turns import Answer, Order, by_turns
 from benchmarks.index.workload import SHAPES
 
 HYBRIDS = ("full + window 1024", "full + chunks 8192", "full + state")
-WITHOUT_FULL = ("window 1024", "window 1024 + state")
+WITHOUT_FULL = ("window 1024", "window 1024 + state", "state")
 BYTES_MAX = 64
 DECISION_MS_MAX = 1.0
 
@@ -134,7 +134,7 @@ def out_of_order(workers: int, samples: int) -> None:
 
 def without_peer(workers: int, samples: int) -> None:
     """A prompt of which nobody has anything, in layouts without full attention."""
-    for groups in ("full", *WITHOUT_FULL, "state"):
+    for groups in ("full", *WITHOUT_FULL):
         order = {"shape": "unknown", "workers": workers, "block_tokens": 16, "samples": samples}
         [ours] = by_turns([("ours", order | {"groups": groups})])
         assert not ours["found_blocks"]

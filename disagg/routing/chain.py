@@ -128,6 +128,7 @@ class Chain:
         """The last of a stretch of equal blocks, if it is one: where not, some equal block."""
         mine, num = self.values, min(len(self) - offset, len(values) - start)
         low, high = 0, num
+        hint = self._proven[1] - 1 - offset  # where the prompt before may have ended
         probe = num - 1
         while high - low > 1:
             at = (offset + probe) * VALUE_BYTES
@@ -136,6 +137,8 @@ class Chain:
             else:
                 high = probe
             probe = (low + high) // 2
+            if low <= hint < high:
+                probe = max(hint, low + 1)
         return low
 
     def _has(self, offset: int, values: Sequence[bytes]) -> bool:

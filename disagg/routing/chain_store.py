@@ -71,8 +71,6 @@ class ChainStore:
         """
         if set(map(len, values)) != {VALUE_BYTES}:
             values = [value for value in values if len(value) == VALUE_BYTES]
-        if len(values) > 1 and len(set(values)) < len(values):
-            values = list(dict.fromkeys(values))
         num_new, i = 0, 0
         before = self._table.find(parent) if parent is not None else -1
         while i < len(values) and num_new < num_max:
@@ -148,7 +146,7 @@ class ChainStore:
 
         Args:
             before: its position; -1: it is unknown.
-            values: of the new blocks; perhaps of known ones after some of them.
+            values: of the new blocks; perhaps of known ones after some of them, or the same again.
 
         Returns:
             The first one's position and their number.
@@ -161,9 +159,12 @@ class ChainStore:
             number = self._new_chain()
         chain = self.chains[number]
         assert chain is not None
-        position = number << OFFSET_BITS | len(chain)
-        num = self._table.insert(values[: BLOCKS_MAX - len(chain)], position)
-        chain.append(b"".join(values[:num]))
+        begin, values = len(chain), values[: BLOCKS_MAX - len(chain)]
+        position = number << OFFSET_BITS | begin
+        chain.append(b"".join(values))  # first, so that one that is there twice is found again
+        num = self._table.insert(values, position)
+        if num < len(values):
+            chain.shorten(begin + num)
         return position, num
 
     def _is_open(self, number: int, offset: int) -> bool:

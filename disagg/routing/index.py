@@ -17,6 +17,7 @@ from disagg.messages.kv_events import (
 )
 from disagg.messages.registration import GroupInfo
 from disagg.routing.chain_store import ChainNumbers, ChainStore
+from disagg.routing.levels import prepare
 from disagg.routing.prefix_hits import PrefixHit as PrefixHit
 from disagg.routing.prefix_hits import PrefixHits
 from disagg.routing.prompt_walk import PromptWalk
@@ -60,6 +61,7 @@ class PrefixIndex:
     ) -> None:
         for group in groups:
             check_group(group, hash_block_tokens)
+            prepare(group)
         self._groups = tuple(groups)
         self._hash_block_tokens = hash_block_tokens
         self._given_bits = bits if bits is not None else WorkerBits()

@@ -1,10 +1,10 @@
 """At which boundaries of a prompt which workers can go on: the longest ones first."""
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, reduce
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import and_
 from typing import Protocol
 
@@ -16,6 +16,12 @@ _BLOCKS_MIN = 64
 """So many blocks are looked up at least; most of the cost is per look-up."""
 _FEW = 8
 """So few blocks are looked up without asking first whether anybody has the lowest of them."""
+_PREPARED_BLOCKS = 1 << 13
+"""What prompts of so many blocks need is found out once per group, before the first one comes."""
+_STEPS_MAX = 8
+"""So many boundaries are looked at one by one before a sweep: plans mostly end there."""
+_SWEEP_RUNS = 32
+"""Of the first sweep; each further one has four times as many."""
 
 Level = tuple[int, int]
 """Tokens, and the bits of the workers for whom that is the longest prefix."""
@@ -64,6 +70,17 @@ class Leading:
         number = bisect_left(self._starts, num_blocks) - 1
         return self._masks[number], self._starts[number]
 
+    def last_runs(self, num_blocks: int, num_max: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Starts and masks of at most so many runs, the last ones among so many blocks."""
+        after = bisect_left(self._starts, num_blocks)
+        first = max(0, after - num_max)
+        return self._starts[first:after], self._masks[first:after]
+
+    def between(self, begin: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Starts and masks of the runs in a range; the first one starts at ``begin``."""
+        first, after = bisect_right(self._starts, begin), bisect_left(self._starts, end)
+        return [begin, *self._starts[first:after]], self._masks[first - 1 : after]
+
 
 class Trailing:
     """Boundaries of a group of which a query needs the last blocks; asked for from the last down.
@@ -87,7 +104,7 @@ class Trailing:
     ) -> None:
         self.block_tokens = group.block_tokens
         self.num_blocks = num_blocks
-        self._firsts, self._free = _needs(group, 1 << (num_blocks - 1).bit_length())
+        self._firsts, self._free = _needs_of(group, num_blocks)
         self._any_free = self._free[num_blocks] > 0
         self._runs = runs
         self._starts: list[int] = []
@@ -128,6 +145,25 @@ class Trailing:
         start = starts[last]
         return mask, self._worth(num_blocks - 1, start) if self._any_free else start
 
+    def adds_nothing(self, leading: Leading, lowest: int, highest: int, missing: int) -> bool:
+        """Whether who is missing can go on here wherever they can in a group that needs everything.
+
+        Perhaps not found out: where the runs of both are others, it is not said.
+
+        Args:
+            leading: the other group, with blocks of the same size.
+            lowest: the lowest boundary that matters.
+            highest: the highest one.
+            missing: the bits that matter.
+        """
+        first = self._firsts[lowest]
+        starts, masks = leading.between(first, highest)
+        theirs, holders = self._runs(first, highest)
+        if theirs != starts:
+            return False
+        wanted = list(map(and_, masks, repeat(missing)))
+        return wanted == list(map(and_, wanted, holders))
+
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
         free = self._free[num_blocks]
@@ -161,8 +197,10 @@ class Trailing:
 
 def levels(
     groups: Sequence[Boundaries], step_tokens: int, num_tokens_max: int, everybody: int
-) -> Iterator[Level]:
+) -> Iterator[list[Level]]:
     """Longest prefix on which all groups agree, per worker: longest first, none at 0 tokens.
+
+    They come some at a time, as they are found.
 
     Args:
         groups: those that have to agree.
@@ -173,7 +211,21 @@ def levels(
     longest = min(num_tokens_max, *(one.num_blocks * one.block_tokens for one in groups))
     end, missing = longest - longest % step_tokens, everybody
     asked = [(one.at, one.block_tokens) for one in groups]
+    can_sweep = all(one.block_tokens == step_tokens for one in groups)
+    num_steps, num_runs = _STEPS_MAX if len(groups) > 1 else 0, _SWEEP_RUNS
     while end > 0:
+        if can_sweep and not num_steps:
+            swept = _swept(groups, end, num_runs, missing)
+            if swept is not None:
+                end, found, missing = swept
+                if found:
+                    yield found
+                if not missing:
+                    return
+                num_runs *= 4
+                continue
+            num_steps, num_runs = 2 * _SWEEP_RUNS, _SWEEP_RUNS
+        num_steps -= 1
         mask, lower = missing, 0
         for at, block_tokens in asked:
             theirs, below = at(end // block_tokens)
@@ -185,22 +237,62 @@ def levels(
             if below > lower:
                 lower = below
         else:
-            yield end, mask
+            yield [(end, mask)]
             missing ^= mask
             if not missing:
                 return
         end = lower - lower % step_tokens
 
 
-@lru_cache(maxsize=32)
-def _needs(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
+def _swept(
+    groups: Sequence[Boundaries], end: int, num_runs: int, missing: int
+) -> tuple[int, list[Level], int] | None:
+    """Levels of a stretch of runs where the first group alone decides them.
+
+    Returns:
+        Where it ends, its levels, and who is still missing; None: the others decide too.
+    """
+    leading, *others = groups
+    if not isinstance(leading, Leading):
+        return None
+    block_tokens, num_blocks = leading.block_tokens, end // leading.block_tokens
+    starts, masks = leading.last_runs(num_blocks, num_runs)
+    lowest = starts[1] if len(starts) > 1 else num_blocks
+    for other in others:
+        if not isinstance(other, Trailing):
+            return None
+        if not other.adds_nothing(leading, lowest, num_blocks, missing):
+            return None
+    found = []
+    for start, mask in zip(reversed(starts), reversed(masks), strict=True):
+        mask &= missing
+        if mask:
+            found.append((end, mask))
+            missing ^= mask
+        end = start * block_tokens
+    return end, found, missing
+
+
+def prepare(group: GroupInfo) -> None:
+    """Find out what queries of a group need, or the first look-up would have to."""
+    _needs_of(group, 0)
+
+
+def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
     """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 
     Those are where a query needs nothing: of each boundary the last one that is not after it; 0:
     none is.
     """
-    needed = partial(KINDS[group.kind].first_needed, group)
-    firsts = array("I", map(needed, range(num_blocks + 1)))
+    size = max(_PREPARED_BLOCKS, 1 << (num_blocks - 1).bit_length())
+    return _needs(KINDS[group.kind].first_needed, group, size)
+
+
+@lru_cache(maxsize=64)
+def _needs(
+    first_needed: Callable[[GroupInfo, int], int], group: GroupInfo, num_blocks: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    firsts = array("I", map(partial(first_needed, group), range(num_blocks + 1)))
     free = (at if first == at else 0 for at, first in enumerate(firsts))
     return firsts, array("I", accumulate(free, max))
 
@@ -208,24 +300,21 @@ def _needs(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[i
 class Levels:
     """Levels, computed only as far as they are looked at; longest first."""
 
-    def __init__(self, rest: Iterator[Level]) -> None:
+    def __init__(self, rest: Iterator[list[Level]]) -> None:
         self._rest = rest
         self._known: list[Level] = []
 
     def __iter__(self) -> Iterator[Level]:
         known, number = self._known, 0
         while True:
-            while number < len(known):
-                yield known[number]
-                number += 1
-            for level in self._rest:
-                known.append(level)
-                number += 1
-                yield level
-                if number < len(known):  # somebody else went on meanwhile
-                    break
-            else:
-                return
+            some = known[number:]
+            if not some:  # nor has somebody else gone on meanwhile
+                some = next(self._rest, [])
+                if not some:
+                    return
+                known += some
+            number += len(some)
+            yield from some
 
     def most_of(self, bits: int) -> int:
         """Longest prefix of any of these workers; looked for no further than to it."""

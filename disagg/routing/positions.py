@@ -73,7 +73,7 @@ class PositionTable:
         """Give ``first`` and the positions after it to values, until one has a position already.
 
         Args:
-            values: no two alike; the first one has no position.
+            values: of the blocks that are there already; the first one has no position.
             first: position of the first one.
 
         Returns:

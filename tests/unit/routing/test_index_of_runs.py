@@ -1,5 +1,6 @@
 """The index of runs against sets of keys, whatever workers tell and in whatever order."""
 
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -21,6 +22,7 @@ from disagg.messages.kv_events import (
 )
 from disagg.routing import chain, chain_store, levels
 from disagg.routing.chain import Chain, Runs
+from disagg.routing.chain_store import ChainStore
 from disagg.routing.index import PrefixIndex
 from disagg.routing.levels import Trailing
 from disagg.routing.positions import PositionTable
@@ -192,6 +194,8 @@ def _prompts_and_chains_are_long_for_their_bounds(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(chain_store, "DEAD_BLOCKS_MAX", 0)
     monkeypatch.setattr(levels, "_FEW", 0)
     monkeypatch.setattr(levels, "_BLOCKS_MIN", 1)
+    monkeypatch.setattr(levels, "_STEPS_MAX", 1)
+    monkeypatch.setattr(levels, "_SWEEP_RUNS", 2)
 
 
 def test_equals_sets_of_keys() -> None:
@@ -208,11 +212,25 @@ def _merge_without_looking(self: Runs, first: int, last: int) -> None:
         del self.masks[first], self.starts[first]
 
 
+def _insert_before_they_are_there(
+    self: ChainStore, before: int, values: Sequence[bytes]
+) -> tuple[int, int]:
+    """A value that is there twice is not found again."""
+    number = self._new_chain()
+    made = self.chains[number]
+    assert made is not None
+    num = self._table.insert(values, number << chain.OFFSET_BITS)
+    made.append(b"".join(values[:num]))
+    return number << chain.OFFSET_BITS, num
+
+
 BROKEN = [
+    (ChainStore, "_append", _insert_before_they_are_there),
     (Chain, "append", _append_that_lets_runs_go_on),
     (Runs, "merge", _merge_without_looking),
     (PositionTable, "move", lambda *_: None),
     (Trailing, "_look_down_to", nobody_has_anything_lower),
+    (Trailing, "adds_nothing", lambda *_: True),
 ]
 
 

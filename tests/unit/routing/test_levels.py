@@ -17,6 +17,8 @@ def _looked_up_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts this short would be looked up in one part otherwise."""
     monkeypatch.setattr(levels_module, "_FEW", 0)
     monkeypatch.setattr(levels_module, "_BLOCKS_MIN", 1)
+    monkeypatch.setattr(levels_module, "_STEPS_MAX", 1)
+    monkeypatch.setattr(levels_module, "_SWEEP_RUNS", 2)
 
 
 @pytest.mark.usefixtures("_looked_up_in_parts")
@@ -52,6 +54,7 @@ def _no_boundary_without_needs(self: Trailing, num_blocks: int, start: int) -> i
         ("_look_down_to", nobody_has_anything_lower),
         ("_look_down_to", _nothing_is_left_out),
         ("_worth", _no_boundary_without_needs),
+        ("adds_nothing", lambda *_: True),
     ],
 )
 def test_control_a_wrong_look_from_the_end_is_found(
