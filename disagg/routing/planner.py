@@ -137,7 +137,7 @@ class Planner:
         candidates = self._candidates(request, revision)
         moves, gone = lost.kept_at is not None, lost.decode.incarnation
         # Who drains is not ready, but lends on.
-        owner_bit = self._fleet.roster.bits.of([lost.lease_owner.incarnation])
+        owner_bit = self._fleet.roster.bits.of_one(lost.lease_owner.incarnation)
         if not owner_bit:
             return None
         owner, exclusions = candidates.of_bit(owner_bit), demand.exclusions
