@@ -1,7 +1,6 @@
 """Step outputs on the wire: packed columns, since a submessage per token costs twice as much."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice, repeat
 from typing import TypeVar
 
@@ -92,10 +91,11 @@ def outputs_from_wire(wire: outputs_pb2.StepOutputs, router: str) -> StepOutputs
     outputs = tuple(map(SequenceOutput, keys, positions, tokens, scores, reasons))
     if not wire.prompt_logprobs:
         return StepOutputs(outputs)
-    return StepOutputs(outputs, tuple(map(partial(_prompt_from_wire, router), wire.prompt_logprobs)))
+    prompts = tuple(_prompt_from_wire(one, router) for one in wire.prompt_logprobs)
+    return StepOutputs(outputs, prompts)
 
 
-def _prompt_from_wire(router: str, wire: outputs_pb2.PromptLogprobs) -> PromptLogprobs:
+def _prompt_from_wire(wire: outputs_pb2.PromptLogprobs, router: str) -> PromptLogprobs:
     ranks = _column(wire, "ranks", wire.ranks, len(wire.logprobs))
     scores = _scores(wire, len(wire.logprobs), ranks)
     return PromptLogprobs(key_from_wire(wire, router=router), wire.position, scores)
