@@ -245,10 +245,6 @@ class Fleet:
             ]
         )
 
-    def is_ready(self, revision: Revision) -> bool:
-        """Whether a revision has a ready worker."""
-        return self.ready_in(revision) > 0
-
     def ready_in(self, revision: Revision) -> int:
         """Bits of its ready workers; 0 once it has gone, whoever has its name now."""
         if revision not in self.revisions:
@@ -321,6 +317,8 @@ class Fleet:
 
     def bad_pairs(self, now_ms: int) -> frozenset[frozenset[Incarnation]]:
         """Pairs of workers that rest after a failed transfer."""
+        if not self._bad_pairs:
+            return frozenset()
         return frozenset(pair for pair, until_ms in self._bad_pairs.items() if until_ms > now_ms)
 
     def views(self, num_live: dict[Incarnation, int] | None = None) -> Iterator[WorkerView]:
