@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,7 +10,7 @@ from disagg.errors import CancelledError
 from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
 from disagg.router.observed_call import ObservedCall
-from disagg.router.text_stream import Piece, TextReader, pieces
+from disagg.router.text_stream import Piece, TextReader, next_piece
 from disagg.routing.actions import Deliver, NewRequest
 from disagg.routing.record import RequestRecord
 
@@ -112,10 +111,12 @@ class Choices:
         """
         try:
             if len(self) == 1:
-                async with aclosing(pieces(self._streams[0], self._only_reader)) as found:
-                    async for piece in found:
-                        self.num_tokens += len(piece.token_ids)
-                        yield 0, piece
+                finish = ""
+                while not finish:
+                    piece = await next_piece(self._streams[0], self._only_reader)
+                    self.num_tokens += len(piece.token_ids)
+                    finish = piece.finish_reason
+                    yield 0, piece
                 return
             for index in self._streams:
                 self._read_soon(index)
@@ -230,16 +231,18 @@ class Choices:
         others_wait = not nth and _leaves_blocks(self.prompts[number])
         num_tokens = 0
         try:
-            stream = self._streams[index]
-            async with aclosing(pieces(stream, self._texts(stream.request))) as found:
-                async for piece in found:
-                    num_tokens += len(piece.token_ids)
-                    if others_wait and (piece.finish_reason or num_tokens >= SHARED_AFTER_TOKENS):
-                        others_wait = False
-                        for other in self._start_others(number):
-                            self._read_soon(other)
-                    self._unread.add(len(piece.token_ids))
-                    await self._ready.put((index, piece))
+            stream, finish = self._streams[index], ""
+            reader = self._texts(stream.request)
+            while not finish:
+                piece = await next_piece(stream, reader)
+                finish = piece.finish_reason
+                num_tokens += len(piece.token_ids)
+                if others_wait and (finish or num_tokens >= SHARED_AFTER_TOKENS):
+                    others_wait = False
+                    for other in self._start_others(number):
+                        self._read_soon(other)
+                self._unread.add(len(piece.token_ids))
+                await self._ready.put((index, piece))
         except Exception as error:
             self.cancel("another choice failed")  # whenever the client comes to hear of it
             await self._ready.put(error)

@@ -46,6 +46,7 @@ from disagg.routing.actions import (
 )
 from disagg.routing.record import RequestRecord
 from disagg.tls.connections import Connections
+from disagg.wire.session_encoder import SessionEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Dispatcher:
         self.broken = asyncio.Event()
         self._was_complete = False
         self._options = options
-        self._connections = connections
+        self._connections, self._encoder = connections, SessionEncoder()
         self._metrics = metrics
         self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
         self._live: dict[str, _Live] = {}
@@ -347,7 +348,7 @@ class Dispatcher:
         # Room for a submit and a cancel of every request at every re-plan.
         outgoing_max = 2 * self._options.requests_max * (1 + self._options.replans_max)
         self._sessions[worker] = WorkerSession(
-            self.router_id, info, events, outgoing_max, self._connections
+            self.router_id, info, events, outgoing_max, self._connections, self._encoder
         )
 
     def _disconnect(self, worker: Incarnation) -> None:

@@ -22,7 +22,7 @@ from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
 from disagg.router.request_preparation import Preparation, usable_as_request_id
-from disagg.router.text_stream import TextReader, pieces
+from disagg.router.text_stream import TextReader, next_piece
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.followed.followed_caches import FollowedCaches
 from disagg.wire.outputs_codec import prompt_logprobs_to_wire
@@ -153,8 +153,11 @@ class GrpcService(RouterServicer):
             _generation_request(request), request.request_id, caller, received_ms
         )
         stream = self._dispatcher.generate(new, call)
+        reader, finish = TextReader(new, self._tokenizer), ""
         try:
-            async for piece in pieces(stream, TextReader(new, self._tokenizer)):
+            while not finish:
+                piece = await next_piece(stream, reader)
+                finish = piece.finish_reason
                 response = router_pb2.GenerateResponse(
                     request_id=caller.shown_id(stream.request_id),
                     text=piece.text,

@@ -1,6 +1,5 @@
 """From tokens to text: whole characters, stop strings."""
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -134,16 +133,13 @@ class TextReader:
         return Piece(text, tokens[:used], delta.logprobs[:used], finish, delta.prompt_logprobs)
 
 
-async def pieces(stream: ClientStream, reader: TextReader) -> AsyncGenerator[Piece, None]:
-    """Decode a token stream; a stop string ends it and cancels the rest at the workers.
+async def next_piece(stream: ClientStream, reader: TextReader) -> Piece:
+    """Wait for tokens and decode them; a stop string cancels the rest at the workers.
 
     Raises:
         DisaggError: the request failed.
     """
-    finish = ""
-    while not finish:
-        piece = reader.piece(await stream.next())
-        if reader.stopped:
-            stream.cancel(STOP_STRING)
-        finish = piece.finish_reason
-        yield piece
+    piece = reader.piece(await stream.next())
+    if reader.stopped:
+        stream.cancel(STOP_STRING)
+    return piece

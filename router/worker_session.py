@@ -17,6 +17,7 @@ from disagg.tls.connections import Connections
 from disagg.wire.kv_events_codec import kv_batch_from_wire
 from disagg.wire.session_batches import MESSAGES_MAX, batched, take, unbatched
 from disagg.wire.session_codec import session_request_to_wire, session_response_from_wire
+from disagg.wire.session_encoder import SessionEncoder
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import kv_events_pb2, session_pb2, worker_pb2
 from disagg.wire.v1.worker_pb2_grpc import WorkerStub
@@ -68,6 +69,7 @@ class WorkerSession:
     Args:
         outgoing_max: messages that may wait for the worker; one more and it is lost.
         connections: what dials.
+        encoder: of the sessions with all workers.
     """
 
     def __init__(
@@ -77,23 +79,30 @@ class WorkerSession:
         events: SessionEvents,
         outgoing_max: int,
         connections: Connections,
+        encoder: SessionEncoder,
     ) -> None:
         self.info = info
         self._router_id = router_id
         self._events = events
         self._connections = connections
-        self._outgoing: asyncio.Queue[ToWorkerMessage] = asyncio.Queue(outgoing_max)
+        self._encoder = encoder
+        self._outgoing: asyncio.Queue[session_pb2.SessionRequest] = asyncio.Queue(outgoing_max)
         self._closed = False
         self._stub: WorkerAsyncStub | None = None
-        self._overflow = asyncio.Event()
+        self._unsent: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why a message could not even be queued."""
         self._task = asyncio.create_task(self._run(), name=f"session {info.incarnation.worker_id}")
 
     def send(self, message: ToWorkerMessage) -> None:
-        """Queue a message behind those before it."""
+        """Queue a message behind those before it; where that cannot be, the session ends."""
         try:
-            self._outgoing.put_nowait(message)
+            self._outgoing.put_nowait(self._encoder.encode(message))
         except asyncio.QueueFull:
-            self._overflow.set()
+            if not self._unsent.done():
+                self._unsent.set_result(f"{self._outgoing.maxsize} messages wait for it")
+        except Exception as error:  # a bug: whoever sends has other workers to go on with
+            if not self._unsent.done():
+                self._unsent.set_exception(error)
 
     async def status(self, timeout_s: float) -> worker_pb2.StatusResponse:
         """Ask the worker for its pool, its leases and its transfers.
@@ -171,7 +180,7 @@ class WorkerSession:
         self._stub = stub
         self._events.up()
         # A generator given to gRPC would stay behind, pending, when the worker ends.
-        parts = (self._read(call), self._watch_overflow(), self._write(call), self._kv_events(stub))
+        parts = (self._read(call), self._watch_sending(), self._write(call), self._kv_events(stub))
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             # Whichever ends first ends the session: with one part missing it would only look alive.
@@ -192,7 +201,7 @@ class WorkerSession:
             await call.write(session_request_to_wire(opening))
             while True:
                 taken = await take(self._outgoing, num_max)
-                for request in batched(map(session_request_to_wire, taken)):
+                for request in batched(taken):
                     await call.write(request)
                 for _ in taken:
                     self._outgoing.task_done()
@@ -214,9 +223,8 @@ class WorkerSession:
             return f"protocol error: {error.message}"
         return "the worker ended the session"
 
-    async def _watch_overflow(self) -> str:
-        await self._overflow.wait()
-        return f"{self._outgoing.maxsize} messages wait for it"
+    async def _watch_sending(self) -> str:
+        return await self._unsent
 
     async def _kv_events(self, stub: "WorkerAsyncStub") -> str:
         """Follow the events for as long as the session lives; a gap or an end opens anew."""

@@ -101,10 +101,8 @@ class Admission:
 
     def admit(self, now_ms: int) -> list[RouterAction]:
         """Start every waiting request whose turn it is and whose workers have room."""
-        if not self._waiting:
-            return []
         actions: list[RouterAction] = []
-        while (done := self._admit_one(now_ms)) is not None:
+        while self._waiting and (done := self._admit_one(now_ms)) is not None:
             actions += done
         return actions
 
@@ -193,7 +191,7 @@ class Admission:
         Else those for a revision that is full would hold up those for another that has room. Nor
         does one that waits by choice hold up those behind it: of such ones the first is looked at.
         """
-        if not self._held and len(list(self._fleet.revisions)) <= 1:
+        if not self._held and len(self._fleet.revisions) <= 1:
             return self._queue.heads()[:HEADS_MAX]
         return self._queue.heads(lambda one: (one.revision, now_ms < one.held_until_ms))[:HEADS_MAX]
 

@@ -119,11 +119,12 @@ class FairQueue(Generic[_Item]):
             kind_of: of a tenant's items the first of every kind: a kind that cannot go on does not
                 hold the others up.
         """
-        order = sorted(
+        order = [
             (tenant.virtual, tenant.turns[0][1], name)
             for name, tenant in self._tenants.items()
             if tenant.items
-        )
+        ]
+        order.sort()
         if kind_of is None:
             return [(name, self._tenants[name].first) for *_, name in order]
         firsts: list[tuple[str, _Item]] = []

@@ -128,7 +128,7 @@ class Fleet:
             known.info = info  # a new role or new limits
             self._silence.heard(now_ms, known)
             self.roster.changed(known)
-            self.rooms.put(self.roster.bits.of([info.incarnation]), known)
+            self.rooms.put(self.roster.bits.of_one(info.incarnation), known)
             return False
         self._retire_other_lives(info.incarnation)
         info = self.revisions.add(info)
@@ -138,7 +138,7 @@ class Fleet:
         worker = self._workers[info.incarnation.worker_id] = Worker(info, index, now_ms)
         worker.pulse = self._silence.pulse(now_ms, info.incarnation)
         self.roster.add(worker)
-        self.rooms.put(self.roster.bits.of([info.incarnation]), worker)
+        self.rooms.put(self.roster.bits.of_one(info.incarnation), worker)
         return True
 
     def claimed(self, now_ms: int, info: WorkerInfo) -> Incarnation | None:
@@ -176,7 +176,8 @@ class Fleet:
         worker = self._find(incarnation)
         if worker is None:
             return False
-        self._silence.heard(now_ms, worker)
+        if worker.heard_ms != now_ms:  # the messages of a batch are one sign of life
+            self._silence.heard(now_ms, worker)
         return True
 
     def update(self, now_ms: int, incarnation: Incarnation, stats: WorkerStats) -> None:
@@ -188,7 +189,7 @@ class Fleet:
             worker.planned_prompts = worker.planned_decodes = 0
             self.speeds.stats(now_ms, worker, stats)
             self.roster.loaded(worker)
-            self.rooms.put(self.roster.bits.of([incarnation]), worker)
+            self.rooms.put(self.roster.bits.of_one(incarnation), worker)
 
     def planned(self, incarnation: Incarnation, num_tokens: int, *, decodes: bool) -> None:
         """Count a request submitted to the worker.
@@ -243,10 +244,6 @@ class Fleet:
                 if name == revision.name
             ]
         )
-
-    def is_ready(self, revision: Revision) -> bool:
-        """Whether a revision has a ready worker."""
-        return self.ready_in(revision) > 0
 
     def ready_in(self, revision: Revision) -> int:
         """Bits of its ready workers; 0 once it has gone, whoever has its name now."""
@@ -320,6 +317,8 @@ class Fleet:
 
     def bad_pairs(self, now_ms: int) -> frozenset[frozenset[Incarnation]]:
         """Pairs of workers that rest after a failed transfer."""
+        if not self._bad_pairs:
+            return frozenset()
         return frozenset(pair for pair, until_ms in self._bad_pairs.items() if until_ms > now_ms)
 
     def views(self, num_live: dict[Incarnation, int] | None = None) -> Iterator[WorkerView]:

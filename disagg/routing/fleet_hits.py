@@ -25,6 +25,8 @@ class FleetHits:
 
     def part_of(self, worker: Incarnation) -> PrefixHits:
         """The hits of its index."""
+        if len(self._parts) == 1:
+            return self._parts[0]
         return next(part for part in self._parts if worker in part)
 
     @cached_property

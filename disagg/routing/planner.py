@@ -44,8 +44,8 @@ class Planner:
             ContextLengthError: no ready worker holds the request up to its end.
             DisaggError: the policy refuses it.
         """
-        revision = self._settle(request)
-        return self._plan(self._demand(now_ms, request), self._able(request, revision))
+        revision, ready = self._settle(request)
+        return self._plan(self._demand(now_ms, request), self._able(request, revision, ready))
 
     def plan_in_turn(self, now_ms: int, request: RoutedRequest) -> Plan | None:
         """The same for a request that can wait; None while it should.
@@ -57,8 +57,8 @@ class Planner:
             SloError: no plan keeps the SLO of a request that is to be shed then.
             DisaggError: as `plan` does.
         """
-        revision = self._settle(request)
-        demand, candidates = self._demand(now_ms, request), self._able(request, revision)
+        revision, ready = self._settle(request)
+        demand, candidates = self._demand(now_ms, request), self._able(request, revision, ready)
         plan = self._plan(demand, candidates)
         _shed(demand, plan)
         roomy = self._fleet.rooms.roomy
@@ -81,28 +81,30 @@ class Planner:
 
     def check(self, request: RoutedRequest) -> None:
         """Raise what `plan` raises where nobody could serve the request, now or in its turn."""
-        revision = self._settle(request)
-        if self._fleet.max_model_tokens(revision) < request.stream.end:
+        revision, ready = self._settle(request)
+        if not ready & self._fleet.roster.model_tokens.at_least(request.stream.end):
             error = self._nobody_can(request, revision)
             error.request_id = request.request_id
             raise error
 
-    def _settle(self, request: RoutedRequest) -> Revision:
-        """The request's revision; one that has no ready worker any more is given up for another.
+    def _settle(self, request: RoutedRequest) -> tuple[Revision, int]:
+        """The request's revision with the bits of its ready workers; without any, another one.
 
         Nothing that was delivered moves: another revision would go on with other tokens.
         """
         revision = request.revision
-        if revision is not None and (request.stream.has_begun or self._fleet.is_ready(revision)):
-            return revision
+        if revision is not None:
+            ready = self._fleet.ready_in(revision)
+            if ready or request.stream.has_begun:
+                return revision, ready
         able = self._fleet.ready_revisions(request.stream.end)
         revision = self._fleet.revisions.assign(request.request_id, able)
         request.assign(revision)
-        return revision
+        return revision, self._fleet.ready_in(revision)
 
-    def _able(self, request: RoutedRequest, revision: Revision) -> Candidates:
+    def _able(self, request: RoutedRequest, revision: Revision, ready: int) -> Candidates:
         """The candidates, of which at least one can end the request."""
-        candidates = self._candidates(request, revision)
+        candidates = self._candidates(request, revision, ready)
         if not candidates.can_decode:
             raise self._nobody_can(request, revision)
         return candidates
@@ -134,10 +136,10 @@ class Planner:
         if lost.lease_tokens is None or num_tokens != lost.lease_tokens + 1:
             return None
         demand = self._demand(now_ms, request)
-        candidates = self._candidates(request, revision)
+        candidates = self._candidates(request, revision, self._fleet.ready_in(revision))
         moves, gone = lost.kept_at is not None, lost.decode.incarnation
         # Who drains is not ready, but lends on.
-        owner_bit = self._fleet.roster.bits.of([lost.lease_owner.incarnation])
+        owner_bit = self._fleet.roster.bits.of_one(lost.lease_owner.incarnation)
         if not owner_bit:
             return None
         owner, exclusions = candidates.of_bit(owner_bit), demand.exclusions
@@ -166,12 +168,11 @@ class Planner:
             not request.generations,
         )
 
-    def _candidates(self, request: RoutedRequest, revision: Revision) -> Candidates:
+    def _candidates(self, request: RoutedRequest, revision: Revision, ready: int) -> Candidates:
         num_tokens, end = len(request.stream.tokens), request.stream.end
         # Who computes log-probabilities of the prompt takes nothing of it from a cache.
         hashes = () if request.stream.scores.num_wanted is not None else request.hashes
-        roster, ready = self._fleet.roster, self._fleet.ready_in(revision)
-        rejected = request.outgrown_tokens
+        roster, rejected = self._fleet.roster, request.outgrown_tokens
         return Candidates(
             roster,
             self._fleet.match(revision, num_tokens, hashes),

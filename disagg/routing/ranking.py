@@ -51,7 +51,11 @@ class Ranking(Generic[Key]):
 
     def lowest(self, bits: int) -> int:
         """Those of these workers that have the lowest key; 0 of none."""
-        return next((found for _, found in self.within(bits)), 0)
+        masks = self._masks
+        for key in self._keys:
+            if found := masks[key] & bits:
+                return found
+        return 0
 
     def at_least(self, key: Key) -> int:
         """Workers with this key or a higher one."""

@@ -8,7 +8,7 @@ from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import Estimate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # made twice per request: see `Deliver`
 class GenerationRecord:
     """One try: who was chosen and why, what they reported, how it ended."""
 
@@ -56,7 +56,7 @@ class GenerationRecord:
         return self.prefill == self.decode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # made twice per request: see `Deliver`
 class RequestRecord:
     """The life of a request; times are the caller's milliseconds."""
 

@@ -282,12 +282,13 @@ class RequestTable:
         submits = request.start(now_ms, self._last_generation, plan)
         self._fleet.rooms.count(request.request_id, request.current)
         actions = [*request.claims(self._fleet.keeper_of), *submits]
+        local = request.current.local
         if not plan.takes_over:
             to_compute = len(request.stream.tokens) - plan.found_tokens
-            self._fleet.planned(plan.prefill.incarnation, to_compute, decodes=plan.local)
-        if not plan.local:
+            self._fleet.planned(plan.prefill.incarnation, to_compute, decodes=local)
+        if not local:
             self._fleet.planned(plan.decode.incarnation, 0, decodes=True)
-        kind = "take_over" if plan.takes_over else "local" if plan.local else "handover"
+        kind = "take_over" if plan.takes_over else "local" if local else "handover"
         self.counters["plans", kind] += 1
         return actions
 

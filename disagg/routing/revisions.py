@@ -157,6 +157,9 @@ class Revisions:
     def __iter__(self) -> Iterator[Revision]:
         return (self._by_name[name] for name in sorted(self._by_name))
 
+    def __len__(self) -> int:
+        return len(self._by_name)
+
     def __contains__(self, revision: Revision) -> bool:
         return self._by_name.get(revision.name) is revision
 

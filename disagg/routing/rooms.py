@@ -73,13 +73,18 @@ class Rooms:
 
     def count(self, request_id: str, generation: Generation) -> None:
         """A request has begun there, was planned anew, or its prompt is computed."""
-        self.forget(request_id)
         decode, prefill = generation.decode.incarnation, generation.prefill.incarnation
         tokens = generation.num_tokens_to_prefill
+        before = self._counted.get(request_id)
+        if before is not None and before[:2] == (decode, prefill):
+            self._prefill_tokens[prefill] += tokens - before[2]
+            self._look((prefill,))
+        else:
+            self.forget(request_id)
+            self._num_requests[decode] += 1
+            self._prefill_tokens[prefill] += tokens
+            self._look((decode, prefill))
         self._counted[request_id] = decode, prefill, tokens
-        self._num_requests[decode] += 1
-        self._prefill_tokens[prefill] += tokens
-        self._look((decode, prefill))
 
     def forget(self, request_id: str) -> None:
         """A request has ended; unknown ones are ignored."""

@@ -50,7 +50,7 @@ class Roster:
     def add(self, worker: Worker) -> None:
         """Take a worker in that has its bit already."""
         name = worker.info.incarnation
-        bit = self.bits.of([name])
+        bit = self.bits.of_one(name)
         self._workers[bit] = worker
         insort(self._by_id, (name, bit))
         _join(self._contracts, worker.info.contract, bit)
@@ -59,7 +59,7 @@ class Roster:
 
     def changed(self, worker: Worker) -> None:
         """Its role, its limits or whether it is ready may have changed; so may its load."""
-        bit, info = self.bits.of([worker.info.incarnation]), worker.info
+        bit, info = self.bits.of_one(worker.info.incarnation), worker.info
         _leave(self._roles, bit)
         _join(self._roles, info.role, bit)
         self.model_tokens.put(bit, info.max_model_tokens)
@@ -68,7 +68,7 @@ class Roster:
 
     def loaded(self, worker: Worker) -> None:
         """It has another load, or is ready or no more."""
-        bit = self.bits.of([worker.info.incarnation])
+        bit = self.bits.of_one(worker.info.incarnation)
         self.ready = self.ready | bit if worker.ready else self.ready & ~bit
         self.prefill_queues.put(bit, worker.prefill_queue)
         self.decode_loads.put(bit, (worker.decode_load, -worker.num_blocks_free))
@@ -76,7 +76,7 @@ class Roster:
     def remove(self, worker: Worker) -> None:
         """Forget a worker that still has its bit."""
         name = worker.info.incarnation
-        bit = self.bits.of([name])
+        bit = self.bits.of_one(name)
         del self._workers[bit]
         self._by_id.remove((name, bit))
         _leave(self._roles, bit)

@@ -30,6 +30,10 @@ class WorkerBits:
         """Its bit can be given to another worker."""
         self._slots[self._bits.pop(worker).bit_length() - 1] = None
 
+    def of_one(self, worker: Incarnation) -> int:
+        """The bit of a worker; 0 where it has none."""
+        return self._bits.get(worker, 0)
+
     def of(self, workers: Iterable[Incarnation]) -> int:
         """The bits of those of these workers that have one."""
         mask = 0

@@ -70,36 +70,35 @@ def outputs_from_wire(wire: outputs_pb2.StepOutputs, router: str) -> StepOutputs
     num_rows = len(request_ids)
     if not all(request_ids):
         raise malformed(wire, "request_ids", "has an empty entry")
-    generations = _column(wire, "generations", list(wire.generations), num_rows)
-    positions = _column(wire, "positions", list(wire.positions), num_rows)
-    num_tokens = _column(wire, "num_tokens", list(wire.num_tokens), num_rows)
-    finish_numbers = _column(wire, "finish_reasons", list(wire.finish_reasons), num_rows)
-    has_logprobs = _column(wire, "has_logprobs", list(wire.has_logprobs), num_rows)
-    token_ids = _column(wire, "token_ids", list(wire.token_ids), sum(num_tokens))
+    generations = _column(wire, "generations", wire.generations, num_rows)
+    positions = _column(wire, "positions", wire.positions, num_rows)
+    num_tokens = _column(wire, "num_tokens", wire.num_tokens, num_rows)
+    finish_numbers = _column(wire, "finish_reasons", wire.finish_reasons, num_rows)
+    has_logprobs = _column(wire, "has_logprobs", wire.has_logprobs, num_rows)
+    token_ids = _column(wire, "token_ids", wire.token_ids, sum(num_tokens))
     if num_rows and max(finish_numbers) >= len(_FINISH_REASONS):
         raise malformed(wire, "finish_reasons", f"has an unknown number {max(finish_numbers)}")
     one_each = num_tokens.count(1) == num_rows
     tokens = zip(token_ids) if one_each else _rows(token_ids, num_tokens)
     scores: Iterable[tuple[TokenLogprobs, ...]] = repeat(())
-    if any(has_logprobs):
+    if True in has_logprobs:
         num_scored = [n if has else 0 for n, has in zip(num_tokens, has_logprobs, strict=True)]
         scores = _rows(_scores(wire, sum(num_scored)), num_scored)
-    else:
-        _scores(wire, 0)  # there must be none
+    elif wire.logprobs or wire.num_top or wire.top_token_ids or wire.top_logprobs:
+        raise malformed(wire, "has_logprobs", "has none, but log-probabilities are there")
     keys = map(RequestKey, request_ids, generations, repeat(router))
     reasons = map(_FINISH_REASONS.__getitem__, finish_numbers)
     outputs = tuple(map(SequenceOutput, keys, positions, tokens, scores, reasons))
-    prompts = tuple(
-        PromptLogprobs(
-            key_from_wire(one, router=router),
-            one.position,
-            _scores(
-                one, len(one.logprobs), _column(one, "ranks", list(one.ranks), len(one.logprobs))
-            ),
-        )
-        for one in wire.prompt_logprobs
-    )
+    if not wire.prompt_logprobs:
+        return StepOutputs(outputs)
+    prompts = tuple(_prompt_from_wire(one, router) for one in wire.prompt_logprobs)
     return StepOutputs(outputs, prompts)
+
+
+def _prompt_from_wire(wire: outputs_pb2.PromptLogprobs, router: str) -> PromptLogprobs:
+    ranks = _column(wire, "ranks", wire.ranks, len(wire.logprobs))
+    scores = _scores(wire, len(wire.logprobs), ranks)
+    return PromptLogprobs(key_from_wire(wire, router=router), wire.position, scores)
 
 
 def _rows(values: Sequence[T], lengths: Iterable[int]) -> Iterator[tuple[T, ...]]:
@@ -111,10 +110,10 @@ def _rows(values: Sequence[T], lengths: Iterable[int]) -> Iterator[tuple[T, ...]
 def _scores(
     wire: outputs_pb2.StepOutputs | outputs_pb2.PromptLogprobs, num: int, ranks: Sequence[int] = ()
 ) -> tuple[TokenLogprobs, ...]:
-    logprobs = _column(wire, "logprobs", list(wire.logprobs), num)
-    num_top = _column(wire, "num_top", list(wire.num_top), num)
-    top_ids = _column(wire, "top_token_ids", list(wire.top_token_ids), sum(num_top))
-    top_logprobs = _column(wire, "top_logprobs", list(wire.top_logprobs), sum(num_top))
+    logprobs = _column(wire, "logprobs", wire.logprobs, num)
+    num_top = _column(wire, "num_top", wire.num_top, num)
+    top_ids = _column(wire, "top_token_ids", wire.top_token_ids, sum(num_top))
+    top_logprobs = _column(wire, "top_logprobs", wire.top_logprobs, sum(num_top))
     pairs = tuple(zip(top_ids, top_logprobs, strict=True))
     scores = []
     first = 0
@@ -124,7 +123,8 @@ def _scores(
     return tuple(scores)
 
 
-def _column(wire: Message, name: str, values: list[T], num: int) -> list[T]:
+def _column(wire: Message, name: str, column: Iterable[T], num: int) -> list[T]:
+    values = list(column)
     if len(values) != num:
         raise malformed(wire, name, f"has {len(values)} entries, not {num}")
     return values

@@ -32,14 +32,18 @@ def batched(wires: Iterable[_Wire]) -> Iterator[_Wire]:
     """Join encoded messages, in their order, to as few as ``BYTES_MAX`` lets be."""
     batch, num_bytes = None, 0
     for wire in wires:
+        if batch is None:
+            batch = wire
+            continue
+        # To learn a size is to encode: a long prompt alone, as most are, is not encoded twice.
+        num_bytes = num_bytes or batch.ByteSize()
         size = wire.ByteSize()
-        if batch is not None and num_bytes + size <= BYTES_MAX:
+        if num_bytes + size <= BYTES_MAX:
             batch.more.append(wire)
             num_bytes += size
-            continue
-        if batch is not None:
+        else:
             yield batch
-        batch, num_bytes = wire, size
+            batch, num_bytes = wire, size
     if batch is not None:
         yield batch
 

@@ -64,7 +64,7 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
             )
             return session_pb2.SessionRequest(open=opening)
         case Submit():
-            return _submit_to_wire(message)
+            return submit_to_wire(message)
         case Cancel(key, reason):
             return session_pb2.SessionRequest(
                 cancel=session_pb2.Cancel(key=key_to_wire(key), reason=reason)
@@ -247,17 +247,31 @@ def _times_from_wire(wire: session_pb2.PrefillTimes) -> PrefillTimes:
     return PrefillTimes(wire.queue_ms, wire.transfer_ms, wire.compute_ms)
 
 
-def _submit_to_wire(submit: Submit) -> session_pb2.SessionRequest:
+def submit_to_wire(
+    submit: Submit, other_part: session_pb2.SessionRequest | None = None
+) -> session_pb2.SessionRequest:
+    """Encode a submit.
+
+    Args:
+        submit: one part of a generation.
+        other_part: its other part, to be copied but for what each part has of its own.
+    """
     request = session_pb2.SessionRequest()
     # In its place: a message that is given to another one's constructor is copied, and with it
     # every token of the prompt, on the event loop of a router.
     wire = request.submit
-    wire.key.CopyFrom(key_to_wire(submit.key))
+    if other_part is not None:
+        wire.CopyFrom(other_part.submit)
+        for field in ("peer", "pull", "take_over"):
+            wire.ClearField(field)
+    else:
+        wire.key.CopyFrom(key_to_wire(submit.key))
+        wire.token_ids.extend(submit.token_ids)
+        wire.hashes = join_hashes(submit.hashes)
+        wire.cache_salt = submit.cache_salt
+        wire.sampling.CopyFrom(sampling_to_wire(submit.sampling))
+        wire.traceparent = submit.traceparent
     wire.role = submit.role.value
-    wire.token_ids.extend(submit.token_ids)
-    wire.hashes = join_hashes(submit.hashes)
-    wire.cache_salt = submit.cache_salt
-    wire.sampling.CopyFrom(sampling_to_wire(submit.sampling))
     if submit.peer is not None:
         wire.peer.CopyFrom(_address_to_wire(submit.peer))
     if submit.pull is not None:
@@ -265,7 +279,6 @@ def _submit_to_wire(submit: Submit) -> session_pb2.SessionRequest:
         wire.pull.num_tokens = submit.pull.num_tokens
     if submit.take_over is not None:
         wire.take_over.CopyFrom(key_to_wire(submit.take_over))
-    wire.traceparent = submit.traceparent
     return request
 
 

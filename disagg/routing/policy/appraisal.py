@@ -54,8 +54,10 @@ def _missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> int:
 
 def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
     prefill = speeds.place(plan.prefill.worker)
+    if prefill is None:
+        return None
     decode = prefill if plan.local else speeds.place(plan.decode.worker)
-    if prefill is None or decode is None:
+    if decode is None:
         return None
     num_found = min(plan.found_tokens, demand.num_tokens - 1)
     pull = handover = None

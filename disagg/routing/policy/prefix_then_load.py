@@ -87,8 +87,8 @@ def _choose(demand: Demand, candidates: Candidates) -> Plan:
         missing = "decode" if prefills else "prefill"
         return _best_local(candidates, fitting, full, f"no {missing} worker is ready")
     tokens = demand.num_tokens
-    prefills &= candidates.handing_over(tokens)
-    decodes &= candidates.handing_over(tokens)
+    handing_over = candidates.handing_over(tokens)
+    prefills, decodes = prefills & handing_over, decodes & handing_over
     if not prefills or not decodes:
         return _best_local(candidates, fitting, full, f"{tokens} tokens are too many to hand over")
     roomy = decodes & ~full

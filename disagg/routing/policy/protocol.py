@@ -37,12 +37,12 @@ class Candidate:
     @property
     def incarnation(self) -> Incarnation:
         """The worker's id and its epoch."""
-        return self.info.incarnation
+        return self.worker.info.incarnation
 
     @property
     def name(self) -> str:
         """The worker's id, for reasons and messages."""
-        return self.incarnation.worker_id
+        return self.worker.info.incarnation.worker_id
 
     @property
     def prefill_queue(self) -> tuple[int, int]:
@@ -86,7 +86,7 @@ class Candidate:
     def _reached(self) -> tuple[int, tuple[tuple[int, int], ...]]:
         return self.held.reached_by(self.incarnation)
 
-    @property
+    @cached_property
     def found_tokens(self) -> int:
         """Tokens of the prompt that it need not compute: in its pool, or loaded from its tiers."""
         return max(self.usable_tokens, self.reach_tokens)

@@ -13,7 +13,7 @@ from disagg.router.choices import Choices
 from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest
 from disagg.router.observed_call import ObservedCall
-from disagg.router.text_stream import TextReader, pieces
+from disagg.router.text_stream import TextReader, next_piece
 from tests.unit.router.choices_client import BODY, LONG, PROMPT, alone, ask, texts
 from tests.unit.router.test_http_errors import check_error
 
@@ -115,13 +115,12 @@ async def test_what_is_superseded_starts_nothing_though_its_tokens_wait_to_be_re
 
     async def late(stream, reader):
         await reads.wait()
-        async for piece in pieces(stream, reader):
-            yield piece
+        return await next_piece(stream, reader)
 
     async def to_end(choices):
         return [index async for index, piece in choices.pieces() if piece.finish_reason]
 
-    monkeypatch.setattr("disagg.router.choices.pieces", late)
+    monkeypatch.setattr("disagg.router.choices.next_piece", late)
     texts = partial(TextReader, tokenizer=seeded.tokenizer)
     first = Choices(dispatcher, [prompt], 3, texts, call_at(dispatcher))
     await first.start()
