@@ -7,21 +7,16 @@ httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_c
 import asyncio
 import logging
 import re
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import (
-    HEADER_VALUE_RE,
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from disagg.errors import CapacityError, DisaggError, RequestError
+from disagg.router.http_cycle import Cycle, ServerState
 from disagg.router.http_exchange import CONNECTION, Headers, HeadTooLargeError
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
@@ -42,121 +37,6 @@ class TooManyConnectionsError(CapacityError):
 
     http_status = 503
     code = "too_many_connections"
-
-
-class ServerState(Protocol):
-    """What connections know of their server.
-
-    Attributes:
-        is_leaving: every connection ends with its next answer.
-    """
-
-    is_leaving: bool
-
-
-class _Cycle(RequestResponseCycle):
-    """One request and its answer: the `Connection` of an exchange.
-
-    uvicorn's own `send` writes the head alone, and parts to clients that know none.
-    """
-
-    def __init__(self, state: ServerState, **given: Any) -> None:
-        super().__init__(**given)
-        self._state = state
-        self._on_left: Callable[[], None] | None = None
-
-    @property
-    def has_left(self) -> bool:
-        """See `Connection`."""
-        return self.disconnected
-
-    def on_left(self, call: Callable[[], None]) -> None:
-        """See `Connection`."""
-        self._on_left = call
-        self.flow.resume_reading()  # a large body may have paused it: nobody would notice
-        if self.disconnected:
-            call()
-
-    def lost(self) -> None:
-        """The connection is no more."""
-        if self.response_complete:
-            return
-        self.disconnected = True
-        self.message_event.set()
-        if self._on_left is not None:
-            self._on_left()
-
-    def whole_body(self) -> bytes | None:
-        """See `Connection`."""
-        if self.more_body or self.disconnected:
-            return None
-        self.flow.resume_reading()
-        return bytes(self.body)
-
-    async def begin(self, status: int, headers: Headers, data: bytes, *, more: bool) -> None:
-        """See `Connection`."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if self.disconnected:
-            return
-        self.response_started, self.waiting_for_100_continue = True, False
-        has_length = False
-        lines = [STATUS_LINE[status]]
-        for name, value in (*self.default_headers, *headers):
-            if HEADER_VALUE_RE.search(value):
-                raise RuntimeError(f"the header {name!r} has a character that it cannot have")
-            if name == b"content-length":
-                has_length = True
-            elif name == b"connection":  # there is one value for it
-                self.keep_alive = False
-                continue
-            lines += (name, b": ", value, b"\r\n")
-        scope = self.scope
-        has_body = scope["method"] != "HEAD" and status != HTTPStatus.NO_CONTENT
-        self.chunked_encoding = has_body and not has_length and scope["http_version"] == "1.1"
-        if self.chunked_encoding:
-            lines.append(b"transfer-encoding: chunked\r\n")
-        elif has_body and not has_length:
-            self.keep_alive = False  # the body ends with the connection
-        if self._state.is_leaving:
-            self.keep_alive = False
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        self._write(b"".join(lines), data if has_body else b"", more=more)
-
-    async def go_on(self, data: bytes, *, more: bool) -> None:
-        """See `Connection`."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if not self.disconnected:
-            self._write(b"", data if self.scope["method"] != "HEAD" else b"", more=more)
-
-    def _write(self, head: bytes, data: bytes, *, more: bool) -> None:
-        if self.chunked_encoding:
-            part = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-            data = part if more else part + b"0\r\n\r\n"
-        if head or data:
-            self.transport.write(head + data)
-        if not more:
-            self.response_complete = True
-            self.message_event.set()
-            if not self.keep_alive:
-                self.transport.close()
-            self.on_response()
-
-    def takes_chunks(self) -> bool:
-        """See `Connection`."""
-        return (
-            self.chunked_encoding is True
-            and not self.flow.write_paused
-            and not self.disconnected
-            and not self.response_complete
-        )
-
-    def write(self, data: bytes) -> None:
-        """See `Connection`."""
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsProtocol]:
@@ -180,7 +60,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self._has_moved = False
             self._num_unframed = 0
             self._fault: DisaggError | None = None
-            self._served: _Cycle | None = None
+            self._served: Cycle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -203,7 +83,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             super().connection_lost(exc)
             waiting = [cycle for cycle, _ in self.pipeline]
             for cycle in (self._served, *waiting):
-                if isinstance(cycle, _Cycle):
+                if isinstance(cycle, Cycle):
                     cycle.lost()
             self.pipeline.clear()
 
@@ -257,9 +137,12 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self.url += url
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            # Trailers are none of them. One too many is enough to see that they are.
+            # Trailers are none of them. One too many is enough to see that there are too many.
             if self._is_in_head and len(self.headers) <= options.headers_max:
-                self.headers.append((name.lower(), value))
+                name = name.lower()
+                self.headers.append((name, value))
+                if name == b"expect":
+                    self.expect_100_continue = value.lower() == b"100-continue"
 
         def on_headers_complete(self) -> None:
             if self._is_resumed:
@@ -281,7 +164,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 "query_string": query,
                 "headers": self.headers,
             }
-            self.cycle = cycle = _Cycle(
+            self.cycle = cycle = Cycle(
                 state,
                 scope=self.scope,
                 transport=self.transport,
@@ -291,8 +174,10 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 access_log=False,
                 default_headers=self.server_state.default_headers,
                 message_event=asyncio.Event(),
-                expect_100_continue=(b"expect", b"100-continue") in self.headers,
-                keep_alive=version == "1.1" and self.parser.should_keep_alive(),
+                expect_100_continue=self.expect_100_continue,
+                keep_alive=version == "1.1"
+                and len(self.headers) <= options.headers_max  # else some are not known
+                and self.parser.should_keep_alive(),
                 on_response=self.on_response_complete,
             )
             self.scope[CONNECTION] = cycle  # type: ignore[literal-required]
@@ -303,7 +188,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self.pipeline.appendleft((cycle, self.app))
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-            assert isinstance(cycle, _Cycle)
+            assert isinstance(cycle, Cycle)
             self._served = cycle
             super()._start_asgi_task(cycle, app)
 
@@ -328,16 +213,19 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
 
         def _refuse(self, fault: DisaggError) -> None:
             """Answer what is no request, in its turn, and close."""
-            broken = self.cycle is not None and self.cycle.more_body  # it is in a body
-            if broken and self.pipeline:
-                self.pipeline.popleft()
-            elif broken or self._served is None:
+            if self.cycle is not None and self.cycle.more_body:  # it is in a body
+                if self.pipeline:
+                    self.pipeline.popleft()
+                    self._fault = fault
+                else:
+                    self._end_with(None if self.cycle.response_started else fault)
+            elif self._served is not None:
+                self._fault = fault
+            else:
                 self._end_with(fault)
-                return
-            self._fault = fault
 
-        def _end_with(self, fault: DisaggError) -> None:
-            if self._served is None or not self._served.response_started:
+        def _end_with(self, fault: DisaggError | None) -> None:
+            if fault is not None:
                 self.transport.write(_raw_answer(fault))
             self.transport.close()
 

@@ -43,8 +43,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     | {"msgpack", "opentelemetry", "zmq"}
     | {"obstore", "xxhash"},
     "router": GRPC
-    | {"uvicorn", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core", "numpy"}
-    | {"prometheus_client", "opentelemetry", "msgpack", "zmq"},
+    | {"uvicorn", "httptools", "transformers", "tokenizers", "jinja2", "pydantic", "pydantic_core"}
+    | {"numpy", "prometheus_client", "opentelemetry", "msgpack", "zmq"},
 }
 RAY_AT = (
     "disagg.workers.actor",

@@ -170,3 +170,23 @@ async def test_a_small_answer_is_one_write(house):
     await reader.readuntil(b"}}")
     assert len(writes) == 1
     writer.close()
+
+
+async def test_a_broken_body_behind_its_answer_is_not_answered_again(open_house):
+    house = await open_house(body_bytes_max=1024)
+    reader, writer = await connect(house)
+    writer.write(CHUNKED + b"\r\n" + chunk(b"x" * 2000))
+    assert b" 413 " in await reader.readline()
+    writer.write(b"no size\r\n\r\n" + SMUGGLED)
+    assert not STATUS.findall(await until_closed(reader))
+    writer.close()
+
+
+async def test_a_body_behind_too_many_headers_is_no_request(open_house):
+    """Neither where the parser leaves the body to another protocol."""
+    house = await open_house(headers_max=20)
+    many = b"".join(b"x-%d: y\r\n" % number for number in range(30))
+    for upgrade in (b"", b"connection: upgrade\r\nupgrade: x\r\n"):
+        length = b"content-length: %d\r\n\r\n" % len(SMUGGLED)
+        said = await answers_to(house, POST + upgrade + many + length + SMUGGLED)
+        assert STATUS.findall(said) == [b"431"]

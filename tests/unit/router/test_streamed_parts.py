@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from disagg.router.client_stream import ClientStream
-from disagg.router.http_connection import _Cycle
+from disagg.router.http_cycle import Cycle
 from disagg.router.openai.completion_format import CompletionFormat
 from tests.unit.router.scripted_worker import BOUND_S
 
@@ -95,13 +95,13 @@ async def test_who_knows_no_parts_gets_none(house):
 async def test_parts_are_written_without_waiting(house, monkeypatch):
     """The control of the others: they are about another way than that of what may have to wait."""
     sent = []
-    go_on = _Cycle.go_on
+    go_on = Cycle.go_on
 
     async def go_on_seen(self: Any, data: bytes, *, more: bool) -> None:
         sent.append(data)
         await go_on(self, data, more=more)
 
-    monkeypatch.setattr(_Cycle, "go_on", go_on_seen)
+    monkeypatch.setattr(Cycle, "go_on", go_on_seen)
     async with httpx.AsyncClient(base_url=house.url, timeout=BOUND_S) as client:
         got = await client.post("/v1/completions", json=ASKED)
     assert b"".join(sent).endswith(b"data: [DONE]\n\n")
