@@ -13,6 +13,7 @@ from disagg.routing.actions import NewRequest, RouterAction, ToWorker
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.fleet import LostWorker
 from disagg.routing.generation import Generation
+from disagg.routing.policy.appraisal import considered
 from disagg.routing.policy.protocol import Plan
 from disagg.routing.record import RequestRecord
 from disagg.routing.revisions import Revision
@@ -112,7 +113,7 @@ class RoutedRequest:
             base=len(self.stream.tokens),
             taken_over=old,
             estimate=plan.estimate,
-            considered=plan.considered,
+            considered=plan.considered or (considered(plan, chosen=True),),
         )
         self.generations.append(current)
         self.current = current

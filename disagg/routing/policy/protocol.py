@@ -185,7 +185,7 @@ class Plan:
     hold_ms: float = 0.0
     """So long at most it had better wait at the router, although there is room; 0: it goes now."""
     considered: tuple[Considered, ...] = ()
-    """What was weighed against it, and itself; few."""
+    """What was weighed against it, and itself; few. Empty: nothing else was."""
 
     @property
     def found_tokens(self) -> int:
