@@ -4,8 +4,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, reduce
-from itertools import accumulate, repeat
-from operator import and_
+from itertools import accumulate, compress, repeat
+from operator import and_, mul, xor
 from typing import Protocol
 
 from disagg.kv.kinds.registry import KINDS
@@ -213,18 +213,23 @@ def levels(
     asked = [(one.at, one.block_tokens) for one in groups]
     can_sweep = all(one.block_tokens == step_tokens for one in groups)
     num_steps, num_runs = _STEPS_MAX if len(groups) > 1 else 0, _SWEEP_RUNS
+    pause = 2 * _SWEEP_RUNS
+    found: list[Level] = []
+    num_wanted = 1
     while end > 0:
         if can_sweep and not num_steps:
             swept = _swept(groups, end, num_runs, missing)
             if swept is not None:
-                end, found, missing = swept
-                if found:
+                end, more, missing = swept
+                if found := found + more:
                     yield found
+                    found = []
                 if not missing:
                     return
                 num_runs *= 4
                 continue
-            num_steps, num_runs = 2 * _SWEEP_RUNS, _SWEEP_RUNS
+            num_steps, num_runs = pause, _SWEEP_RUNS
+            pause *= 4
         num_steps -= 1
         mask, lower = missing, 0
         for at, block_tokens in asked:
@@ -237,11 +242,16 @@ def levels(
             if below > lower:
                 lower = below
         else:
-            yield [(end, mask)]
+            found.append((end, mask))
             missing ^= mask
+            if len(found) == num_wanted or not missing:
+                yield found
+                found, num_wanted = [], min(2 * num_wanted, _SWEEP_RUNS)
             if not missing:
                 return
         end = lower - lower % step_tokens
+    if found:
+        yield found
 
 
 def _swept(
@@ -263,14 +273,11 @@ def _swept(
             return None
         if not other.adds_nothing(leading, lowest, num_blocks, missing):
             return None
-    found = []
-    for start, mask in zip(reversed(starts), reversed(masks), strict=True):
-        mask &= missing
-        if mask:
-            found.append((end, mask))
-            missing ^= mask
-        end = start * block_tokens
-    return end, found, missing
+    ends = [end, *map(mul, reversed(starts), repeat(block_tokens))]
+    holders = list(map(and_, reversed(masks), repeat(missing)))
+    # Each holder of a run holds all that is below it too.
+    new = list(map(xor, holders, [0, *holders]))
+    return ends[-1], list(compress(zip(ends, new, strict=False), new)), missing ^ holders[-1]
 
 
 def prepare(group: GroupInfo) -> None:
@@ -307,8 +314,9 @@ class Levels:
     def __iter__(self) -> Iterator[Level]:
         known, number = self._known, 0
         while True:
-            some = known[number:]
-            if not some:  # nor has somebody else gone on meanwhile
+            if number < len(known):  # somebody else went on meanwhile
+                some = known[number:]
+            else:
                 some = next(self._rest, [])
                 if not some:
                     return

@@ -104,11 +104,12 @@ def _united(
     chain: Chain, layers: Sequence[int], begin: int, end: int
 ) -> tuple[list[int], list[int]]:
     """Starts and masks of the runs in a range of a chain, over several layers."""
+    if len(layers) == 1:
+        only = chain.layers[layers[0]]
+        return only.between(begin, end) if only is not None else ([begin], [0])
     used = [runs for layer in layers if (runs := chain.layers[layer]) is not None]
     if not used:
         return [begin], [0]
-    if len(used) == 1:
-        return used[0].between(begin, end)
     pieces = [dict(zip(*runs.between(begin, end), strict=True)) for runs in used]
     starts = sorted(set(joined.from_iterable(pieces)))
     now, masks = [0] * len(used), []
