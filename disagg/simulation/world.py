@@ -36,6 +36,10 @@ Watch = Callable[[float, int], None]
 """Told now and then of the virtual time, in ms of the trace, and of requests that have ended."""
 
 
+def no_watch(now_ms: float, num_ended: int) -> None:
+    """A `Watch` that looks away."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What became of a request; times in ms of the trace."""
@@ -117,9 +121,7 @@ class World:
         ]
         self._by_name = {one.info.incarnation: one for one in self.workers}
 
-    def run(
-        self, trace: Sequence[TraceRequest], watch: Watch = lambda now_ms, num_ended: None
-    ) -> list[Outcome]:
+    def run(self, trace: Sequence[TraceRequest], watch: Watch = no_watch) -> list[Outcome]:
         """Play a trace until every request has ended; an outcome for each, in its order.
 
         Another trace may be played afterwards: the fleet is as it was left, with what is cached.
