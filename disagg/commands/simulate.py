@@ -73,7 +73,7 @@ def simulate(
     ] = 1,
     plot_file: Annotated[
         Path | None,
-        typer.Option("--plot", help="Goodput against rate, as .svg or .png (disagg[plot])."),
+        typer.Option("--plot", help="Goodput against rate, as .svg or .png; needs the extra plot."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on standard error.")] = False,
