@@ -23,12 +23,14 @@ class Answer:
     Attributes:
         sent_s: when it was due, or, of a later turn, when the answer before was whole, if that was
             later.
+        asked_s: when the client did ask: its timers and its JSON took until then.
         tokens: ids.
     """
 
     request_id: str
     num_prompt_tokens: int
     sent_s: float
+    asked_s: float
     first_s: float
     last_s: float
     tokens: tuple[int, ...]
@@ -115,6 +117,7 @@ async def ask(
     ).encode()
     due_s = time.monotonic() if due_s is None else due_s
     host, _, port = url.removeprefix("http://").partition(":")
+    asked_s = time.monotonic()
     reader, writer = await asyncio.open_connection(host, int(port), limit=LINE_BYTES_MAX)
     try:
         writer.write(
@@ -143,4 +146,4 @@ async def ask(
     if len(words) != num_output_tokens:
         raise RuntimeError(f"{request_id}: {len(words)} tokens instead of {num_output_tokens}")
     tokens = tuple(int(word.removeprefix("t")) for word in words)
-    return Answer(request_id, len(prompt), due_s, first_s, last_s, tokens)
+    return Answer(request_id, len(prompt), due_s, asked_s, first_s, last_s, tokens)

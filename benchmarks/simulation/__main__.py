@@ -56,18 +56,18 @@ class Effort:
         repeats: of every figure of the fleet, before and after each run.
         tries_max: of a run, where it is thrown away.
         budget_s: since the begin; then nothing is repeated, nobody waits for quiet, and no round
-            begins but the first.
+            begins but the first, nor one that would last longer, if it lasts as long as the last.
     """
 
     requests: int = 20
-    rounds: int = 3
-    engine_repeats: int = 7
-    repeats: int = 5
-    tries_max: int = 4
-    budget_s: float = 5_400.0
+    rounds: int = 2
+    engine_repeats: int = 5
+    repeats: int = 3
+    tries_max: int = 2
+    budget_s: float = 840.0
 
 
-QUICK = Effort(12, 2, 3, 4, 3, 380.0)
+QUICK = Effort(requests=12, engine_repeats=3, repeats=4, tries_max=3, budget_s=300.0)
 
 
 def main() -> None:
@@ -126,17 +126,19 @@ class Session:
             capacity = {mix.name: measure_capacity(fleet, COLOCATED, mix) for mix in self.mixes}
             calibrated = Calibrated(fleet, engine, effort.repeats, _say)
             for number in range(effort.rounds):
-                if number and time.monotonic() > ends_s:
-                    _say(f"no time is left for round {number + 1}")
-                    break
-                for mix in self.mixes:
-                    rate = SHARE * capacity[mix.name]
-                    trace = make_trace(mix, rate, effort.requests, SEED + number)
-                    for place in range(len(RULES)):
-                        rule = RULES[(place + number) % len(RULES)]
+                began_s = time.monotonic()
+                for rule in RULES[number % len(RULES) :] + RULES[: number % len(RULES)]:
+                    for mix in self.mixes:  # the roles stay, and so does what was asked last
+                        _say(f"round {number + 1} of {effort.rounds}: {mix.name}, {rule.policy}")
+                        rate = SHARE * capacity[mix.name]
+                        trace = make_trace(mix, rate, effort.requests, SEED + number)
                         runs += self._kept(calibrated, rule, mix, trace, ends_s)
                         if record is not None:
                             write(record, json.loads(out.read_text()), runs)
+                left_s = ends_s - time.monotonic()
+                if number + 1 < effort.rounds and time.monotonic() - began_s > left_s:
+                    _say(f"no time is left for more than {number + 1} rounds")
+                    break
         return engine, runs
 
     def _kept(

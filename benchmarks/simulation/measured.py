@@ -134,13 +134,13 @@ def serve(fleet: Fleet, system: System, trace: list[Request], machine: MachineWa
         last = fleet.record(answer.request_id)["generations"][-1]
         found.append(
             Seen(
-                answer.sent_s - began_s,
+                answer.asked_s - began_s,
                 tuple(prompt),
                 answer.tokens,
-                answer.ttft_ms,
+                1e3 * (answer.first_s - answer.asked_s),
                 answer.tpot_ms,
                 not last["local"],
-                machine.others_share(answer.sent_s, answer.last_s),
+                machine.others_share(answer.asked_s, answer.last_s),
                 (last["prefill_times"] or {}).get("compute_ms"),
             )
         )

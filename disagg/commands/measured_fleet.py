@@ -5,12 +5,14 @@ shares them with streams, in a fleet of one machine also with other workers, rou
 """
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from disagg.commands.fleet_requests import ANSWER_TOKENS, Asked, RunningFleet
 from disagg.commands.simulate import fleet_of
+from disagg.commands.varied_lengths import varied_length
 from disagg.config.settings import Settings
 from disagg.errors import ConfigError
 from disagg.simulation.curves import NOTHING, Curves, Line, Surface
@@ -19,11 +21,15 @@ from disagg.simulation.prompts import TraceRequest
 from disagg.simulation.world import World
 
 PROMPT_TOKENS = 48
-LONGER_PROMPTS = (128, 256, 1_024)
+LONGER_PROMPTS = (120, 240, 960)
 """Tokens of the other prompts that are asked alone, of each at most half of what the model takes.
-What is between two of them is on a line, so these are where prompts of requests are."""
+What is between two of them is on a line, so these are where prompts of requests are; none is a
+chunk more where it is varied, if chunks are a power of two."""
 STREAMS_PER_WORKER = 4
 """At once, where what a sequence adds to a step is measured."""
+REST_S = 0.3
+"""Before requests are asked: those of users come to workers at rest, whose caches others have used
+meanwhile, more often than right after another one."""
 APART_MS = 60_000.0
 NO_SLOS = Slos(0, 0)
 
@@ -59,12 +65,12 @@ def ask_shapes(curves: Curves, settings: Settings) -> tuple[AskShape, ...]:
     cluster = settings.cluster
     num_workers = cluster.num_prefill + cluster.num_decode + cluster.num_both
     num_beside = min(curves.workers_per_host, num_workers) - 1
-    beside = [AskShape(_beside_tokens(alone), 1, num_beside)] if num_beside > 0 else []
+    lengths = (PROMPT_TOKENS, _beside_tokens(alone)) if num_beside > 0 else ()
     return (
         AskShape(PROMPT_TOKENS),
         AskShape(PROMPT_TOKENS, STREAMS_PER_WORKER * num_decoding(settings)),
         *map(AskShape, alone),
-        *beside,
+        *(AskShape(num, 1, num_beside) for num in lengths),
     )
 
 
@@ -84,15 +90,17 @@ def ask_fleet(
     """
     fleet.wait_until_idle()
 
-    def ask(one: AskShape) -> Asked:
-        return middle(fleet.ask_at_once(one.at_once, one.num_prompt, one.beside))
+    def ask(one: AskShape, number: int) -> Asked:
+        time.sleep(REST_S)
+        num_prompt = varied_length(one.num_prompt, number, repeats)
+        return middle(fleet.ask_at_once(one.at_once, num_prompt, one.beside))
 
     for one in shapes:  # connections, first steps
-        ask(one)
+        ask(one, 0)
     rounds = []
     for number in range(repeats):
         say(f"requests to the fleet, {number + 1} of the repeats")
-        rounds.append([ask(one) for one in shapes])
+        rounds.append([ask(one, number) for one in shapes])
     same = zip(*rounds, strict=True)
     return {shape: middle(found) for shape, found in zip(shapes, same, strict=True)}
 
@@ -111,9 +119,9 @@ def with_serving(curves: Curves, settings: Settings, answers: Answers) -> Curves
     """Curves with which requests take what they took.
 
     What a step takes more is seen in the time between the tokens of requests alone, what a prompt's
-    steps take in what its worker says of them, what other workers of the host cost in the first
-    token beside them, what a sequence takes more in the tokens of several, and what a request is
-    on its way in the first tokens, by the length of the prompt.
+    steps take in what its worker says of them, what a sequence takes more in the tokens of several,
+    and what a request is on its way in the first tokens, by the length of the prompt. For what
+    other workers of the host cost see `with_beside`.
 
     Args:
         curves: whatever they have of these parts is forgotten.
@@ -124,7 +132,12 @@ def with_serving(curves: Curves, settings: Settings, answers: Answers) -> Curves
         ConfigError: the settings' workers answer nothing.
     """
     curves = replace(
-        curves, request=NOTHING, step_more_ms=0.0, sequence_more_ms=0.0, beside_share=0.0
+        curves,
+        request=NOTHING,
+        request_beside_ms=0.0,
+        step_more_ms=0.0,
+        sequence_more_ms=0.0,
+        beside_share=0.0,
     )
     alone = {
         shape.num_prompt: one
@@ -137,11 +150,8 @@ def with_serving(curves: Curves, settings: Settings, answers: Answers) -> Curves
     ]
     step_ms = max(0.0, statistics.median(more))
     curves = with_prefill(replace(curves, step_more_ms=step_ms), settings, alone)
-    for shape, one in answers.items():
-        if shape.beside:
-            more_ms = one.ttft_ms - alone[shape.num_prompt].ttft_ms
-            computes_ms = simulated(curves, settings, AskShape(shape.num_prompt)).ttft_ms
-            curves = replace(curves, beside_share=max(0.0, more_ms / computes_ms))
+    beside = {shape.num_prompt: one for shape, one in answers.items() if shape.beside}
+    curves = with_beside(curves, settings, alone, beside)
     several = next(shape for shape in answers if shape.at_once > 1)
     rest_ms = answers[several].tpot_ms - simulated(curves, settings, several).tpot_ms
     rest_ms /= (STREAMS_PER_WORKER - 1) * (1 + curves.beside_share)
@@ -181,6 +191,37 @@ def with_prefill(curves: Curves, settings: Settings, alone: Mapping[int, Asked])
         for num in across
     )
     return replace(curves, prefill=Surface(across, before.along, rows))
+
+
+def with_beside(
+    curves: Curves, settings: Settings, alone: Mapping[int, Asked], beside: Mapping[int, Asked]
+) -> Curves:
+    """Curves whose steps and requests take longer while other workers of the host compute.
+
+    By how much a prompt's steps are longer there is what their worker says of the longest one;
+    where it says nothing, by how much more a longer prompt's first token comes later than a
+    shorter one's. What first tokens come later besides is the way's, in the mean of all lengths.
+
+    Args:
+        curves: with what prompts take.
+        settings: of the fleet.
+        alone: by tokens of the prompt.
+        beside: likewise, while others of the host answer; may be empty.
+    """
+    if not beside:
+        return curves
+    more = {num: one.ttft_ms - alone[num].ttft_ms for num, one in beside.items()}
+    computes = {num: simulated(curves, settings, AskShape(num)).ttft_ms for num in beside}
+    shortest, longest = min(beside), max(beside)
+    said, said_alone = beside[longest].compute_ms, alone[longest].compute_ms
+    if said is not None and said_alone:
+        share = said / said_alone - 1
+    else:
+        apart_ms = computes[longest] - computes[shortest]
+        share = (more[longest] - more[shortest]) / apart_ms if apart_ms > 0 else 0.0
+    share = max(0.0, share)
+    way_ms = statistics.mean(more[num] - share * computes[num] for num in beside)
+    return replace(curves, beside_share=share, request_beside_ms=max(0.0, way_ms))
 
 
 def fitted(curves: Curves, settings: Settings, answers: Answers) -> dict[str, Any]:

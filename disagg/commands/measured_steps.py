@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from disagg.commands.varied_lengths import varied_length
 from disagg.errors import ConfigError
 from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.coordinator import KVCacheCoordinator
@@ -126,6 +127,8 @@ class StepRig:
                 if prefix:
                     self._prompt_ms(prefix)
                 for row, num_tokens in enumerate(chunks):
+                    if num_tokens < chunks[-1]:  # chunks of as much as a step holds are frequent
+                        num_tokens = varied_length(num_tokens, number, self.repeats)
                     prompt = [*prefix, *self._prompt(num_tokens)]
                     took[row, column].append(self._prompt_ms(prompt))
         return _surface(chunks, before, took)

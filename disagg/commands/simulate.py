@@ -1,8 +1,6 @@
 """`disagg simulate`: a fleet in virtual time, by policies, rates and ratios."""
 
 import json
-import sys
-import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +9,14 @@ import typer
 
 from disagg.commands.arguments import Config, Decode, Prefill, Set, read_effective
 from disagg.commands.signals import exit_on_signals
+from disagg.commands.simulated_runs import PROCESSES_MAX, simulate_all
 from disagg.commands.simulation_view import check_plot, plot, table
 from disagg.config.settings import Settings
 from disagg.errors import ConfigError
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import POLICIES
 from disagg.routing.slo import Slo
-from disagg.simulation.comparison import best_ratio, compare, splits
+from disagg.simulation.comparison import Comparison, best_ratio, splits
 from disagg.simulation.curves import Curves
 from disagg.simulation.curves_file import curves_from_json
 from disagg.simulation.figures import Slos
@@ -25,14 +24,11 @@ from disagg.simulation.fleet_plan import FleetPlan, RouterPlan
 from disagg.simulation.mixes import MIXES, Lengths, make_trace
 from disagg.simulation.prompts import TraceRequest, at_rate, duration_ms
 from disagg.simulation.trace_file import read_trace
-from disagg.simulation.world import Watch
 from disagg.workers.cache_policy import cache_policy
 from disagg.workers.limits import worker_limits
 from disagg.workers.options import WorkerOptions
 
 WORKERS_MAX = 4096
-SAY_S = 5.0
-"""How often the progress is told."""
 
 
 def simulate(
@@ -66,9 +62,18 @@ def simulate(
     slo_ttft_ms: Annotated[int, typer.Option("--slo-ttft-ms", min=1)] = 2_000,
     slo_tpot_ms: Annotated[float, typer.Option("--slo-tpot-ms", min=0.1)] = 100.0,
     seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes",
+            min=1,
+            max=PROCESSES_MAX,
+            help="Runs at once; each has a fleet of its own in memory. The figures are the same.",
+        ),
+    ] = 1,
     plot_file: Annotated[
         Path | None,
-        typer.Option("--plot", help="Goodput against rate, as .svg or .png (disagg[plot])."),
+        typer.Option("--plot", help="Goodput against rate, as .svg or .png; needs the extra plot."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on standard error.")] = False,
@@ -102,7 +107,8 @@ def simulate(
         plans = [plan.with_ratio(*split) for plan in plans for split in splits(len(fleet.roles))]
     load = _Load(trace, mix, seconds, Lengths(fleet.limits.max_model_tokens, scale), seed)
     rates = load.rates(rate)
-    found = list(compare(plans, rates, load.at, slos, seed, _Progress(quiet).of))
+    comparison = Comparison(plans, rates, load.at, slos, seed)
+    found = simulate_all(comparison, processes, quiet=quiet)
     if plot_file is not None:
         plot(found, plot_file, measured.name)
     best = best_ratio(found) if ratios else {}
@@ -240,30 +246,3 @@ class _Load:
             made = make_trace(self._mix, rate, self._seconds, self._lengths, self._seed)
             return made, self._seconds
         return at_rate(self._requests, rate), len(self._requests) / rate
-
-
-class _Progress:
-    """Tells now and then how far a run is, on standard error."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._said_s = time.monotonic()
-
-    def of(self, plan: FleetPlan, rate: float) -> Watch:
-        """For one run."""
-
-        def watch(now_ms: float, num_ended: int) -> None:
-            if self._quiet or time.monotonic() - self._said_s < SAY_S:
-                return
-            self._said_s = time.monotonic()
-            roles = f"{plan.num_prefill}P{plan.num_decode}D"
-            if plan.num_both:
-                roles += f"{plan.num_both}B"
-            print(
-                f"{plan.router.policy} {roles} at {rate:g}/s: {now_ms / 1000:.0f} s virtual, "
-                f"{num_ended:,} requests ended",
-                file=sys.stderr,
-                flush=True,
-            )
-
-        return watch

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from disagg.errors import ConfigError
 from disagg.simulation.figures import PERCENTS, Figures
+from disagg.simulation.fleet_plan import roles_name
 
 SUFFIXES = (".svg", ".png")
 
@@ -43,7 +44,7 @@ def _rows(found: Sequence[Figures]) -> Table:
     for one in found:
         shown.add_row(
             one.policy,
-            workers_of(one),
+            roles_name(one.num_prefill, one.num_decode, one.num_both),
             f"{one.rate:.4g}",
             f"{one.goodput:.4g}",
             f"{one.kept_share:.1%}",
@@ -54,16 +55,6 @@ def _rows(found: Sequence[Figures]) -> Table:
             ", ".join(f"{number} {code}" for code, number in one.errors.items()) or "-",
         )
     return shown
-
-
-def workers_of(figures: Figures) -> str:
-    """As 2P6D, with 1B behind it for one of both roles."""
-    parts = (
-        (figures.num_prefill, "P"),
-        (figures.num_decode, "D"),
-        (figures.num_both, "B"),
-    )
-    return "".join(f"{number}{role}" for number, role in parts if number)
 
 
 def _percentiles(figures: tuple[float, ...] | None, digits: int) -> str:

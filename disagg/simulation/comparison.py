@@ -1,12 +1,13 @@
 """Fleets beside each other: policies, rates, and how many workers prefill."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from disagg.errors import ConfigError
 from disagg.simulation.figures import Figures, Slos, summarise
 from disagg.simulation.fleet_plan import FleetPlan
 from disagg.simulation.prompts import TraceRequest
-from disagg.simulation.world import Watch, World
+from disagg.simulation.world import Watch, World, no_watch
 
 RATIOS_MAX = 9
 """Splits of a fleet that are tried; of more workers these many, evenly."""
@@ -29,26 +30,48 @@ def splits(num_workers: int) -> list[tuple[int, int]]:
     return [(num, num_workers - num) for num in sorted(parts)]
 
 
-def compare(
-    plans: Sequence[FleetPlan],
-    rates: Sequence[float],
-    trace_at: TraceAt,
-    slos: Slos,
-    seed: int,
-    watch: Callable[[FleetPlan, float], Watch],
-) -> Iterator[Figures]:
-    """Run every fleet at every rate; all of them get the same requests at a rate."""
-    for rate in rates:
-        trace, lasts_s = trace_at(rate)
-        for plan in plans:
-            outcomes = World(plan, seed).run(trace, watch(plan, rate))
-            yield summarise(
-                outcomes,
-                slos,
-                policy=plan.router.policy,
-                workers=(plan.num_prefill, plan.num_decode, plan.num_both),
-                lasts_s=lasts_s,
-            )
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a comparison: a fleet at a rate."""
+
+    plan: FleetPlan
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs of fleets at rates; all fleets get the same requests at a rate.
+
+    Attributes:
+        plans: of the fleets.
+        rates: requests per second.
+        trace_at: makes the requests.
+        slos: that count as goodput.
+        seed: of the delays that workers draw.
+    """
+
+    plans: Sequence[FleetPlan]
+    rates: Sequence[float]
+    trace_at: TraceAt
+    slos: Slos
+    seed: int
+
+    @property
+    def runs(self) -> list[Run]:
+        """All of them; none depends on another one."""
+        return [Run(plan, rate) for rate in self.rates for plan in self.plans]
+
+    def figures(self, run: Run, watch: Watch = no_watch) -> Figures:
+        """Simulate one of the runs."""
+        plan = run.plan
+        trace, lasts_s = self.trace_at(run.rate)
+        return summarise(
+            World(plan, self.seed).run(trace, watch),
+            self.slos,
+            policy=plan.router.policy,
+            workers=(plan.num_prefill, plan.num_decode, plan.num_both),
+            lasts_s=lasts_s,
+        )
 
 
 def best_ratio(figures: Sequence[Figures]) -> dict[tuple[str, float], Figures]:

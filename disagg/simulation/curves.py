@@ -92,6 +92,7 @@ class Curves:
         hop_ms: a message between router and worker, or two workers.
         request: the way of a request to the plan and of its first token to the client, beside
             those messages, by tokens of the prompt: HTTP, JSON, names of blocks.
+        request_beside_ms: how much longer that way is while the workers of a host compute.
         step_more_ms: what a step takes in a worker that serves, beside what the engine alone takes.
         sequence_more_ms: likewise for each sequence that gets a token: its way through the worker.
         beside_share: by how much, as a share of it, a step is longer while all other workers of
@@ -113,6 +114,7 @@ class Curves:
     num_blocks: int
     max_model_tokens: int
     name: str = ""
+    request_beside_ms: float = 0.0
     step_more_ms: float = 0.0
     sequence_more_ms: float = 0.0
     beside_share: float = 0.0

@@ -47,7 +47,11 @@ def curves_to_json(curves: Curves, measured: Mapping[str, Any]) -> dict[str, Any
         "mixed": {"shared_ms": curves.shared_ms},
         "transfer": {"read_ms": curves.link.read_ms, "mib_ms": curves.link.mib_ms},
         "messages": {"hop_ms": curves.hop_ms},
-        "request": {"prompt_tokens": list(curves.request.along), "ms": list(curves.request.ms)},
+        "request": {
+            "prompt_tokens": list(curves.request.along),
+            "ms": list(curves.request.ms),
+            "beside_ms": curves.request_beside_ms,
+        },
         "serving": {
             "step_ms": curves.step_more_ms,
             "sequence_ms": curves.sequence_more_ms,
@@ -68,18 +72,19 @@ def curves_from_json(content: object, name: str = "curves") -> Curves:
         raise ConfigError(f"{name}: version: {version!r}, not {VERSION}", param="curves")
     model = whole.inner("model")
     mixed, transfer, messages = map(whole.inner, ("mixed", "transfer", "messages"))
-    serving = whole.inner("serving")
+    request, serving = map(whole.inner, ("request", "serving"))
     return Curves(
         prefill=_surface(whole.inner("prefill"), "tokens", "tokens_before"),
         decode=_surface(whole.inner("decode"), "sequences", "tokens_before"),
         shared_ms=mixed.number("shared_ms"),
         link=LinkCost(transfer.number("read_ms"), transfer.number("mib_ms")),
         hop_ms=messages.number("hop_ms"),
-        request=_line(whole.inner("request"), "prompt_tokens"),
+        request=_line(request, "prompt_tokens"),
         layout=_layout(model),
         num_blocks=model.count("num_blocks"),
         max_model_tokens=model.count("max_model_tokens"),
         name=str(whole.fields.get("name", "")),
+        request_beside_ms=request.number("beside_ms") if "beside_ms" in request.fields else 0.0,
         step_more_ms=serving.number("step_ms"),
         sequence_more_ms=serving.number("sequence_ms"),
         beside_share=serving.number("beside_share"),

@@ -10,6 +10,12 @@ from disagg.scheduling.limits import WorkerLimits
 from disagg.simulation.curves import Curves
 
 
+def roles_name(num_prefill: int, num_decode: int, num_both: int) -> str:
+    """As 2P6D, with 1B behind it for one of both roles."""
+    parts = ((num_prefill, "P"), (num_decode, "D"), (num_both, "B"))
+    return "".join(f"{number}{role}" for number, role in parts if number)
+
+
 @dataclass(frozen=True, slots=True)
 class RouterPlan:
     """The router's part, by the names of its settings."""
@@ -57,6 +63,11 @@ class FleetPlan:
             + ("decode",) * self.num_decode
             + ("both",) * self.num_both
         )
+
+    @property
+    def roles_name(self) -> str:
+        """As 2P6D, with 1B behind it for one of both roles."""
+        return roles_name(self.num_prefill, self.num_decode, self.num_both)
 
     def with_policy(self, policy: str) -> "FleetPlan":
         """The same fleet under another policy."""

@@ -16,7 +16,10 @@ class Host:
     num_computing: int = 0
 
     def others_share(self, *, computes: bool) -> float:
-        """Part of the other workers that compute now, as one sees it that may compute itself."""
+        """Part of the other workers that compute now, as one sees it that may compute itself.
+
+        Who is none of the workers sees as much of all of them, at most 1.
+        """
         if self.num_workers < 2:
             return 0.0
-        return (self.num_computing - computes) / (self.num_workers - 1)
+        return min(1.0, (self.num_computing - computes) / (self.num_workers - 1))

@@ -36,6 +36,10 @@ Watch = Callable[[float, int], None]
 """Told now and then of the virtual time, in ms of the trace, and of requests that have ended."""
 
 
+def no_watch(now_ms: float, num_ended: int) -> None:
+    """A `Watch` that looks away."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What became of a request; times in ms of the trace."""
@@ -117,9 +121,7 @@ class World:
         ]
         self._by_name = {one.info.incarnation: one for one in self.workers}
 
-    def run(
-        self, trace: Sequence[TraceRequest], watch: Watch = lambda now_ms, num_ended: None
-    ) -> list[Outcome]:
+    def run(self, trace: Sequence[TraceRequest], watch: Watch = no_watch) -> list[Outcome]:
         """Play a trace until every request has ended; an outcome for each, in its order.
 
         Another trace may be played afterwards: the fleet is as it was left, with what is cached.
@@ -136,8 +138,7 @@ class World:
             self._begin()
         self._began_ms = self.time.now_ms + BEGIN_MS
         for request_id, request in zip(ids, trace, strict=True):
-            wait_ms = BEGIN_MS + request.at_ms + self.plan.curves.request.at(request.num_prompt)
-            self.time.after(wait_ms, partial(self._ask, request_id))
+            self.time.after(BEGIN_MS + request.at_ms, partial(self._send, request_id))
         while self._num_ended < len(outcomes):
             self.time.advance()
             if not self.time.num_events % EVENTS_PER_LOOK:
@@ -190,6 +191,15 @@ class World:
         return self._wires.read_ms(self.time.now_ms, owner, reader, num_bytes)
 
     # --- requests
+
+    def _send(self, request_id: str) -> None:
+        """It leaves its client; what its first token takes back to it is added here as well."""
+        curves = self.plan.curves
+        way_ms = curves.request.at(self._outcomes[request_id].request.num_prompt)
+        if curves.request_beside_ms:
+            shares = [one.others_share(computes=False) for one in self._hosts.values()]
+            way_ms += curves.request_beside_ms * sum(shares) / len(shares)
+        self.time.after(way_ms, partial(self._ask, request_id))
 
     def _ask(self, request_id: str) -> None:
         outcome = self._outcomes[request_id]

@@ -19,7 +19,7 @@ from disagg.config.sources import Given
 from disagg.simulation.curves import Curves, Line, Surface
 from tests.unit.simulation.fleets import curves
 
-WAY = Line((48, 128, 256, 1_024), (17.0, 30.0, 33.0, 60.0))
+WAY = Line((48, 120, 240, 960), (17.0, 30.0, 33.0, 60.0))
 SLOWER = 1.2
 
 
@@ -41,9 +41,7 @@ def engine(workers_per_host: int = 1) -> Curves:
     return replace(curves(), request=Line((0,), (0,)), workers_per_host=workers_per_host)
 
 
-def answers_of(
-    real: Curves, *, tell_compute: bool = False, beside_share: float = 0.0
-) -> dict[AskShape, Asked]:
+def answers_of(real: Curves, *, tell_compute: bool = False) -> dict[AskShape, Asked]:
     """What requests of all shapes take where these are the curves."""
     found = {}
     for shape in ask_shapes(real, settings()):
@@ -51,7 +49,9 @@ def answers_of(
         num = shape.num_prompt
         computes_ms = real.prompt_ms(num, 512) + -(-num // 512) * real.step_more_ms
         if shape.beside:
-            one = replace(one, ttft_ms=one.ttft_ms + beside_share * computes_ms)
+            more_ms = real.beside_share * computes_ms
+            one = replace(one, ttft_ms=one.ttft_ms + more_ms + real.request_beside_ms)
+            computes_ms += more_ms
         found[shape] = replace(one, compute_ms=computes_ms) if tell_compute else one
     return found
 
@@ -66,7 +66,7 @@ def test_what_a_fleet_adds_is_found_again() -> None:
     assert found.prefill == engine().prefill, "nobody has said what workers computed"
 
 
-@pytest.mark.parametrize("num_prompt", [48, 100, 128, 200, 256, 1_024])
+@pytest.mark.parametrize("num_prompt", [48, 100, 120, 200, 240, 960])
 def test_first_tokens_between_the_lengths_that_were_asked(num_prompt: int) -> None:
     """A worker that is slower than its engine alone is at some lengths, and a way that bends."""
     slower = Surface(
@@ -79,8 +79,8 @@ def test_first_tokens_between_the_lengths_that_were_asked(num_prompt: int) -> No
         answers = answers_of(real, tell_compute=tell_compute)
         found = with_serving(engine(), settings(), answers)
         assert simulated(found, settings(), shape).ttft_ms == pytest.approx(wanted_ms, rel=0.05)
-        ends = {one: each for one, each in answers.items() if one.num_prompt in (48, 1_024)}
-        if num_prompt in (128, 200):
+        ends = {one: each for one, each in answers.items() if one.num_prompt in (48, 960)}
+        if num_prompt in (120, 200):
             off = with_serving(engine(), settings(), ends)
             off_ms = simulated(off, settings(), shape).ttft_ms
             assert off_ms != pytest.approx(wanted_ms, rel=0.08), "control: two lengths alone"
@@ -105,24 +105,35 @@ def test_what_workers_say_of_prompts_scales_their_steps_and_not_the_way() -> Non
     assert untold.request.ms[-1] > WAY.ms[-1] + 10, "control: all of it is the way's"
 
 
-@pytest.mark.parametrize("beside_share", [0.0, 0.4])
-def test_what_other_workers_of_a_host_cost_is_found_again(beside_share: float) -> None:
-    real = replace(engine(2), request=WAY, step_more_ms=3.0, beside_share=beside_share)
-    found = with_serving(engine(2), settings(), answers_of(real, beside_share=beside_share))
-    assert found.beside_share == pytest.approx(beside_share, rel=0.1)
+@pytest.mark.parametrize("tell_compute", [False, True])
+@pytest.mark.parametrize(("beside_share", "way_ms"), [(0.0, 0.0), (0.4, 0.0), (0.2, 5.0)])
+def test_what_other_workers_of_a_host_cost_is_found_again(
+    beside_share: float, way_ms: float, tell_compute: bool
+) -> None:
+    real = replace(
+        engine(2),
+        request=WAY,
+        step_more_ms=3.0,
+        beside_share=beside_share,
+        request_beside_ms=way_ms,
+    )
+    answers = answers_of(real, tell_compute=tell_compute)
+    found = with_serving(engine(2), settings(), answers)
+    assert found.beside_share == pytest.approx(beside_share, rel=0.1, abs=0.01)
+    assert found.request_beside_ms == pytest.approx(way_ms, rel=0.1, abs=0.1)
     assert found.sequence_more_ms < 0.1, "what others cost is not the sequences'"
 
 
 def test_nobody_is_asked_beside_others_where_a_host_has_one_worker() -> None:
     assert not any(one.beside for one in ask_shapes(engine(1), settings()))
     beside = [one for one in ask_shapes(engine(2), settings()) if one.beside]
-    assert [(one.beside, one.num_prompt) for one in beside] == [(1, 256)]
+    assert [(one.beside, one.num_prompt) for one in beside] == [(1, PROMPT_TOKENS), (1, 240)]
     assert [one.beside for one in ask_shapes(engine(8), settings())][-1] == 1, "no third worker"
 
 
 def test_a_model_of_few_tokens_is_asked_for_no_more_than_half_of_them() -> None:
     tiny = replace(engine(2), max_model_tokens=512)
-    assert max(one.num_prompt for one in ask_shapes(tiny, settings())) == 256
+    assert max(one.num_prompt for one in ask_shapes(tiny, settings())) == 240
     tiny = replace(engine(2), max_model_tokens=128)
     assert {one.num_prompt for one in ask_shapes(tiny, settings())} == {PROMPT_TOKENS, 64}
 

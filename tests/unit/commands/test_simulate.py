@@ -1,8 +1,11 @@
 """`disagg simulate` as a process."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,3 +118,47 @@ def test_curves_that_are_none(tmp_path: Path) -> None:
     run = simulate("--curves", str(tmp_path / "c.json"), "--mix", "short-chat", "--rate", "1")
     assert run.returncode == 2
     assert "c.json: model: a JSON object is wanted" in run.stderr
+
+
+def test_several_processes_say_the_same(measured: str) -> None:
+    given = ("--curves", measured, "--mix", "short-chat", "--rate", "1,4", *LIGHT)
+    alone, beside = (
+        simulate(*given, "--prefill", "1", "--decode", "1", "--processes", number)
+        for number in ("1", "3")
+    )
+    assert (beside.returncode, beside.stderr) == (0, "")
+    assert beside.stdout == alone.stdout
+    assert "prefix_then_load" in alone.stdout
+
+
+def wait_until(state: Callable[[], bool], what: str) -> None:
+    ends_s = time.monotonic() + 60
+    while not state():
+        assert time.monotonic() < ends_s, f"waited for {what}"
+        time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[Path]:
+    names = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path("/proc", name, "stat") for name in names]
+
+
+def lives(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_stays_behind_one_that_ends(measured: str, number: signal.Signals) -> None:
+    program = [sys.executable, "-m", "disagg.commands", "simulate", "--curves", measured]
+    given = ("--mix", "short-chat", "--rate", "50,60", "--seconds", "600", "--processes", "2")
+    with subprocess.Popen([*program, *given], cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
+        wait_until(lambda: len(children_of(run.pid)) > 2, "the processes of two runs")
+        children = children_of(run.pid)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=60)
+    if number is signal.SIGINT:
+        assert (run.returncode, said) == (130, "disagg: interrupted\n")
+    wait_until(lambda: not any(map(lives, children)), "the processes' end")

@@ -3,7 +3,7 @@
 import pytest
 
 from disagg.errors import ConfigError, InvariantViolation
-from disagg.simulation.comparison import best_ratio, compare, splits
+from disagg.simulation.comparison import Comparison, best_ratio, splits
 from disagg.simulation.figures import Slos, percentile, summarise
 from disagg.simulation.mixes import Lengths, make_trace
 from disagg.simulation.prompts import TraceRequest
@@ -73,16 +73,14 @@ def test_the_best_ratio_follows_the_load() -> None:
             for n in range(60)
         ]
         plans = [fleet().with_ratio(*split) for split in splits(4)]
-        figures = list(
-            compare(
-                plans,
-                [1.0],
-                lambda rate, trace=trace: (trace, 7.2),  # type: ignore[misc]
-                Slos(2_000, 13),
-                0,
-                lambda plan, rate: lambda now_ms, num_ended: None,
-            )
+        comparison = Comparison(
+            plans,
+            [1.0],
+            lambda rate, trace=trace: (trace, 7.2),  # type: ignore[misc]
+            Slos(2_000, 13),
+            0,
         )
+        figures = [comparison.figures(run) for run in comparison.runs]
         (one,) = best_ratio(figures).values()
         best[name] = one.num_prefill
     assert best["prompts"] > best["answers"]
@@ -91,16 +89,8 @@ def test_the_best_ratio_follows_the_load() -> None:
 def test_all_policies_get_the_same_requests() -> None:
     trace = make_trace("short-chat", 3, 4, Lengths(4_096, 0.1), 0)
     plans = [fleet().with_policy(name) for name in ("local", "prefix_then_load")]
-    found = list(
-        compare(
-            plans,
-            [3.0],
-            lambda rate: (trace, 4.0),
-            Slos(1_000, 100),
-            0,
-            lambda plan, rate: lambda now_ms, num_ended: None,
-        )
-    )
+    comparison = Comparison(plans, [3.0], lambda rate: (trace, 4.0), Slos(1_000, 100), 0)
+    found = [comparison.figures(run) for run in comparison.runs]
     assert [one.policy for one in found] == ["local", "prefix_then_load"]
     assert {one.num_requests for one in found} == {len(trace)}
 

@@ -196,6 +196,19 @@ def test_steps_are_longer_beside_workers_of_the_same_host() -> None:
     assert alone(plan, 500, 2).ttft_ms == alone(fleet(), 500, 2).ttft_ms, "nobody else computes"
 
 
+def test_the_way_of_a_request_is_longer_while_workers_of_a_host_compute() -> None:
+    stream = TraceRequest(0, 64, 200, (1,))
+    later = TraceRequest(1_000, 500, 2, (2,))
+
+    def ttft_ms(way_ms: float, workers_per_host: int, before: list[TraceRequest]) -> float:
+        plan = with_curves(fleet(), request_beside_ms=way_ms, workers_per_host=workers_per_host)
+        return World(plan).run([*before, later])[-1].ttft_ms or 0
+
+    assert ttft_ms(7, 2, [stream]) - ttft_ms(0, 2, [stream]) == pytest.approx(7, abs=0.01)
+    assert ttft_ms(7, 1, [stream]) == ttft_ms(0, 1, [stream]), "control: a host for each"
+    assert ttft_ms(7, 2, []) == ttft_ms(0, 2, []), "control: nobody computes"
+
+
 def test_a_fleet_plays_one_trace_after_the_other_in_other_roles() -> None:
     world = World(replace(fleet(0, 0), num_both=2))
     first = TraceRequest(0, 1_024, 2, (0, 1))
