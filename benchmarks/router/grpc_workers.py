@@ -16,7 +16,14 @@ from disagg.kv.hashing import BlockHasher, block_hash_key
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import Cancel, PrefillReport, Role, Submit, TransferReport
+from disagg.messages.session import (
+    Cancel,
+    PrefillReport,
+    Role,
+    Submit,
+    TransferReport,
+    receipt_of,
+)
 from disagg.testing.scripted_worker import CONTRACT, HASH_KEY, READY, ScriptedWorker
 from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.session_batches import MESSAGES_MAX, batched, take, unbatched
@@ -108,6 +115,7 @@ class InstantSession:
 
     def _begin(self, submit: Submit) -> None:
         key, num = submit.key, len(submit.token_ids)
+        self.out.put_nowait(receipt_of(submit))
         if submit.role is not Role.DECODE:
             self.out.put_nowait(PrefillReport(key, num, 0, num))
             first = SequenceOutput(key, num, (TOKEN,), (), FinishReason.NONE)
