@@ -47,7 +47,7 @@ class Planner:
         revision = self._settle(request)
         return self._plan(self._demand(now_ms, request), self._able(request, revision))
 
-    def plan_in_turn(self, now_ms: int, request: RoutedRequest) -> Plan | None:
+    def plan_in_turn(self, now_ms: int, request: RoutedRequest, num_behind: int = 0) -> Plan | None:
         """The same for a request that can wait; None while it should.
 
         Who has no room can still be pulled from. Where the policy would rather have it wait
@@ -58,7 +58,8 @@ class Planner:
             DisaggError: as `plan` does.
         """
         revision = self._settle(request)
-        demand, candidates = self._demand(now_ms, request), self._able(request, revision)
+        demand = replace(self._demand(now_ms, request), num_behind=num_behind)
+        candidates = self._able(request, revision)
         plan = self._plan(demand, candidates)
         _shed(demand, plan)
         roomy = self._fleet.rooms.roomy
