@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.policy.calibration import measure_capacities, measure_slos, warm_up
-from benchmarks.policy.figures import Cell, Round, Served, Slo, report, table
+from benchmarks.policy.figures import Cell, Round, Served, Slo, losses, report, table
 from benchmarks.policy.fleet import Fleet, System, running_fleet
 from benchmarks.policy.load import ask, play
 from benchmarks.policy.systems import SYSTEMS
@@ -62,6 +62,10 @@ class Run:
         rate = share * self.capacities[mix]
         return Cell(mix, share, rate, max(REQUESTS_MIN, round(rate * LASTS_S)))
 
+    def has(self, cell: Cell, system: str, number: int) -> bool:
+        """Whether a system's round of this number, from 0, was measured."""
+        return len(self.seen.get(cell, {}).get(system, ())) > number
+
     def add(self, cell: Cell, system: str, one: Round) -> None:
         """A round of a system."""
         self.seen.setdefault(cell, {}).setdefault(system, []).append(one)
@@ -79,7 +83,7 @@ def main() -> None:
     parser.add_argument(
         "--record",
         type=Path,
-        help="JSON lines of all requests; a file that is there is gone on with",
+        help="JSON lines of all requests; what a file that is there has is not measured again",
     )
     parser.add_argument("--curves", type=Path, help="of `disagg calibrate`: in virtual time")
     parser.add_argument(
@@ -104,6 +108,7 @@ def main() -> None:
     mixed = {mix.name for mix in MIXES if mix.is_mixed}
     print(f"SLOs: {run.slos}", file=sys.stderr)
     print(table(run.seen.items(), run.slos), file=sys.stderr)
+    print(losses(run.seen.items(), run.slos), file=sys.stderr)
     done = [
         report(cell, rounds, run.slos, is_mixed=cell.mix in mixed, note=about)
         for cell, rounds in run.seen.items()
@@ -138,9 +143,12 @@ def measure(
                     # Who is first has the coldest machine: by turns.
                     for place in range(len(SYSTEMS)):
                         system = SYSTEMS[(place + number) % len(SYSTEMS)]
+                        if run.has(cell, system.name, number):
+                            continue
                         one, lines = _play(fleet, system, cell, run.slos, rights)
                         run.add(cell, system.name, one)
                         _write(record, *lines)
+                        _say(f"round {number + 1}: {cell.name}: {system.name}")
                     _say(f"round {number + 1}: {cell.name} is done")
     return run
 
@@ -205,10 +213,13 @@ def _play(
 
 
 def read_record(path: Path | None) -> Run | None:
-    """What an earlier run has measured; None where there is no file."""
+    """What an earlier run has measured; None where there is no file.
+
+    A round that lacks requests, as the run was ended meanwhile, is left out.
+    """
     if path is None or not path.exists():
         return None
-    head, *lines = map(json.loads, path.read_text().splitlines())
+    head, *lines = (json.loads(line) for line in path.read_text().splitlines() if _is_whole(line))
     run = Run({kind: Slo(**slo) for kind, slo in head["slos"].items()}, head["capacities"])
     rounds: dict[tuple[Cell, str, str], list[dict[str, Any]]] = {}
     for line in lines:
@@ -217,15 +228,24 @@ def read_record(path: Path | None) -> Run | None:
             rounds.setdefault(key, []).append(line)
     names = ("kind", "ttft_ms", "tpot_ms", "handed_over")
     for (cell, system, _), same in rounds.items():
-        served = tuple(Served(**{name: one[name] for name in names}) for one in same)
-        run.add(cell, system, Round(served, same[0]["cpu_s"], same[0]["wall_s"]))
+        if len(same) == cell.num_requests:
+            served = tuple(Served(**{name: one[name] for name in names}) for one in same)
+            run.add(cell, system, Round(served, same[0]["cpu_s"], same[0]["wall_s"]))
     return run
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False  # the program was ended while it wrote this
+    return True
 
 
 def _write(path: Path | None, *lines: dict[str, Any]) -> None:
     if path is not None:
-        with path.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+        with path.open("a") as file:  # after a line that was cut off, on a line of its own
+            file.writelines(["\n", *(json.dumps(line) + "\n" for line in lines)])
 
 
 def _say(text: str) -> None:

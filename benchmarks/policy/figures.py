@@ -140,7 +140,8 @@ def report(
         unit="x",
         target=1.0,
         peer_name="the bound",
-        note=f"{num_above} of {len(ratios)} requests above it, medians of rounds; {about}",
+        note=f"{num_above} of {len(ratios)} requests above it; of the other rules, each beside the "
+        f"rest: {_above_of_others(rounds)}; medians of rounds; {about}",
     )
     return ok and worst
 
@@ -166,6 +167,36 @@ def table(cells: Iterable[tuple[Cell, Rounds]], slos: Mapping[str, Slo]) -> str:
                 f" | {median(one.cpu_s for one in seen):.1f} |"
             )
     return "\n".join(lines)
+
+
+def losses(cells: Iterable[tuple[Cell, Rounds]], slos: Mapping[str, Slo]) -> str:
+    """Where P/D loses: always hand over beside colocated, a line for each cell."""
+    lines = [
+        "| always hand over / colocated | goodput | TTFT mean | TPOT mean | P/D loses |",
+        "|---" * 5 + "|",
+    ]
+    for cell, rounds in cells:
+        both = rounds[ALWAYS], rounds[COLOCATED]
+        kept = [median(goodput(one, cell, slos) for one in seen) for seen in both]
+        ttft, tpot = (
+            [median(_means(seen, f"{what}_ms")) for seen in both] for what in ("ttft", "tpot")
+        )
+        lost = ["goodput"] if kept[0] < kept[1] else []
+        lost += [what for what, (pd, one) in (("TTFT", ttft), ("TPOT", tpot)) if pd > one]
+        shown = " | ".join(f"{pd / max(one, GOODPUT_MIN):.2f}" for pd, one in (kept, ttft, tpot))
+        lines.append(f"| {cell.name} | {shown} | {', '.join(lost) or 'nothing'} |")
+    return "\n".join(lines)
+
+
+def _above_of_others(rounds: Rounds) -> str:
+    """How many requests of each other rule are above the same bound, where there are two rules."""
+    others = [name for name in rounds if name != OURS]
+    if len(others) < 2:
+        return "none to compare"
+    counts = {
+        name: sum(one > TTFT_RATIO_MAX for one in ttft_ratios(rounds, name)) for name in others
+    }
+    return ", ".join(f"{name} {num}" for name, num in counts.items())
 
 
 def _served(rounds: Sequence[Round]) -> list[tuple[Served, ...]]:

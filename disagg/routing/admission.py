@@ -168,7 +168,7 @@ class Admission:
             return None  # no plan is worth making
         for tenant, request in self._heads(now_ms):
             try:
-                plan = self._planner.plan_in_turn(now_ms, request)
+                plan = self._planner.plan_in_turn(now_ms, request, len(self._waiting) - 1)
             except DisaggError as error:
                 if isinstance(error, SloError):
                     self.counters["requests_refused", "slo"] += 1

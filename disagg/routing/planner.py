@@ -47,7 +47,7 @@ class Planner:
         revision, ready = self._settle(request)
         return self._plan(self._demand(now_ms, request), self._able(request, revision, ready))
 
-    def plan_in_turn(self, now_ms: int, request: RoutedRequest) -> Plan | None:
+    def plan_in_turn(self, now_ms: int, request: RoutedRequest, num_behind: int = 0) -> Plan | None:
         """The same for a request that can wait; None while it should.
 
         Who has no room can still be pulled from. Where the policy would rather have it wait
@@ -58,7 +58,8 @@ class Planner:
             DisaggError: as `plan` does.
         """
         revision, ready = self._settle(request)
-        demand, candidates = self._demand(now_ms, request), self._able(request, revision, ready)
+        demand = self._demand(now_ms, request, num_behind)
+        candidates = self._able(request, revision, ready)
         plan = self._plan(demand, candidates)
         _shed(demand, plan)
         roomy = self._fleet.rooms.roomy
@@ -155,7 +156,7 @@ class Planner:
         why = f"decode on {reader.name} takes over the lease that {owner.name} holds {held}"
         return Plan(owner, reader, why, takes_over=True)
 
-    def _demand(self, now_ms: int, request: RoutedRequest) -> Demand:
+    def _demand(self, now_ms: int, request: RoutedRequest, num_behind: int = 0) -> Demand:
         self._fleet.speeds.now(now_ms)
         return Demand(
             len(request.stream.tokens),
@@ -165,6 +166,7 @@ class Planner:
             request.slo,
             max(0, now_ms - request.received_ms),
             not request.generations,
+            num_behind,
         )
 
     def _candidates(self, request: RoutedRequest, revision: Revision, ready: int) -> Candidates:

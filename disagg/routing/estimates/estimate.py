@@ -242,6 +242,8 @@ class Work:
     """From the last READ of a hand-over to its commit."""
     spread_tokens: float = ANSWER_TOKENS
     """Of others' answers, over which what holds them up once is spread."""
+    num_behind: int = 0
+    """Requests that wait at the router, and wait on while this one waits at a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +313,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     num_answer = work.num_answer_tokens
     others_ms = prefill.held_up(num_computed) * held_ms
     others_ms += (decode.num_running + decode.num_coming) * num_answer * joined_ms
+    others_ms += work.num_behind * queue_ms
     handover_ms = 0.0
     computed_meanwhile = prefill.tokens_before(num_computed)
     if work.handover is not None:

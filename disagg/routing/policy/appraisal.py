@@ -10,6 +10,9 @@ from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.policy.protocol import Candidate, Demand, Plan
 
 NO_LINK = LinkCost(0.0, 0.0)
+SURE_SHARE = 0.5
+"""Who comes after a request has less time left than it. If its own first token is expected within
+this share of its bound theirs are in time; from there on the fewer of them, the later it is."""
 
 
 def appraise(plan: Plan, demand: Demand, speeds: Speeds, slo_tpot_ms: float = 0.0) -> Plan:
@@ -24,7 +27,7 @@ def appraise(plan: Plan, demand: Demand, speeds: Speeds, slo_tpot_ms: float = 0.
     found = _estimate(plan, demand, speeds)
     if found is None:
         return plan
-    return replace(plan, estimate=found, num_slos_missed=_missed(found, demand, slo_tpot_ms))
+    return replace(plan, estimate=found, num_slos_missed=num_missed(found, demand, slo_tpot_ms))
 
 
 def considered(plan: Plan, *, chosen: bool = False) -> Considered:
@@ -40,16 +43,14 @@ def considered(plan: Plan, *, chosen: bool = False) -> Considered:
     )
 
 
-def _missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> int:
+def num_missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> int:
+    """How many miss a bound: itself, of those that wait behind it some, and its neighbours."""
     slo = demand.slo
-    own = any(
-        bool(bound) and figure > bound
-        for figure, bound in (
-            (demand.waited_ms + found.ttft_ms, slo.ttft_ms),
-            (found.mean_tpot_ms, slo.tpot_ms),
-        )
-    )
-    return own + (found.num_slower(slo_tpot_ms) if slo_tpot_ms else 0)
+    used = (demand.waited_ms + found.ttft_ms) / slo.ttft_ms if slo.ttft_ms else 0.0
+    own = used > 1 or (bool(slo.tpot_ms) and found.mean_tpot_ms > slo.tpot_ms)
+    late = min(1.0, max(0.0, (used - SURE_SHARE) / (1 - SURE_SHARE)))
+    others = found.num_slower(slo_tpot_ms) if slo_tpot_ms else 0
+    return own + round(demand.num_behind * late) + others
 
 
 def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
@@ -81,6 +82,7 @@ def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
         reserve_ms=speeds.reserve_ms,
         message_ms=speeds.message_ms,
         commit_ms=speeds.commit_ms,
+        num_behind=demand.num_behind,
     )
     return estimate(work, prefill, decode)
 

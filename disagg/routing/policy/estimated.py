@@ -43,6 +43,9 @@ class Estimated:
     A request waits at the router if it would only wait where it goes; and, with a bound for its
     first token and time left until then, if others would miss their bounds by it.
 
+    Where no plan keeps its bound for the first token there is too much to do, and only times count:
+    sparing neighbours leaves workers idle while requests wait, of which then all come too late.
+
     Where too little was measured, and where an earlier plan of the request has failed, nothing is
     weighed: so speeds are measured by the plans that are made anyway.
     """
@@ -63,7 +66,7 @@ class Estimated:
             if _key(one) not in plans:
                 plans[_key(one)] = self._appraised(one, demand, candidates)
         known = [one for one in plans.values() if one.estimate is not None]
-        best = min(known, key=self._order)
+        best = min(known, key=self._cost if _comes_too_late(known, demand) else self._order)
         shown = tuple(considered(one, chosen=one is best) for one in plans.values())
         hold_ms = self._hold_ms(best.estimate, demand)
         return replace(best, considered=shown, reason=_reason(best, first), hold_ms=hold_ms)
@@ -93,8 +96,20 @@ class Estimated:
         return appraise(plan, demand, candidates.speeds, self._options.slo_tpot_ms)
 
     def _order(self, plan: Plan) -> tuple[int, float]:
+        return plan.num_slos_missed, self._cost(plan)
+
+    def _cost(self, plan: Plan) -> float:
         assert plan.estimate is not None
-        return plan.num_slos_missed, plan.estimate.cost_ms(self._options.others_weight)
+        return plan.estimate.cost_ms(self._options.others_weight)
+
+
+def _comes_too_late(plans: list[Plan], demand: Demand) -> bool:
+    """No plan keeps the request's bound for its first token."""
+    bound_ms = demand.slo.ttft_ms
+    return bool(bound_ms) and all(
+        one.estimate is not None and demand.waited_ms + one.estimate.ttft_ms > bound_ms
+        for one in plans
+    )
 
 
 def _key(plan: Plan) -> tuple[object, object, object]:

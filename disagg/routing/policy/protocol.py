@@ -159,6 +159,8 @@ class Demand:
     """Since the request's arrival."""
     is_first: bool = True
     """Nothing of it was ever submitted."""
+    num_behind: int = 0
+    """Other requests that wait at the router, for room or by choice."""
 
     @property
     def num_answer_tokens(self) -> int:

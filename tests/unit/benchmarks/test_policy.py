@@ -1,12 +1,15 @@
 """The benchmark of policies: its traces, what it counts, and its bounds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.policy.__main__ import Run, read_record
 from benchmarks.policy.figures import (
+    ALWAYS,
+    COLOCATED,
     OURS,
     Cell,
     Round,
@@ -14,6 +17,7 @@ from benchmarks.policy.figures import (
     Slo,
     best_other,
     goodput,
+    losses,
     report,
     request_ttfts,
     table,
@@ -81,6 +85,16 @@ def test_the_best_other_rule_is_the_target(
     assert text.count("\n") == 1 + len(rounds)
 
 
+def test_the_table_of_losses_names_what_pd_loses() -> None:
+    cell, slos = Cell("m", 0.5, 1.0, 2), {"chat": Slo(100, 20)}
+    alone, apart = served((10, 10), (10, 10)), served((200, 5), (20, 5))
+    rounds = {COLOCATED: [alone], ALWAYS: [apart]}
+    assert "| 0.50 | 11.00 | 0.50 | goodput, TTFT |" in losses([(cell, rounds)], slos)
+    assert "| 1.00 | 1.00 | 1.00 | nothing |" in losses(
+        [(cell, {COLOCATED: [alone], ALWAYS: [alone]})], slos
+    )
+
+
 def test_one_request_that_waits_three_times_as_long_misses_the_target() -> None:
     slow = served((50, 10), (100, 20), (90, 5), (31, 1))
     assert not report(CELL, {"good": [GOOD], OURS: [slow]}, SLOS, is_mixed=False, note="test")
@@ -122,7 +136,7 @@ def test_a_record_is_gone_on_with(tmp_path: Path) -> None:
     assert read_record(None) is None
     assert read_record(tmp_path / "none") is None
     run = Run({"chat": Slo(100, 20)}, {"short chat": 10.0})
-    cell = run.cell("short chat", 0.5)
+    cell = replace(run.cell("short chat", 0.5), num_requests=2)
     lines = [
         {"slos": {"chat": {"ttft_ms": 100, "tpot_ms": 20}}, "capacities": {"short chat": 10.0}}
     ]
@@ -135,10 +149,15 @@ def test_a_record_is_gone_on_with(tmp_path: Path) -> None:
                 {"cell": about, "system": OURS, "round": name, "cpu_s": 1.0, "wall_s": 2.0} | one
             )
     path = tmp_path / "record"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cut_off = json.dumps({**lines[-1], "round": "3"})
+    path.write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + f"{cut_off}\n\n{cut_off[:-9]}"
+    )
     found = read_record(path)
     assert found is not None
-    assert found.cell("short chat", 0.5) == cell
+    assert replace(found.cell("short chat", 0.5), num_requests=2) == cell
+    assert [found.has(cell, OURS, number) for number in range(3)] == [True, True, False]
+    assert not found.has(cell, COLOCATED, 0)
     assert [[one.ttft_ms for one in seen.served] for seen in found.seen[cell][OURS]] == [
         [10.0, 20.0]
     ] * 2

@@ -9,13 +9,30 @@ from disagg.messages.identity import RequestKey
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import PrefillReport, PrefillTimes, Role, Submit, TransferKind
 from disagg.routing.actions import Fail
+from disagg.routing.estimates.estimate import Estimate
+from disagg.routing.exclusions import Exclusions
+from disagg.routing.policy.appraisal import num_missed
 from disagg.routing.policy.estimated import HOLD_MS_MAX
+from disagg.routing.policy.protocol import Demand
 from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
 from tests.unit.routing.measured import ALL_STEPS, stats, step_times, transfer
 from tests.unit.routing.measured import DECODES as DECODE_STEPS
 from tests.unit.routing.measured import PREFILLS as PREFILL_STEPS
 
+FOUND = Estimate(
+    queue_ms=10.0,
+    drain_ms=0.0,
+    transfer_ms=0.0,
+    prefill_ms=40.0,
+    message_ms=0.0,
+    handover_ms=0.0,
+    tpot_ms=5.0,
+    others_ms=0.0,
+    neighbours=(),
+    num_bytes=0,
+    num_answer_tokens=64,
+)
 P, P2 = (worker(name, "prefill", num_blocks=1000) for name in ("p", "p2"))
 D, D2 = (worker(name, "decode", num_blocks=1000) for name in ("d", "d2"))
 LONG = tuple(range(100, 501))
@@ -343,3 +360,21 @@ def test_keys_of_the_warm_up_are_real() -> None:
     (generation,) = router.record("r").generations
     assert generation.estimate is None
     assert transfer(RequestKey("r", 1), P.incarnation, 1, 1).kind is TransferKind.HANDOVER
+
+
+def test_who_comes_too_late_by_every_plan_leaves_no_worker_idle() -> None:
+    """Else it waits where it disturbs nobody, those behind it wait too, and all come too late."""
+    for bound_ms, who in ((10, {"d"}), (0, {"p", "d"}), (60_000, {"p", "d"})):
+        router = fleet(P, D, slo_tpot_ms=7.0, others_weight=0.0, link_ms=300)
+        say(router, D, num_running=8)
+        assert set(served(router, slo=Slo(ttft_ms=bound_ms))) == who, bound_ms
+
+
+def test_of_those_behind_it_more_are_late_the_less_time_it_has_left_itself() -> None:
+    demand = Demand(401, 501, Exclusions(), slo=Slo(ttft_ms=1_000), num_behind=8)
+    for waited_ms, num in ((0, 0), (450, 0), (700, 4), (2_000, 9)):
+        late = replace(demand, waited_ms=waited_ms)
+        assert num_missed(FOUND, late, 0.0) == num, waited_ms
+        alone = replace(late, num_behind=0)
+        assert num_missed(FOUND, alone, 0.0) == (waited_ms > 950), waited_ms
+    assert num_missed(FOUND, replace(demand, slo=Slo()), 0.0) == 0, "without a bound nobody is late"

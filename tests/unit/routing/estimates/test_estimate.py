@@ -57,6 +57,15 @@ def test_the_queue_before_it_is_waited_for() -> None:
     assert estimate(Work(100, 0, 1), busy(4), IDLE).queue_ms == 14 / 2, "the step that runs"
 
 
+def test_those_at_the_router_wait_as_long_as_it_does() -> None:
+    place = replace(IDLE, num_queued_tokens=500, num_queued=2)
+    alone = estimate(Work(100, 0, 1), place, IDLE)
+    before_others = estimate(Work(100, 0, 1, num_behind=3), place, IDLE)
+    assert before_others.others_ms == alone.others_ms + 3 * alone.queue_ms
+    assert before_others.own_ms == alone.own_ms
+    assert not estimate(Work(100, 0, 1, num_behind=3), IDLE, IDLE).others_ms, "nobody waits"
+
+
 def test_a_short_prompt_overtakes_a_long_one_and_waits_for_short_ones() -> None:
     """Half of a step is the oldest's, the others take turns; the step that runs is half over."""
     long = replace(IDLE, step_tokens_max=512, num_queued_tokens=4_000, num_queued=1)
