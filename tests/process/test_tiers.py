@@ -38,7 +38,8 @@ def in_tier_only(served: ServedModel, salt: str) -> tuple[int, ...]:
     before = cluster.counters("d0").get("tier_blocks_written_disk", 0)
     served.serve(first)
     wait_until(
-        lambda: cluster.counters("d0")["tier_blocks_written_disk"] > before, "writes to the tier"
+        lambda: cluster.counters("d0").get("tier_blocks_written_disk", 0) > before,
+        "writes to the tier",
     )
     served.settle()  # who writes holds the blocks
     for name in ("p0", "d0"):
