@@ -230,7 +230,6 @@ BROKEN = [
     (Runs, "merge", _merge_without_looking),
     (PositionTable, "move", lambda *_: None),
     (Trailing, "_look_down_to", nobody_has_anything_lower),
-    (Trailing, "adds_nothing", lambda *_: True),
 ]
 
 
