@@ -4,7 +4,15 @@ import re
 from collections.abc import Awaitable, Callable
 from http import HTTPMethod, HTTPStatus
 
-from disagg.router.http_exchange import MORE_HEADERS, Headers, Receive, Scope, Send
+from disagg.router.http_exchange import (
+    CONNECTION,
+    MORE_HEADERS,
+    Connection,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+)
 from disagg.router.options import ANY_ORIGIN
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -47,7 +55,9 @@ class CrossOrigin:
         )
         if allowed and is_preflight:
             asked = headers.get(b"access-control-request-headers", b"")
-            await _answer_preflight(send, [*allowed, *self._vary, *_preflight_headers(asked)])
+            told = [*allowed, *self._vary, *_preflight_headers(asked)]
+            connection: Connection = scope[CONNECTION]
+            await connection.begin(HTTPStatus.NO_CONTENT, told, b"", more=False)
             return
         shown = [(b"access-control-expose-headers", EXPOSED_HEADERS)] if allowed else []
         scope[MORE_HEADERS] = [*allowed, *self._vary, *shown]
@@ -72,9 +82,3 @@ def _preflight_headers(asked: bytes) -> Headers:
         (b"access-control-max-age", b"%d" % MAX_AGE_S),
         (b"vary", b"Access-Control-Request-Headers"),
     ]
-
-
-async def _answer_preflight(send: Send, headers: Headers) -> None:
-    status = HTTPStatus.NO_CONTENT
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})

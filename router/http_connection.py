@@ -152,7 +152,9 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             version = self.parser.get_http_version()
             _check_head(version, self.url, self.headers)
             if len(self.pipeline) >= WAITING_MAX:
-                raise CapacityError(f"more than {WAITING_MAX} requests wait on this connection")
+                raise CapacityError(
+                    f"more than {WAITING_MAX} requests wait on this connection", retry_after_s=1
+                )
             raw_path, _, query = self.url.partition(b"?")
             path = raw_path.decode("ascii")
             self.scope = {  # type: ignore[typeddict-item]

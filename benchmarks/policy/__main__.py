@@ -22,11 +22,12 @@ kinds come together; no request's TTFT more than 2 times the least that another 
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,7 @@ def read_record(path: Path | None) -> Run | None:
     """
     if path is None or not path.exists():
         return None
-    head, *lines = (json.loads(line) for line in path.read_text().splitlines() if _is_whole(line))
+    head, *lines = _whole_lines(path.read_text())
     run = Run({kind: Slo(**slo) for kind, slo in head["slos"].items()}, head["capacities"])
     rounds: dict[tuple[Cell, str, str], list[dict[str, Any]]] = {}
     for line in lines:
@@ -234,12 +235,10 @@ def read_record(path: Path | None) -> Run | None:
     return run
 
 
-def _is_whole(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False  # the program was ended while it wrote this
-    return True
+def _whole_lines(text: str) -> Iterator[Any]:
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):  # the program was ended while it wrote this
+            yield json.loads(line)
 
 
 def _write(path: Path | None, *lines: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ from disagg.routing.actions import NewRequest, ToWorker
 from disagg.routing.core import RouterCore
 from disagg.testing.scripted_worker import HASH_KEY, READY
 from disagg.wire.session_batches import batched
-from disagg.wire.session_codec import session_request_to_wire
+from disagg.wire.session_encoder import SessionEncoder
 
 NUM_TOKENS = {100: 200, 8_192: 30, 65_536: 8}
 """Samples by the length of the prompt."""
@@ -97,12 +97,11 @@ def sample(
     actions = taken.of("plan", lambda: core.generate(NOW_MS, new))
     submits = [action.message for action in actions if isinstance(action, ToWorker)]
     assert [type(one) for one in submits] == [Submit, Submit], "it was not handed over"
+    encoder = SessionEncoder()
     taken.of(
         "submits encoded",
         lambda: [
-            wire.SerializeToString()
-            for one in submits
-            for wire in batched([session_request_to_wire(one)])
+            wire.SerializeToString() for one in submits for wire in batched([encoder.encode(one)])
         ],
     )
     core.cancel(NOW_MS, "request", "measured")

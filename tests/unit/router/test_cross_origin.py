@@ -54,6 +54,14 @@ async def test_a_preflight_needs_no_key_and_says_what_is_allowed(keyed):
         assert "access-control-allow-credentials" not in answer.headers
 
 
+async def test_a_preflight_is_a_last_answer_too_where_the_router_leaves_its_port(keyed):
+    answer = await keyed.http.options(COMPLETIONS, headers=ASKS)
+    assert "connection" not in answer.headers
+    keyed.app._http_server.is_leaving = True
+    answer = await keyed.http.options(COMPLETIONS, headers=ASKS)
+    assert (answer.status_code, answer.headers["connection"]) == (204, "close")
+
+
 async def test_every_answer_tells_the_page_that_it_may_read_it(keyed):
     headers = {"Origin": PAGE} | keyed.key
     whole = await keyed.http.post(COMPLETIONS, json=BODY, headers=headers)

@@ -135,6 +135,7 @@ async def test_few_requests_wait_on_a_connection(open_house):
         gate.release()
     said = await until_closed(reader)
     assert STATUS.findall(said) == [b"200"] * (1 + http_connection.WAITING_MAX) + [b"429"]
+    assert b"\r\nretry-after: 1\r\n" in said[said.index(b"HTTP/1.1 429") :]
     writer.close()
 
 
