@@ -33,7 +33,10 @@ def store(cluster: Cluster) -> str:
 
 
 def in_tier_only(served: ServedModel, salt: str) -> tuple[int, ...]:
-    """Serve a prompt, until d0's tier has it and no pool does; returns it with its answer."""
+    """Serve a prompt, until d0's tier has it and no pool does, for the router too.
+
+    Returns it with its answer.
+    """
     cluster, first = served.cluster, served.prompt(LENGTH, 6, salt=salt)
     before = cluster.counters("d0").get("tier_blocks_written_disk", 0)
     served.serve(first)
@@ -42,10 +45,17 @@ def in_tier_only(served: ServedModel, salt: str) -> tuple[int, ...]:
         "writes to the tier",
     )
     served.settle()  # who writes holds the blocks
+
+    def pooled_tokens() -> int:
+        return cluster.usable_tokens(first.prompt)["d0"]
+
+    # Known before, so that nothing known after is an event that came, behind those of the tier.
+    wait_until(lambda: pooled_tokens() == COMMON, "the router to know d0's pool")
     for name in ("p0", "d0"):
         cluster.tell(name, "forget")
         cluster.tell(name, "poison")
     wait_until(lambda: not cluster.known()["p0"]["index_entries"], "p0 to be empty")
+    wait_until(lambda: not pooled_tokens(), "the router to know that d0's pool is empty")
     return first.whole
 
 
