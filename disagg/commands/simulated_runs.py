@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -39,9 +39,9 @@ def simulate_all(comparison: Comparison, num_processes: int, *, quiet: bool) -> 
     if num_processes == 1:
         return _collected(map(one, runs), len(runs), quiet=quiet)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_processes, context, _end_with_parent) as processes:
+    with ProcessPoolExecutor(num_processes, context, _begin, (one,)) as processes:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as those have it that are started now
-        begun = [processes.submit(one, run) for run in runs]
+        begun = [processes.submit(_simulated_here, run) for run in runs]
         interrupt_on_signals()
         try:
             return _collected((each.result() for each in begun), len(runs), quiet=quiet)
@@ -72,6 +72,20 @@ def _collected(found: Iterable[Figures], num_runs: int, *, quiet: bool) -> list[
 
 def _simulated(comparison: Comparison, run: Run, *, quiet: bool) -> Figures:
     return comparison.figures(run, no_watch if quiet else _progress(run))
+
+
+# One comparison for all runs of a process, which keeps a rate's requests from run to run.
+_simulated_of_process: Callable[[Run], Figures]
+
+
+def _begin(simulated: Callable[[Run], Figures]) -> None:
+    global _simulated_of_process
+    _end_with_parent()
+    _simulated_of_process = simulated
+
+
+def _simulated_here(run: Run) -> Figures:
+    return _simulated_of_process(run)
 
 
 def _progress(run: Run) -> Watch:

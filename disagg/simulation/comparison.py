@@ -1,7 +1,7 @@
 """Fleets beside each other: policies, rates, and how many workers prefill."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.errors import ConfigError
 from disagg.simulation.figures import Figures, Slos, summarise
@@ -12,7 +12,8 @@ from disagg.simulation.world import Watch, World, no_watch
 RATIOS_MAX = 9
 """Splits of a fleet that are tried; of more workers these many, evenly."""
 
-TraceAt = Callable[[float], tuple[Sequence[TraceRequest], float]]
+Trace = tuple[Sequence[TraceRequest], float]
+TraceAt = Callable[[float], Trace]
 """The requests at a rate, and for how many seconds they come."""
 
 
@@ -55,16 +56,21 @@ class Comparison:
     trace_at: TraceAt
     slos: Slos
     seed: int
+    _last: dict[float, Trace] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The last rate's requests: runs of a rate follow each other, and all rates' may be many."""
 
     @property
     def runs(self) -> list[Run]:
-        """All of them; none depends on another one."""
+        """All of them, rate by rate; none depends on another one."""
         return [Run(plan, rate) for rate in self.rates for plan in self.plans]
 
     def figures(self, run: Run, watch: Watch = no_watch) -> Figures:
         """Simulate one of the runs."""
         plan = run.plan
-        trace, lasts_s = self.trace_at(run.rate)
+        if run.rate not in self._last:
+            self._last.clear()
+            self._last[run.rate] = self.trace_at(run.rate)
+        trace, lasts_s = self._last[run.rate]
         return summarise(
             World(plan, self.seed).run(trace, watch),
             self.slos,

@@ -3,7 +3,7 @@
 import pytest
 
 from disagg.errors import ConfigError, InvariantViolation
-from disagg.simulation.comparison import Comparison, best_ratio, splits
+from disagg.simulation.comparison import Comparison, Trace, best_ratio, splits
 from disagg.simulation.figures import Slos, percentile, summarise
 from disagg.simulation.mixes import Lengths, make_trace
 from disagg.simulation.prompts import TraceRequest
@@ -93,6 +93,24 @@ def test_all_policies_get_the_same_requests() -> None:
     found = [comparison.figures(run) for run in comparison.runs]
     assert [one.policy for one in found] == ["local", "prefix_then_load"]
     assert {one.num_requests for one in found} == {len(trace)}
+
+
+def test_a_rates_requests_are_made_once() -> None:
+    made: list[float] = []
+
+    def trace_at(rate: float) -> Trace:
+        made.append(rate)
+        return make_trace("short-chat", rate, 4, Lengths(4_096, 0.1), 0), 4.0
+
+    plans = [fleet().with_policy(name) for name in ("local", "prefix_then_load")]
+    comparison = Comparison(plans, [3.0, 1.0], trace_at, Slos(1_000, 100), 0)
+    found = [comparison.figures(run) for run in comparison.runs]
+    assert made == [3.0, 1.0]
+    # Two fleets each, and of another comparison, which has seen one rate only: the same.
+    for run, figures in zip(comparison.runs, found, strict=True):
+        alone = Comparison(plans, [run.rate], trace_at, Slos(1_000, 100), 0)
+        assert alone.figures(run) == figures
+    assert made == [3.0, 1.0, 3.0, 3.0, 1.0, 1.0]
 
 
 def test_virtual_time_keeps_the_order() -> None:
