@@ -1,12 +1,13 @@
 """A client's connection: HTTP/1.1 parsed by httptools within bounds, and answers written to it.
 
-httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_check_head` and
-`data_received` add both. Requests that come before their turn wait, a few of them.
+httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_check_head`,
+`_check_line` and `data_received` add both. Requests that come before their turn wait, a few of them.
 """
 
 import asyncio
 import logging
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -26,7 +27,9 @@ from disagg.router.patience import Patience
 logger = logging.getLogger(__name__)
 
 VERSIONS = ("1.1", "1.0")
-TARGET = re.compile(rb"[\x21-\x7e]+")
+TARGET = re.compile(rb"[\x21\x22\x24-\x7e]+")
+HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+;=%-]*)(:\d*)?[ \t]*")
+"""A name or an address, with or without a port. A comma could be a name's, or make a list."""
 FRAMING = (b"content-length", b"transfer-encoding")
 WAITING_MAX = 16
 """Requests that one connection sends before those ahead of them are answered."""
@@ -56,6 +59,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self.timeout_keep_alive = options.receive_timeout_ms / 1000  # type: ignore[assignment]
             self._unsent_timer: asyncio.TimerHandle | None = None
             self._is_in_head = False
+            self._pieces: list[bytes] = []  # in which the head lies that is being read
+            self._begins_pieces = True
             self._is_resumed = False
             self._has_moved = False
             self._num_unframed = 0
@@ -93,6 +98,9 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             if self._fault is not None:
                 return  # nothing behind it counts
             self._has_moved = False
+            if not self._pieces:
+                self._begins_pieces = self.cycle is None or not self.cycle.more_body
+            self._pieces.append(data)
             try:
                 self._feed(data)
             except httptools.HttpParserError as error:
@@ -100,6 +108,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 known = isinstance(cause, DisaggError)
                 self._refuse(cause if known else _no_http())  # type: ignore[arg-type]
                 return
+            if not self._is_in_head:
+                self._pieces = []
             # Of a head, of trailers, of a chunk's size: what the parser keeps or drops by itself.
             self._num_unframed = 0 if self._has_moved else self._num_unframed + len(data)
             if self._num_unframed > options.header_bytes_max:
@@ -151,6 +161,9 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self._unset_keepalive_if_required()
             version = self.parser.get_http_version()
             _check_head(version, self.url, self.headers)
+            line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version.encode())
+            _check_line(line, self._pieces, is_first=self._begins_pieces)
+            self._begins_pieces = False
             if len(self.pipeline) >= WAITING_MAX:
                 raise CapacityError(
                     f"more than {WAITING_MAX} requests wait on this connection", retry_after_s=1
@@ -284,11 +297,12 @@ def _check_head(version: str, target: bytes, headers: Headers) -> None:
         RequestError: this is none of HTTP/1.1 or 1.0.
     """
     names = [name for name, _ in headers]
-    num_hosts = names.count(b"host")
+    hosts = [value for name, value in headers if name == b"host"]
     is_good = (
         version in VERSIONS
         and TARGET.fullmatch(target) is not None
-        and (num_hosts == 1 or (num_hosts == 0 and version == "1.0"))
+        and (len(hosts) == 1 or (not hosts and version == "1.0"))
+        and all(map(HOST.fullmatch, hosts))
     )
     if b"transfer-encoding" in names:
         codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
@@ -297,8 +311,26 @@ def _check_head(version: str, target: bytes, headers: Headers) -> None:
         raise _no_http()
 
 
-def _no_http() -> RequestError:
-    return RequestError("this is not HTTP/1.1 as it should be")
+def _check_line(line: bytes, pieces: Sequence[bytes], *, is_first: bool) -> None:
+    """Refuse a request line that was another one than the parser took it for.
+
+    It takes RTSP/1.1 for HTTP/1.1, and several spaces for one.
+
+    Args:
+        line: as it must have been.
+        pieces: of what came, with the whole head in them.
+        is_first: nothing comes before it; else it is only looked for.
+
+    Raises:
+        RequestError: this is none of HTTP/1.1 or 1.0.
+    """
+    came = b"".join(pieces)
+    if not (came.lstrip(b"\r\n").startswith(line) if is_first else line in came):
+        raise _no_http(": a request line is METHOD TARGET HTTP/1.1, with one space between each")
+
+
+def _no_http(more: str = "") -> RequestError:
+    return RequestError(f"this is not HTTP/1.1 as it should be{more}")
 
 
 def _raw_answer(error: DisaggError) -> bytes:

@@ -20,6 +20,7 @@ SMUGGLED = b"GET /health HTTP/1.1\r\nhost: smuggled\r\n\r\n"
 BODY = json.dumps({"model": "tiny", "prompt": [5, 6], "max_tokens": 3}).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
 WHOLE = POST + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+UPGRADE = POST + b"connection: upgrade\r\nupgrade: h2c\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n"
 
 
@@ -73,6 +74,35 @@ HOSTILE = {
     "no version": b"GET /health\r\n\r\n",
     "HTTP/2's preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a version in small letters": b"GET /health http/1.1\r\nhost: a\r\n\r\n",
+    "RTSP's version": b"GET /health RTSP/1.0\r\nhost: a\r\n\r\n",
+    "RTSP's version with a body": WHOLE.replace(b"HTTP", b"RTSP"),
+    "RTSP's method": b"DESCRIBE /health RTSP/1.0\r\nhost: a\r\n\r\n",
+    "RTSP's method in HTTP": b"DESCRIBE /health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "ICE's version": b"GET /health ICE/1.0\r\nhost: a\r\n\r\n",
+    "ICE's method": b"SOURCE /health ICE/1.0\r\nhost: a\r\n\r\n",
+    "another protocol": b"GET /health HTTPS/1.1\r\nhost: a\r\n\r\n",
+    "a version of two digits": b"GET /health HTTP/1.10\r\nhost: a\r\n\r\n",
+    "a version with a zero before it": b"GET /health HTTP/01.1\r\nhost: a\r\n\r\n",
+    "a space behind the version": b"GET /health HTTP/1.1 \r\nhost: a\r\n\r\n",
+    "two spaces before the version": b"GET /health  HTTP/1.1\r\nhost: a\r\n\r\n",
+    "two spaces before the target": b"GET  /health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a tab before the version": b"GET /health\tHTTP/1.1\r\nhost: a\r\n\r\n",
+    "a method in small letters": b"get /health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a method that begins with a capital": b"Get /health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a target without a slash": b"GET health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a target with a fragment": b"GET /health#x HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a backslash as the target": b"GET \\health HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a host with a space": b"GET /health HTTP/1.1\r\nhost: a b\r\n\r\n",
+    "a list of hosts": b"GET /health HTTP/1.1\r\nhost: a, b\r\n\r\n",
+    "a host with a path": b"GET /health HTTP/1.1\r\nhost: a/b\r\n\r\n",
+    "a host with a user": b"GET /health HTTP/1.1\r\nhost: a@b\r\n\r\n",
+    "a host with bytes above ASCII": b"GET /health HTTP/1.1\r\nhost: \xff\r\n\r\n",
+    "another protocol and two lengths": UPGRADE
+    + b"content-length: 5\r\ncontent-length: 7\r\n\r\n12345",
+    "another protocol and a length and chunks": UPGRADE
+    + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+    "another protocol and two codings": UPGRADE
+    + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "a space in the target": b"GET /he alth HTTP/1.1\r\nhost: a\r\n\r\n",
     "a tab before the target": b"GET\t/health HTTP/1.1\r\nhost: a\r\n\r\n",
     "NUL in the target": b"GET /hea\x00lth HTTP/1.1\r\nhost: a\r\n\r\n",
@@ -88,6 +118,19 @@ HOSTILE = {
     "a chunk longer than its size": CHUNKED + b"\r\n" + chunk(BODY + b"xx", b"%x" % len(BODY)),
     "a chunk's size that ends with LF": CHUNKED + b"\r\n%x\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
     "a chunk that ends with LF": CHUNKED + b"\r\n%x\r\n%b\n0\r\n\r\n" % (len(BODY), BODY),
+    "LF in a chunk's extension": CHUNKED + b"\r\n" + chunk(BODY, b"%x;a\nb" % len(BODY)),
+    "an extension that ends with LF": CHUNKED + b"\r\n%x;a\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
+    "CRLF in an extension's quotes": CHUNKED + b"\r\n" + chunk(BODY, b'%x;a="\r\n"' % len(BODY)),
+    "NUL in a chunk's extension": CHUNKED + b"\r\n" + chunk(BODY, b"%x;\x00" % len(BODY)),
+    "a space before an extension": CHUNKED + b"\r\n" + chunk(BODY, b"%x ;a" % len(BODY)),
+    "a length in a trailer": CHUNKED + b"\r\n0\r\ncontent-length: 5\r\n\r\n12345",
+    "a coding in a trailer": CHUNKED + b"\r\n0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a trailer that ends with LF": CHUNKED + b"\r\n0\r\nx: y\n\r\n",
+    "trailers that end with LF": CHUNKED + b"\r\n0\r\n\n",
+    "a folded trailer": CHUNKED + b"\r\n0\r\nx: y\r\n z\r\n\r\n",
+    "a space before a trailer's colon": CHUNKED + b"\r\n0\r\nx : y\r\n\r\n",
+    "NUL in a trailer": CHUNKED + b"\r\n0\r\nx: \x00\r\n\r\n",
+    "no end of the chunks": CHUNKED + b"\r\n0\r\n",
     "a chunk that ends with CR": CHUNKED + b"\r\n%x\r\n%b\r0\r\n\r\n" % (len(BODY), BODY),
 }
 
@@ -125,14 +168,36 @@ async def test_nothing_behind_a_hostile_head_is_served(open_house, in_pieces):
     assert worker.submits == []
 
 
+@pytest.mark.parametrize("line", [b"GET /health RTSP/1.1", b"GET  /health HTTP/1.1"])
+async def test_a_request_line_is_judged_wherever_it_begins(house, line):
+    """Behind another request, in its packet or in the next; and the error says what is wrong."""
+    hostile = line + b"\r\nhost: a\r\n\r\n"
+    before = WHOLE.replace(b"POST /v1/completions", b"POST /v1/completions?health")
+    for parts in ([before + hostile], [before, hostile], [before[:-3], before[-3:] + hostile]):
+        said = await answers_to(house, *parts)
+        assert STATUS.findall(said) == [b"200", b"400"]
+        assert b"a request line is METHOD TARGET HTTP/1.1" in said
+
+
+@pytest.mark.parametrize("host", [b"", b"a:1", b"a_b.c", b"127.0.0.1:8000", b"[::1]:80 ", b"\ta"])
+async def test_hosts_that_are_some(house, host):
+    """Negative control. Empty lines before a request are ignored, as HTTP asks."""
+    said = await answers_to(house, b"\r\n\r\n" + LAST.replace(b"host: a", b"host: " + host))
+    assert STATUS.findall(said) == [b"200"]
+
+
 async def test_what_the_parser_alone_would_take(open_house, monkeypatch):
     """Negative control: some of these are refused by our own check, and are served without it."""
     monkeypatch.setattr(http_connection, "_check_head", lambda *head: None)
+    monkeypatch.setattr(http_connection, "_check_line", lambda *line, is_first: None)
     house = await open_house()
     served = {
         "no host": 2,
         "two hosts": 2,
         "HTTP/2.0": 1,
+        "RTSP's version": 1,
+        "two spaces before the target": 2,
+        "a list of hosts": 2,
         "two codings": 2,
         "chunks in HTTP/1.0": 1,
     }

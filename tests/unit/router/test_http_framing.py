@@ -55,6 +55,24 @@ async def test_who_would_speak_another_protocol_is_answered_in_this_one(house, f
         assert STATUS.findall(said) == [b"200"] * 3, said
 
 
+async def test_a_length_behind_too_many_headers_is_a_length(open_house):
+    """What it frames is no request, also where the body is left to another protocol."""
+    house = await open_house(headers_max=8)
+    for upgrade in (b"", b"connection: upgrade\r\nupgrade: h2c\r\n"):
+        many = b"".join(b"x%d: y\r\n" % n for n in range(20))
+        head = POST + upgrade + many + b"content-length: %d\r\n\r\n" % len(SMUGGLED)
+        said = await answers_to(house, head + SMUGGLED + SMUGGLED)
+        assert STATUS.findall(said) == [b"431"]
+
+
+@pytest.mark.parametrize("trailer", [b"connection: upgrade\r\nupgrade: h2c\r\n", b"host: b\r\n"])
+async def test_trailers_change_nothing(house, trailer):
+    sent = CHUNKED + b"\r\n" + chunk(BODY) + b"0\r\n" + trailer + b"\r\n"
+    for parts in ([sent + LAST], [sent, LAST]):
+        said = await answers_to(house, *parts)
+        assert STATUS.findall(said) == [b"200", b"200"]
+
+
 async def test_a_tunnel_is_no_page(house):
     sent = b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\nconnection: close\r\n\r\n" + SMUGGLED
     said = await answers_to(house, sent)
