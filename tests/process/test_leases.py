@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -82,8 +83,10 @@ def test_a_worker_that_does_not_answer_is_shown_as_such(gemma3: ServedModel) -> 
     stopped = cluster.workers["d0"].popen.pid
     os.kill(stopped, signal.SIGSTOP)
     try:
-        seen, code = workers(cluster, "--timeout", "5")
-        table = leases(cluster, "--timeout", "5")
+        with ThreadPoolExecutor(1) as beside:  # each waits for as long
+            shown = beside.submit(leases, cluster, "--timeout", "5")
+            seen, code = workers(cluster, "--timeout", "5")
+            table = shown.result()
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert code == table.returncode == 1

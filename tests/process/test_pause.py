@@ -13,8 +13,9 @@ from tests.process.served_model import WINDOW, ServedModel, assert_exact, handed
 
 pytestmark = pytest.mark.timeout(600)
 
-PAUSE_S = 15.0
-"""Longer than the default `read_stuck_ms`."""
+STUCK_MS = 5_000
+PAUSE_S = 7.0
+"""Longer than that."""
 NUM_BLOCKS = 240
 """So that one transfer is more than may be in quarantine: 25 blocks, of which 12 may be."""
 
@@ -30,7 +31,7 @@ def test_a_pause_with_reads_in_flight_costs_time_only(tmp_path: Path) -> None:
     cluster = Cluster(
         model_dir,
         tmp_path,
-        {"num_blocks": NUM_BLOCKS},
+        {"num_blocks": NUM_BLOCKS, "read_stuck_ms": STUCK_MS},
         {"worker_silent_ms": 60_000},  # the router gives neither up
         places={"p0": here, "d0": here},
     )

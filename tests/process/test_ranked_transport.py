@@ -77,15 +77,23 @@ class RankedWorker:
             process.join(BOUND_S)
 
 
+@pytest.fixture(scope="module")
+def owner() -> Iterator[RankedWorker]:
+    """From whom readers only read; its ranks take seconds to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_NET_DEVICES", "lo")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        worker = RankedWorker("owner")
+        yield worker
+        worker.end()
+
+
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankedWorker, RankedWorker]]:
-    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def workers(owner: RankedWorker) -> Iterator[tuple[RankedWorker, RankedWorker]]:
+    """A reader of the test's own, which it may break, and the owner."""
     reader = RankedWorker("reader")
-    owner = RankedWorker("owner")
     yield reader, owner
     reader.end()
-    owner.end()
 
 
 def test_a_read_is_one_over_all_ranks(workers: tuple[RankedWorker, RankedWorker]) -> None:

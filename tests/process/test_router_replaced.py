@@ -90,13 +90,14 @@ class Kept:
         self.fleet.end()
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Kept]:
-    model_dir = make_checkpoint(tmp_path / "gemma3", "gemma3", window=32)
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    folder = tmp_path_factory.mktemp("replaced")
+    model_dir = make_checkpoint(folder / "gemma3", "gemma3", window=32)
     ports = {name: free_port() for name in ("http_port", "grpc_port", "admin_port")}
     sources = (f"127.0.0.1:{ports['grpc_port']}",)
-    fleet = Replicas(model_dir, tmp_path, {}, {"drain_timeout_ms": DRAIN_MS}, sources)
-    started = Kept(tmp_path, fleet, ports)
+    fleet = Replicas(model_dir, folder, {}, {"drain_timeout_ms": DRAIN_MS}, sources)
+    started = Kept(folder, fleet, ports)
     try:
         fleet.start()
         fleet.roles |= {"s0": "both", "s1": "both"}
@@ -104,6 +105,13 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
         yield started
     finally:
         started.end()
+
+
+@pytest.fixture
+def kept(started: Kept) -> Kept:
+    """Which has reported nothing yet."""
+    started.reports.clear()
+    return started
 
 
 class Load:

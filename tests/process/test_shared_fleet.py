@@ -23,7 +23,7 @@ from tests.process.test_tenants import write_keys
 
 pytestmark = pytest.mark.timeout(900)
 
-LONG = 600
+LONG = 300
 SEQUENCES = 4
 """Most requests at a worker, of all routers."""
 

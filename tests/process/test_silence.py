@@ -23,7 +23,7 @@ from tests.process.timed_load import (
 
 pytestmark = pytest.mark.timeout(1200)
 
-PAUSE_S = 15.0
+PAUSE_S = 8.0
 KNOWN_S = 6.0
 """Under load; so long it takes until the router knows a worker's rhythm."""
 SOAK_S = float(os.environ.get("DISAGG_SILENCE_SOAK_S") or 60)
