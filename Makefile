@@ -89,7 +89,7 @@ setup-clients: $(CLIENT_STAMPS)
 demo: $(STAMP)
 	@$(BIN)/python -m demo
 
-# Two at a time, but one by one where tests start processes of their own.
+# Two files at a time. Tests of processes mostly wait, for one of them after the other.
 test: test-quick test-process
 
 test-quick: $(STAMP)
@@ -98,7 +98,7 @@ test-quick: $(STAMP)
 
 test-process: $(STAMP)
 	$(BIN)/python -m pytest -m "$(QUICK)" --hypothesis-profile ci \
-	  --ignore tests/house --ignore tests/unit
+	  -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/house --ignore tests/unit
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not peer"

@@ -45,7 +45,7 @@ from tests.unit.scheduling.failure_worlds import (
     with_fault,
 )
 
-STRIDE = 3
+STRIDE = 5
 """One in so many events here, elsewhere for each fault; all of them in the slow tests."""
 
 
@@ -204,7 +204,7 @@ def befall_all(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_fault_at_one_event_in_three(layout: str) -> None:
+def test_a_fault_at_one_event_in_five(layout: str) -> None:
     befall_all(two_turns(LAYOUTS[layout]), PAIR_FAULTS, STRIDE)
 
 
