@@ -53,6 +53,8 @@ class Snapshots:
             kind = _kind(type(one))
             self.kinds[type(one)] = _CONSTANT if kind is _PLAIN else kind
         self._values: dict[Any, int] = {}
+        self._sharing: dict[type, set[str]] = {}
+        """Attributes, by class, whose container was once met elsewhere too: to be met so again."""
         self._frozen: list[_Frozen] = []
         self._frozen_numbers: dict[_Frozen, int] = {}
 
@@ -92,7 +94,9 @@ class Snapshots:
         return parts[0]
 
     def _written(self, root: Any) -> _Frozen:
+        """As parts the containers that are met more than once, and no others."""
         shared: set[int] = set()
+        sharing, is_foreseen = self._sharing, True
         while True:
             file = io.BytesIO()
             pickler = _Pickler(file, self, shared)
@@ -101,10 +105,24 @@ class Snapshots:
             for part in pickler.parts:  # grows meanwhile
                 names, values = _state(part)
                 classes.append((type(part), names))
+                if is_foreseen and type(part) in sharing:
+                    for name, value in zip(names, values, strict=False):
+                        if name in sharing[type(part)]:
+                            pickler.foresee(value)
                 pickler.dump(values)
-            if not pickler.met_again:
+            again = pickler.met_again
+            if again == shared:
+                if not is_foreseen:
+                    self._remember(pickler.parts, shared)
                 return file.getvalue(), tuple(classes)
-            shared |= pickler.met_again
+            # What was met twice only inside of another one is found out when that is a part.
+            shared, is_foreseen = again, False
+
+    def _remember(self, parts: list[Any], shared: set[int]) -> None:
+        for part in parts:
+            for name, value in zip(*_state(part), strict=False):
+                if id(value) in shared:
+                    self._sharing.setdefault(type(part), set()).add(name)
 
 
 class _Pickler(pickle.Pickler):
@@ -115,7 +133,7 @@ class _Pickler(pickle.Pickler):
         self.fast = True  # No memo: equal values give equal bytes, whoever shares what.
         self.parts: list[Any] = []
         self.met_again: set[int] = set()
-        """Containers outside ``shared`` that were met more than once."""
+        """Containers that were met more than once."""
         self._numbers: dict[int, int] = {}
         self._met: dict[int, Any] = {}  # Alive, or another one would be met under its id.
         self._snapshots = snapshots
@@ -134,7 +152,7 @@ class _Pickler(pickle.Pickler):
         constant = self._constants.get(number)
         if constant is not None:
             return -1 - constant
-        if kind is _PART or number in self._shared:
+        if kind is _PART:
             return self.number(obj)
         if kind is _VALUE:
             return -1 - self._snapshots.number_of(obj)
@@ -142,7 +160,14 @@ class _Pickler(pickle.Pickler):
             if number in self._met:
                 self.met_again.add(number)
             self._met[number] = obj
+            if number in self._shared:
+                return self.number(obj)
         return None
+
+    def foresee(self, value: Any) -> None:
+        """Make a container a part, unless it was written out already."""
+        if id(value) not in self._met and self._kinds.get(type(value)) is _CONTAINER:
+            self._shared.add(id(value))
 
     def number(self, part: Any) -> int:
         """Of a part, which is queued when it is met first."""

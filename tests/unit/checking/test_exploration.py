@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
@@ -68,6 +68,31 @@ def test_what_is_shared_and_mutable_stays_shared(values: Any) -> None:
     assert snapshots.freeze(thawed) == frozen
     apart = Graph(part, part, type(values)(values), [RequestKey("r", 1)])
     assert snapshots.freeze(apart) != frozen, "a list of its own behaves otherwise"
+
+
+def test_what_was_frozen_before_does_not_show() -> None:
+    """Which attributes share is foreseen from the graphs before: a guess, never the result."""
+
+    def graphs() -> Iterator[Graph]:
+        nested, outer, part = [1], [[2]], Part([3])
+        yield Graph(Part([1]), Part([1]), [1])
+        yield Graph(Part(nested), Part(nested), [1])
+        yield Graph(Part([1]), Part(nested), nested)
+        yield Graph(Part((nested,)), Part(nested), [1])  # met in a tuple before it is an attribute
+        yield Graph(Part(outer), Part(outer), outer[0])  # and inside of one that is shared
+        yield Graph(Part(outer), Part(outer), [2])
+        yield Graph(part, part, part.values)
+
+    apart = [Snapshots([]) for _ in graphs()]
+    for snapshots, graph in zip(apart, graphs(), strict=True):
+        snapshots.freeze(graph)
+    alone = [snapshots._frozen[0] for snapshots in apart]
+    assert len(set(alone)) == len(alone)
+    for order in permutations(range(len(alone)), 3):
+        snapshots, all_of_them = Snapshots([]), list(graphs())
+        for number in order:
+            frozen = snapshots.freeze(all_of_them[number])
+            assert snapshots._frozen[frozen] == alone[number], order
 
 
 def test_who_shares_an_equal_value_does_not_show() -> None:
