@@ -102,6 +102,7 @@ test-process: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not peer"
+	DISAGG_SIMULATION_SEEDS=12 $(BIN)/python -m pytest -m "$(QUICK)" tests/unit/scheduling
 
 test-gpu: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m pytest -m "gpu and not vllm"

@@ -37,7 +37,7 @@ def test_flipped_bits_are_seen_and_every_answer_is_exact(layout: str) -> None:
         assert (world.num_flips > 0) == (num_mismatches(world) > 0), seed
         assert num_mismatches(world) <= world.num_flips
         num_flips += world.num_flips
-    assert num_flips > NUM_SEEDS
+    assert num_flips > NUM_SEEDS // 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -27,7 +27,7 @@ from disagg.transfer.reader.table import InboundTable
 from disagg.transfer.reservation.requests import ReservationRequests
 
 FULL = FullAttentionSpec(4, 1, 8, 4)
-NUM_SEEDS = int(os.environ.get("DISAGG_SIMULATION_SEEDS", "6"))
+NUM_SEEDS = int(os.environ.get("DISAGG_SIMULATION_SEEDS", "4"))
 
 
 def window(tokens: int) -> SlidingWindowSpec:

@@ -20,7 +20,7 @@ from disagg.testing.simulation.config import SimulationConfig
 from disagg.testing.simulation.simulation import Simulation
 from disagg.transfer.reader.parts import Parts, parts_of
 
-NUM_SEEDS = int(os.environ.get("DISAGG_SIMULATION_SEEDS", "6")) // 2 or 1
+NUM_SEEDS = int(os.environ.get("DISAGG_SIMULATION_SEEDS", "4")) // 2 or 1
 HASH_TOKENS, BLOCKS_PER_STATE = 4, 3
 
 
