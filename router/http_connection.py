@@ -1,7 +1,8 @@
 """A client's connection: HTTP/1.1 parsed by httptools within bounds, and answers written to it.
 
 httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_check_head`,
-`_check_line` and `data_received` add both. Requests that come before their turn wait, a few of them.
+`_check_line` and `data_received` add both. Requests that come before their turn wait, a few of
+them.
 """
 
 import asyncio
