@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from disagg.messages.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)
