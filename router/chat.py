@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from disagg.messages.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,3 @@ class Chat:
         described = (json.dumps([self.tools, calls]),) if self.tools or calls else ()
         values = (value for message in self.messages for value in message.values())
         return (*described, *(value for value in values if isinstance(value, str)))
-
-    @property
-    def num_chars(self) -> int:
-        """Characters of its texts."""
-        return sum(map(len, self.texts))

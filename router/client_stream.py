@@ -36,6 +36,11 @@ class Unread:
         """Let a stream end with the others."""
         self._streams.append(stream)
 
+    def leave(self, stream: "ClientStream") -> None:
+        """A stream is closed; idempotent."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+
     def add(self, num_tokens: int) -> None:
         """Tokens came, or, where it is negative, were read."""
         self._num_tokens += num_tokens
@@ -162,6 +167,10 @@ class ClientStream:
         """
         if reason != STOP_STRING:  # what was found is still to be sent
             self._on_closed(self)
+            # Who refers to it lets go, and it of them: else all that an answer has would be freed
+            # only by the garbage collector, for which all streams stand still.
+            self._unread.leave(self)
+            self._take_now = None
         if not self._ended:
             self._cancel(self.request_id, reason)
             self._take()

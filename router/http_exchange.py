@@ -132,7 +132,8 @@ class Exchange:
         self.started = False
         self._receive = receive
         self._options = options
-        self._connection: Connection = scope[CONNECTION]
+        # Out of the scope, which it refers to: else only the garbage collector would free both.
+        self._connection: Connection = scope.pop(CONNECTION)
         self._num_headers = len(scope["headers"])
         fields = sum(len(name) + len(value) for name, value in scope["headers"])
         self._head_bytes = fields + len(scope["raw_path"]) + len(self.query)

@@ -1,13 +1,12 @@
 """Prometheus metrics of one router; docs/metrics.md lists every series."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     generate_latest,
 )
@@ -15,7 +14,8 @@ from prometheus_client import (
 from disagg.messages.session import TransferReport, WorkerStats
 from disagg.router.core_metrics import CoreCollector
 from disagg.router.keys import TENANTS_MAX
-from disagg.router.token_metrics import ITL_BUCKETS, TokenCount, TokenMetrics
+from disagg.router.plain_metrics import Count, PlainCounter, PlainHistogram
+from disagg.router.token_metrics import ITL_BUCKETS, TokenMetrics
 from disagg.router.vllm_metrics import Collects, VllmCollector
 from disagg.router.worker_metrics import WorkerCollector
 from disagg.routing.measurements import FirstToken, PromptSources, RequestEnd
@@ -28,7 +28,6 @@ TRANSFER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 
 TENANT_LABELS_MAX = 2 * TENANTS_MAX
 OTHER_TENANTS = "(others)"
 """No name of a tenant."""
-Shown = TypeVar("Shown", Counter, Gauge, Histogram)
 Registered = TypeVar("Registered", bound=Collects)
 
 
@@ -48,14 +47,14 @@ class Metrics:
         self._model_name = model_name
         self._own: list[Collects] = []
         self._tenants: set[str] = set()
-        self._series: dict[tuple[object, tuple[str, ...]], Any] = {}
+        self._num_live = 0
         self._requests = self._counter(
             "requests",
             "Ended requests by outcome, with several choices once; errors by their code.",
             "outcome",
             "tenant",
         )
-        self._live = self._gauge("requests_live", "Requests in progress.")
+        self._gauge("requests_live", "Requests in progress.", lambda: self._num_live)
         self._ttft = self._histogram(
             "time_to_first_token_seconds",
             "From a request's arrival to its first token at the router.",
@@ -125,64 +124,56 @@ class Metrics:
 
     def accepted(self) -> None:
         """A request was accepted, and is in progress."""
-        self._of(self._live).inc()
+        self._num_live += 1
 
     def released(self) -> None:
         """An accepted request is in progress no more."""
-        self._of(self._live).dec()
+        self._num_live -= 1
 
     def ended(self, outcome: str, tenant: str) -> None:
         """A request ended, accepted or not: ``stop``, ``length`` or an error's code."""
-        self._of(self._requests, outcome, self._label(tenant)).inc()
+        self._requests.of(outcome, self._label(tenant)).num += 1
 
     def finished(self, e2e_ms: int) -> None:
         """A request ended as its client wanted it, so long after it came."""
-        self._of(self._e2e).observe(e2e_ms / 1000)
+        self._e2e.of().observe(e2e_ms / 1000)
 
     def choice_finished(self, end: RequestEnd) -> None:
         """A choice of a request ended as its client wanted it."""
         if end.decode_ms is not None:
-            self._of(self._decode, end.decode_role).observe(end.decode_ms / 1000)
+            self._decode.of(end.decode_role).observe(end.decode_ms / 1000)
         if end.time_per_output_token_ms is not None:
             per_token_s = end.time_per_output_token_ms / 1000
-            self._of(self._tpot, end.decode_role).observe(per_token_s)
+            self._tpot.of(end.decode_role).observe(per_token_s)
         if end.estimate_ratio is not None:
-            self._of(self._estimate_ratio, "tpot").observe(end.estimate_ratio)
+            self._estimate_ratio.of("tpot").observe(end.estimate_ratio)
 
     def first_token(self, first: FirstToken) -> None:
         """A request had its first token."""
-        self._of(self._ttft).observe(first.ttft_ms / 1000)
+        self._ttft.of().observe(first.ttft_ms / 1000)
         if first.estimate_ratio is not None:
-            self._of(self._estimate_ratio, "ttft").observe(first.estimate_ratio)
+            self._estimate_ratio.of("ttft").observe(first.estimate_ratio)
         for part, part_ms in (
             ("queue", first.queue_ms),
             ("prefill", first.prefill_ms),
             ("transfer", first.transfer_ms),
             ("router", first.router_ms),
         ):
-            self._of(self._ttft_part, part).observe(part_ms / 1000)
+            self._ttft_part.of(part).observe(part_ms / 1000)
 
     def prompt(self, sources: PromptSources, role: str, tenant: str) -> None:
         """A prompt had its first token: now it counts, once for all; ``role``: who prefilled."""
-        self._of(self._prompt_tokens, self._label(tenant)).inc(sources.num_tokens)
+        self._prompt_tokens.of(self._label(tenant)).num += sources.num_tokens
         for source, num_tokens in (
             ("local_compute", sources.local_compute),
             ("local_cache_hit", sources.local_cache_hit),
             ("external_kv_transfer", sources.external_kv_transfer),
         ):
-            self._of(self._prompt_sources, source, role).inc(num_tokens)
+            self._prompt_sources.of(source, role).num += num_tokens
 
-    def delivered(self, tenant: str) -> TokenCount:
+    def delivered(self, tenant: str) -> Count:
         """What the tokens delivered to a tenant's clients are to be added to."""
         return self.tokens.delivered(self._label(tenant))
-
-    def _of(self, metric: Shown, *labels: str) -> Shown:
-        """A series of the model's: looking one up in its metric takes longer than counting."""
-        key = (metric, labels)
-        series: Shown | None = self._series.get(key)
-        if series is None:
-            series = self._series[key] = metric.labels(self._model_name, *labels)
-        return series
 
     def _label(self, tenant: str) -> str:
         """The tenant; OTHER_TENANTS for those that came, with new files of keys, after so many."""
@@ -197,8 +188,8 @@ class Metrics:
         """A transfer was committed; those that failed are counted by their workers and plans."""
         if not report.failed:
             kind = report.kind
-            self._of(self._transfer_read, kind).observe(report.read_ms / 1000)
-            self._of(self._transfer_exposed, kind).observe(report.exposed_ms / 1000)
+            self._transfer_read.of(kind).observe(report.read_ms / 1000)
+            self._transfer_exposed.of(kind).observe(report.exposed_ms / 1000)
 
     def task_failed(self, task: str) -> None:
         """Count an exception in one of the router's own tasks."""
@@ -217,10 +208,8 @@ class Metrics:
     ) -> None:
         """Include the core's counters and its queue, read at every scrape."""
         self._shown(CoreCollector(self._model_name, counters))
-        waiting = self._gauge(
-            "requests_waiting", "Requests that wait at the router for room at a worker."
-        )
-        waiting.labels(self._model_name).set_function(num_waiting)
+        text = "Requests that wait at the router for room at a worker."
+        self._gauge("requests_waiting", text, num_waiting)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' exposition format."""
@@ -228,17 +217,19 @@ class Metrics:
 
     # --- making series
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return self._shown(Counter(f"disagg_{name}", text, ["model_name", *labels], registry=None))
+    def _counter(self, name: str, text: str, *labels: str) -> PlainCounter:
+        return self._shown(PlainCounter(f"disagg_{name}", text, self._model_name, labels))
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return self._shown(Gauge(f"disagg_{name}", text, ["model_name", *labels], registry=None))
+    def _gauge(self, name: str, text: str, now: Callable[[], int]) -> None:
+        gauge = self._shown(Gauge(f"disagg_{name}", text, ["model_name"], registry=None))
+        gauge.labels(self._model_name).set_function(now)
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        names = ["model_name", *labels]
-        return self._shown(Histogram(f"disagg_{name}", text, names, buckets=buckets, registry=None))
+    ) -> PlainHistogram:
+        return self._shown(
+            PlainHistogram(f"disagg_{name}", text, self._model_name, labels, bounds=buckets)
+        )
 
     def _shown(self, metric: Registered) -> Registered:
         self.registry.register(metric)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from disagg.errors import CancelledError, DisaggError
 from disagg.messages.outputs import FinishReason
 from disagg.router.metrics import Metrics
+from disagg.router.plain_metrics import Count
 from disagg.router.request_spans import CallSpan, RequestSpans
-from disagg.router.token_metrics import TokenCount
 from disagg.routing.actions import NewRequest
 from disagg.routing.measurements import measure_end, measure_first_token
 from disagg.routing.record import RequestRecord
@@ -148,7 +148,7 @@ class ObservedChoice:
         self._request_id = request.request_id
         self._shares_prompt = shares_prompt
         self._span, self.traceparent = call.observers.spans.begin(request, call.span)
-        self._tokens: TokenCount | None = None  # with the first ones: a tenant's series begins then
+        self._tokens: Count | None = None  # with the first ones: a tenant's series begins then
         self._waited = call.observers.metrics.tokens.waited
         self._delivered_s = 0.0
         call.began()

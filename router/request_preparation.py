@@ -31,6 +31,8 @@ from disagg.routing.fair_queue import parse_weights
 from disagg.routing.revisions import Revision
 from disagg.routing.slo import Slo
 
+UTF8_BYTES_MAX = 4
+"""Of one character."""
 INLINE_CHARS_MAX = 2_000
 """Shorter prompts are tokenised on the event loop; a thread costs more."""
 THREADS = 2
@@ -211,8 +213,7 @@ class Preparation:
             RequestError: an id outside the vocabulary, or a prompt certainly too long.
             CapacityError: too many requests are being prepared.
         """
-        self.check_size(prompt, field, limit)
-        size = _size(prompt)
+        size = self.check_size(prompt, field, limit)
         if size <= INLINE_CHARS_MAX:
             found = self._tokens(prompt, field, salt, add_special_tokens, revisions)
         else:
@@ -231,18 +232,24 @@ class Preparation:
         """Do what takes longer than a thread costs; see `FairThreads.run`."""
         return await self._threads.run(tenant, max(size, 1), work)
 
-    def check_size(self, prompt: Prompt, field: str, limit: int) -> None:
-        """Refuse a prompt that is not worth tokenising.
+    def check_size(self, prompt: Prompt, field: str, limit: int) -> int:
+        """Refuse a prompt that is not worth tokenising; returns its characters, or its token ids.
 
         Raises:
             RequestError: it has more text than is taken.
             ContextLengthError: it cannot fit.
         """
-        self._check_bytes(prompt, field)
+        if isinstance(prompt, tuple):
+            size, per_unit = len(prompt), 1
+        else:
+            texts = (prompt,) if isinstance(prompt, str) else prompt.texts
+            size, per_unit = sum(map(len, texts)), self._tokenizer.token_chars_max
+            if size * UTF8_BYTES_MAX > self._options.prompt_bytes_max:
+                self._check_bytes(texts, field)
         most, why = self._tokens_max(limit)
-        per_unit = 1 if isinstance(prompt, tuple) else self._tokenizer.token_chars_max
-        if _size(prompt) > most * per_unit:
+        if size > most * per_unit:
             raise ContextLengthError(f"is too long; {most} tokens are possible{why}", param=field)
+        return size
 
     def _tokens_max(self, limit: int) -> tuple[int, str]:
         """What a prompt may have at most, and the setting that says so if it is one."""
@@ -284,10 +291,8 @@ class Preparation:
         request.check()
         return request
 
-    def _check_bytes(self, prompt: Prompt, field: str) -> None:
+    def _check_bytes(self, texts: Sequence[str], field: str) -> None:
         """Raise RequestError for more text than is worth looking at; token ids have their own."""
-        texts = prompt.texts if isinstance(prompt, Chat) else ()
-        texts = (prompt,) if isinstance(prompt, str) else texts
         num_bytes = sum(len(text.encode()) for text in texts)
         if num_bytes > self._options.prompt_bytes_max:
             raise RequestError(
@@ -389,7 +394,3 @@ def _claim(tenant: str, request_id: str, token_ids: Sequence[int]) -> bytes:
     for part in parts:
         named.update(len(part).to_bytes(8, "little") + part)
     return named.digest()
-
-
-def _size(prompt: Prompt) -> int:
-    return prompt.num_chars if isinstance(prompt, Chat) else len(prompt)

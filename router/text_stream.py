@@ -1,8 +1,9 @@
 """From tokens to text: whole characters, stop strings."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
+from disagg.messages.frozen import dataclass
 from disagg.messages.outputs import FinishReason
 from disagg.messages.sampling import TokenLogprobs
 from disagg.router.client_stream import STOP_STRING, ClientStream
@@ -10,7 +11,7 @@ from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import Deliver, NewRequest
 
 
-@dataclass(slots=True, unsafe_hash=True)  # made per token: frozen fields take twice as long to set
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Something new for the client; the last one has a finish reason. Nobody changes one."""
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from disagg.router.chat import Chat
 from disagg.router.dispatch import Dispatcher
 from disagg.router.http_exchange import Exchange
 from disagg.router.openai.tokenize_request import (
@@ -39,8 +38,7 @@ class TokenPages:
         self._check_model(request.model)
         limit = self._dispatcher.core.max_model_tokens
         given = request.chat() if request.prompt is None else request.prompt
-        self._preparation.check_size(given, request.prompt_field, limit or ANY_TOKENS)
-        size = given.num_chars if isinstance(given, Chat) else len(given)
+        size = self._preparation.check_size(given, request.prompt_field, limit or ANY_TOKENS)
         work = partial(self._encode, request)
         ids = await self._preparation.in_thread(exchange.caller.tenant, size, work)
         name = self._tokenizer.token_bytes

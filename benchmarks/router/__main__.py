@@ -51,8 +51,10 @@ US = 1e6
 
 
 @contextmanager
-def workers_of(name: str, step_s: float, checkpoint: Path, folder: Path) -> Iterator[Program]:
-    """A router with its workers; yields the router."""
+def workers_of(
+    name: str, step_s: float, checkpoint: Path, folder: Path, *, num_processes: int = 1
+) -> Iterator[Program]:
+    """A router with its workers; yields the router. Only ours has several processes."""
     with ExitStack() as stack:
 
         def started(program: Program) -> Program:
@@ -65,7 +67,8 @@ def workers_of(name: str, step_s: float, checkpoint: Path, folder: Path) -> Iter
 
         if name == OURS:
             port = free_port()
-            router = started(start_ours(checkpoint, port, folder / "disagg.log"))
+            log = folder / "disagg.log"
+            router = started(start_ours(checkpoint, port, log, num_processes=num_processes))
             router.wait_ready()
             module("grpc_workers", {"router": f"127.0.0.1:{port}", "step_s": step_s}, "")
         else:
@@ -76,7 +79,8 @@ def workers_of(name: str, step_s: float, checkpoint: Path, folder: Path) -> Iter
                 given = {"port": port, "step_s": step_s}
                 module("http_worker", given, urls[-1]).wait_ready()
             router = started(start_peer(name, urls, folder / f"{name}.log"))
-        router.wait_until(lambda: serves(router.url))
+        # Of several processes each connection reaches any.
+        router.wait_until(lambda: all(serves(router.url) for _ in range(8 * num_processes - 7)))
         yield router
 
 

@@ -33,7 +33,7 @@ def check_peers(names: Sequence[str]) -> None:
             sys.exit(f"{BIN / name} is missing: python -m benchmarks.router --setup")
 
 
-def start_ours(checkpoint: Path, grpc_port: int, log: Path) -> Program:
+def start_ours(checkpoint: Path, grpc_port: int, log: Path, *, num_processes: int = 1) -> Program:
     """``disagg router`` with its defaults; workers register at the gRPC port."""
     port = free_port()
     settings = (
@@ -42,6 +42,7 @@ def start_ours(checkpoint: Path, grpc_port: int, log: Path) -> Program:
         "router.admin_port=0",
         f"model.name={MODEL}",
         "router.worker_silent_ms=600000",  # scripted workers send no heartbeats
+        f"router.processes={num_processes}",
     )
     given = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "disagg.commands", "router", "--model", str(checkpoint)]

@@ -1,8 +1,9 @@
 """What one engine step emitted: worker to router."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from disagg.messages.frozen import dataclass
 from disagg.messages.identity import RequestKey
 from disagg.messages.sampling import TokenLogprobs
 
@@ -15,7 +16,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(slots=True, unsafe_hash=True)  # made per token: frozen fields take twice as long to set
+@dataclass(frozen=True, slots=True)
 class SequenceOutput:
     """New tokens of one sequence. The router accepts them by generation and position.
 

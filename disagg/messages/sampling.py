@@ -1,6 +1,8 @@
 """How the next token of a request is chosen, and what is reported about it."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from disagg.messages.frozen import dataclass
 
 TOP_LOGPROBS_MAX = 20
 STOP_TOKENS_MAX = 128

@@ -4,9 +4,10 @@ Downstream `Submit` and `Cancel` travel on one ordered stream, so a cancel never
 submit. Upstream, one `StepOutputs` per engine step carries the tokens of all its sequences.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from disagg.messages.frozen import dataclass
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.sampling import SamplingParams

@@ -1,8 +1,9 @@
 """What enters the router's core, and the actions that leave it."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from disagg.errors import DisaggError, RequestError
+from disagg.messages.frozen import dataclass
 from disagg.messages.identity import Incarnation
 from disagg.messages.outputs import FinishReason
 from disagg.messages.registration import WorkerInfo
@@ -104,7 +105,7 @@ class ToWorker:
     message: ToWorkerMessage
 
 
-@dataclass(slots=True, unsafe_hash=True)  # made per token: frozen fields take twice as long to set
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """New tokens for the client, in order and without gaps; the last one has a reason.
 

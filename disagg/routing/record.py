@@ -1,14 +1,13 @@
 """Record of one request, readable while it lives and for a while afterwards."""
 
-from dataclasses import dataclass
-
+from disagg.messages.frozen import dataclass
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillTimes, TransferReport
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import Estimate
 
 
-@dataclass(slots=True, unsafe_hash=True)  # made twice per request: see `Deliver`
+@dataclass(frozen=True, slots=True)
 class GenerationRecord:
     """One try: who was chosen and why, what they reported, how it ended."""
 
@@ -56,7 +55,7 @@ class GenerationRecord:
         return self.prefill == self.decode
 
 
-@dataclass(slots=True, unsafe_hash=True)  # made twice per request: see `Deliver`
+@dataclass(frozen=True, slots=True)
 class RequestRecord:
     """The life of a request; times are the caller's milliseconds."""
 

@@ -1,11 +1,12 @@
 """What the answers of all endpoints have alike."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, Protocol
 
 from disagg.errors import DisaggError
+from disagg.messages.frozen import dataclass
 from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.openai.sse import text_to_json, to_json

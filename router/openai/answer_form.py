@@ -1,6 +1,6 @@
 """What a request wants its answer to be: how many choices, and what is shown of each."""
 
-from dataclasses import dataclass
+from disagg.messages.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)
