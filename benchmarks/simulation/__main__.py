@@ -6,7 +6,8 @@ the router's rules, and is calibrated before and after each, as it runs. The sim
 gets the same requests at the moments at which the real ones were sent, under the same rule and
 roles, with the median of all calibrations in these roles, and a router that has planned the same
 warm-up. A request's error is the distance of its predicted time from the measured one, as a share
-of that. Every round asks the same: how far equal requests are apart is what chance leaves open.
+of that. Every round asks the same, but for a token: how far equal requests are apart is what chance
+leaves open.
 
 Processes outnumber the cores here (router, two workers, client), so rates are low: a share of what
 the fleet can do. A run is thrown away, said so and repeated a few times, where others took more
@@ -43,6 +44,7 @@ from benchmarks.simulation.runs import (
     apart,
     disturbance,
     kept_run,
+    of_round,
     read,
     write,
 )
@@ -73,7 +75,7 @@ class Effort:
     engine_repeats: int = 5
     repeats: int = 2
     tries_max: int = 2
-    budget_s: float = 840.0
+    budget_s: float = 1_020.0
 
 
 QUICK = Effort(requests=12, engine_repeats=3, repeats=3, tries_max=3, budget_s=300.0)
@@ -140,7 +142,7 @@ class Session:
                     for mix in self.mixes:  # the roles stay, and so does what was asked last
                         _say(f"round {number + 1} of {effort.rounds}: {mix.name}, {rule.policy}")
                         rate = SHARE * capacity[mix.name]
-                        trace = make_trace(mix, rate, effort.requests, SEED)
+                        trace = of_round(make_trace(mix, rate, effort.requests, SEED), number)
                         runs += self._kept(calibrated, rule, mix, trace, ends_s)
                         if record is not None:
                             write(record, json.loads(out.read_text()), runs)

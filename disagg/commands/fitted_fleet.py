@@ -179,6 +179,9 @@ def with_beside(curves: Curves, settings: Settings, answers: Answers) -> Curves:
             one.later_tpot_ms for num, one in alone.items() if num < longest
         )
         shares[1] = max(0.0, stream_ms / alone_ms - 1)
+    shares.setdefault(
+        step_tokens, shares[max(shares)]
+    )  # longer steps as the longest that was asked
     return replace(
         curves,
         beside=_line(shares),

@@ -21,7 +21,7 @@ from disagg.errors import ConfigError, RemoteFault, RequestError
 
 ANSWER_S = 600.0
 ANSWER_TOKENS = 33
-BESIDE_ANSWER_TOKENS = 4 * ANSWER_TOKENS
+BESIDE_ANSWER_TOKENS = 3 * ANSWER_TOKENS
 """Of those that keep other workers busy while a prompt of some hundred tokens is computed."""
 BESIDE_TOKENS, BESIDE_S = 77, 0.1
 """Their prompts, and how long they go on before anything beside them is timed."""

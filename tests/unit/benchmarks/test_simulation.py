@@ -23,6 +23,7 @@ from benchmarks.simulation.runs import (
     disturbance,
     drift,
     kept_run,
+    of_round,
     read,
     write,
 )
@@ -227,13 +228,28 @@ def test_what_hand_overs_take_is_known_from_runs_with_hand_overs_alone() -> None
 
 def test_how_far_the_same_requests_are_apart() -> None:
     first = Run("chat", OURS.policy, tuple(seen()), (answers(), answers()), 0.0)
-    slower = replace(first, requests=tuple(replace(one, ttft_ms=1.3) for one in first.requests))
-    other = replace(
-        first, requests=tuple(replace(one, prompt=(1,), ttft_ms=9.0) for one in first.requests)
-    )
-    assert apart([first, slower, other], lambda one: one.ttft_ms) == pytest.approx(0.3)
-    assert apart([first, slower], lambda one: one.tpot_ms) == 0
-    assert apart([first, other], lambda one: one.ttft_ms) is None, "no request was asked twice"
+
+    def again(first_token: int) -> Run:
+        """A token shorter, and slower."""
+        return replace(
+            first,
+            requests=tuple(
+                replace(one, prompt=(one.prompt[0] + first_token, *one.prompt[1:-1]), ttft_ms=1.3)
+                for one in first.requests
+            ),
+        )
+
+    assert apart([first, again(0), again(1)], lambda one: one.ttft_ms) == pytest.approx(0.3)
+    assert apart([first, again(0)], lambda one: one.tpot_ms) == 0
+    assert apart([first, again(1)], lambda one: one.ttft_ms) is None, "no request was asked twice"
+
+
+def test_every_round_asks_the_same_in_other_lengths() -> None:
+    trace = make_trace(MIXES[0], 2.0, 6, 1)
+    assert of_round(trace, 0) == trace
+    for one, other in zip(trace, of_round(trace, 2), strict=True):
+        assert replace(other, tokens=one.tokens) == one
+        assert other.tokens == one.tokens[:-2]
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ WAY = Line((48, 120, 240, 960, 2_880), (17.0, 30.0, 33.0, 60.0, 70.0))
 SLOWER = 1.2
 
 
-def settings(*, disaggregated: bool = False) -> Settings:
+def settings(*, disaggregated: bool = False, step_tokens: int = 512) -> Settings:
     given = {
         "cluster.num_both": 0 if disaggregated else 2,
         "cluster.num_prefill": int(disaggregated),
         "cluster.num_decode": int(disaggregated),
         "router.policy": "prefix_then_load" if disaggregated else "local",
         "scheduling.max_model_tokens": 8_192,
-        "scheduling.max_step_tokens": 512,
+        "scheduling.max_step_tokens": step_tokens,
     }
     values = {name: Given(value, "test") for name, value in given.items()}
     return read_settings(None, {}, values).settings
@@ -192,6 +192,9 @@ def test_others_cost_short_and_long_steps_what_each_took() -> None:
     found = with_serving(engine(2), settings(), answers_of(real, tell_compute=True))
     assert found.beside.along == shares.along
     assert found.beside.ms == pytest.approx(shares.ms, abs=0.03)
+    large = settings(step_tokens=4_096)
+    long = with_serving(engine(2), large, answers_of(real, tell_compute=True))
+    assert long.beside.at(8_192) == long.beside.at(960), "nobody asked longer steps"
     nobody = with_serving(engine(1), settings(), answers_of(engine(1), tell_compute=True))
     assert nobody.beside == NOTHING, "control: a host for each"
 
