@@ -4,8 +4,10 @@ The fleet, load and traces of `benchmarks.policy`: a router, two workers with a 
 processes. `disagg calibrate` measures an engine alone. Then the fleet answers traces under some of
 the router's rules, and is calibrated before and after each, as it runs. The simulated world
 gets the same requests at the moments at which the real ones were sent, under the same rule and
-roles, with the mean of both calibrations, and a router that has planned the same warm-up. A
-request's error is the distance of its predicted time from the measured one, as a share of that.
+roles, with the median of all calibrations in these roles, and a router that has planned the same
+warm-up. A request's error is the distance of its predicted time from the measured one, as a share
+of that. Every round asks the same, but for a token: how far equal requests are apart is what chance
+leaves open.
 
 Processes outnumber the cores here (router, two workers, client), so rates are low: a share of what
 the fleet can do. A run is thrown away, said so and repeated a few times, where others took more
@@ -36,7 +38,16 @@ from benchmarks.simulation.figures import Pair, report
 from benchmarks.simulation.machine_watch import wait_for_quiet
 from benchmarks.simulation.measured import COLOCATED, RULES, WARM_UP, Calibrated, measure_engine
 from benchmarks.simulation.predicted import curves_of, predict
-from benchmarks.simulation.runs import OTHERS_SHARE_MAX, Run, disturbance, kept_run, read, write
+from benchmarks.simulation.runs import (
+    OTHERS_SHARE_MAX,
+    Run,
+    apart,
+    disturbance,
+    kept_run,
+    of_round,
+    read,
+    write,
+)
 from disagg.commands.simulate import read_curves
 from disagg.simulation.curves import Curves
 
@@ -62,12 +73,12 @@ class Effort:
     requests: int = 20
     rounds: int = 2
     engine_repeats: int = 5
-    repeats: int = 3
+    repeats: int = 2
     tries_max: int = 2
-    budget_s: float = 840.0
+    budget_s: float = 1_020.0
 
 
-QUICK = Effort(requests=12, engine_repeats=3, repeats=4, tries_max=3, budget_s=300.0)
+QUICK = Effort(requests=12, engine_repeats=3, repeats=3, tries_max=3, budget_s=300.0)
 
 
 def main() -> None:
@@ -131,7 +142,7 @@ class Session:
                     for mix in self.mixes:  # the roles stay, and so does what was asked last
                         _say(f"round {number + 1} of {effort.rounds}: {mix.name}, {rule.policy}")
                         rate = SHARE * capacity[mix.name]
-                        trace = make_trace(mix, rate, effort.requests, SEED + number)
+                        trace = of_round(make_trace(mix, rate, effort.requests, SEED), number)
                         runs += self._kept(calibrated, rule, mix, trace, ends_s)
                         if record is not None:
                             write(record, json.loads(out.read_text()), runs)
@@ -176,19 +187,23 @@ def compare(engine: Curves, runs: Sequence[Run], others_max: float) -> list[bool
         others_max: share of the machine; requests beside which others took more are left out.
     """
     done = []
+    curves = curves_of(engine, runs)
     for mix, policy in dict.fromkeys((one.mix, one.policy) for one in runs):
-        same = [one for one in runs if (one.mix, one.policy) == (mix, policy)]
-        done += _compare(f"{mix}, {policy}", engine, same, others_max)
+        same = [
+            (one, other)
+            for one, other in zip(runs, curves, strict=True)
+            if (one.mix, one.policy) == (mix, policy)
+        ]
+        done += _compare(f"{mix}, {policy}", same, others_max)
     return done
 
 
-def _compare(name: str, engine: Curves, runs: Sequence[Run], others_max: float) -> list[bool]:
+def _compare(name: str, runs: Sequence[tuple[Run, Curves]], others_max: float) -> list[bool]:
     first, between, num_disturbed, handed_over = [], [], 0, [0, 0]
-    for run in runs:
-        if run.thrown_away:
-            continue
+    kept = [(run, curves) for run, curves in runs if not run.thrown_away]
+    for run, curves in kept:
         rule = next(one for one in RULES if one.policy == run.policy)
-        outcomes = predict(curves_of(engine, rule, run), rule, run.requests)
+        outcomes = predict(curves, rule, run.requests)
         for one, outcome in zip(run.requests, outcomes, strict=True):
             if one.others_share > others_max:
                 num_disturbed += 1
@@ -197,17 +212,20 @@ def _compare(name: str, engine: Curves, runs: Sequence[Run], others_max: float) 
             between.append(Pair(one.tpot_ms, outcome.tpot_ms))
             handed_over[0] += one.handed_over
             handed_over[1] += outcome.handed_over
-    thrown = [one.thrown_away for one in runs if one.thrown_away]
-    share = median(one.others_share for one in runs)
+    thrown = [one.thrown_away for one, _ in runs if one.thrown_away]
+    share = median(one.others_share for one, _ in runs)
     why = f" ({'; '.join(thrown)})" if thrown else ""
     note = (
-        f"{handed_over[0]} handed over, {handed_over[1]} predicted; {len(runs) - len(thrown)} "
+        f"{handed_over[0]} handed over, {handed_over[1]} predicted; {len(kept)} "
         f"runs, {len(thrown)} more thrown away{why}; others took {share:.0%} of the machine in the "
         f"median run; native engine, 2 workers with a thread each"
     )
+    again = [run for run, _ in kept]
     return [
-        report(f"{name}: {what}", pairs, num_disturbed, note)
-        for what, pairs in (("TTFT", first), ("TPOT", between))
+        report(f"{name}: TTFT", first, num_disturbed, apart(again, lambda one: one.ttft_ms), note),
+        report(
+            f"{name}: TPOT", between, num_disturbed, apart(again, lambda one: one.tpot_ms), note
+        ),
     ]
 
 

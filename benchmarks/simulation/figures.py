@@ -30,8 +30,18 @@ class Pair:
         return abs(self.predicted_ms / max(self.measured_ms, GOODPUT_MIN) - 1)
 
 
-def report(name: str, pairs: Sequence[Pair], num_disturbed: int, note: str) -> bool:
-    """Print a figure: the median error beside the target; returns whether it was reached."""
+def report(
+    name: str, pairs: Sequence[Pair], num_disturbed: int, apart: float | None, note: str
+) -> bool:
+    """Print a figure: the median error beside the target; returns whether it was reached.
+
+    Args:
+        name: of the figure.
+        pairs: of all requests that count.
+        num_disturbed: requests that do not.
+        apart: how far the same requests are apart in other rounds, as a share; None: unknown.
+        note: what else is known of them.
+    """
     error = median(one.error for one in pairs) if pairs else None
     enough = len(pairs) >= KEPT_MIN
     # No error at all is as good as one of a hundredth of the target.
@@ -46,6 +56,7 @@ def report(name: str, pairs: Sequence[Pair], num_disturbed: int, note: str) -> b
         "target": 1.0,
         "ok": ok,
         "peer_name": "the bound",
+        "rounds_apart": None if apart is None else round(apart, 4),
         "note": f"{_spread(pairs)}; {len(pairs)} requests, {num_disturbed} more disturbed by others"
         f"{'' if enough else ', too few to say anything'}; {note}; {load()}",
     }

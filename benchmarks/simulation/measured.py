@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.policy.fleet import OPTIONS, WORKERS, Fleet, System
@@ -97,6 +97,7 @@ class Calibrated:
     repeats: int
     say: Callable[[str], None]
     _last: tuple[System, Answers] | None = None
+    _warm: set[System] = field(default_factory=set)
 
     def forget(self) -> None:
         """Other things went on since: calibrate anew."""
@@ -120,7 +121,9 @@ class Calibrated:
         self.fleet.become(rule)
         running = RunningFleet(self.fleet.url, MODEL, self.fleet.admin_url)
         shapes = ask_shapes(self.engine, fleet_settings(rule))
-        return ask_fleet(shapes, running, self.repeats, self.say)
+        is_warm = rule in self._warm
+        self._warm.add(rule)
+        return ask_fleet(shapes, running, self.repeats, self.say, is_warm=is_warm)
 
 
 def serve(fleet: Fleet, system: System, trace: list[Request], machine: MachineWatch) -> list[Seen]:

@@ -1,14 +1,17 @@
 """The other side: `disagg simulate`'s world with the fleet's curves, and the same requests."""
 
+import itertools
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmarks.policy.calibration import NUM_AT_ONCE, WARM_UP_RATE, WARM_UP_SEED
 from benchmarks.policy.fleet import System
 from benchmarks.policy.switched import SWITCHED, Switched
 from benchmarks.policy.traces import MIXES, make_trace, whole_prompts
-from benchmarks.simulation.measured import WARM_UP, calibrated_as, fleet_settings
-from benchmarks.simulation.runs import Run, Seen, mean_answers
-from disagg.commands.measured_fleet import NO_SLOS, with_serving
+from benchmarks.simulation.measured import RULES, WARM_UP, calibrated_as, fleet_settings
+from benchmarks.simulation.runs import Run, Seen, middle_answers
+from disagg.commands.fitted_fleet import NO_SLOS, with_serving
 from disagg.commands.simulate import fleet_of
 from disagg.routing.policy.registry import POLICIES
 from disagg.simulation.curves import Curves
@@ -25,10 +28,28 @@ def plan_of(curves: Curves) -> FleetPlan:
     return fleet_of(fleet_settings(), curves, NO_SLOS).with_policy(SWITCHED)
 
 
-def curves_of(engine: Curves, rule: System, run: Run) -> Curves:
-    """The fleet's curves by the mean of the calibrations before and after a run under a rule."""
-    settings = fleet_settings(calibrated_as(rule))
-    return with_serving(engine, settings, mean_answers(run.calibrations))
+def curves_of(engine: Curves, runs: Sequence[Run]) -> list[Curves]:
+    """The fleet's curves in each of some runs.
+
+    Runs in a row under one rule have the same ones, by all calibrations around those of them that
+    were kept. A fleet whose workers are of both roles is calibrated without hand-overs: what these
+    take is what it was in the other roles.
+
+    Args:
+        engine: its curves alone.
+        runs: all of a record, in their order.
+    """
+    found: list[Curves] = []
+    for policy, together in itertools.groupby(runs, lambda one: one.policy):
+        same = list(together)
+        kept = [one for one in same if not one.thrown_away] or same
+        answers = middle_answers([each for one in kept for each in one.calibrations])
+        rule = next(one for one in RULES if one.policy == policy)
+        curves = with_serving(engine, fleet_settings(calibrated_as(rule)), answers)
+        found += [curves] * len(same)
+    handed_over = [one.read_more_ms for one in found if one.read_more_ms]
+    read_ms = statistics.median(handed_over) if handed_over else 0.0
+    return [replace(one, read_more_ms=one.read_more_ms or read_ms) for one in found]
 
 
 class WarmFleet:

@@ -1,19 +1,23 @@
 """Runs of a real fleet: what was seen, which of them say nothing, and a file of all."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
+from benchmarks.policy.traces import Request
 from disagg.commands.fleet_requests import Asked
-from disagg.commands.measured_fleet import Answers, AskShape
+from disagg.commands.measured_fleet import Answers, AskShape, middle
 from disagg.simulation.curves import Curves
 from disagg.simulation.curves_file import curves_from_json
 
 OTHERS_SHARE_MAX = 0.1
 """Of this machine's CPU time; more disturbs a request, and a run."""
+BEGIN_TOKENS = 48
+"""By which a prompt is known again in another round; every prompt is longer by more than rounds."""
 DRIFT_MAX = 0.15
 """Between the calibrations before and after a run, in the median of all they measured."""
 
@@ -76,12 +80,45 @@ def drift(before: Answers, after: Answers) -> float:
     return median(found)
 
 
-def mean_answers(calibrations: Sequence[Answers]) -> Answers:
-    """What requests of every shape took, in the mean of some calibrations of the same shapes."""
+def middle_answers(calibrations: Sequence[Answers]) -> Answers:
+    """What requests of every shape took, in the median of calibrations of the same shapes."""
     return {
-        shape: _mean([one[shape] for one in calibrations if shape in one])
+        shape: middle([one[shape] for one in calibrations if shape in one])
         for shape in calibrations[0]
     }
+
+
+def of_round(trace: Sequence[Request], number: int) -> list[Request]:
+    """The same requests for another round, each prompt shorter by as many tokens.
+
+    An engine that has computed a length before is faster, and prompts of users have all lengths.
+    """
+    return [replace(one, tokens=one.tokens[: len(one.tokens) - number]) for one in trace]
+
+
+def apart(runs: Sequence[Run], time_of: Callable[[Seen], float]) -> float | None:
+    """How far the same requests are apart in other rounds: the median, as a share of the smaller.
+
+    No prediction of requests by what they are can be much nearer to them than some 0.7 of that:
+    what chance adds to each run is in it twice.
+
+    Args:
+        runs: of a rule and mix.
+        time_of: that is compared.
+
+    Returns:
+        None where no request was asked twice, see `of_round`.
+    """
+    same: dict[tuple[int, tuple[int, ...]], list[float]] = {}
+    for run in runs:
+        for number, one in enumerate(run.requests):
+            same.setdefault((number, one.prompt[:BEGIN_TOKENS]), []).append(time_of(one))
+    found = [
+        max(pair) / min(pair) - 1
+        for times in same.values()
+        for pair in itertools.combinations(times, 2)
+    ]
+    return median(found) if found else None
 
 
 def kept_run(measure: Callable[[int], Run], may_retry: Callable[[int], bool]) -> list[Run]:
@@ -114,15 +151,6 @@ def read(path: Path) -> tuple[Curves, list[Run]]:
     return curves_from_json(content["engine"], str(path)), [
         _from_json(one) for one in content["runs"]
     ]
-
-
-def _mean(found: Sequence[Asked]) -> Asked:
-    compute = [one.compute_ms for one in found if one.compute_ms is not None]
-    return Asked(
-        mean(one.ttft_ms for one in found),
-        mean(one.tpot_ms for one in found),
-        mean(compute) if compute else None,
-    )
 
 
 def _to_json(run: Run) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from disagg.commands.arguments import Config, Model, Set, read_effective
+from disagg.commands.fitted_fleet import fitted, with_serving
 from disagg.commands.fleet_requests import RunningFleet
-from disagg.commands.measured_fleet import ask_fleet, ask_shapes, fitted, with_serving
+from disagg.commands.measured_fleet import ask_fleet, ask_shapes
 from disagg.commands.signals import exit_on_signals
 from disagg.config.options import model_name
 from disagg.config.settings import Settings

@@ -1,17 +1,19 @@
 """Requests to a fleet that runs, and what they took: as a client sees it, and as a worker."""
 
 import http.client
+import itertools
 import json
 import os
 import random
+import statistics
 import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.commands.router_client import call_router
 from disagg.config.sources import KEY_VARIABLE
@@ -19,6 +21,10 @@ from disagg.errors import ConfigError, RemoteFault, RequestError
 
 ANSWER_S = 600.0
 ANSWER_TOKENS = 33
+BESIDE_ANSWER_TOKENS = 3 * ANSWER_TOKENS
+"""Of those that keep other workers busy while a prompt of some hundred tokens is computed."""
+BESIDE_TOKENS, BESIDE_S = 77, 0.1
+"""Their prompts, and how long they go on before anything beside them is timed."""
 ADMIN_S = 30.0
 IDLE_S, IDLE_WAIT_S = 5.0, 0.1
 """What workers say of themselves is some tenths of a second old."""
@@ -31,13 +37,29 @@ class Asked:
     """What a request took.
 
     Attributes:
+        tpot_ms: between its tokens, in the mean.
         compute_ms: of its first token's time, what the worker that prefilled says its steps took;
             None: not asked for.
+        second_ms: from its first token to its second, a hand-over's time included; None: unknown.
+        num_cached: tokens of its prompt that its worker says it did not compute.
+        beside_tpot_ms: between the tokens of requests beside it until its first one; None: there
+            are none.
     """
 
     ttft_ms: float
     tpot_ms: float
     compute_ms: float | None = None
+    second_ms: float | None = None
+    num_cached: float = 0
+    beside_tpot_ms: float | None = None
+
+    @property
+    def later_tpot_ms(self) -> float:
+        """Between the tokens after the second, of an answer of `ANSWER_TOKENS`."""
+        if self.second_ms is None:
+            return self.tpot_ms
+        num_gaps = ANSWER_TOKENS - 1
+        return (self.tpot_ms * num_gaps - self.second_ms) / (num_gaps - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,51 +100,66 @@ class RunningFleet:
             if (one["stats"] or {}).get("num_running") or (one["stats"] or {}).get("num_waiting")
         ]
 
-    def ask_at_once(self, num: int, num_prompt: int, beside: int = 0) -> list[Asked]:
-        """Ask requests together, with prompts that nobody has asked before.
+    def ask_at_once(self, prompts: Sequence[Sequence[int]], beside: int = 0) -> list[Asked]:
+        """Ask requests together for `ANSWER_TOKENS` tokens each.
 
         Args:
-            num: requests.
-            num_prompt: tokens of each prompt.
+            prompts: token ids, which nobody has asked before.
             beside: requests that have their first tokens by then and go on, on other workers.
-        """
-        with ThreadPoolExecutor(num + beside) as threads:
-            begun = [threading.Event() for _ in range(beside)]
-            others = [threads.submit(self.ask, num_prompt, one.set) for one in begun]
-            for event, other in zip(begun, others, strict=True):
-                _wait(event, other)
-            asked = [threads.submit(self.ask, num_prompt) for _ in range(num)]
-            for other in others:
-                other.result()
-            return [one.result() for one in asked]
-
-    def ask(self, num_prompt: int, begun: Callable[[], object] = lambda: None) -> Asked:
-        """Ask for `ANSWER_TOKENS` tokens.
-
-        Args:
-            num_prompt: tokens of its prompt.
-            begun: called when the first one has come.
 
         Raises:
             RemoteFault: nobody answers, or not as a router does.
             ConfigError: the URL is none.
         """
-        request_id = f"calibration-{uuid.uuid4().hex}"
-        seen_ms = self._stream(prompt_of(num_prompt), request_id, begun)
-        tpot_ms = (seen_ms[-1] - seen_ms[0]) / (ANSWER_TOKENS - 1)
-        compute_ms = self._compute_ms(request_id) if self.admin else None
-        return Asked(seen_ms[0], tpot_ms, compute_ms)
+        with ThreadPoolExecutor(len(prompts) + beside) as threads:
+            streams = [_Stream() for _ in range(beside)]
+            others = [
+                threads.submit(self.stream, prompt_of(BESIDE_TOKENS), one, BESIDE_ANSWER_TOKENS)
+                for one in streams
+            ]
+            for stream, other in zip(streams, others, strict=True):
+                _wait(stream.begun, other)
+            if beside:
+                time.sleep(BESIDE_S)
+            asked = [threads.submit(self._ask, prompt, streams) for prompt in prompts]
+            for other in others:
+                other.result()
+            return [one.result() for one in asked]
 
-    def _stream(
-        self, prompt: list[int], request_id: str, begun: Callable[[], object]
-    ) -> list[float]:
-        """When each token came, in ms."""
+    def _ask(self, prompt: Sequence[int], others: Sequence["_Stream"]) -> Asked:
+        mine = _Stream()
+        request_id = self.stream(prompt, mine, ANSWER_TOKENS)
+        seen_s = mine.seen_s
+        compute_ms, num_cached = self._computed(request_id) if self.admin else (None, 0)
+        meanwhile = [
+            (after_s - before_s) * 1000
+            for other in others
+            for before_s, after_s in itertools.pairwise(other.seen_s)
+            if mine.asked_s <= before_s and after_s <= seen_s[0]
+        ]
+        return Asked(
+            ttft_ms=(seen_s[0] - mine.asked_s) * 1000,
+            tpot_ms=(seen_s[-1] - seen_s[0]) * 1000 / (ANSWER_TOKENS - 1),
+            compute_ms=compute_ms,
+            second_ms=(seen_s[1] - seen_s[0]) * 1000,
+            num_cached=num_cached,
+            beside_tpot_ms=statistics.mean(meanwhile) if meanwhile else None,
+        )
+
+    def stream(self, prompt: Sequence[int], into: "_Stream", num_tokens: int) -> str:
+        """Ask for so many tokens, and note when each came; returns the request's id.
+
+        Raises:
+            RemoteFault: nobody answers, or not as a router does.
+            ConfigError: the URL is none.
+        """
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{self.url!r} is no http:// URL", param="--fleet")
+        request_id = f"calibration-{uuid.uuid4().hex}"
         asked = {
             "model": self.model,
-            "prompt": prompt,
-            "max_tokens": ANSWER_TOKENS,
+            "prompt": list(prompt),
+            "max_tokens": num_tokens,
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
@@ -132,23 +169,23 @@ class RunningFleet:
             headers["Authorization"] = f"Bearer {key}"
         where = self.url.rstrip("/") + "/v1/completions"
         request = urllib.request.Request(where, json.dumps(asked).encode(), headers)
-        seen_ms: list[float] = []
-        began_s = time.perf_counter()
+        into.asked_s = time.perf_counter()
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
                 for line in answer:
                     if line.startswith(b"data: {") and _has_token(line):
-                        seen_ms.append((time.perf_counter() - began_s) * 1000)
-                        begun()
+                        into.seen_s.append(time.perf_counter())
+                        into.begun.set()
         except urllib.error.HTTPError as error:
             raise RemoteFault(f"{where} answered {error.code} {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
             raise RemoteFault(f"nobody answers at {where}: {error}") from error
-        if len(seen_ms) < 2:
+        if len(into.seen_s) < 2:
             raise RemoteFault(f"{where} answered without tokens")
-        return seen_ms
+        return request_id
 
-    def _compute_ms(self, request_id: str) -> float:
+    def _computed(self, request_id: str) -> tuple[float, int]:
+        """What the steps of its prompt took, and how many tokens they did not compute."""
         path = f"/v1/disagg/requests/{request_id}"
         for _ in range(RECORD_TRIES):
             try:
@@ -158,9 +195,18 @@ class RunningFleet:
             except RequestError:
                 record = {"generations": ()}
             if record["generations"] and (times := record["generations"][-1]["prefill_times"]):
-                return float(times["compute_ms"])
+                return float(times["compute_ms"]), int(record["cached_tokens"])
             time.sleep(RECORD_WAIT_S)
         raise RemoteFault(f"{self.admin} does not say what {request_id} took")
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A request that goes on: when it was asked, and its tokens came, in s of one clock."""
+
+    asked_s: float = 0.0
+    seen_s: list[float] = field(default_factory=list)
+    begun: threading.Event = field(default_factory=threading.Event)
 
 
 def prompt_of(num_tokens: int) -> list[int]:
@@ -168,7 +214,7 @@ def prompt_of(num_tokens: int) -> list[int]:
     return [random.randrange(10, 250) for _ in range(num_tokens)]
 
 
-def _wait(event: threading.Event, request: Future[Asked]) -> None:
+def _wait(event: threading.Event, request: Future[str]) -> None:
     while not event.wait(0.05):
         if request.done():
             request.result()  # raises what it raised

@@ -50,7 +50,7 @@ class Surface:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Milliseconds over one axis, as a `Surface` has them over two."""
+    """Milliseconds, or a share of them, over one axis, as a `Surface` has them over two."""
 
     along: tuple[float, ...]
     ms: tuple[float, ...]
@@ -59,7 +59,7 @@ class Line:
         Surface((0.0,), self.along, (self.ms,))  # refuses what is none
 
     def at(self, point: float) -> float:
-        """The time at a point."""
+        """What is there."""
         return max(0.0, _on_row(self.along, self.ms, point))
 
 
@@ -95,8 +95,9 @@ class Curves:
         request_beside_ms: how much longer that way is while the workers of a host compute.
         step_more_ms: what a step takes in a worker that serves, beside what the engine alone takes.
         sequence_more_ms: likewise for each sequence that gets a token: its way through the worker.
-        beside_share: by how much, as a share of it, a step is longer while all other workers of
-            its host compute.
+        read_more_ms: what a READ takes in workers that serve, beside what ``link`` says.
+        beside: by how much a step is longer while all other workers of its host compute, as a
+            share of it, by the step's tokens: those that decode and those of prompts.
         workers_per_host: workers that share a host's cores, by their numbers.
         layout: groups, and bytes of a block.
         num_blocks: of the pool, the null block included.
@@ -117,7 +118,8 @@ class Curves:
     request_beside_ms: float = 0.0
     step_more_ms: float = 0.0
     sequence_more_ms: float = 0.0
-    beside_share: float = 0.0
+    read_more_ms: float = 0.0
+    beside: Line = NOTHING
     workers_per_host: int = 1
 
     def step_ms(self, shape: StepShape) -> float:

@@ -11,7 +11,7 @@ from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.routing.estimates.estimate import LinkCost
 from disagg.simulation.curves import Curves, Line, Surface
 
-VERSION = 2
+VERSION = 3
 _Made = TypeVar("_Made", Surface, Line)
 
 
@@ -55,7 +55,11 @@ def curves_to_json(curves: Curves, measured: Mapping[str, Any]) -> dict[str, Any
         "serving": {
             "step_ms": curves.step_more_ms,
             "sequence_ms": curves.sequence_more_ms,
-            "beside_share": curves.beside_share,
+            "read_ms": curves.read_more_ms,
+            "beside": {
+                "step_tokens": list(curves.beside.along),
+                "share": list(curves.beside.ms),
+            },
             "workers_per_host": curves.workers_per_host,
         },
     }
@@ -79,15 +83,16 @@ def curves_from_json(content: object, name: str = "curves") -> Curves:
         shared_ms=mixed.number("shared_ms"),
         link=LinkCost(transfer.number("read_ms"), transfer.number("mib_ms")),
         hop_ms=messages.number("hop_ms"),
-        request=_line(request, "prompt_tokens"),
+        request=_line(request, "prompt_tokens", "ms"),
         layout=_layout(model),
         num_blocks=model.count("num_blocks"),
         max_model_tokens=model.count("max_model_tokens"),
         name=str(whole.fields.get("name", "")),
-        request_beside_ms=request.number("beside_ms") if "beside_ms" in request.fields else 0.0,
+        request_beside_ms=request.number("beside_ms"),
         step_more_ms=serving.number("step_ms"),
         sequence_more_ms=serving.number("sequence_ms"),
-        beside_share=serving.number("beside_share"),
+        read_more_ms=serving.number("read_ms"),
+        beside=_line(serving.inner("beside"), "step_tokens", "share"),
         workers_per_host=serving.count("workers_per_host"),
     )
 
@@ -153,8 +158,8 @@ def _surface(content: _Object, across: str, along: str) -> Surface:
     return _made(content, lambda: Surface(content.row(across), content.row(along), ms))
 
 
-def _line(content: _Object, along: str) -> Line:
-    return _made(content, lambda: Line(content.row(along), content.row("ms")))
+def _line(content: _Object, along: str, values: str) -> Line:
+    return _made(content, lambda: Line(content.row(along), content.row(values)))
 
 
 def _made(content: _Object, make: Callable[[], _Made]) -> _Made:

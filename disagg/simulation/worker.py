@@ -192,10 +192,11 @@ class SimulatedWorker:
             if step is None:
                 return
             self._pace.launched(now_ms, step)
-            took_ms = self._curves.step_ms(shape_of(step.slices))
-            if self._curves.beside_share:
-                others = self._host.others_share(computes=bool(self._launched))
-                took_ms *= 1 + others * self._curves.beside_share
+            shape = shape_of(step.slices)
+            took_ms = self._curves.step_ms(shape)
+            if others := self._host.others_share(computes=bool(self._launched)):
+                num_tokens = shape.num_prefill_tokens + shape.num_decodes
+                took_ms *= 1 + others * self._curves.beside.at(num_tokens)
             self._launched.append((step, took_ms))
             if len(self._launched) == 1:
                 self._host.num_computing += 1
@@ -232,6 +233,7 @@ class SimulatedWorker:
     def _read(self, read: PostRead) -> None:
         num_bytes = len(read.src_blocks) * self._curves.layout.block_bytes
         took_ms = self._world.read_ms(read.owner, self._me, num_bytes)
+        took_ms += self._curves.read_more_ms
         self._time.after(took_ms, lambda: self._read_done(read.read_id))
 
     def _read_done(self, read_id: int) -> None:

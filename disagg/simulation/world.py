@@ -54,6 +54,8 @@ class Outcome:
     handed_over: bool = False
     num_cached: int = 0
     """Tokens of its prompt that were not computed."""
+    second_ms: float | None = None
+    """Its second token at the client."""
 
     @property
     def finished(self) -> bool:
@@ -242,6 +244,8 @@ class World:
         outcome = self._outcomes[action.request_id]
         if outcome.first_ms is None:
             outcome.first_ms = self.time.now_ms - self._began_ms
+        elif outcome.second_ms is None:
+            outcome.second_ms = self.time.now_ms - self._began_ms
         outcome.num_tokens += len(action.token_ids)
         if action.finish_reason is not FinishReason.NONE:
             self._end(action.request_id, "")

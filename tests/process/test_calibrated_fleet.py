@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from disagg.commands import fleet_requests
-from disagg.commands.fleet_requests import RunningFleet
+from disagg.commands.fleet_requests import RunningFleet, prompt_of
 from disagg.commands.measured_fleet import AskShape, ask_fleet
 from disagg.errors import RemoteFault
 from tests.process.harness import MODEL, Cluster, wait_until
@@ -13,7 +13,7 @@ from tests.process.served_model import ServedModel
 
 pytestmark = pytest.mark.timeout(600)
 
-SHAPES = (AskShape(48), AskShape(48, 4), AskShape(64, 1, 1))
+SHAPES = (AskShape(48), AskShape(48, 4), AskShape(64, 1, 1), AskShape(64, num_prefix=96))
 
 
 def running(cluster: Cluster, *, admin: bool = True) -> RunningFleet:
@@ -25,10 +25,13 @@ def test_workers_say_what_prompts_took_of_their_first_tokens(gemma3: ServedModel
     told = ask_fleet(SHAPES, running(gemma3.cluster), 2, said.append)
     assert set(told) == set(SHAPES)
     assert len(said) == 2
-    for one in told.values():
+    for shape, one in told.items():
         assert one.compute_ms is not None
         assert 0 < one.compute_ms <= one.ttft_ms
         assert one.tpot_ms > 0
+        assert one.second_ms is not None
+        assert one.second_ms > 0
+        assert bool(one.num_cached) is bool(shape.num_prefix)
     untold = ask_fleet(SHAPES[:1], running(gemma3.cluster, admin=False), 1, said.append)
     assert untold[SHAPES[0]].compute_ms is None, "control: nobody was asked"
 
@@ -41,7 +44,7 @@ def test_a_fleet_that_serves_others_is_not_calibrated(
     fleet = running(cluster)
     fleet.wait_until_idle()
     cluster.tell("p0", "hold steps")
-    other = threading.Thread(target=fleet.ask, args=(48,))
+    other = threading.Thread(target=fleet.ask_at_once, args=([prompt_of(48)],))
     other.start()
     try:
 

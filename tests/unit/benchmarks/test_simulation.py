@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.policy.fleet import System
 from benchmarks.policy.switched import SWITCHED
 from benchmarks.policy.traces import MIXES, make_trace
 from benchmarks.simulation.__main__ import compare, main
@@ -18,15 +19,17 @@ from benchmarks.simulation.runs import (
     DRIFT_MAX,
     Run,
     Seen,
+    apart,
     disturbance,
     drift,
     kept_run,
-    mean_answers,
+    of_round,
     read,
     write,
 )
+from disagg.commands.fitted_fleet import simulated
 from disagg.commands.fleet_requests import Asked
-from disagg.commands.measured_fleet import Answers, ask_shapes, simulated
+from disagg.commands.measured_fleet import Answers, ask_shapes
 from disagg.router.options import RouterOptions
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import POLICIES
@@ -56,9 +59,10 @@ def test_errors_are_shares_of_what_was_measured() -> None:
 def test_a_figure_needs_a_small_error_and_enough_requests(
     pairs: list[Pair], ok: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report("TTFT", pairs, 3, "a test") is ok
+    assert report("TTFT", pairs, 3, 0.07, "a test") is ok
     line = json.loads(capsys.readouterr().out)
     assert line["ok"] is ok
+    assert line["rounds_apart"] == 0.07
     assert "3 more disturbed" in line["note"]
     if pairs:
         assert line["ratio"] == pytest.approx(0.1 / pairs[0].error, rel=0.01)
@@ -86,20 +90,20 @@ def engine() -> Curves:
     return replace(curves(), request=Line((0,), (0,)), workers_per_host=2)
 
 
-def answers(factor: float = 1.0) -> Answers:
+def answers(factor: float = 1.0, rule: System = OURS, read_ms: float = 0.0) -> Answers:
     """What a fleet says that takes the engine's times, or a multiple."""
+    settings, curves = fleet_settings(calibrated_as(rule)), replace(engine(), read_more_ms=read_ms)
     return {
-        shape: Asked(factor * one.ttft_ms, factor * one.tpot_ms)
-        for shape in ask_shapes(engine(), fleet_settings())
-        for one in [simulated(engine(), fleet_settings(), shape)]
+        shape: Asked(factor * one.ttft_ms, factor * one.tpot_ms, second_ms=one.second_ms)
+        for shape in ask_shapes(engine(), settings)
+        for one in [simulated(curves, settings, shape)]
     }
 
 
 @pytest.fixture(scope="module")
 def as_predicted() -> Run:
     """A run that went as its own prediction."""
-    calibrated = replace(engine(), beside_share=0.0)
-    outcomes = predict(calibrated, OURS, seen())
+    outcomes = predict(engine(), OURS, seen())
     requests = tuple(
         replace(one, ttft_ms=other.ttft_ms or 0, tpot_ms=other.tpot_ms or 0)
         for one, other in zip(seen(), outcomes, strict=True)
@@ -193,16 +197,59 @@ def test_runs_that_are_thrown_away_are_told_and_count_for_nothing(
     assert not any(compare(engine(), [away], 0.1)), "nothing is left"
 
 
-def test_curves_are_those_of_both_calibrations(as_predicted: Run) -> None:
-    slower = replace(as_predicted, calibrations=(answers(), answers(1.4)))
-    between = replace(as_predicted, calibrations=(answers(1.2), answers(1.2)))
-    middle = mean_answers(slower.calibrations)
-    for shape, one in answers(1.2).items():
-        assert middle[shape].ttft_ms == pytest.approx(one.ttft_ms)
-        assert middle[shape].tpot_ms == pytest.approx(one.tpot_ms)
-    found, wanted = curves_of(engine(), OURS, slower), curves_of(engine(), OURS, between)
-    assert found.step_more_ms == pytest.approx(wanted.step_more_ms)
-    assert found.step_more_ms > curves_of(engine(), OURS, as_predicted).step_more_ms + 1, "control"
+def run_of(policy: str, *factors: float, thrown_away: str = "", read_ms: float = 0.0) -> Run:
+    """Calibrated by such multiples of the engine's times."""
+    rule = next(one for one in RULES if one.policy == policy)
+    calibrations = [answers(one, rule, read_ms) for one in factors]
+    return Run("chat", policy, (), (calibrations[0], calibrations[-1]), 0.05, thrown_away)
+
+
+def test_curves_are_those_of_all_calibrations_in_the_same_roles() -> None:
+    """Of runs in a row, but for those that were thrown away."""
+    together = [
+        run_of(OURS.policy, 1.0, 1.2),
+        run_of(OURS.policy, 5.0, thrown_away="noise"),
+        run_of(OURS.policy, 1.2, 1.4),
+    ]
+    found = curves_of(engine(), [*together, run_of(ALWAYS.policy, 1.0)])
+    (wanted,) = curves_of(engine(), [run_of(OURS.policy, 1.2)])
+    assert found[0] == found[1] == found[2]
+    assert found[0].step_more_ms == pytest.approx(wanted.step_more_ms)
+    assert found[0].step_more_ms > 1
+    assert found[3].step_more_ms < 0.1, "control: other roles"
+
+
+def test_what_hand_overs_take_is_known_from_runs_with_hand_overs_alone() -> None:
+    runs = [run_of(OURS.policy, 1.0), run_of(ALWAYS.policy, 1.0, read_ms=6.0)]
+    found = curves_of(engine(), runs)
+    assert [one.read_more_ms for one in found] == pytest.approx([6.0, 6.0], rel=0.05)
+    assert curves_of(engine(), runs[:1])[0].read_more_ms == 0, "control: nobody handed over"
+
+
+def test_how_far_the_same_requests_are_apart() -> None:
+    first = Run("chat", OURS.policy, tuple(seen()), (answers(), answers()), 0.0)
+
+    def again(first_token: int) -> Run:
+        """A token shorter, and slower."""
+        return replace(
+            first,
+            requests=tuple(
+                replace(one, prompt=(one.prompt[0] + first_token, *one.prompt[1:-1]), ttft_ms=1.3)
+                for one in first.requests
+            ),
+        )
+
+    assert apart([first, again(0), again(1)], lambda one: one.ttft_ms) == pytest.approx(0.3)
+    assert apart([first, again(0)], lambda one: one.tpot_ms) == 0
+    assert apart([first, again(1)], lambda one: one.ttft_ms) is None, "no request was asked twice"
+
+
+def test_every_round_asks_the_same_in_other_lengths() -> None:
+    trace = make_trace(MIXES[0], 2.0, 6, 1)
+    assert of_round(trace, 0) == trace
+    for one, other in zip(trace, of_round(trace, 2), strict=True):
+        assert replace(other, tokens=one.tokens) == one
+        assert other.tokens == one.tokens[:-2]
 
 
 @pytest.mark.parametrize(
@@ -267,9 +314,10 @@ def test_a_fleet_is_calibrated_in_the_roles_of_the_run(as_predicted: Run) -> Non
     given = ask_shapes(engine(), fleet_settings(ALWAYS))
     assert max(one.at_once for one in given) * 2 == max(one.at_once for one in answers())
     took = {one: simulated(engine(), fleet_settings(ALWAYS), one) for one in given}
-    found = curves_of(engine(), ALWAYS, replace(as_predicted, calibrations=(took, took)))
+    run = replace(as_predicted, policy=ALWAYS.policy, calibrations=(took, took))
+    (found,) = curves_of(engine(), [run])
     assert found.request.ms[0] == pytest.approx(0, abs=0.1)
-    off = curves_of(engine(), OURS, as_predicted)
+    (off,) = curves_of(engine(), [as_predicted])
     handed = simulated(engine(), fleet_settings(ALWAYS), given[0]).ttft_ms
     alone = simulated(off, fleet_settings(), given[0]).ttft_ms
     assert handed > alone + 0.5, "control: a hand-over is reserved first"

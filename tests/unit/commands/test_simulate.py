@@ -114,7 +114,7 @@ def test_mistakes_end_with_one_line(
 
 
 def test_curves_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text('{"version": 2}')
+    (tmp_path / "c.json").write_text('{"version": 3}')
     run = simulate("--curves", str(tmp_path / "c.json"), "--mix", "short-chat", "--rate", "1")
     assert run.returncode == 2
     assert "c.json: model: a JSON object is wanted" in run.stderr

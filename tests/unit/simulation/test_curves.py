@@ -89,7 +89,7 @@ def test_the_file_brings_back_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        (("version",), 1, "version"),
+        (("version",), 2, "version"),
         (("decode",), None, "decode"),
         (("decode", "ms"), [[1, 2]], "decode"),
         (("decode", "sequences"), [2, 1, 32], "decode"),
@@ -100,7 +100,9 @@ def test_the_file_brings_back_what_was_written() -> None:
         (("request", "ms"), [], "request"),
         (("request", "ms"), [1, 2], "request"),
         (("request", "prompt_tokens"), [2, 1], "request"),
-        (("serving", "beside_share"), -1, "beside_share"),
+        (("serving", "beside", "share"), [-1], "share"),
+        (("serving", "beside", "step_tokens"), [1, 2], "beside"),
+        (("serving", "read_ms"), "long", "read_ms"),
         (("serving", "workers_per_host"), 0, "workers_per_host"),
         (("model", "num_blocks"), 0.5, "num_blocks"),
         (("model", "groups", 0, "kind"), "rings", "kind"),

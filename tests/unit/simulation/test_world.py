@@ -12,7 +12,7 @@ from disagg.errors import InvariantViolation
 from disagg.routing.estimates.estimate import LinkCost
 from disagg.routing.policy.registry import POLICIES
 from disagg.simulation import world as simulated_world
-from disagg.simulation.curves import Surface
+from disagg.simulation.curves import Line, Surface
 from disagg.simulation.fleet_plan import FleetPlan
 from disagg.simulation.mixes import Lengths, make_trace
 from disagg.simulation.prompts import TraceRequest
@@ -186,14 +186,42 @@ def test_steps_are_longer_beside_workers_of_the_same_host() -> None:
     later = TraceRequest(1_000, 500, 2, (2,))
 
     def ttft_ms(share: float, workers_per_host: int) -> float:
-        plan = with_curves(fleet(), beside_share=share, workers_per_host=workers_per_host)
+        plan = with_curves(fleet(), beside=Line((0,), (share,)), workers_per_host=workers_per_host)
         return World(plan).run([stream, later])[1].ttft_ms or 0
 
     step = fleet().curves.prefill.at(500, 0)
     assert ttft_ms(0.5, 2) - ttft_ms(0, 2) == pytest.approx(0.5 * step, abs=0.01)
-    assert ttft_ms(0.5, 1) == ttft_ms(0, 2), "control: a host for each"
-    plan = with_curves(fleet(), beside_share=0.5, workers_per_host=2)
+    assert ttft_ms(0.5, 1) == ttft_ms(0, 1), "control: a host for each"
+    plan = with_curves(fleet(), beside=Line((0,), (0.5,)), workers_per_host=2)
     assert alone(plan, 500, 2).ttft_ms == alone(fleet(), 500, 2).ttft_ms, "nobody else computes"
+
+
+def test_steps_are_longer_beside_others_by_their_tokens() -> None:
+    """Here short steps suffer, and long ones do not; then the other way round."""
+    stream = TraceRequest(0, 64, 60, (1,))
+    later = TraceRequest(200, 2_000, 2, (2, 3, 4, 5))
+
+    def times_ms(*shares: float) -> tuple[float, float]:
+        plan = with_curves(fleet(), beside=Line((1, 512), shares), workers_per_host=2)
+        first, second = World(plan).run([stream, later])
+        return first.tpot_ms or 0, second.ttft_ms or 0
+
+    tpot_ms, ttft_ms = times_ms(0, 0)
+    slow_decode, slow_prefill = times_ms(0.5, 0), times_ms(0, 0.5)
+    assert slow_decode[0] > 1.05 * tpot_ms
+    assert slow_decode[1] < 1.05 * ttft_ms
+    assert slow_prefill[0] == pytest.approx(tpot_ms, rel=0.01)
+    assert slow_prefill[1] > 1.3 * ttft_ms
+
+
+def test_a_hand_over_takes_what_a_read_takes_more() -> None:
+    """Second tokens of requests that are handed over come later, first ones do not."""
+    for plan, later_ms in ((fleet(), 7.0), (replace(fleet(0, 0), num_both=1), 0.0)):
+        slow = with_curves(plan, read_more_ms=7.0)
+        before, after = (alone(one, 200, 4) for one in (plan, slow))
+        assert after.first_ms == before.first_ms
+        assert before.second_ms is not None
+        assert after.second_ms == pytest.approx(before.second_ms + later_ms)
 
 
 def test_the_way_of_a_request_is_longer_while_workers_of_a_host_compute() -> None:
