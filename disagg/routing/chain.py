@@ -73,10 +73,9 @@ class Chain:
         """The value of one block."""
         return bytes(self.values[offset * VALUE_BYTES : (offset + 1) * VALUE_BYTES])
 
-    def split(self, begin: int, end: int) -> list[bytes]:
+    def packed(self, begin: int, end: int) -> bytes:
         """The values of a range."""
-        packed = bytes(self.values[begin * VALUE_BYTES : end * VALUE_BYTES])
-        return [packed[at : at + VALUE_BYTES] for at in range(0, len(packed), VALUE_BYTES)]
+        return bytes(self.values[begin * VALUE_BYTES : end * VALUE_BYTES])
 
     def append(self, packed: bytes) -> None:
         """Add blocks that nobody holds yet."""
