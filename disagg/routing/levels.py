@@ -12,7 +12,7 @@ from disagg.kv.kinds.registry import KINDS
 from disagg.messages.registration import GroupInfo
 from disagg.routing.worker_bits import EVERYBODY, bits_of
 
-_BLOCKS_MIN = 64
+_BLOCKS_MIN = 256
 """So many blocks are looked up at least; most of the cost is per look-up."""
 _FEW = 8
 """So few blocks are looked up without asking first whether anybody has the lowest of them."""

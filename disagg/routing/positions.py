@@ -62,14 +62,14 @@ class PositionTable:
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
         """Index of the first value in a range that has a position; ``end``: none."""
+        if end - start < _MANY:
+            return next((i for i in range(start, end) if self.find(values[i]) >= 0), end)
         self._settle()
-        num = _MANY
-        while start < end:
-            some = values[start : min(start + num, end)]
+        for begin in range(start, end, _LOOK_UP_MAX):
+            some = values[begin : min(begin + _LOOK_UP_MAX, end)]
             found = self._first_known(some, _mixed(b"".join(some)))
             if found < len(some):
-                return start + found
-            start, num = start + len(some), _LOOK_UP_MAX
+                return begin + found
         return end
 
     def insert(self, values: Sequence[bytes], packed: bytes, first: int) -> int:
