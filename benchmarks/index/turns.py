@@ -17,7 +17,7 @@ from benchmarks.index.environment import ROOT, python_of
 from benchmarks.index.workload import Block, Event, events_of, prompt_blocks, resident_bytes
 
 BLOCKS_PER_TURN = 32_768
-WARM_UP_BLOCKS = 256
+WARM_UP_BLOCKS = 1024
 """For code that is loaded when it is first used: no index's memory."""
 
 Order = dict[str, Any]

@@ -11,9 +11,9 @@ from disagg.errors import InvariantViolation
 POSITION_BITS = 34
 _POSITIONS = (1 << POSITION_BITS) - 1
 _BUCKETS = 512
-"""Of a segment; see `_both` for where 512 is meant."""
+"""Of a segment; numbers in it have the 9 bits of `_other`."""
 _SLOTS = 8 * _BUCKETS
-_SEGMENT_MAX = 3 * _SLOTS // 4
+_SEGMENT_MAX = 7 * _SLOTS // 8
 """So many entries of a segment; with more, both buckets of a value are often full."""
 _EACH = 0x0101010101010101
 """Times a byte: that byte eight times."""
@@ -74,33 +74,32 @@ class Buckets:
         """Enter positions, in any order."""
         one, other = self._make_room(bits)
         self._count(one, 1)
-        entries, kept = (
-            np.frombuffer(self._entries, np.uint64),
-            np.frombuffer(self._marks, np.uint8),
-        )
+        entries = np.frombuffer(self._entries, np.uint64)
+        kept = np.frombuffer(self._marks, np.uint8)
         words, mine = kept.view(np.uint64), _entries_of(bits, positions)
         marks, left = _marks_of(bits).astype(np.uint8), np.arange(len(bits))
-        while len(left):
+        stuck: list[int] = []
+        while len(left) and not stuck:
             free, frees = ~words[one] & _TAKENS, ~words[other] & _TAKENS
             emptier = np.bitwise_count(frees) > np.bitwise_count(free)
             bucket, free = np.where(emptier, other, one), np.where(emptier, frees, free)
-            if not free.all():
-                break
-            slots = 8 * bucket + (np.bitwise_count(free - 1 & ~free) >> 3)  # the first free one
-            entries[slots] = mine
-            stays = entries[slots] == mine  # of several for one slot the last one
-            kept[slots[stays]] = marks[stays]
-            lost = np.flatnonzero(~stays)
+            if free.all():
+                slots = 8 * bucket + (np.bitwise_count(free - 1 & ~free) >> 3)  # the first free one
+                entries[slots] = mine
+                stays = entries[slots] == mine  # of several for one slot the last one
+                kept[slots[stays]] = marks[stays]
+                lost = np.flatnonzero(~stays)
+            else:
+                full = np.flatnonzero(free == 0).tolist()
+                stuck = [i for i in full if not self._squeeze(int(one[i]), mine[i], marks[i])]
+                lost = np.concatenate((np.flatnonzero(free), np.array(stuck, np.int64)))
             one, other, mine, marks = one[lost], other[lost], mine[lost], marks[lost]
             left = left[lost]
-        else:
-            return
-        crowded = np.unique(one[free == 0] // _BUCKETS).tolist()
         del entries, kept, words  # or no segment could be added
-        self._count(one, -1)
-        for segment in crowded:
-            self._split(segment)
-        self.put(bits[left], positions[left])
+        if stuck:
+            self._count(one, -1)
+            self._split(int(one[-1]) // _BUCKETS)
+            self.put(bits[left], positions[left])
 
     def take_out(self, bits: Words, positions: Words) -> None:
         """Clear entries.
@@ -118,16 +117,27 @@ class Buckets:
         slots = self._slots_of(bits, positions)
         np.frombuffer(self._entries, np.int64)[slots] += way
 
+    def _squeeze(self, bucket: int, entry: int, mark: int) -> bool:
+        """Enter one in a full bucket if an entry there can go to its other bucket."""
+        for slot in range(8 * bucket, 8 * bucket + 8):
+            to = 8 * _other(bucket, self._marks[slot])
+            free = self._marks.find(0, to, to + 8)
+            if free >= 0:
+                self._entries[free], self._marks[free] = self._entries[slot], self._marks[slot]
+                self._entries[slot], self._marks[slot] = entry, mark
+                return True
+        return False
+
     def _both(self, bits: int) -> tuple[int, int]:
         """Numbers of an entry's two buckets."""
         first = self._firsts[bits >> POSITION_BITS & len(self._firsts) - 1]
         one = first | bits >> 55
-        return one, one ^ bits >> 17 & 511
+        return one, _other(one, bits >> 26 & 255 | _TAKEN)
 
     def _all_both(self, bits: Words) -> tuple[Indexes, Indexes]:
         lowest = bits >> POSITION_BITS & (len(self._firsts) - 1)
         one = np.frombuffer(self._firsts, np.uint64)[lowest.view(np.int64)] | bits >> 55
-        return one.view(np.int64), (one ^ bits >> 17 & 511).view(np.int64)
+        return one.view(np.int64), _other(one, _marks_of(bits)).view(np.int64)
 
     def _slots_of(self, bits: Words, positions: Words) -> Indexes:
         """Slots of entries, in any order."""
@@ -181,6 +191,11 @@ class Buckets:
         self._num_used.append(num)
         self._entries.frombytes(new_entries.tobytes())
         self._marks += new_marks.tobytes()
+
+
+def _other(bucket: Any, mark: Any) -> Any:
+    """The other bucket of what has a mark in one; of both each is the other's, never the same."""
+    return bucket ^ (mark << 1 | 1)
 
 
 def _marks_of(bits: Words) -> Words:

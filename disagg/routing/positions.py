@@ -15,8 +15,8 @@ _MANY = 32
 """From so many values on arrays are faster than a loop."""
 _WAITING_MAX = 1024
 """So many changes wait to be made at once."""
-_LOOK_UP_MAX = 2048
-"""So many values are looked up at once: the first one that is known ends a look-up."""
+_AT_ONCE = 2048
+"""No more values: what is computed of them stays in the processor's caches."""
 _SECRET = int.from_bytes(os.urandom(8), "big") | 1
 """Or a client could choose prompts whose blocks all go into the same buckets."""
 _WORDS = (1 << 64) - 1
@@ -65,8 +65,8 @@ class PositionTable:
         if end - start < _MANY:
             return next((i for i in range(start, end) if self.find(values[i]) >= 0), end)
         self._settle()
-        for begin in range(start, end, _LOOK_UP_MAX):
-            some = values[begin : min(begin + _LOOK_UP_MAX, end)]
+        for begin in range(start, end, _AT_ONCE):
+            some = values[begin : min(begin + _AT_ONCE, end)]
             found = self._first_known(some, _mixed(b"".join(some)))
             if found < len(some):
                 return begin + found
@@ -100,7 +100,9 @@ class PositionTable:
                 self._coming.update(zip(values[:num], range(first, first + num), strict=True))
             else:
                 self._take_out()
-                self._buckets.put(mixed[:num], _positions(first, num))
+                for begin in range(0, num, _AT_ONCE):
+                    some = mixed[begin : min(begin + _AT_ONCE, num)]
+                    self._buckets.put(some, _positions(first + begin, len(some)))
         if len(self._coming) >= _WAITING_MAX:
             self._settle()
         return num
@@ -131,9 +133,10 @@ class PositionTable:
         num = len(values)
         if not self._coming.keys().isdisjoint(values):
             num = next((i for i, value in enumerate(values) if value in self._coming), num)
-        for i in self._buckets.some_alike(mixed[:num]):
-            if self.find(values[i]) >= 0:
-                return i
+        for begin in range(0, num, _AT_ONCE):
+            for i in self._buckets.some_alike(mixed[begin : min(begin + _AT_ONCE, num)]):
+                if self.find(values[begin + i]) >= 0:
+                    return begin + i
         return num
 
     def _settle(self) -> None:

@@ -93,7 +93,7 @@ def fill_and_empty(num: int) -> list[int]:
     """Numbers of entries that are found in the end, of values that share few buckets."""
     chance, kept = np.random.default_rng(num), Buckets()
     bits = chance.integers(1 << 63, size=num, dtype=np.uint64) << 1
-    bits &= ~np.uint64(0x1F << 59 | 0x1FF << 17)  # one bucket of 16, and no other
+    bits &= ~np.uint64(0x1F << 59 | 0x1F << 26)  # of 16 buckets, and 4 marks
     for begin in range(0, num, 300):
         some = bits[begin : begin + 300]
         kept.put(some, np.arange(begin, begin + len(some), dtype=np.uint64))
