@@ -51,25 +51,21 @@ class Ours:
         """Of all workers, in all groups."""
         return sum(map(self._index.num_entries, self._workers))
 
-    def given(self, event: Event) -> list[KVEvent]:
+    def take_in(self, event: Event) -> tuple[int, int]:
         """The same of every group."""
         values = tuple(map(value, event.blocks))
         parent = value(event.parent) if event.parent is not None else None
-        return [
+        events: list[KVEvent] = [
             BlocksRemoved(group, values)
             if event.removed
             else BlocksStored(group, values, parent, 0, self._block_tokens)
             for group in range(len(self._groups))
         ]
-
-    def take_in(self, event: Event) -> tuple[int, int]:
-        """See `benchmarks.index.turns.Side`."""
-        events = self.given(event)
         worker = self._workers[event.worker]
         number = self._index.next_sequence(worker)
         start = time.process_time_ns()
         self._index.apply(worker, number, False, events)
-        return len(event.blocks) * len(events), time.process_time_ns() - start
+        return len(values) * len(events), time.process_time_ns() - start
 
     def make(self, block: Block) -> bytes:
         """A chain value."""

@@ -36,15 +36,11 @@ class Peer:
         self._number = self.num_held = 0
         """Events, and blocks by them: those that a worker is told to have twice count twice."""
 
-    def given(self, event: Event) -> bytes:
-        """As JSON."""
-        return encode(self._number, event)
-
     def take_in(self, event: Event) -> tuple[int, int]:
         """With the parsing of its JSON, and what its thread still did of the event before."""
         self._number += 1
         start, begin = time.process_time_ns(), time.thread_time_ns()
-        encoded, num = self.given(event), len(event.blocks)
+        encoded, num = encode(self._number, event), len(event.blocks)
         encoding = time.thread_time_ns() - begin
         self.num_held += -num if event.removed else num
         self._tree.apply_event(event.worker, encoded)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from disagg.routing.chain import BLOCKS_MAX, OFFSET_BITS, VALUE_BYTES, Chain
-from disagg.routing.positions import CHAINS_MAX, PositionTable
+from disagg.routing.positions import AT_ONCE_MAX, CHAINS_MAX, PositionTable
 
 _OFFSETS = BLOCKS_MAX - 1
 DEAD_BLOCKS_MAX = 8
@@ -77,7 +77,7 @@ class ChainStore:
             room = num_max - num_new
             position = self._table.find(values[i])
             if position < 0:
-                position, num = self._append(before, values[i : i + room])
+                position, num = self._append(before, values[i : i + min(room, AT_ONCE_MAX)])
                 chain = self._chain(position)
             else:
                 chain = self._chain(position)

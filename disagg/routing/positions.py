@@ -15,8 +15,8 @@ _MANY = 32
 """From so many values on arrays are faster than a loop."""
 _WAITING_MAX = 1024
 """So many changes wait to be made at once."""
-_AT_ONCE = 2048
-"""No more values: what is computed of them stays in the processor's caches."""
+AT_ONCE_MAX = 2048
+"""With more values what is computed of them leaves the processor's caches."""
 _SECRET = int.from_bytes(os.urandom(8), "big") | 1
 """Or a client could choose prompts whose blocks all go into the same buckets."""
 _WORDS = (1 << 64) - 1
@@ -65,8 +65,8 @@ class PositionTable:
         if end - start < _MANY:
             return next((i for i in range(start, end) if self.find(values[i]) >= 0), end)
         self._settle()
-        for begin in range(start, end, _AT_ONCE):
-            some = values[begin : min(begin + _AT_ONCE, end)]
+        for begin in range(start, end, AT_ONCE_MAX):
+            some = values[begin : min(begin + AT_ONCE_MAX, end)]
             found = self._first_known(some, _mixed(b"".join(some)))
             if found < len(some):
                 return begin + found
@@ -100,9 +100,7 @@ class PositionTable:
                 self._coming.update(zip(values[:num], range(first, first + num), strict=True))
             else:
                 self._take_out()
-                for begin in range(0, num, _AT_ONCE):
-                    some = mixed[begin : min(begin + _AT_ONCE, num)]
-                    self._buckets.put(some, _positions(first + begin, len(some)))
+                self._buckets.put(mixed[:num], _positions(first, num))
         if len(self._coming) >= _WAITING_MAX:
             self._settle()
         return num
@@ -133,10 +131,9 @@ class PositionTable:
         num = len(values)
         if not self._coming.keys().isdisjoint(values):
             num = next((i for i, value in enumerate(values) if value in self._coming), num)
-        for begin in range(0, num, _AT_ONCE):
-            for i in self._buckets.some_alike(mixed[begin : min(begin + _AT_ONCE, num)]):
-                if self.find(values[begin + i]) >= 0:
-                    return begin + i
+        for i in self._buckets.some_alike(mixed[:num]):
+            if self.find(values[i]) >= 0:
+                return i
         return num
 
     def _settle(self) -> None:
