@@ -1,6 +1,7 @@
 """Positions in buckets of eight, in two arrays on which many values are worked at once."""
 
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -45,21 +46,22 @@ class Buckets:
         self._num_used = array("q", [0])
         """Entries of each segment."""
 
-    def positions(self, bits: int) -> list[int]:
+    def positions(self, bits: int) -> Iterator[int]:
         """Of the entries that have these bits, as far as an entry has them."""
-        found, mark = [], bits >> 26 & 255 | _TAKEN
-        for bucket in self._both(bits):
-            slot = self._marks.find(mark, 8 * bucket, 8 * bucket + 8)
+        mark, marks = bits >> 26 & 255 | _TAKEN, self._marks
+        first = self._firsts[bits >> POSITION_BITS & len(self._firsts) - 1]
+        bucket = first | bits >> 55
+        for begin in (8 * bucket, 8 * _other(bucket, mark)):
+            slot = marks.find(mark, begin, begin + 8)
             while slot >= 0:
                 entry = self._entries[slot]
                 if (entry ^ bits) >> POSITION_BITS == 0:
-                    found.append(entry & _POSITIONS)
-                slot = self._marks.find(mark, slot + 1, 8 * bucket + 8)
-        return found
+                    yield entry & _POSITIONS
+                slot = marks.find(mark, slot + 1, begin + 8)
 
     def some_alike(self, bits: Words) -> list[int]:
         """Indexes of those for which `positions` finds any."""
-        one, other = self._all_both(bits)
+        one, other = self._both(bits)
         words, marks = np.frombuffer(self._marks, np.uint64), _marks_of(bits) * _EACH
         differ, differs = words[one] ^ marks, words[other] ^ marks
         equal = ((differ - _EACH) & ~differ) | ((differs - _EACH) & ~differs)
@@ -128,20 +130,15 @@ class Buckets:
                 return True
         return False
 
-    def _both(self, bits: int) -> tuple[int, int]:
-        """Numbers of an entry's two buckets."""
-        first = self._firsts[bits >> POSITION_BITS & len(self._firsts) - 1]
-        one = first | bits >> 55
-        return one, _other(one, bits >> 26 & 255 | _TAKEN)
-
-    def _all_both(self, bits: Words) -> tuple[Indexes, Indexes]:
+    def _both(self, bits: Words) -> tuple[Indexes, Indexes]:
+        """Numbers of the two buckets of each."""
         lowest = bits >> POSITION_BITS & (len(self._firsts) - 1)
         one = np.frombuffer(self._firsts, np.uint64)[lowest.view(np.int64)] | bits >> 55
         return one.view(np.int64), _other(one, _marks_of(bits)).view(np.int64)
 
     def _slots_of(self, bits: Words, positions: Words) -> Indexes:
         """Slots of entries, in any order."""
-        mine, (one, other) = _entries_of(bits, positions), self._all_both(bits)
+        mine, (one, other) = _entries_of(bits, positions), self._both(bits)
         buckets = np.frombuffer(self._entries, np.uint64).reshape(-1, 8)
         at = np.flatnonzero(buckets[one] == mine[:, None])
         elsewhere = np.ones(len(bits), bool)
@@ -161,7 +158,7 @@ class Buckets:
     def _make_room(self, bits: Words) -> tuple[Indexes, Indexes]:
         """Split segments until none gets too many of these; returns their buckets."""
         while True:
-            one, other = self._all_both(bits)
+            one, other = self._both(bits)
             nums = np.bincount(one // _BUCKETS, minlength=len(self._depths))
             full = np.flatnonzero(nums + np.frombuffer(self._num_used, np.int64) > _SEGMENT_MAX)
             if not len(full):

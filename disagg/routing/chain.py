@@ -130,8 +130,7 @@ class Chain:
         hint = self._proven[1] - 1 - offset  # where the prompt before may have ended
         probe = num - 1
         while high - low > 1:
-            at = (offset + probe) * VALUE_BYTES
-            if mine[at : at + VALUE_BYTES] == values[start + probe]:
+            if mine.startswith(values[start + probe], (offset + probe) * VALUE_BYTES):
                 low = probe
             else:
                 high = probe

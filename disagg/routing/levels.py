@@ -274,10 +274,10 @@ def _swept(
         if not other.adds_nothing(leading, lowest, num_blocks, missing):
             return None
     ends = [end, *map(mul, reversed(starts), repeat(block_tokens))]
-    holders = list(map(and_, reversed(masks), repeat(missing)))
-    # Each holder of a run holds all that is below it too.
-    new = list(map(xor, holders, [0, *holders]))
-    return ends[-1], list(compress(zip(ends, new, strict=False), new)), missing ^ holders[-1]
+    holders = masks[::-1]
+    # Each holder of a run holds all that is below it too; who is found already holds them all.
+    new = [holders[0] & missing, *map(xor, holders[1:], holders)]
+    return ends[-1], list(compress(zip(ends, new, strict=False), new)), missing & ~holders[-1]
 
 
 def prepare(group: GroupInfo) -> None:

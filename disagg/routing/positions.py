@@ -56,7 +56,7 @@ class PositionTable:
             start = (position & _OFFSETS) * VALUE_BYTES
             if chain is None or position in self._leaving:
                 continue
-            if chain.values[start : start + VALUE_BYTES] == value:
+            if chain.values.startswith(value, start):
                 return position
         return -1
 

@@ -100,7 +100,7 @@ def fill_and_empty(num: int) -> list[int]:
     gone = np.arange(0, num, 2, dtype=np.uint64)
     kept.take_out(bits[::2], gone)
     kept.move(bits[1::2], gone + 1, 1 << 20)
-    found = [kept.positions(int(one)) for one in bits]
+    found = [list(kept.positions(int(one))) for one in bits]
     assert kept.some_alike(bits) == [i for i, at in enumerate(found) if at]
     assert int(np.sum(kept._num_used)) == num // 2
     return [i for i, at in enumerate(found) if i % 2 and (1 << 20) + i in at]
