@@ -130,13 +130,13 @@ class Chain:
         hint = self._proven[1] - 1 - offset  # where the prompt before may have ended
         probe = num - 1
         while high - low > 1:
+            if low <= hint < high:
+                probe = max(hint, low + 1)
             if mine.startswith(values[start + probe], (offset + probe) * VALUE_BYTES):
                 low = probe
             else:
                 high = probe
             probe = (low + high) // 2
-            if low <= hint < high:
-                probe = max(hint, low + 1)
         return low
 
     def _has(self, offset: int, values: Sequence[bytes]) -> bool:

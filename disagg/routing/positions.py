@@ -1,6 +1,7 @@
 """A compact table from chain values to the positions at which they are kept."""
 
 import os
+from array import array
 from collections.abc import Sequence
 from struct import Struct
 
@@ -15,6 +16,7 @@ _MANY = 32
 """From so many values on arrays are faster than a loop."""
 _WAITING_MAX = 1024
 """So many changes wait to be made at once."""
+_FOUND_MAX = 512
 AT_ONCE_MAX = 2048
 """With more values what is computed of them leaves the processor's caches."""
 _SECRET = int.from_bytes(os.urandom(8), "big") | 1
@@ -42,23 +44,31 @@ class PositionTable:
         """Positions of new values."""
         self._coming_chains: set[int] = set()
         """Numbers of the chains in which these are."""
-        self._leaving: dict[int, None] = {}
-        """Positions of removed values, in the order of these."""
-        self._packed_leaving = bytearray()
+        self._leaving, self._left = bytearray(), array("Q")
+        """Packed values that were removed, and where they were."""
+        self._found: dict[bytes, int] = {}
+        """What was found last: prompts have beginnings in common, which are found so in no time."""
 
     def find(self, value: bytes) -> int:
         """Position of a value: chain number, then offset; -1 where there is none."""
         position = self._coming.get(value, -1)
         if position >= 0 or len(value) != VALUE_BYTES:
             return position
+        position = self._found.get(value, -1)
+        if position >= 0 and self._is_at(value, position):
+            return position
         for position in self._buckets.positions(_first_word(value)[0] * _SECRET & _WORDS):
-            chain = self._chains[position >> OFFSET_BITS]
-            start = (position & _OFFSETS) * VALUE_BYTES
-            if chain is None or position in self._leaving:
-                continue
-            if chain.values.startswith(value, start):
+            if self._is_at(value, position):
+                if len(self._found) >= _FOUND_MAX:
+                    self._found.clear()
+                self._found[value] = position
                 return position
         return -1
+
+    def _is_at(self, value: bytes, position: int) -> bool:
+        chain = self._chains[position >> OFFSET_BITS]
+        start = (position & _OFFSETS) * VALUE_BYTES
+        return chain is not None and chain.values.startswith(value, start)
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
         """Index of the first value in a range that has a position; ``end``: none."""
@@ -115,15 +125,15 @@ class PositionTable:
         """Values that were at a position and those after it have none any more."""
         num = len(packed) // VALUE_BYTES
         if first >> OFFSET_BITS not in self._coming_chains:
-            self._leaving |= dict.fromkeys(range(first, first + num))
-            self._packed_leaving += packed
+            self._leaving += packed
+            self._left.extend(range(first, first + num))
         else:
             for i in range(num):
                 value = packed[i * VALUE_BYTES : (i + 1) * VALUE_BYTES]
                 if self._coming.pop(value, -1) < 0:
-                    self._leaving[first + i] = None
-                    self._packed_leaving += value
-        if len(self._leaving) >= _WAITING_MAX:
+                    self._leaving += value
+                    self._left.append(first + i)
+        if len(self._left) >= _WAITING_MAX:
             self._take_out()
 
     def _first_known(self, values: Sequence[bytes], mixed: Words) -> int:
@@ -147,10 +157,9 @@ class PositionTable:
 
     def _take_out(self) -> None:
         """Clear the entries of all that was removed."""
-        if self._leaving:
-            positions = np.fromiter(self._leaving, np.uint64, len(self._leaving))
-            self._buckets.take_out(_mixed(self._packed_leaving), positions)
-            self._leaving, self._packed_leaving = {}, bytearray()
+        if self._left:
+            self._buckets.take_out(_mixed(self._leaving), np.frombuffer(self._left, np.uint64))
+            self._leaving, self._left = bytearray(), array("Q")
 
 
 def _mixed(packed: bytes | bytearray) -> Words:
