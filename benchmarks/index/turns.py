@@ -52,11 +52,11 @@ def serve(order: Order, started: Callable[[], Side]) -> None:
     """
     gc.disable()  # nothing here makes circles; what it would go through is the workload's
     first, side = started(), started()
-    for event in events_of(order):
-        first.take_in(event)
+    for some in events_of(order):
+        first.take_in(some)
         if first.num_held >= WARM_UP_BLOCKS:
             break
-    del event
+    del some
     gc.collect()
     before, events = resident_bytes(), events_of(order)
     num_blocks = spent = grown = 0
