@@ -17,6 +17,7 @@ _MANY = 32
 _WAITING_MAX = 1024
 """So many changes wait to be made at once."""
 _FOUND_MAX = 512
+"""Of the values found last, until all are forgotten."""
 AT_ONCE_MAX = 2048
 """With more values what is computed of them leaves the processor's caches."""
 _SECRET = int.from_bytes(os.urandom(8), "big") | 1
