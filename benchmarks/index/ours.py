@@ -8,8 +8,9 @@ from typing import Any
 
 from benchmarks.index.turns import serve
 from benchmarks.index.workload import Block, Event
+from disagg.kv.kinds.registry import KINDS
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import BlocksRemoved, BlocksStored, KVEvent
+from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.messages.registration import GroupInfo
 from disagg.routing.index import PrefixIndex
 
@@ -39,7 +40,7 @@ class Ours:
     """The index and its workers; see `benchmarks.index.turns.Side`."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self._groups = groups_of(order)
+        self._groups, self._ends = groups_of(order), order.get("ends", False)
         self._block_tokens = order["block_tokens"]
         self._index = PrefixIndex(self._groups, self._block_tokens)
         self._workers = [Incarnation(str(i), "1") for i in range(order["workers"])]
@@ -52,20 +53,26 @@ class Ours:
         return sum(map(self._index.num_entries, self._workers))
 
     def take_in(self, event: Event) -> tuple[int, int]:
-        """The same of every group."""
+        """The same of every group; with ``ends`` only the last blocks, which a query needs."""
         values = tuple(map(value, event.blocks))
         parent = value(event.parent) if event.parent is not None else None
-        events: list[KVEvent] = [
-            BlocksRemoved(group, values)
-            if event.removed
-            else BlocksStored(group, values, parent, 0, self._block_tokens)
-            for group in range(len(self._groups))
-        ]
+        events: list[BlocksStored | BlocksRemoved] = []
+        for number, group in enumerate(self._groups):
+            first, before, end = 0, parent, event.blocks[-1].index + 1
+            if self._ends:
+                needed = KINDS[group.kind].first_needed(group, end) - event.blocks[0].index
+                first = min(max(0, needed), len(values) - 1)
+                before = values[first - 1] if first else parent
+            if event.removed:
+                events.append(BlocksRemoved(number, values))
+            else:
+                events.append(BlocksStored(number, values[first:], before, 0, self._block_tokens))
         worker = self._workers[event.worker]
         number = self._index.next_sequence(worker)
         start = time.process_time_ns()
         self._index.apply(worker, number, False, events)
-        return len(values) * len(events), time.process_time_ns() - start
+        spent = time.process_time_ns() - start
+        return sum(len(one.hashes) for one in events), spent
 
     def make(self, block: Block) -> bytes:
         """A chain value."""
@@ -85,4 +92,4 @@ class Ours:
 
 if __name__ == "__main__":
     order = json.loads(sys.argv[1])
-    serve(order, Ours(order))
+    serve(order, lambda: Ours(order))

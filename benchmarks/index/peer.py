@@ -59,4 +59,4 @@ class Peer:
 
 
 if __name__ == "__main__":
-    serve(json.loads(sys.argv[1]), Peer())
+    serve(json.loads(sys.argv[1]), Peer)

@@ -114,5 +114,6 @@ def events_of(order: dict[str, Any]) -> Iterator[Event]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    """Memory of this process, without code and other files."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * 4096

@@ -73,10 +73,9 @@ class Chain:
         """The value of one block."""
         return bytes(self.values[offset * VALUE_BYTES : (offset + 1) * VALUE_BYTES])
 
-    def split(self, begin: int, end: int) -> list[bytes]:
+    def packed(self, begin: int, end: int) -> bytes:
         """The values of a range."""
-        packed = bytes(self.values[begin * VALUE_BYTES : end * VALUE_BYTES])
-        return [packed[at : at + VALUE_BYTES] for at in range(0, len(packed), VALUE_BYTES)]
+        return bytes(self.values[begin * VALUE_BYTES : end * VALUE_BYTES])
 
     def append(self, packed: bytes) -> None:
         """Add blocks that nobody holds yet."""
@@ -131,14 +130,13 @@ class Chain:
         hint = self._proven[1] - 1 - offset  # where the prompt before may have ended
         probe = num - 1
         while high - low > 1:
-            at = (offset + probe) * VALUE_BYTES
-            if mine[at : at + VALUE_BYTES] == values[start + probe]:
+            if low <= hint < high:
+                probe = max(hint, low + 1)
+            if mine.startswith(values[start + probe], (offset + probe) * VALUE_BYTES):
                 low = probe
             else:
                 high = probe
             probe = (low + high) // 2
-            if low <= hint < high:
-                probe = max(hint, low + 1)
         return low
 
     def _has(self, offset: int, values: Sequence[bytes]) -> bool:

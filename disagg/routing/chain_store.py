@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from disagg.routing.chain import BLOCKS_MAX, OFFSET_BITS, VALUE_BYTES, Chain
-from disagg.routing.positions import CHAINS_MAX, PositionTable
+from disagg.routing.positions import AT_ONCE_MAX, CHAINS_MAX, PositionTable
 
 _OFFSETS = BLOCKS_MAX - 1
 DEAD_BLOCKS_MAX = 8
@@ -77,7 +77,7 @@ class ChainStore:
             room = num_max - num_new
             position = self._table.find(values[i])
             if position < 0:
-                position, num = self._append(before, values[i : i + room])
+                position, num = self._append(before, values[i : i + min(room, AT_ONCE_MAX)])
                 chain = self._chain(position)
             else:
                 chain = self._chain(position)
@@ -161,10 +161,9 @@ class ChainStore:
         assert chain is not None
         begin, values = len(chain), values[: BLOCKS_MAX - len(chain)]
         position = number << OFFSET_BITS | begin
-        chain.append(b"".join(values))  # first, so that one that is there twice is found again
-        num = self._table.insert(values, position)
-        if num < len(values):
-            chain.shorten(begin + num)
+        packed = b"".join(values)
+        num = self._table.insert(values, packed, position)
+        chain.append(packed[: num * VALUE_BYTES])
         return position, num
 
     def _is_open(self, number: int, offset: int) -> bool:
@@ -190,7 +189,7 @@ class ChainStore:
         """Forget blocks that nobody holds: the last ones, and others once they are many."""
         num, first = chain.num_lasting, number << OFFSET_BITS
         if num < len(chain):
-            gone = chain.split(num, len(chain))
+            gone = chain.packed(num, len(chain))
             chain.shorten(num)
             self._table.remove(gone, first | num)
         if not num:
@@ -199,13 +198,13 @@ class ChainStore:
             return
         if 8 * (chain.num_dead - DEAD_BLOCKS_MAX) <= num:
             return
-        leaving = [(begin, chain.split(begin, end)) for begin, end in chain.ranges(live=False)]
+        leaving = [(begin, chain.packed(begin, end)) for begin, end in chain.ranges(live=False)]
         live, to = list(chain.ranges(live=True)), 0
-        moving = [(begin, chain.split(begin, end)) for begin, end in live]
+        moving = [(begin, chain.packed(begin, end)) for begin, end in live]
         chain.keep(live)
         for begin, values in leaving:
             self._table.remove(values, first | begin)
         for begin, values in moving:
             if begin != to:
                 self._table.move(values, first | begin, first | to)
-            to += len(values)
+            to += len(values) // VALUE_BYTES

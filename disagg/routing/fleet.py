@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from disagg.errors import ConfigError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
@@ -13,12 +13,14 @@ from disagg.messages.registration import WIRE_MAX, WIRE_MIN, GroupInfo, WorkerIn
 from disagg.messages.session import WorkerStats
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits
-from disagg.routing.index import PrefixIndex
 from disagg.routing.revisions import Revision, Revisions, RevisionView
 from disagg.routing.rooms import Rooms
 from disagg.routing.roster import Roster
 from disagg.routing.silence import Silence
 from disagg.routing.worker import Worker
+
+if TYPE_CHECKING:
+    from disagg.routing.index import PrefixIndex
 
 ROLES = ("prefill", "decode", "both")
 WORKERS_MAX = 4096
@@ -117,6 +119,8 @@ class Fleet:
         self._check(info)
         index = self._indexes.get((info.revision, info.groups))
         if index is None:
+            from disagg.routing.index import PrefixIndex  # imports numpy, as no command has to
+
             index = PrefixIndex(info.groups, info.contract.hash_block_tokens, self.roster.bits)
         if known is None and len(self._workers) >= WORKERS_MAX:
             raise ConfigError(f"more than {WORKERS_MAX} workers", param="worker_id")

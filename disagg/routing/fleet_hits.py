@@ -4,10 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from disagg.messages.identity import Incarnation
-from disagg.routing.levels import Level
-from disagg.routing.prefix_hits import PrefixHit, PrefixHits
+
+if TYPE_CHECKING:  # or each command would import numpy
+    from disagg.routing.levels import Level
+    from disagg.routing.prefix_hits import PrefixHit, PrefixHits
 
 
 class FleetHits:
@@ -17,13 +20,13 @@ class FleetHits:
         parts: of each index.
     """
 
-    def __init__(self, parts: Sequence[PrefixHits]) -> None:
+    def __init__(self, parts: "Sequence[PrefixHits]") -> None:
         self._parts = parts
 
-    def __getitem__(self, worker: Incarnation) -> PrefixHit:
+    def __getitem__(self, worker: Incarnation) -> "PrefixHit":
         return self.part_of(worker)[worker]
 
-    def part_of(self, worker: Incarnation) -> PrefixHits:
+    def part_of(self, worker: Incarnation) -> "PrefixHits":
         """The hits of its index."""
         if len(self._parts) == 1:
             return self._parts[0]
@@ -37,16 +40,16 @@ class FleetHits:
             found |= part.loading
         return found
 
-    def usable(self) -> Iterator[Level]:
+    def usable(self) -> "Iterator[Level]":
         """Prefixes on which all groups agree, in pools: longest first."""
         return joined([part.usable for part in self._parts])
 
-    def always_visible(self) -> Iterator[Level]:
+    def always_visible(self) -> "Iterator[Level]":
         """The same of those groups alone that see everything."""
         return joined([part.always_visible for part in self._parts])
 
 
-def joined(parts: Sequence[Iterable[Level]]) -> Iterator[Level]:
+def joined(parts: "Sequence[Iterable[Level]]") -> "Iterator[Level]":
     """Levels of several parts in order, those of equal length as one."""
     if len(parts) == 1:
         yield from parts[0]
@@ -58,5 +61,5 @@ def joined(parts: Sequence[Iterable[Level]]) -> Iterator[Level]:
         yield -tokens, mask
 
 
-def _longest_first(level: Level) -> int:
+def _longest_first(level: "Level") -> int:
     return -level[0]

@@ -5,14 +5,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, reduce
 from itertools import accumulate, compress, repeat
-from operator import and_, mul, xor
-from typing import Protocol
+from operator import and_, eq, mul, xor
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from disagg.kv.kinds.registry import KINDS
 from disagg.messages.registration import GroupInfo
 from disagg.routing.worker_bits import EVERYBODY, bits_of
 
-_BLOCKS_MIN = 64
+_BLOCKS_MIN = 256
 """So many blocks are looked up at least; most of the cost is per look-up."""
 _FEW = 8
 """So few blocks are looked up without asking first whether anybody has the lowest of them."""
@@ -23,6 +26,7 @@ _STEPS_MAX = 8
 _SWEEP_RUNS = 32
 """Of the first sweep; each further one has four times as many."""
 
+Integers = NDArray[Any]
 Level = tuple[int, int]
 """Tokens, and the bits of the workers for whom that is the longest prefix."""
 
@@ -75,6 +79,29 @@ class Leading:
         after = bisect_left(self._starts, num_blocks)
         first = max(0, after - num_max)
         return self._starts[first:after], self._masks[first:after]
+
+    @cached_property
+    def _starts_array(self) -> Integers:
+        return np.array(self._starts)
+
+    def holders_between(
+        self, begins: Integers, ends: Integers, highest: int
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Of pairs of boundaries those between which somebody's last one is.
+
+        Returns:
+            Their numbers, who can go on at the lower ones, and at the upper ones: nobody at those
+            above the highest.
+        """
+        low = np.searchsorted(self._starts_array, begins) - 1
+        high = np.searchsorted(self._starts_array, ends) - 1
+        high[ends > highest] = len(self._masks)
+        some, masks = np.flatnonzero(low != high), [*self._masks, 0]
+        return (
+            some.tolist(),
+            [masks[number] for number in low[some].tolist()],
+            [masks[number] for number in high[some].tolist()],
+        )
 
     def between(self, begin: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
@@ -148,7 +175,9 @@ class Trailing:
     def adds_nothing(self, leading: Leading, lowest: int, highest: int, missing: int) -> bool:
         """Whether who is missing can go on here wherever they can in a group that needs everything.
 
-        Perhaps not found out: where the runs of both are others, it is not said.
+        Each run of this group is needed by those whose last boundary there is behind its start, but
+        not so far that a query needs only what comes after it. The holders of the other group say
+        who they are: there each holder of a run holds all that is below it too.
 
         Args:
             leading: the other group, with blocks of the same size.
@@ -159,10 +188,21 @@ class Trailing:
         first = self._firsts[lowest]
         starts, masks = leading.between(first, highest)
         theirs, holders = self._runs(first, highest)
-        if theirs != starts:
-            return False
-        wanted = list(map(and_, masks, repeat(missing)))
-        return wanted == list(map(and_, wanted, holders))
+        if theirs == starts:  # it costs half as much to compare them
+            wanted = list(map(and_, masks, repeat(missing)))
+            if wanted == list(map(and_, wanted, holders)):
+                return True
+        begins = np.array(theirs)
+        ends = np.searchsorted(self._firsts, np.append(begins[1:], highest))
+        some, inside, beyond = leading.holders_between(
+            np.maximum(begins + 1, lowest), np.maximum(ends, lowest), highest
+        )
+        needing = list(map(xor, inside, beyond))
+        held = map(and_, needing, [holders[i] for i in some])
+        # Mostly all is held, by those too who are not asked about.
+        return all(map(eq, needing, held)) or not any(
+            needed & missing & ~holders[i] for i, needed in zip(some, needing, strict=True)
+        )
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
@@ -274,10 +314,10 @@ def _swept(
         if not other.adds_nothing(leading, lowest, num_blocks, missing):
             return None
     ends = [end, *map(mul, reversed(starts), repeat(block_tokens))]
-    holders = list(map(and_, reversed(masks), repeat(missing)))
-    # Each holder of a run holds all that is below it too.
-    new = list(map(xor, holders, [0, *holders]))
-    return ends[-1], list(compress(zip(ends, new, strict=False), new)), missing ^ holders[-1]
+    holders = masks[::-1]
+    # Each holder of a run holds all that is below it too; who is found already holds them all.
+    new = [holders[0] & missing, *map(xor, holders[1:], holders)]
+    return ends[-1], list(compress(zip(ends, new, strict=False), new)), missing & ~holders[-1]
 
 
 def prepare(group: GroupInfo) -> None:

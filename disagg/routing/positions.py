@@ -1,29 +1,38 @@
 """A compact table from chain values to the positions at which they are kept."""
 
+import os
 from array import array
 from collections.abc import Sequence
+from struct import Struct
 
-from disagg.errors import InvariantViolation
+import numpy as np
+
+from disagg.routing.buckets import POSITION_BITS, Buckets, Words
 from disagg.routing.chain import OFFSET_BITS, VALUE_BYTES, Chain
 
-_SHARDS = 256
-_TAG_BITS = 30
-_TAGS = (1 << _TAG_BITS) - 1
-_POSITION_BITS = 64 - _TAG_BITS
-_POSITIONS = (1 << _POSITION_BITS) - 1
 _OFFSETS = (1 << OFFSET_BITS) - 1
-CHAINS_MAX = 1 << (_POSITION_BITS - OFFSET_BITS)
-_HOME_BITS = _POSITION_BITS + 8
-"""Below those of a tag that say where in its shard an entry is looked for first."""
+CHAINS_MAX = 1 << (POSITION_BITS - OFFSET_BITS)
+_MANY = 32
+"""From so many values on arrays are faster than a loop."""
+_WAITING_MAX = 1024
+"""So many changes wait to be made at once."""
+_FOUND_MAX = 512
+"""Of the values found last, until all are forgotten."""
+AT_ONCE_MAX = 2048
+"""With more values what is computed of them leaves the processor's caches."""
+_SECRET = int.from_bytes(os.urandom(8), "big") | 1
+"""Or a client could choose prompts whose blocks all go into the same buckets."""
+_WORDS = (1 << 64) - 1
+_first_word = Struct("Q").unpack_from
 
 
 class PositionTable:
-    """Positions by chain value; 12 to 18 bytes each, since it keeps no values itself.
+    """Positions by chain value; 12 to 24 bytes each, since it keeps no values itself.
 
-    An entry is 30 bits of the value's hash and the position; equal bits are settled by the value
-    that the chain has there. A dict would keep two objects per entry, about 150 bytes. It grows in
-    256 parts, each on its own, so no insertion pays for a copy of the whole. What is removed leaves
-    nothing behind: entries that it displaced move up.
+    Equal entries are settled by the value that the chain has there. A dict would keep two objects
+    per entry, about 150 bytes. Few new values wait in one all the same, and those removed in a
+    list, until they are many: `Buckets` are fast with many at once. Entries of removed ones name
+    positions at which the chains have something else meanwhile, or nothing.
 
     Args:
         chains: by number; a position is a chain's number and an offset in it.
@@ -31,126 +40,134 @@ class PositionTable:
 
     def __init__(self, chains: Sequence[Chain | None]) -> None:
         self._chains = chains
-        self._shards = [array("Q", bytes(64)) for _ in range(_SHARDS)]
-        self._rooms = [5] * _SHARDS
-        """So many may be put in until a shard is made anew."""
+        self._buckets = Buckets()
+        self._coming: dict[bytes, int] = {}
+        """Positions of new values."""
+        self._coming_chains: set[int] = set()
+        """Numbers of the chains in which these are."""
+        self._leaving, self._left = bytearray(), array("Q")
+        """Packed values that were removed, and where they were."""
+        self._found: dict[bytes, int] = {}
+        """What was found last: prompts have beginnings in common, which are found so in no time."""
 
     def find(self, value: bytes) -> int:
         """Position of a value: chain number, then offset; -1 where there is none."""
-        tag = hash(value) & _TAGS
-        slots = self._shards[tag & 255]
-        size = len(slots)
-        slot = (tag >> 8) % size
-        while entry := slots[slot]:
-            if entry >> _POSITION_BITS == tag:
-                position = entry & _POSITIONS
-                chain = self._chains[position >> OFFSET_BITS]
-                start = (position & _OFFSETS) * VALUE_BYTES
-                if chain is not None and chain.values[start : start + VALUE_BYTES] == value:
-                    return position
-            slot += 1
-            if slot == size:
-                slot = 0
+        position = self._coming.get(value, -1)
+        if position >= 0 or len(value) != VALUE_BYTES:
+            return position
+        position = self._found.get(value, -1)
+        if position >= 0 and self._is_at(value, position):
+            return position
+        for position in self._buckets.positions(_first_word(value)[0] * _SECRET & _WORDS):
+            if self._is_at(value, position):
+                if len(self._found) >= _FOUND_MAX:
+                    self._found.clear()
+                self._found[value] = position
+                return position
         return -1
+
+    def _is_at(self, value: bytes, position: int) -> bool:
+        chain = self._chains[position >> OFFSET_BITS]
+        start = (position & _OFFSETS) * VALUE_BYTES
+        return chain is not None and chain.values.startswith(value, start)
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
         """Index of the first value in a range that has a position; ``end``: none."""
-        shards = self._shards
-        for i in range(start, end):
-            tag = hash(values[i]) & _TAGS
-            slots = shards[tag & 255]
-            size = len(slots)
-            slot = (tag >> 8) % size
-            while entry := slots[slot]:
-                if entry >> _POSITION_BITS == tag and self.find(values[i]) >= 0:
-                    return i
-                slot += 1
-                if slot == size:
-                    slot = 0
+        if end - start < _MANY:
+            return next((i for i in range(start, end) if self.find(values[i]) >= 0), end)
+        self._settle()
+        for begin in range(start, end, AT_ONCE_MAX):
+            some = values[begin : min(begin + AT_ONCE_MAX, end)]
+            found = self._first_known(some, _mixed(b"".join(some)))
+            if found < len(some):
+                return begin + found
         return end
 
-    def insert(self, values: Sequence[bytes], first: int) -> int:
+    def insert(self, values: Sequence[bytes], packed: bytes, first: int) -> int:
         """Give ``first`` and the positions after it to values, until one has a position already.
 
         Args:
-            values: of the blocks that are there already; the first one has no position.
+            values: of new blocks; the first one has no position.
+            packed: the same.
             first: position of the first one.
 
         Returns:
-            How many were put in.
+            How many were put in: perhaps fewer where one of them is there twice.
         """
-        shards, rooms, position = self._shards, self._rooms, first
-        for tag in map(hash, values):
-            tag &= _TAGS
-            number = tag & 255
-            if not rooms[number]:
-                self._rebuild(number)
-            slots = shards[number]
-            size = len(slots)
-            slot = (tag >> 8) % size
-            while entry := slots[slot]:
-                if entry >> _POSITION_BITS == tag and self.find(values[position - first]) >= 0:
+        self._coming_chains.add(first >> OFFSET_BITS)
+        num = len(values)
+        if num < _MANY:
+            for position, value in enumerate(values, first):
+                if position > first and self.find(value) >= 0:
                     return position - first
-                slot += 1
-                if slot == size:
-                    slot = 0
-            slots[slot] = tag << _POSITION_BITS | position
-            rooms[number] -= 1
-            position += 1
-        return position - first
+                self._coming[value] = position
+        else:
+            mixed = _mixed(packed)
+            num = self._first_known(values, mixed)
+            ordered = np.sort(mixed[:num])
+            if (ordered[1:] == ordered[:-1]).any():  # one of them is there twice
+                return self.insert(values[: _MANY - 1], packed, first)
+            if num < _WAITING_MAX // 2:
+                self._coming.update(zip(values[:num], range(first, first + num), strict=True))
+            else:
+                self._take_out()
+                self._buckets.put(mixed[:num], _positions(first, num))
+        if len(self._coming) >= _WAITING_MAX:
+            self._settle()
+        return num
 
-    def move(self, values: Sequence[bytes], old: int, new: int) -> None:
+    def move(self, packed: bytes, old: int, new: int) -> None:
         """Values that were at one position and those after it are at another one and after it."""
-        self._replace(values, old, new - old)
+        self._settle()
+        mixed = _mixed(packed)
+        self._buckets.move(mixed, _positions(old, len(mixed)), new - old)
 
-    def remove(self, values: Sequence[bytes], first: int) -> None:
+    def remove(self, packed: bytes, first: int) -> None:
         """Values that were at a position and those after it have none any more."""
-        self._replace(values, first, None)
+        num = len(packed) // VALUE_BYTES
+        if first >> OFFSET_BITS not in self._coming_chains:
+            self._leaving += packed
+            self._left.extend(range(first, first + num))
+        else:
+            for i in range(num):
+                value = packed[i * VALUE_BYTES : (i + 1) * VALUE_BYTES]
+                if self._coming.pop(value, -1) < 0:
+                    self._leaving += value
+                    self._left.append(first + i)
+        if len(self._left) >= _WAITING_MAX:
+            self._take_out()
 
-    def _replace(self, values: Sequence[bytes], first: int, way: int | None) -> None:
-        shards, rooms, position = self._shards, self._rooms, first
-        for tag in map(hash, values):
-            tag &= _TAGS
-            slots = shards[tag & 255]
-            size = len(slots)
-            slot = (tag >> 8) % size
-            old = tag << _POSITION_BITS | position
-            while (entry := slots[slot]) != old:
-                if not entry:
-                    raise InvariantViolation(f"no entry for position {position} in the index")
-                slot += 1
-                if slot == size:
-                    slot = 0
-            position += 1
-            if way is not None:
-                slots[slot] = old + way
-                continue
-            rooms[tag & 255] += 1
-            gap = slot
-            while True:  # what was put behind it because of it moves up
-                slot += 1
-                if slot == size:
-                    slot = 0
-                entry = slots[slot]
-                if not entry:
-                    break
-                home = (entry >> _HOME_BITS) % size
-                if gap < home <= slot or home <= slot < gap or slot < gap < home:
-                    continue  # it would not be found before its first slot
-                slots[gap] = entry
-                gap = slot
-            slots[gap] = 0
+    def _first_known(self, values: Sequence[bytes], mixed: Words) -> int:
+        """Number of the values before the first one that has a position."""
+        num = len(values)
+        if not self._coming.keys().isdisjoint(values):
+            num = next((i for i, value in enumerate(values) if value in self._coming), num)
+        for i in self._buckets.some_alike(mixed[:num]):
+            if self.find(values[i]) >= 0:
+                return i
+        return num
 
-    def _rebuild(self, number: int) -> None:
-        """Make a full shard half as large again."""
-        entries = list(filter(None, self._shards[number]))
-        size = 9 * len(entries) // 4 + 4
-        slots = array("Q", bytes(8 * size))
-        for entry in entries:
-            slot = (entry >> _HOME_BITS) % size
-            while slots[slot]:
-                slot += 1
-                if slot == size:
-                    slot = 0
-            slots[slot] = entry
-        self._shards[number], self._rooms[number] = slots, 7 * size // 10 - len(entries)
+    def _settle(self) -> None:
+        """Make the changes that wait."""
+        self._take_out()
+        if self._coming:
+            packed, num = b"".join(self._coming), len(self._coming)
+            positions = np.fromiter(self._coming.values(), np.uint64, num)
+            self._buckets.put(_mixed(packed), positions)
+            self._coming, self._coming_chains = {}, set()
+
+    def _take_out(self) -> None:
+        """Clear the entries of all that was removed."""
+        if self._left:
+            self._buckets.take_out(_mixed(self._leaving), np.frombuffer(self._left, np.uint64))
+            self._leaving, self._left = bytearray(), array("Q")
+
+
+def _mixed(packed: bytes | bytearray) -> Words:
+    """The first 64 bits of each value, mixed."""
+    words: Words = np.frombuffer(packed, np.uint64)[:: VALUE_BYTES // 8] * np.uint64(_SECRET)
+    return words
+
+
+def _positions(first: int, num: int) -> Words:
+    return np.arange(first, first + num, dtype=np.uint64)

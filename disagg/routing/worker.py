@@ -1,11 +1,14 @@
 """One worker of the fleet: what it has said, and what was given to it since."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import WorkerStats
-from disagg.routing.index import PrefixIndex
 from disagg.routing.pulse import Pulse
+
+if TYPE_CHECKING:  # or each command would import numpy
+    from disagg.routing.index import PrefixIndex
 
 
 @dataclass(slots=True)
@@ -13,7 +16,7 @@ class Worker:
     """State of a registered worker; only `Fleet` changes it."""
 
     info: WorkerInfo
-    index: PrefixIndex
+    index: "PrefixIndex"
     """Where its blocks are."""
     heard_ms: int
     """Time of its last registration or message."""

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from disagg.messages.identity import Incarnation
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits, joined
-from disagg.routing.levels import Level
 from disagg.routing.policy.protocol import Candidate, Demand
 from disagg.routing.roster import Roster
 from disagg.routing.worker_bits import bits_of
+
+if TYPE_CHECKING:  # or each command would import numpy
+    from disagg.routing.levels import Level
 
 
 class Candidates(Sequence[Candidate]):
@@ -100,7 +102,7 @@ class Candidates(Sequence[Candidate]):
         """Those whose tiers have more of the prompt than their pools."""
         return self._hits.loading & self.everybody
 
-    def by_saved_tokens(self, bits: int) -> Iterator[Level]:
+    def by_saved_tokens(self, bits: int) -> "Iterator[Level]":
         """These workers by `Candidate.saved_tokens`, the most first, those with none last."""
         levels = self._hits.usable()
         if loading := self.loading & bits:

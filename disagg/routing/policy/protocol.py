@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.exclusions import Exclusions
-from disagg.routing.prefix_hits import PrefixHits
 from disagg.routing.slo import NO_SLO, Slo
 from disagg.routing.worker import Worker
+
+if TYPE_CHECKING:  # or each command would import numpy
+    from disagg.routing.prefix_hits import PrefixHits
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Candidate:
 
     worker: Worker
     """To be looked at only."""
-    held: PrefixHits
+    held: "PrefixHits"
     """By the workers of its layout."""
     can_prefill: bool
     """There is room for the prompt and one token more; where not, only to pull a prefix from."""

@@ -20,9 +20,8 @@ from disagg.messages.kv_events import (
     TierRemoved,
     TierStored,
 )
-from disagg.routing import chain, chain_store, levels
+from disagg.routing import buckets, chain, chain_store, levels, positions
 from disagg.routing.chain import Chain, Runs
-from disagg.routing.chain_store import ChainStore
 from disagg.routing.index import PrefixIndex
 from disagg.routing.levels import Trailing
 from disagg.routing.positions import PositionTable
@@ -192,6 +191,9 @@ CONTROL = settings(
 @pytest.fixture(autouse=True)
 def _prompts_and_chains_are_long_for_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_store, "DEAD_BLOCKS_MAX", 0)
+    monkeypatch.setattr(positions, "_MANY", 4)
+    monkeypatch.setattr(positions, "_WAITING_MAX", 8)
+    monkeypatch.setattr(buckets, "_SEGMENT_MAX", 24)
     monkeypatch.setattr(levels, "_FEW", 0)
     monkeypatch.setattr(levels, "_BLOCKS_MIN", 1)
     monkeypatch.setattr(levels, "_STEPS_MAX", 1)
@@ -212,20 +214,15 @@ def _merge_without_looking(self: Runs, first: int, last: int) -> None:
         del self.masks[first], self.starts[first]
 
 
-def _insert_before_they_are_there(
-    self: ChainStore, before: int, values: Sequence[bytes]
-) -> tuple[int, int]:
-    """A value that is there twice is not found again."""
-    number = self._new_chain()
-    made = self.chains[number]
-    assert made is not None
-    num = self._table.insert(values, number << chain.OFFSET_BITS)
-    made.append(b"".join(values[:num]))
-    return number << chain.OFFSET_BITS, num
+def _insert_again(self: PositionTable, values: Sequence[bytes], packed: bytes, first: int) -> int:
+    """Also what has a position already."""
+    self._coming |= {value: first + i for i, value in enumerate(values)}
+    self._coming_chains.add(first >> chain.OFFSET_BITS)
+    return len(values)
 
 
 BROKEN = [
-    (ChainStore, "_append", _insert_before_they_are_there),
+    (PositionTable, "insert", _insert_again),
     (Chain, "append", _append_that_lets_runs_go_on),
     (Runs, "merge", _merge_without_looking),
     (PositionTable, "move", lambda *_: None),
@@ -238,7 +235,7 @@ def test_control_a_broken_index_is_found(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Any
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    with pytest.raises((AssertionError, InvariantViolation, IndexError)):
+    with pytest.raises((AssertionError, InvariantViolation, IndexError, ValueError)):
         run_state_machine_as_test(IndexAgainstSets, settings=CONTROL)
 
 

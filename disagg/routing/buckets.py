@@ -1,0 +1,203 @@
+"""Positions in buckets of eight, in two arrays on which many values are worked at once."""
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disagg.errors import InvariantViolation
+
+POSITION_BITS = 34
+_POSITIONS = (1 << POSITION_BITS) - 1
+_BUCKETS = 512
+"""Of a segment; numbers in it have the 9 bits of `_other`."""
+_SLOTS = 8 * _BUCKETS
+_SEGMENT_MAX = 7 * _SLOTS // 8
+"""So many entries of a segment; with more, both buckets of a value are often full."""
+_EACH = 0x0101010101010101
+"""Times a byte: that byte eight times."""
+_TAKEN = 0x80
+"""The bit that all marks have and no free slot has."""
+_TAKENS = _TAKEN * _EACH
+
+Words = NDArray[Any]
+"""Of uint64; what operators make of it, the types of numpy say wrongly."""
+Indexes = NDArray[np.int64]
+
+
+class Buckets:
+    """Positions by 64 random bits, 12 to 24 bytes each.
+
+    The bits say a segment, two buckets there, of which the emptier one takes the entry, and a mark:
+    a byte per slot, by which the eight of a bucket are compared at once. An entry is 30 of the bits
+    and the position. A full segment is split in two, so nothing pays for a copy of the whole.
+    """
+
+    def __init__(self) -> None:
+        self._entries = array("Q", bytes(8 * _SLOTS))
+        self._marks = bytearray(_SLOTS)
+        """By slot, as the entries."""
+        self._firsts = array("Q", [0])
+        """First bucket of the segment, by the lowest of an entry's bits."""
+        self._depths = [0]
+        """Of each segment, how many of these bits are the same in all its entries."""
+        self._num_used = array("q", [0])
+        """Entries of each segment."""
+
+    def positions(self, bits: int) -> Iterator[int]:
+        """Of the entries that have these bits, as far as an entry has them."""
+        mark, marks = bits >> 26 & 255 | _TAKEN, self._marks
+        first = self._firsts[bits >> POSITION_BITS & len(self._firsts) - 1]
+        bucket = first | bits >> 55
+        for begin in (8 * bucket, 8 * _other(bucket, mark)):
+            slot = marks.find(mark, begin, begin + 8)
+            while slot >= 0:
+                entry = self._entries[slot]
+                if (entry ^ bits) >> POSITION_BITS == 0:
+                    yield entry & _POSITIONS
+                slot = marks.find(mark, slot + 1, begin + 8)
+
+    def some_alike(self, bits: Words) -> list[int]:
+        """Indexes of those for which `positions` finds any."""
+        one, other = self._both(bits)
+        words, marks = np.frombuffer(self._marks, np.uint64), _marks_of(bits) * _EACH
+        differ, differs = words[one] ^ marks, words[other] ^ marks
+        equal = ((differ - _EACH) & ~differ) | ((differs - _EACH) & ~differs)
+        some = np.flatnonzero(equal & _TAKENS)  # a byte of a difference is 0
+        buckets = np.frombuffer(self._entries, np.uint64).reshape(-1, 8)
+        entries = np.concatenate((buckets[one[some]], buckets[other[some]]), axis=1)
+        alike = (entries ^ bits[some, None]) >> POSITION_BITS == 0
+        found: list[int] = some[(alike & (entries != 0)).any(axis=1)].tolist()
+        return found
+
+    def put(self, bits: Words, positions: Words) -> None:
+        """Enter positions, in any order."""
+        one, other = self._make_room(bits)
+        self._count(one, 1)
+        entries = np.frombuffer(self._entries, np.uint64)
+        kept = np.frombuffer(self._marks, np.uint8)
+        words, mine = kept.view(np.uint64), _entries_of(bits, positions)
+        marks, left = _marks_of(bits).astype(np.uint8), np.arange(len(bits))
+        stuck: list[int] = []
+        while len(left) and not stuck:
+            free, frees = ~words[one] & _TAKENS, ~words[other] & _TAKENS
+            emptier = np.bitwise_count(frees) > np.bitwise_count(free)
+            bucket, free = np.where(emptier, other, one), np.where(emptier, frees, free)
+            if free.all():
+                slots = 8 * bucket + (np.bitwise_count(free - 1 & ~free) >> 3)  # the first free one
+                entries[slots] = mine
+                stays = entries[slots] == mine  # of several for one slot the last one
+                kept[slots[stays]] = marks[stays]
+                lost = np.flatnonzero(~stays)
+            else:
+                full = np.flatnonzero(free == 0).tolist()
+                stuck = [i for i in full if not self._squeeze(int(one[i]), mine[i], marks[i])]
+                lost = np.concatenate((np.flatnonzero(free), np.array(stuck, np.int64)))
+            one, other, mine, marks = one[lost], other[lost], mine[lost], marks[lost]
+            left = left[lost]
+        del entries, kept, words  # or no segment could be added
+        if stuck:
+            self._count(one, -1)
+            self._split(int(one[-1]) // _BUCKETS)
+            self.put(bits[left], positions[left])
+
+    def take_out(self, bits: Words, positions: Words) -> None:
+        """Clear entries.
+
+        Raises:
+            InvariantViolation: there are no such entries.
+        """
+        slots = self._slots_of(bits, positions)
+        np.frombuffer(self._entries, np.uint64)[slots] = 0
+        np.frombuffer(self._marks, np.uint8)[slots] = 0
+        self._count(slots >> 3, -1)
+
+    def move(self, bits: Words, positions: Words, way: int) -> None:
+        """Change positions by ``way``; raises as `take_out`."""
+        slots = self._slots_of(bits, positions)
+        np.frombuffer(self._entries, np.int64)[slots] += way
+
+    def _squeeze(self, bucket: int, entry: int, mark: int) -> bool:
+        """Enter one in a full bucket if an entry there can go to its other bucket."""
+        for slot in range(8 * bucket, 8 * bucket + 8):
+            to = 8 * _other(bucket, self._marks[slot])
+            free = self._marks.find(0, to, to + 8)
+            if free >= 0:
+                self._entries[free], self._marks[free] = self._entries[slot], self._marks[slot]
+                self._entries[slot], self._marks[slot] = entry, mark
+                return True
+        return False
+
+    def _both(self, bits: Words) -> tuple[Indexes, Indexes]:
+        """Numbers of the two buckets of each."""
+        lowest = bits >> POSITION_BITS & (len(self._firsts) - 1)
+        one = np.frombuffer(self._firsts, np.uint64)[lowest.view(np.int64)] | bits >> 55
+        return one.view(np.int64), _other(one, _marks_of(bits)).view(np.int64)
+
+    def _slots_of(self, bits: Words, positions: Words) -> Indexes:
+        """Slots of entries, in any order."""
+        mine, (one, other) = _entries_of(bits, positions), self._both(bits)
+        buckets = np.frombuffer(self._entries, np.uint64).reshape(-1, 8)
+        at = np.flatnonzero(buckets[one] == mine[:, None])
+        elsewhere = np.ones(len(bits), bool)
+        elsewhere[at >> 3] = False
+        rest = np.flatnonzero(elsewhere)
+        other = other[rest]
+        ats = np.flatnonzero(buckets[other] == mine[rest, None])
+        slots = np.concatenate((8 * one[at >> 3] + (at & 7), 8 * other[ats >> 3] + (ats & 7)))
+        if len(slots) != len(bits):
+            raise InvariantViolation("the index lacks entries of blocks that it has")
+        return slots
+
+    def _count(self, buckets: Indexes, way: int) -> None:
+        nums = np.bincount(buckets // _BUCKETS, minlength=len(self._depths))
+        np.frombuffer(self._num_used, np.int64)[:] += way * nums
+
+    def _make_room(self, bits: Words) -> tuple[Indexes, Indexes]:
+        """Split segments until none gets too many of these; returns their buckets."""
+        while True:
+            one, other = self._both(bits)
+            nums = np.bincount(one // _BUCKETS, minlength=len(self._depths))
+            full = np.flatnonzero(nums + np.frombuffer(self._num_used, np.int64) > _SEGMENT_MAX)
+            if not len(full):
+                return one, other
+            for segment in full.tolist():
+                self._split(segment)
+
+    def _split(self, segment: int) -> None:
+        """Half of a segment's entries go to a new one, to the same buckets there."""
+        depth, number = self._depths[segment], len(self._depths)
+        if 1 << depth == len(self._firsts):
+            self._firsts += self._firsts
+        lowest = self._firsts.index(segment * _BUCKETS)
+        for at in range(lowest | 1 << depth, len(self._firsts), 2 << depth):
+            self._firsts[at] = number * _BUCKETS
+        self._depths[segment] = depth + 1
+        self._depths.append(depth + 1)
+        slots = slice(segment * _SLOTS, (segment + 1) * _SLOTS)
+        entries = np.frombuffer(self._entries, np.uint64)[slots]
+        marks = np.frombuffer(self._marks, np.uint8)[slots]
+        leave = (entries >> POSITION_BITS + depth & 1).astype(bool)
+        new_entries, new_marks = np.where(leave, entries, 0), np.where(leave, marks, 0)
+        entries[leave], marks[leave] = 0, 0
+        del entries, marks  # or nothing could be added
+        num = int(leave.sum())
+        self._num_used[segment] -= num
+        self._num_used.append(num)
+        self._entries.frombytes(new_entries.tobytes())
+        self._marks += new_marks.tobytes()
+
+
+def _other(bucket: Any, mark: Any) -> Any:
+    """The other bucket of what has a mark in one; of both each is the other's, never the same."""
+    return bucket ^ (mark << 1 | 1)
+
+
+def _marks_of(bits: Words) -> Words:
+    return bits >> 26 & 255 | _TAKEN
+
+
+def _entries_of(bits: Words, positions: Words) -> Words:
+    return bits >> POSITION_BITS << POSITION_BITS | positions
