@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import secrets
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from disagg.errors import ConfigError, DisaggError
+from disagg.garbage import spare_garbage_collector
 from disagg.kv.hashing import check_secret
 from disagg.router.admin import AdminApp, find_record
 from disagg.router.callers import ANYBODY
@@ -46,8 +46,6 @@ WORKERS_WAIT_S = 60.0
 """A router that takes another one's place waits so long for its workers, then it serves."""
 STILL_KNOWN_S = 1.0
 POLL_S = 0.05
-YOUNG_OBJECTS_MAX = 20_000
-"""Made and not freed since the garbage collector looked last; Python's own bound is 700."""
 GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
@@ -340,7 +338,7 @@ async def _serve(app: RouterApp, inherited: Inherited | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     await app.start(inherited)
-    _spare_collector()
+    spare_garbage_collector()
     if inherited is not None:
         loop.add_signal_handler(signal.SIGHUP, app.give_up_workers)
     broken = app.dispatcher.broken
@@ -352,17 +350,6 @@ async def _serve(app: RouterApp, inherited: Inherited | None = None) -> int:
         await app.drain()
     await app.stop()
     return 1 if broken.is_set() else 0
-
-
-def _spare_collector() -> None:
-    """Let the garbage collector look at what requests leave, and seldom.
-
-    What starting has made, most of it the code of libraries, lives as long as the process: looking
-    it through takes 65 ms, in which all streams stand still. A request's own objects go when nobody
-    refers to them; looked through while they are in use they cost a tenth of its time.
-    """
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS_MAX, *gc.get_threshold()[1:])
 
 
 async def _until(state: Callable[[], bool]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from disagg.errors import ConfigError
+from disagg.garbage import spare_garbage_collector
 from disagg.messages.identity import Incarnation
 from disagg.telemetry.log_format import configure_logging
 from disagg.workers.options import WorkerOptions
@@ -106,6 +107,7 @@ class WorkerActor:
             self._refused = error.message
             return
         drain_on_signals(self._worker)
+        spare_garbage_collector()
         threading.Thread(target=self._end_with_worker, name="worker-watch", daemon=True).start()
 
     def describe(self) -> WorkerState:

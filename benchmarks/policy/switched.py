@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from typing import ClassVar
 
+from disagg.garbage import spare_garbage_collector
 from disagg.router.app import RouterApp, log_as
 from disagg.router.options import RouterOptions
 from disagg.routing.policy.candidates import Candidates
@@ -62,6 +63,7 @@ def _obey() -> None:
 async def _serve(options: RouterOptions) -> None:
     app = RouterApp(options)
     await app.start()
+    spare_garbage_collector()  # as a router that is no benchmark's
     ports = {name: getattr(app, name) for name in ("http_port", "admin_port", "grpc_port")}
     sys.stdout.write("serving " + json.dumps(ports) + "\n")
     sys.stdout.flush()

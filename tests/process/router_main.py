@@ -5,6 +5,7 @@ import json
 import os
 import sys
 
+from disagg.garbage import spare_garbage_collector
 from disagg.router.app import RouterApp, log_as
 from disagg.router.options import RouterOptions
 
@@ -12,6 +13,7 @@ from disagg.router.options import RouterOptions
 async def serve(options: RouterOptions) -> None:
     app = RouterApp(options)
     await app.start()
+    spare_garbage_collector()  # as a router that is not a test's
     ports = {name: getattr(app, name) for name in ("http_port", "admin_port", "grpc_port")}
     sys.stdout.write("serving " + json.dumps(ports) + "\n")
     sys.stdout.flush()

@@ -32,6 +32,7 @@ from dataclasses import replace
 import torch
 
 from disagg.errors import RemoteFault
+from disagg.garbage import spare_garbage_collector
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.messages.session import ToWorkerMessage
 from disagg.workers.engines.native.native_engine import NativeEngine
@@ -275,6 +276,7 @@ def main(kind: type[WorkerUnderTest] = WorkerUnderTest) -> None:
     options["router_addresses"] = tuple(options["router_addresses"])
     test = kind(WorkerOptions(**options))
     test.start()
+    spare_garbage_collector()  # as a worker that is not a test's
     threading.Thread(target=test.end_when_failed, daemon=True).start()
     for line in sys.stdin:
         test.command(line.strip())
