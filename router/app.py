@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from disagg.errors import ConfigError, DisaggError
-from disagg.garbage import spare_garbage_collector
 from disagg.kv.hashing import check_secret
 from disagg.router.admin import AdminApp, find_record
 from disagg.router.callers import ANYBODY
@@ -33,6 +32,7 @@ from disagg.router.tokenizer import Tokenizer
 from disagg.router.tokenizer_loading import do_without_torch
 from disagg.router.worker_session import MESSAGE_BYTES_MAX
 from disagg.telemetry.exporters import exporter_named_in, tracer_for
+from disagg.telemetry.garbage_collector import spare_garbage_collector
 from disagg.telemetry.log_format import configure_logging
 from disagg.tls.addresses import check_exposure
 from disagg.tls.connections import Connections

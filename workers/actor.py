@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from disagg.errors import ConfigError
-from disagg.garbage import spare_garbage_collector
 from disagg.messages.identity import Incarnation
+from disagg.telemetry.garbage_collector import spare_garbage_collector
 from disagg.telemetry.log_format import configure_logging
 from disagg.workers.options import WorkerOptions
 from disagg.workers.router_discovery import RoutersOfCluster

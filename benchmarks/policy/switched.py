@@ -10,13 +10,13 @@ import sys
 from dataclasses import replace
 from typing import ClassVar
 
-from disagg.garbage import spare_garbage_collector
 from disagg.router.app import RouterApp, log_as
 from disagg.router.options import RouterOptions
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import Policy
 from disagg.routing.policy.protocol import Demand, Plan, PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY, POLICIES
+from disagg.telemetry.garbage_collector import spare_garbage_collector
 
 SWITCHED = "switched"
 COMMAND = "policy"

@@ -1,6 +1,5 @@
 """A compact table from chain values to the positions at which they are kept."""
 
-import os
 from array import array
 from collections.abc import Sequence
 from struct import Struct
@@ -20,9 +19,10 @@ _FOUND_MAX = 512
 """Of the values found last, until all are forgotten."""
 AT_ONCE_MAX = 2048
 """With more values what is computed of them leaves the processor's caches."""
-_SECRET = int.from_bytes(os.urandom(8), "big") | 1
-"""Or a client could choose prompts whose blocks all go into the same buckets."""
 _WORDS = (1 << 64) - 1
+_SECRET = hash(b"which buckets blocks go into") & _WORDS | 1
+"""Python's hash is another one in every process: or a client could choose prompts whose blocks all
+go into the same buckets."""
 _first_word = Struct("Q").unpack_from
 
 

@@ -5,9 +5,9 @@ import json
 import os
 import sys
 
-from disagg.garbage import spare_garbage_collector
 from disagg.router.app import RouterApp, log_as
 from disagg.router.options import RouterOptions
+from disagg.telemetry.garbage_collector import spare_garbage_collector
 
 
 async def serve(options: RouterOptions) -> None:

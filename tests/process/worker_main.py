@@ -32,9 +32,9 @@ from dataclasses import replace
 import torch
 
 from disagg.errors import RemoteFault
-from disagg.garbage import spare_garbage_collector
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.messages.session import ToWorkerMessage
+from disagg.telemetry.garbage_collector import spare_garbage_collector
 from disagg.workers.engines.native.native_engine import NativeEngine
 from disagg.workers.engines.protocol import Engine
 from disagg.workers.engines.vllm.vllm_engine import VllmEngine

@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import gc
 import os
-from disagg.garbage import spare_garbage_collector
+from disagg.telemetry.garbage_collector import spare_garbage_collector
 
 class Ring:
     def __init__(self):
