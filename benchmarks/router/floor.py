@@ -69,17 +69,19 @@ def send_steps(port: int) -> None:
             await context.write(message)
             await asyncio.sleep(0.01)
 
-    async def serve() -> None:
-        server = grpc.aio.server()
-        handler = grpc.unary_stream_rpc_method_handler(steps)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("floor", {"Steps": handler}),)
-        )
-        server.add_insecure_port(f"127.0.0.1:{port}")
-        await server.start()
-        await server.wait_for_termination()
+    handler = grpc.unary_stream_rpc_method_handler(steps)
+    asyncio.run(serve_method(port, "floor", "Steps", handler))
 
-    asyncio.run(serve())
+
+async def serve_method(port: int, service: str, method: str, handler: Any) -> None:
+    """Serve one method whose messages are bytes, until the process is ended."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    await server.wait_for_termination()
 
 
 def call(port: int) -> None:

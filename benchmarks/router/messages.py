@@ -24,6 +24,7 @@ from typing import Any
 
 import grpc
 
+from benchmarks.router.floor import serve_method
 from benchmarks.servers.program import free_port
 
 SUBMIT, ANSWER = b"s" * 330, b"a" * 130
@@ -77,14 +78,8 @@ async def answer_grpc(port: int) -> None:
         async for message in requests:
             yield message[: NUMBER.size] + ANSWER
 
-    server = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(session)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("Worker", {"Session": handler}),)
-    )
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    await server.wait_for_termination()
+    await serve_method(port, "Worker", "Session", handler)
 
 
 async def frames_to(port: int, got: Callable[[bytes], None]) -> Send:
