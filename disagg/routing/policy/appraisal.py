@@ -1,11 +1,15 @@
 """Plans with what they are expected to take: from workers and what they hold to an `Estimate`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
+from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.estimates.considered import Considered
-from disagg.routing.estimates.estimate import Estimate, LinkCost, Move, Place, Work, estimate
-from disagg.routing.estimates.kv_bytes import handover_bytes, pull_bytes
+from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
+from disagg.routing.estimates.kv_bytes import handover_bytes, pull_bytes, tokens_of
+from disagg.routing.estimates.place import LinkCost, Place
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.policy.protocol import Candidate, Demand, Plan
 
@@ -13,9 +17,21 @@ NO_LINK = LinkCost(0.0, 0.0)
 SURE_SHARE = 0.5
 """Who comes after a request has less time left than it. If its own first token is expected within
 this share of its bound theirs are in time; from there on the fewer of them, the later it is."""
+MISS_SHARE = 0.5
+"""Of a request's bound. An SLO kept is worth some of the time that is spent for it, not any: else
+workers compute for one request what others then come too late for."""
+SURELY_KEPT, SURELY_MISSED = 0.8, 1.2
+"""Shares of a bound up to which it is kept and from which it is missed, as far as estimates are
+right; in between a miss counts in part, or a millisecond would decide about all of it."""
 
 
-def appraise(plan: Plan, demand: Demand, speeds: Speeds, slo_tpot_ms: float = 0.0) -> Plan:
+def appraise(
+    plan: Plan,
+    demand: Demand,
+    speeds: Speeds,
+    slo_tpot_ms: float = 0.0,
+    queues: Sequence[tuple[Incarnation, float]] = (),
+) -> Plan:
     """The same plan with its estimate, as far as enough was measured.
 
     Args:
@@ -23,11 +39,16 @@ def appraise(plan: Plan, demand: Demand, speeds: Speeds, slo_tpot_ms: float = 0.
         demand: what is planned.
         speeds: what was measured.
         slo_tpot_ms: what everybody's time per token should stay below; 0: any.
+        queues: the least that workers have to compute of prompts, in ms, of two at least; without
+            them newcomers are not thought of.
     """
-    found = _estimate(plan, demand, speeds)
+    found = _estimate(plan, demand, speeds, queues)
     if found is None:
         return plan
-    return replace(plan, estimate=found, num_slos_missed=num_missed(found, demand, slo_tpot_ms))
+    missed = num_missed(found, demand, slo_tpot_ms)
+    bound_ms = demand.slo.ttft_ms or demand.num_answer_tokens * (demand.slo.tpot_ms or slo_tpot_ms)
+    missed_ms = MISS_SHARE * bound_ms * missed
+    return replace(plan, estimate=found, num_slos_missed=missed, missed_ms=missed_ms)
 
 
 def considered(plan: Plan, *, chosen: bool = False) -> Considered:
@@ -43,17 +64,29 @@ def considered(plan: Plan, *, chosen: bool = False) -> Considered:
     )
 
 
-def num_missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> int:
+def num_missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> float:
     """How many miss a bound: itself, of those that wait behind it some, and its neighbours."""
     slo = demand.slo
     used = (demand.waited_ms + found.ttft_ms) / slo.ttft_ms if slo.ttft_ms else 0.0
-    own = used > 1 or (bool(slo.tpot_ms) and found.mean_tpot_ms > slo.tpot_ms)
-    late = min(1.0, max(0.0, (used - SURE_SHARE) / (1 - SURE_SHARE)))
-    others = found.num_slower(slo_tpot_ms) if slo_tpot_ms else 0
-    return own + round(demand.num_behind * late) + others
+    own = max(_missed(used), _missed(found.mean_tpot_ms / slo.tpot_ms) if slo.tpot_ms else 0.0)
+    late = _part(used, SURE_SHARE, 1.0)
+    others = 0.0
+    if slo_tpot_ms:
+        others = sum(one.num * _missed(one.tpot_ms / slo_tpot_ms) for one in found.neighbours)
+    return own + demand.num_behind * late + others
 
 
-def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
+def _missed(share: float) -> float:
+    return _part(share, SURELY_KEPT, SURELY_MISSED)
+
+
+def _part(share: float, low: float, high: float) -> float:
+    return min(1.0, max(0.0, (share - low) / (high - low)))
+
+
+def _estimate(
+    plan: Plan, demand: Demand, speeds: Speeds, queues: Sequence[tuple[Incarnation, float]]
+) -> Estimate | None:
     prefill = speeds.place(plan.prefill.worker)
     if prefill is None:
         return None
@@ -71,6 +104,13 @@ def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
         handover = _handover(plan, demand, prefill, num_found, speeds)
         if handover is None:
             return None
+    others_free_ms = newcomers_per_ms = 0.0
+    if queues:
+        others = (ms for who, ms in queues if who != plan.prefill.incarnation)
+        others_free_ms = min(others, default=inf)
+    if others_free_ms:  # or there is room for whoever comes
+        compute_ms = prefill.prefill_ms(demand.num_tokens - num_found, num_found)
+        newcomers_per_ms = speeds.shorter_per_ms(compute_ms, demand.slo.ttft_ms)
     work = Work(
         num_tokens=demand.num_tokens,
         num_found=num_found,
@@ -83,6 +123,10 @@ def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
         message_ms=speeds.message_ms,
         commit_ms=speeds.commit_ms,
         num_behind=demand.num_behind,
+        num_held=min(plan.prefill.found_tokens, num_found),
+        found_share=speeds.found_share,
+        newcomers_per_ms=newcomers_per_ms,
+        others_free_ms=others_free_ms,
     )
     return estimate(work, prefill, decode)
 
@@ -113,4 +157,4 @@ def _move(
         if num_bytes:
             return None
         link = NO_LINK
-    return Move(num_bytes, at_end, link)
+    return Move(num_bytes, at_end, link, tokens_of(reader, num_bytes))
