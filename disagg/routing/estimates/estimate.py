@@ -175,8 +175,9 @@ def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:
     """By how much shorter requests to come are held up: while no worker is free of prompts.
 
     A long prompt behind another long one leaves other workers free for them. Who comes waits for
-    what is left then, so all of them for a half of the square.
+    what is left then, all of them for half of the square, and as long once more: beside a long
+    prompt they have a half of each step.
     """
     before_ms = min(prefill.drain_ms, work.others_free_ms)
     after_ms = min(prefill.drain_ms + prefill_ms, work.others_free_ms)
-    return work.newcomers_per_ms * (after_ms**2 - before_ms**2) / 2
+    return work.newcomers_per_ms * (after_ms**2 - before_ms**2)

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from disagg.messages.identity import Incarnation
 from disagg.routing.estimates.estimate import Estimate
-from disagg.routing.policy.appraisal import appraise, considered
+from disagg.routing.policy.appraisal import Appraiser, considered
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import misplaced
 from disagg.routing.policy.prefix_then_load import PrefixThenLoad
@@ -55,12 +54,10 @@ class Estimated:
 
     def plan(self, demand: Demand, candidates: Candidates) -> Plan:
         """See `Policy.plan`."""
-        queues = _queues(candidates)
-
-        def appraised(plan: Plan) -> Plan:
-            return appraise(plan, demand, candidates.speeds, self._options.slo_tpot_ms, queues)
-
-        first = appraised(self._rule.plan(demand, candidates))
+        appraiser = Appraiser(demand, candidates.speeds, self._options.slo_tpot_ms)
+        able = candidates.can_prefill
+        appraiser.think_of_newcomers(candidates.shortest_queues(able, QUEUES_MAX))
+        first = appraiser.appraise(self._rule.plan(demand, candidates))
         if first.estimate is None or not demand.is_first:
             return first
         plans = {_key(first): first}
@@ -68,7 +65,7 @@ class Estimated:
             if len(plans) >= PLANS_MAX:
                 break
             if _key(one) not in plans:
-                plans[_key(one)] = appraised(one)
+                plans[_key(one)] = appraiser.appraise(one)
         known = [one for one in plans.values() if one.estimate is not None]
         best = min(known, key=self._cost_ms)
         shown = tuple(considered(one, chosen=one is best) for one in plans.values())
@@ -98,13 +95,6 @@ class Estimated:
     def _cost_ms(self, plan: Plan) -> float:
         assert plan.estimate is not None
         return plan.estimate.cost_ms(self._options.others_weight) + plan.missed_ms
-
-
-def _queues(candidates: Candidates) -> list[tuple[Incarnation, float]]:
-    """The shortest queues of prompts, in ms, of those whose speed is known."""
-    found = candidates.shortest_queues(candidates.can_prefill, QUEUES_MAX)
-    places = ((one.incarnation, candidates.speeds.place(one.worker)) for one in found)
-    return [(who, place.drain_ms) for who, place in places if place is not None]
 
 
 def _key(plan: Plan) -> tuple[object, object, object]:
