@@ -161,9 +161,10 @@ class ChainStore:
         assert chain is not None
         begin, values = len(chain), values[: BLOCKS_MAX - len(chain)]
         position = number << OFFSET_BITS | begin
-        packed = b"".join(values)
+        packed = bytearray().join(values)
         num = self._table.insert(values, packed, position)
-        chain.append(packed[: num * VALUE_BYTES])
+        del packed[num * VALUE_BYTES :]
+        chain.append(packed)
         return position, num
 
     def _is_open(self, number: int, offset: int) -> bool:

@@ -6,17 +6,13 @@ from struct import Struct
 
 import numpy as np
 
-from disagg.routing.buckets import POSITION_BITS, Buckets, Words
+from disagg.routing.buckets import MANY, POSITION_BITS, Buckets, Words
 from disagg.routing.chain import OFFSET_BITS, VALUE_BYTES, Chain
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
 CHAINS_MAX = 1 << (POSITION_BITS - OFFSET_BITS)
-_MANY = 32
-"""From so many values on arrays are faster than a loop."""
 _WAITING_MAX = 1024
 """So many changes wait to be made at once."""
-_FOUND_MAX = 512
-"""Of the values found last, until all are forgotten."""
 AT_ONCE_MAX = 2048
 """With more values what is computed of them leaves the processor's caches."""
 _WORDS = (1 << 64) - 1
@@ -47,33 +43,22 @@ class PositionTable:
         """Numbers of the chains in which these are."""
         self._leaving, self._left = bytearray(), array("Q")
         """Packed values that were removed, and where they were."""
-        self._found: dict[bytes, int] = {}
-        """What was found last: prompts have beginnings in common, which are found so in no time."""
 
     def find(self, value: bytes) -> int:
         """Position of a value: chain number, then offset; -1 where there is none."""
         position = self._coming.get(value, -1)
         if position >= 0 or len(value) != VALUE_BYTES:
             return position
-        position = self._found.get(value, -1)
-        if position >= 0 and self._is_at(value, position):
-            return position
         for position in self._buckets.positions(_first_word(value)[0] * _SECRET & _WORDS):
-            if self._is_at(value, position):
-                if len(self._found) >= _FOUND_MAX:
-                    self._found.clear()
-                self._found[value] = position
+            chain = self._chains[position >> OFFSET_BITS]
+            start = (position & _OFFSETS) * VALUE_BYTES
+            if chain is not None and chain.values.startswith(value, start):
                 return position
         return -1
 
-    def _is_at(self, value: bytes, position: int) -> bool:
-        chain = self._chains[position >> OFFSET_BITS]
-        start = (position & _OFFSETS) * VALUE_BYTES
-        return chain is not None and chain.values.startswith(value, start)
-
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
         """Index of the first value in a range that has a position; ``end``: none."""
-        if end - start < _MANY:
+        if end - start < MANY:
             return next((i for i in range(start, end) if self.find(values[i]) >= 0), end)
         self._settle()
         for begin in range(start, end, AT_ONCE_MAX):
@@ -83,7 +68,7 @@ class PositionTable:
                 return begin + found
         return end
 
-    def insert(self, values: Sequence[bytes], packed: bytes, first: int) -> int:
+    def insert(self, values: Sequence[bytes], packed: bytes | bytearray, first: int) -> int:
         """Give ``first`` and the positions after it to values, until one has a position already.
 
         Args:
@@ -96,7 +81,7 @@ class PositionTable:
         """
         self._coming_chains.add(first >> OFFSET_BITS)
         num = len(values)
-        if num < _MANY:
+        if num < MANY:
             for position, value in enumerate(values, first):
                 if position > first and self.find(value) >= 0:
                     return position - first
@@ -105,9 +90,9 @@ class PositionTable:
             mixed = _mixed(packed)
             num = self._first_known(values, mixed)
             ordered = np.sort(mixed[:num])
-            if (ordered[1:] == ordered[:-1]).any():  # one of them is there twice
-                return self.insert(values[: _MANY - 1], packed, first)
-            if num < _WAITING_MAX // 2:
+            if not (ordered[1:] - ordered[:-1]).all():  # one of them is there twice
+                return self.insert(values[: MANY - 1], packed, first)
+            if num < _WAITING_MAX:
                 self._coming.update(zip(values[:num], range(first, first + num), strict=True))
             else:
                 self._take_out()
@@ -122,7 +107,7 @@ class PositionTable:
         mixed = _mixed(packed)
         self._buckets.move(mixed, _positions(old, len(mixed)), new - old)
 
-    def remove(self, packed: bytes, first: int) -> None:
+    def remove(self, packed: bytes | bytearray, first: int) -> None:
         """Values that were at a position and those after it have none any more."""
         num = len(packed) // VALUE_BYTES
         if first >> OFFSET_BITS not in self._coming_chains:
@@ -142,10 +127,8 @@ class PositionTable:
         num = len(values)
         if not self._coming.keys().isdisjoint(values):
             num = next((i for i, value in enumerate(values) if value in self._coming), num)
-        for i in self._buckets.some_alike(mixed[:num]):
-            if self.find(values[i]) >= 0:
-                return i
-        return num
+        alike = self._buckets.some_alike(mixed[:num])
+        return next((i for i in alike if self.find(values[i]) >= 0), num)
 
     def _settle(self) -> None:
         """Make the changes that wait."""

@@ -42,7 +42,7 @@ def run_table(seed: int) -> None:
                 told = [*new, *again, block_value(seed, turn)]
                 num = table.insert(told, b"".join(told), first + end)
                 assert num == len(new) + (0 if again else 1) or num == MANY - 1 < len(new)
-                chain.append(b"".join(told[:num]))
+                chain.append(bytearray().join(told[:num]))
                 known |= {one: first + end + i for i, one in enumerate(told[:num])}
             case 1 if values:  # the first ones leave, and the others move up
                 num = chance.randint(1, len(values))
@@ -78,7 +78,8 @@ MANY = 6
 @pytest.fixture
 def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few values are worked on at once, wait, or fill a segment."""
-    monkeypatch.setattr(positions, "_MANY", MANY)
+    monkeypatch.setattr(positions, "MANY", MANY)
+    monkeypatch.setattr(buckets, "MANY", MANY)
     monkeypatch.setattr(positions, "_WAITING_MAX", 40)
     monkeypatch.setattr(buckets, "_SEGMENT_MAX", 100)
 
@@ -108,6 +109,21 @@ def fill_and_empty(num: int) -> list[int]:
 
 def test_buckets_that_are_full_before_their_segment_are_split() -> None:
     assert fill_and_empty(2000) == list(range(1, 2000, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("_squeezed", lambda _, bucket: 8 * bucket),  # what is there is lost
+        ("_put_at_once", lambda _, one, *__: one[:0]),
+    ],
+)
+def test_control_buckets_that_lose_entries_are_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(Buckets, name, broken)
+    with pytest.raises((AssertionError, InvariantViolation)):
+        test_buckets_that_are_full_before_their_segment_are_split()
 
 
 def _clear_nothing(self: Buckets, *_: object) -> None:
