@@ -15,9 +15,10 @@ _BUCKETS = 512
 _SLOTS = 8 * _BUCKETS
 _SEGMENT_MAX = 7 * _SLOTS // 8
 """So many entries of a segment; with more, both buckets of a value are often full."""
-MANY = 128
-"""From so many values on arrays are faster than a loop, and numpy gives back their memory: of each
-size below 1 KB it keeps some for itself, half a megabyte in all."""
+KEPT_MAX = 128
+"""Numpy keeps some memory of each size below so many words for itself, half a megabyte in all."""
+_MANY = 48
+"""So many are compared at once faster than by a loop."""
 _EACH = 0x0101010101010101
 """Times a byte: that byte eight times."""
 _TAKEN = 0x80
@@ -67,7 +68,7 @@ class Buckets:
         differ = np.frombuffer(self._marks, np.uint64)[buckets] ^ _marks_of(bits) * _EACH
         equal = (differ - _EACH) & ~differ & _TAKENS  # a byte of a difference is 0
         some = np.flatnonzero(equal[0] | equal[1])
-        if len(some) >= MANY:
+        if len(some) >= _MANY:
             entries = np.frombuffer(self._entries, np.uint64).reshape(-1, 8)[buckets[:, some]]
             alike = (entries ^ bits[some, None]) >> POSITION_BITS == 0
             some = some[(alike & (entries != 0)).any(axis=(0, 2))]
@@ -80,16 +81,18 @@ class Buckets:
         self._count(one, 1)
         entries, marks = _entries_of(bits, positions), _marks_of(bits).astype(np.uint8)
         left = np.arange(len(bits))
-        while len(left) >= MANY:
+        while len(left) >= KEPT_MAX:
             lost = self._put_at_once(one[left], other[left], entries[left], marks[left])
             if len(lost) == len(left):
                 break
             left = left[lost]
-        stuck = [
-            i
-            for i in left.tolist()
-            if not self._put_one(int(one[i]), int(other[i]), int(entries[i]), int(marks[i]))
-        ]
+        stuck: list[int] = []
+        for i in left.tolist():
+            slot = self._free_slot(int(one[i]), int(other[i]))
+            if slot < 0:
+                stuck.append(i)
+            else:
+                self._entries[slot], self._marks[slot] = entries[i], marks[i]
         if stuck:
             self._count(one[stuck], -1)
             self._split(int(one[stuck[-1]]) // _BUCKETS)
@@ -125,23 +128,16 @@ class Buckets:
         kept[slots[stays]] = marks[stays]
         return np.flatnonzero(~stays)
 
-    def _put_one(self, one: int, other: int, entry: int, mark: int) -> bool:
-        """Enter an entry; False if no bucket has room, nor can make room."""
-        marks, begin, begins = self._marks, 8 * one, 8 * other
-        if marks.count(0, begins, begins + 8) > marks.count(0, begin, begin + 8):
-            begin = begins
-        slot = marks.find(0, begin, begin + 8)
-        if slot < 0:
-            slot = self._squeezed(one)
-        if slot >= 0:
-            self._entries[slot], marks[slot] = entry, mark
-        return slot >= 0
-
-    def _squeezed(self, bucket: int) -> int:
-        """A slot of a full bucket whose entry has gone to its other bucket; -1: none can."""
+    def _free_slot(self, one: int, other: int) -> int:
+        """A slot in one of two buckets; -1: both are full, and nothing there can go elsewhere."""
         marks, entries = self._marks, self._entries
-        for slot in range(8 * bucket, 8 * bucket + 8):
-            to = 8 * _other(bucket, marks[slot])
+        free = marks.find(0, 8 * one, 8 * one + 8)
+        if free < 0:
+            free = marks.find(0, 8 * other, 8 * other + 8)
+        if free >= 0:
+            return free
+        for slot in range(8 * one, 8 * one + 8):
+            to = 8 * _other(one, marks[slot])
             free = marks.find(0, to, to + 8)
             if free >= 0:
                 entries[free], marks[free] = entries[slot], marks[slot]

@@ -6,11 +6,15 @@ from struct import Struct
 
 import numpy as np
 
-from disagg.routing.buckets import MANY, POSITION_BITS, Buckets, Words
+from disagg.routing.buckets import KEPT_MAX, POSITION_BITS, Buckets, Words
 from disagg.routing.chain import OFFSET_BITS, VALUE_BYTES, Chain
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
 CHAINS_MAX = 1 << (POSITION_BITS - OFFSET_BITS)
+_MANY = 48
+"""From so many values on arrays are faster than a loop."""
+_SORTED_MIN = 512
+"""From so many values on it takes less time to sort numbers than to make a set of them."""
 _WAITING_MAX = 1024
 """So many changes wait to be made at once."""
 AT_ONCE_MAX = 2048
@@ -58,12 +62,12 @@ class PositionTable:
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
         """Index of the first value in a range that has a position; ``end``: none."""
-        if end - start < MANY:
+        if end - start < _MANY:
             return next((i for i in range(start, end) if self.find(values[i]) >= 0), end)
         self._settle()
         for begin in range(start, end, AT_ONCE_MAX):
             some = values[begin : min(begin + AT_ONCE_MAX, end)]
-            found = self._first_known(some, _mixed(b"".join(some)))
+            found = self._first_known(some, b"".join(some))
             if found < len(some):
                 return begin + found
         return end
@@ -81,22 +85,20 @@ class PositionTable:
         """
         self._coming_chains.add(first >> OFFSET_BITS)
         num = len(values)
-        if num < MANY:
+        if num < _MANY:
             for position, value in enumerate(values, first):
                 if position > first and self.find(value) >= 0:
                     return position - first
                 self._coming[value] = position
         else:
-            mixed = _mixed(packed)
-            num = self._first_known(values, mixed)
-            ordered = np.sort(mixed[:num])
-            if not (ordered[1:] - ordered[:-1]).all():  # one of them is there twice
-                return self.insert(values[: MANY - 1], packed, first)
-            if num < _WAITING_MAX:
+            num = self._first_known(values, packed)
+            if _is_one_twice(values[:num], packed):
+                return self.insert(values[: _MANY - 1], packed, first)
+            if num < _WAITING_MAX // 2:
                 self._coming.update(zip(values[:num], range(first, first + num), strict=True))
             else:
                 self._take_out()
-                self._buckets.put(mixed[:num], _positions(first, num))
+                self._buckets.put(_mixed(packed)[:num], _positions(first, num))
         if len(self._coming) >= _WAITING_MAX:
             self._settle()
         return num
@@ -107,7 +109,7 @@ class PositionTable:
         mixed = _mixed(packed)
         self._buckets.move(mixed, _positions(old, len(mixed)), new - old)
 
-    def remove(self, packed: bytes | bytearray, first: int) -> None:
+    def remove(self, packed: bytes, first: int) -> None:
         """Values that were at a position and those after it have none any more."""
         num = len(packed) // VALUE_BYTES
         if first >> OFFSET_BITS not in self._coming_chains:
@@ -122,13 +124,13 @@ class PositionTable:
         if len(self._left) >= _WAITING_MAX:
             self._take_out()
 
-    def _first_known(self, values: Sequence[bytes], mixed: Words) -> int:
+    def _first_known(self, values: Sequence[bytes], packed: bytes | bytearray) -> int:
         """Number of the values before the first one that has a position."""
         num = len(values)
         if not self._coming.keys().isdisjoint(values):
             num = next((i for i, value in enumerate(values) if value in self._coming), num)
-        alike = self._buckets.some_alike(mixed[:num])
-        return next((i for i in alike if self.find(values[i]) >= 0), num)
+        alike = self._buckets.some_alike(_mixed(packed.ljust(KEPT_MAX * VALUE_BYTES, b"\0")))
+        return next((i for i in alike if i < num and self.find(values[i]) >= 0), num)
 
     def _settle(self) -> None:
         """Make the changes that wait."""
@@ -150,6 +152,13 @@ def _mixed(packed: bytes | bytearray) -> Words:
     """The first 64 bits of each value, mixed."""
     words: Words = np.frombuffer(packed, np.uint64)[:: VALUE_BYTES // 8] * np.uint64(_SECRET)
     return words
+
+
+def _is_one_twice(values: Sequence[bytes], packed: bytes | bytearray) -> bool:
+    if len(values) < _SORTED_MIN:
+        return len(set(values)) < len(values)
+    ordered = np.sort(_mixed(packed)[: len(values)])
+    return not (ordered[1:] - ordered[:-1]).all()
 
 
 def _positions(first: int, num: int) -> Words:

@@ -78,8 +78,9 @@ MANY = 6
 @pytest.fixture
 def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few values are worked on at once, wait, or fill a segment."""
-    monkeypatch.setattr(positions, "MANY", MANY)
-    monkeypatch.setattr(buckets, "MANY", MANY)
+    monkeypatch.setattr(positions, "_MANY", MANY)
+    monkeypatch.setattr(buckets, "KEPT_MAX", MANY)
+    monkeypatch.setattr(buckets, "_MANY", MANY)
     monkeypatch.setattr(positions, "_WAITING_MAX", 40)
     monkeypatch.setattr(buckets, "_SEGMENT_MAX", 100)
 
@@ -114,7 +115,7 @@ def test_buckets_that_are_full_before_their_segment_are_split() -> None:
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("_squeezed", lambda _, bucket: 8 * bucket),  # what is there is lost
+        ("_free_slot", lambda _, one, __: 8 * one),  # what is there is lost
         ("_put_at_once", lambda _, one, *__: one[:0]),
     ],
 )
