@@ -120,8 +120,8 @@ class ChainStore:
         self._prune(numbers, bit)
 
     def find(self, value: bytes) -> tuple[Chain, int] | None:
-        """Chain and offset of a value."""
-        position = self._table.find(value)
+        """Chain and offset of a prompt's value."""
+        position = self._table.find_again(value)
         return (self._chain(position), position & _OFFSETS) if position >= 0 else None
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:

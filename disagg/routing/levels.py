@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, reduce
 from itertools import accumulate, compress, repeat
-from operator import and_, eq, mul, xor
+from operator import and_, mul, xor
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,8 @@ _SWEEP_RUNS = 32
 """Of the first sweep; each further one has four times as many."""
 
 Integers = NDArray[Any]
+Masks = NDArray[Any]
+"""Of ints, as objects."""
 Level = tuple[int, int]
 """Tokens, and the bits of the workers for whom that is the longest prefix."""
 
@@ -81,27 +83,24 @@ class Leading:
         return self._starts[first:after], self._masks[first:after]
 
     @cached_property
-    def _starts_array(self) -> Integers:
-        return np.array(self._starts)
+    def _numbers(self) -> Integers:
+        """By boundary, the number of its run; the boundary 0 counts to the first one."""
+        numbers = np.zeros(self.num_blocks + 1, np.int64)
+        numbers[np.array(self._starts[1:], np.int64) + 1] = 1
+        return numbers.cumsum()
 
-    def holders_between(
-        self, begins: Integers, ends: Integers, highest: int
-    ) -> tuple[list[int], list[int], list[int]]:
-        """Of pairs of boundaries those between which somebody's last one is.
+    @cached_property
+    def _masks_array(self) -> Masks:
+        return np.array(self._masks, object)
 
-        Returns:
-            Their numbers, who can go on at the lower ones, and at the upper ones: nobody at those
-            above the highest.
+    def ending_between(self, begins: Integers, ends: Integers) -> tuple[Integers, Masks]:
+        """Of pairs of boundaries those between which somebody's last one is, and whose.
+
+        A last boundary may be the lower one of a pair, but not the upper one.
         """
-        low = np.searchsorted(self._starts_array, begins) - 1
-        high = np.searchsorted(self._starts_array, ends) - 1
-        high[ends > highest] = len(self._masks)
-        some, masks = np.flatnonzero(low != high), [*self._masks, 0]
-        return (
-            some.tolist(),
-            [masks[number] for number in low[some].tolist()],
-            [masks[number] for number in high[some].tolist()],
-        )
+        low, high = self._numbers[begins], self._numbers[ends]
+        some = np.flatnonzero(low != high)
+        return some, self._masks_array[low[some]] ^ self._masks_array[high[some]]
 
     def between(self, begin: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
@@ -131,7 +130,7 @@ class Trailing:
     ) -> None:
         self.block_tokens = group.block_tokens
         self.num_blocks = num_blocks
-        self._firsts, self._free = _needs_of(group, num_blocks)
+        self._firsts, self._free, self._after = _needs_of(group, num_blocks)
         self._any_free = self._free[num_blocks] > 0
         self._runs = runs
         self._starts: list[int] = []
@@ -192,17 +191,15 @@ class Trailing:
             wanted = list(map(and_, masks, repeat(missing)))
             if wanted == list(map(and_, wanted, holders)):
                 return True
+        at_highest, block = leading.at(highest)[0] & missing, self._firsts[highest]
+        if block < highest:
+            top = holders[bisect_right(theirs, block) - 1 :]
+            if reduce(and_, top, at_highest) != at_highest:
+                return False
         begins = np.array(theirs)
-        ends = np.searchsorted(self._firsts, np.append(begins[1:], highest))
-        some, inside, beyond = leading.holders_between(
-            np.maximum(begins + 1, lowest), np.maximum(ends, lowest), highest
-        )
-        needing = list(map(xor, inside, beyond))
-        held = map(and_, needing, [holders[i] for i in some])
-        # Mostly all is held, by those too who are not asked about.
-        return all(map(eq, needing, held)) or not any(
-            needed & missing & ~holders[i] for i, needed in zip(some, needing, strict=True)
-        )
+        ends = self._after[np.append(begins[1:], highest)].clip(lowest, highest)
+        some, needing = leading.ending_between(np.maximum(begins + 1, lowest), ends)
+        return bool((needing & np.array(holders, object)[some] == needing).all())
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
@@ -325,11 +322,11 @@ def prepare(group: GroupInfo) -> None:
     _needs_of(group, 0)
 
 
-def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
+def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int], Integers]:
     """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 
     Those are where a query needs nothing: of each boundary the last one that is not after it; 0:
-    none is.
+    none is. Last, by block: the first boundary that needs no block before it.
     """
     size = max(_PREPARED_BLOCKS, 1 << (num_blocks - 1).bit_length())
     return _needs(KINDS[group.kind].first_needed, group, size)
@@ -338,10 +335,11 @@ def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequenc
 @lru_cache(maxsize=64)
 def _needs(
     first_needed: Callable[[GroupInfo, int], int], group: GroupInfo, num_blocks: int
-) -> tuple[Sequence[int], Sequence[int]]:
+) -> tuple[Sequence[int], Sequence[int], Integers]:
     firsts = array("I", map(partial(first_needed, group), range(num_blocks + 1)))
     free = (at if first == at else 0 for at, first in enumerate(firsts))
-    return firsts, array("I", accumulate(free, max))
+    after = np.searchsorted(np.array(firsts), np.arange(num_blocks + 1))
+    return firsts, array("I", accumulate(free, max)), after
 
 
 class Levels:

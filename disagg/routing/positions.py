@@ -17,6 +17,8 @@ _SORTED_MIN = 512
 """From so many values on it takes less time to sort numbers than to make a set of them."""
 _WAITING_MAX = 1024
 """So many changes wait to be made at once."""
+_FOUND_MAX = 128
+"""Of the values that prompts had, until all are forgotten."""
 AT_ONCE_MAX = 2048
 """With more values what is computed of them leaves the processor's caches."""
 _WORDS = (1 << 64) - 1
@@ -47,6 +49,8 @@ class PositionTable:
         """Numbers of the chains in which these are."""
         self._leaving, self._left = bytearray(), array("Q")
         """Packed values that were removed, and where they were."""
+        self._found: dict[bytes, int] = {}
+        """What prompts had last: beginnings that they have in common are found so in no time."""
 
     def find(self, value: bytes) -> int:
         """Position of a value: chain number, then offset; -1 where there is none."""
@@ -54,11 +58,26 @@ class PositionTable:
         if position >= 0 or len(value) != VALUE_BYTES:
             return position
         for position in self._buckets.positions(_first_word(value)[0] * _SECRET & _WORDS):
-            chain = self._chains[position >> OFFSET_BITS]
-            start = (position & _OFFSETS) * VALUE_BYTES
-            if chain is not None and chain.values.startswith(value, start):
+            if self._is_at(value, position):
                 return position
         return -1
+
+    def find_again(self, value: bytes) -> int:
+        """The same of a prompt's value; faster where it was found before."""
+        position = self._found.get(value, -1)
+        if position >= 0 and self._is_at(value, position):
+            return position
+        position = self.find(value)
+        if position >= 0:
+            if len(self._found) >= _FOUND_MAX:
+                self._found.clear()
+            self._found[value] = position
+        return position
+
+    def _is_at(self, value: bytes, position: int) -> bool:
+        chain = self._chains[position >> OFFSET_BITS]
+        start = (position & _OFFSETS) * VALUE_BYTES
+        return chain is not None and chain.values.startswith(value, start)
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
         """Index of the first value in a range that has a position; ``end``: none."""
