@@ -24,7 +24,7 @@ _PREPARED_BLOCKS = 1 << 13
 _STEPS_MAX = 8
 """So many boundaries are looked at one by one before a sweep: plans mostly end there."""
 _SWEEP_RUNS = 32
-"""Of the first sweep; each further one has four times as many."""
+"""Of the first sweep; each further one has four times as many, and the first after steps too."""
 
 Integers = NDArray[Any]
 Masks = NDArray[Any]
@@ -83,24 +83,21 @@ class Leading:
         return self._starts[first:after], self._masks[first:after]
 
     @cached_property
-    def _numbers(self) -> Integers:
-        """By boundary, the number of its run; the boundary 0 counts to the first one."""
-        numbers = np.zeros(self.num_blocks + 1, np.int64)
-        numbers[np.array(self._starts[1:], np.int64) + 1] = 1
-        return numbers.cumsum()
+    def _arrays(self) -> tuple[Integers, Masks]:
+        return np.array(self._starts), np.array(self._masks, object)
 
-    @cached_property
-    def _masks_array(self) -> Masks:
-        return np.array(self._masks, object)
-
-    def ending_between(self, begins: Integers, ends: Integers) -> tuple[Integers, Masks]:
+    def ending_between(self, boundaries: Integers) -> tuple[Integers, Masks]:
         """Of pairs of boundaries those between which somebody's last one is, and whose.
 
         A last boundary may be the lower one of a pair, but not the upper one.
+
+        Args:
+            boundaries: a row of the lower ones, a row of the upper ones.
         """
-        low, high = self._numbers[begins], self._numbers[ends]
+        starts, masks = self._arrays
+        low, high = np.searchsorted(starts, boundaries) - 1
         some = np.flatnonzero(low != high)
-        return some, self._masks_array[low[some]] ^ self._masks_array[high[some]]
+        return some, masks[low[some]] ^ masks[high[some]]
 
     def between(self, begin: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
@@ -185,6 +182,8 @@ class Trailing:
             missing: the bits that matter.
         """
         first = self._firsts[lowest]
+        if first == highest:
+            return True
         starts, masks = leading.between(first, highest)
         theirs, holders = self._runs(first, highest)
         if theirs == starts:  # it costs half as much to compare them
@@ -196,9 +195,12 @@ class Trailing:
             top = holders[bisect_right(theirs, block) - 1 :]
             if reduce(and_, top, at_highest) != at_highest:
                 return False
-        begins = np.array(theirs)
-        ends = self._after[np.append(begins[1:], highest)].clip(lowest, highest)
-        some, needing = leading.ending_between(np.maximum(begins + 1, lowest), ends)
+        between = np.empty((2, len(theirs)), np.int64)
+        between[0] = theirs
+        between[1, :-1] = self._after[between[0, 1:]]
+        between[0] += 1
+        between[1, -1] = highest
+        some, needing = leading.ending_between(np.minimum(np.maximum(between, lowest), highest))
         return bool((needing & np.array(holders, object)[some] == needing).all())
 
     def _worth(self, num_blocks: int, start: int) -> int:
@@ -217,7 +219,7 @@ class Trailing:
         starts, masks = self._runs(max(0, low - max(2 * (low - block), self._ahead)), low)
         self._starts += reversed(starts)
         self._masks += reversed(masks)
-        self._ahead *= 2  # or each long run would be looked up in many pieces
+        self._ahead *= 4  # or each long run would be looked up in many pieces
 
     def _window(self, top: int, bottom: int) -> int:
         """The AND of the masks of these runs."""
@@ -249,7 +251,7 @@ def levels(
     end, missing = longest - longest % step_tokens, everybody
     asked = [(one.at, one.block_tokens) for one in groups]
     can_sweep = all(one.block_tokens == step_tokens for one in groups)
-    num_steps, num_runs = _STEPS_MAX if len(groups) > 1 else 0, _SWEEP_RUNS
+    num_steps, num_runs = (_STEPS_MAX, 4 * _SWEEP_RUNS) if len(groups) > 1 else (0, _SWEEP_RUNS)
     pause = 2 * _SWEEP_RUNS
     found: list[Level] = []
     num_wanted = 1
@@ -297,13 +299,16 @@ def _swept(
     """Levels of a stretch of runs where the first group alone decides them.
 
     Returns:
-        Where it ends, its levels, and who is still missing; None: the others decide too.
+        Where it ends, its levels, and who is still missing; None: the others decide too, or the
+        runs are so few that it takes less time to look at one after the other.
     """
     leading, *others = groups
     if not isinstance(leading, Leading):
         return None
     block_tokens, num_blocks = leading.block_tokens, end // leading.block_tokens
     starts, masks = leading.last_runs(num_blocks, num_runs)
+    if others and len(starts) < _STEPS_MAX:
+        return None
     lowest = starts[1] if len(starts) > 1 else num_blocks
     for other in others:
         if not isinstance(other, Trailing):

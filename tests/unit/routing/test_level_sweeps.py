@@ -92,12 +92,14 @@ def _as_far_as_the_boundaries_go(
 ending_between, adds_nothing = Leading.ending_between, Trailing.adds_nothing
 
 
-def _a_run_less_at_its_begin(self: Leading, begins: Any, ends: Any) -> Any:
-    return ending_between(self, np.minimum(begins + 1, ends), ends)
+def _a_run_less_at_its_begin(self: Leading, boundaries: Any) -> Any:
+    low, high = boundaries
+    return ending_between(self, np.array((np.minimum(low + 1, high), high)))
 
 
-def _a_block_less_at_its_end(self: Leading, begins: Any, ends: Any) -> Any:
-    return ending_between(self, begins, np.maximum(ends - 1, begins))
+def _a_block_less_at_its_end(self: Leading, boundaries: Any) -> Any:
+    low, high = boundaries
+    return ending_between(self, np.array((low, np.maximum(high - 1, low))))
 
 
 def _nobody_goes_on_at_the_highest(
