@@ -96,7 +96,7 @@ class Leading:
         """
         starts, masks = self._arrays
         low, high = np.searchsorted(starts, boundaries) - 1
-        some = np.flatnonzero(low != high)
+        some = (low != high).nonzero()[0]
         return some, masks[low[some]] ^ masks[high[some]]
 
     def between(self, begin: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -195,13 +195,15 @@ class Trailing:
             top = holders[bisect_right(theirs, block) - 1 :]
             if reduce(and_, top, at_highest) != at_highest:
                 return False
-        between = np.empty((2, len(theirs)), np.int64)
-        between[0] = theirs
-        between[1, :-1] = self._after[between[0, 1:]]
-        between[0] += 1
-        between[1, -1] = highest
-        some, needing = leading.ending_between(np.minimum(np.maximum(between, lowest), highest))
-        return bool((needing & np.array(holders, object)[some] == needing).all())
+        boundaries = np.empty((2, len(theirs)), np.int64)
+        boundaries[0] = theirs
+        boundaries[1, :-1] = self._after[boundaries[0, 1:]]
+        boundaries[0] += 1
+        boundaries[1, -1] = highest
+        some, needing = leading.ending_between(np.minimum(np.maximum(boundaries, lowest), highest))
+        held = np.array(holders, object)[some]
+        others = (needing != held).nonzero()[0]  # mostly nobody else holds it
+        return bool((needing[others] & held[others] == needing[others]).all())
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
