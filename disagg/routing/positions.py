@@ -13,6 +13,8 @@ _OFFSETS = (1 << OFFSET_BITS) - 1
 CHAINS_MAX = 1 << (POSITION_BITS - OFFSET_BITS)
 _MANY = 48
 """From so many values on arrays are faster than a loop."""
+_PACKED_MIN = KEPT_MAX * VALUE_BYTES
+"""With fewer values there are zeros behind them, or numpy would keep the memory of each size."""
 _SORTED_MIN = 512
 """From so many values on it takes less time to sort numbers than to make a set of them."""
 _WAITING_MAX = 1024
@@ -148,7 +150,7 @@ class PositionTable:
         num = len(values)
         if not self._coming.keys().isdisjoint(values):
             num = next((i for i, value in enumerate(values) if value in self._coming), num)
-        alike = self._buckets.some_alike(_mixed(packed.ljust(KEPT_MAX * VALUE_BYTES, b"\0")))
+        alike = self._buckets.some_alike(_mixed(packed.ljust(_PACKED_MIN, b"\0")))
         return next((i for i in alike if i < num and self.find(values[i]) >= 0), num)
 
     def _settle(self) -> None:
@@ -174,6 +176,7 @@ def _mixed(packed: bytes | bytearray) -> Words:
 
 
 def _is_one_twice(values: Sequence[bytes], packed: bytes | bytearray) -> bool:
+    """Whether one of these values is among them again."""
     if len(values) < _SORTED_MIN:
         return len(set(values)) < len(values)
     ordered = np.sort(_mixed(packed)[: len(values)])

@@ -194,6 +194,7 @@ def _prompts_and_chains_are_long_for_their_bounds(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(positions, "_MANY", 4)
     monkeypatch.setattr(buckets, "KEPT_MAX", 4)
     monkeypatch.setattr(buckets, "_MANY", 4)
+    monkeypatch.setattr(positions, "_SORTED_MIN", 6)
     monkeypatch.setattr(positions, "_WAITING_MAX", 8)
     monkeypatch.setattr(buckets, "_SEGMENT_MAX", 24)
     monkeypatch.setattr(levels, "_FEW", 0)

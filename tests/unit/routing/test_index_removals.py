@@ -81,6 +81,7 @@ def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "_MANY", MANY)
     monkeypatch.setattr(buckets, "KEPT_MAX", MANY)
     monkeypatch.setattr(buckets, "_MANY", MANY)
+    monkeypatch.setattr(positions, "_SORTED_MIN", 12)
     monkeypatch.setattr(positions, "_WAITING_MAX", 40)
     monkeypatch.setattr(buckets, "_SEGMENT_MAX", 100)
 
@@ -89,6 +90,25 @@ def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_equals_a_dict() -> None:
     for seed in range(5):
         run_table(seed)
+
+
+@pytest.mark.usefixtures("_few_are_many")
+@pytest.mark.parametrize("num_new", [1, MANY, 20])
+@pytest.mark.parametrize("waits", [True, False])
+def test_values_are_entered_up_to_the_first_known_one(num_new: int, waits: bool) -> None:
+    """Whether that one waits to be entered, or one behind it does."""
+    chains = [Chain(1) for _ in range(4)]
+    table = PositionTable(chains)
+    entered, waiting = ([block_value(1, i) for i in range(50)], [block_value(2, 1)])
+    for number, values in enumerate((entered, waiting), 1):
+        packed = bytearray().join(values)
+        assert table.insert(values, packed, number << OFFSET_BITS) == len(values)
+        chains[number].append(packed)
+    new = [block_value(3, i) for i in range(num_new)]
+    told = [*new, *(waiting + entered if waits else entered + waiting)]
+    assert table.insert(told, b"".join(told), 3 << OFFSET_BITS) == num_new
+    chains[3].append(bytearray().join(new))
+    assert [table.find(value) for value in new] == [3 << OFFSET_BITS | i for i in range(num_new)]
 
 
 def fill_and_empty(num: int) -> list[int]:
