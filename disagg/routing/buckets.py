@@ -33,7 +33,7 @@ Indexes = NDArray[np.int64]
 class Buckets:
     """Positions by 64 random bits, 12 to 24 bytes each.
 
-    The bits say a segment, two buckets there, of which the emptier one takes the entry, and a mark:
+    The bits say a segment, two buckets there, of which mostly the emptier one takes it, and a mark:
     a byte per slot, by which the eight of a bucket are compared at once. An entry is 30 of the bits
     and the position. A full segment is split in two, so nothing pays for a copy of the whole.
     """
