@@ -1,7 +1,6 @@
 """Positions in buckets of eight, in two arrays on which many values are worked at once."""
 
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,10 @@ _BUCKETS = 512
 _SLOTS = 8 * _BUCKETS
 _SEGMENT_MAX = 7 * _SLOTS // 8
 """So many entries of a segment; with more, both buckets of a value are often full."""
+KEPT_MAX = 128
+"""Numpy keeps some memory of each size below so many words for itself, half a megabyte in all."""
+_MANY = 48
+"""So many are compared at once faster than by a loop."""
 _EACH = 0x0101010101010101
 """Times a byte: that byte eight times."""
 _TAKEN = 0x80
@@ -30,7 +33,7 @@ Indexes = NDArray[np.int64]
 class Buckets:
     """Positions by 64 random bits, 12 to 24 bytes each.
 
-    The bits say a segment, two buckets there, of which the emptier one takes the entry, and a mark:
+    The bits say a segment, two buckets there, of which mostly the emptier one takes it, and a mark:
     a byte per slot, by which the eight of a bucket are compared at once. An entry is 30 of the bits
     and the position. A full segment is split in two, so nothing pays for a copy of the whole.
     """
@@ -46,62 +49,54 @@ class Buckets:
         self._num_used = array("q", [0])
         """Entries of each segment."""
 
-    def positions(self, bits: int) -> Iterator[int]:
+    def positions(self, bits: int) -> list[int]:
         """Of the entries that have these bits, as far as an entry has them."""
-        mark, marks = bits >> 26 & 255 | _TAKEN, self._marks
-        first = self._firsts[bits >> POSITION_BITS & len(self._firsts) - 1]
-        bucket = first | bits >> 55
-        for begin in (8 * bucket, 8 * _other(bucket, mark)):
+        mark, marks, found = bits >> 26 & 255 | _TAKEN, self._marks, []
+        bucket = self._firsts[bits >> POSITION_BITS & len(self._firsts) - 1] | bits >> 55
+        for begin in (bucket << 3, (bucket ^ (mark << 1 | 1)) << 3):  # `_other`, without a call
             slot = marks.find(mark, begin, begin + 8)
             while slot >= 0:
                 entry = self._entries[slot]
                 if (entry ^ bits) >> POSITION_BITS == 0:
-                    yield entry & _POSITIONS
+                    found.append(entry & _POSITIONS)
                 slot = marks.find(mark, slot + 1, begin + 8)
+        return found
 
     def some_alike(self, bits: Words) -> list[int]:
-        """Indexes of those for which `positions` finds any."""
-        one, other = self._both(bits)
-        words, marks = np.frombuffer(self._marks, np.uint64), _marks_of(bits) * _EACH
-        differ, differs = words[one] ^ marks, words[other] ^ marks
-        equal = ((differ - _EACH) & ~differ) | ((differs - _EACH) & ~differs)
-        some = np.flatnonzero(equal & _TAKENS)  # a byte of a difference is 0
-        buckets = np.frombuffer(self._entries, np.uint64).reshape(-1, 8)
-        entries = np.concatenate((buckets[one[some]], buckets[other[some]]), axis=1)
-        alike = (entries ^ bits[some, None]) >> POSITION_BITS == 0
-        found: list[int] = some[(alike & (entries != 0)).any(axis=1)].tolist()
+        """Indexes of those for which `positions` finds any, and perhaps of some others."""
+        buckets = self._both(bits)
+        differ = np.frombuffer(self._marks, np.uint64)[buckets] ^ _marks_of(bits) * _EACH
+        equal = (differ - _EACH) & ~differ & _TAKENS  # a byte of a difference is 0
+        some = np.flatnonzero(equal[0] | equal[1])
+        if len(some) >= _MANY:
+            entries = np.frombuffer(self._entries, np.uint64).reshape(-1, 8)[buckets[:, some]]
+            alike = (entries ^ bits[some, None]) >> POSITION_BITS == 0
+            some = some[(alike & (entries != 0)).any(axis=(0, 2))]
+        found: list[int] = some.tolist()
         return found
 
     def put(self, bits: Words, positions: Words) -> None:
         """Enter positions, in any order."""
         one, other = self._make_room(bits)
         self._count(one, 1)
-        entries = np.frombuffer(self._entries, np.uint64)
-        kept = np.frombuffer(self._marks, np.uint8)
-        words, mine = kept.view(np.uint64), _entries_of(bits, positions)
-        marks, left = _marks_of(bits).astype(np.uint8), np.arange(len(bits))
-        stuck: list[int] = []
-        while len(left) and not stuck:
-            free, frees = ~words[one] & _TAKENS, ~words[other] & _TAKENS
-            emptier = np.bitwise_count(frees) > np.bitwise_count(free)
-            bucket, free = np.where(emptier, other, one), np.where(emptier, frees, free)
-            if free.all():
-                slots = 8 * bucket + (np.bitwise_count(free - 1 & ~free) >> 3)  # the first free one
-                entries[slots] = mine
-                stays = entries[slots] == mine  # of several for one slot the last one
-                kept[slots[stays]] = marks[stays]
-                lost = np.flatnonzero(~stays)
-            else:
-                full = np.flatnonzero(free == 0).tolist()
-                stuck = [i for i in full if not self._squeeze(int(one[i]), mine[i], marks[i])]
-                lost = np.concatenate((np.flatnonzero(free), np.array(stuck, np.int64)))
-            one, other, mine, marks = one[lost], other[lost], mine[lost], marks[lost]
+        entries, marks = _entries_of(bits, positions), _marks_of(bits).astype(np.uint8)
+        left = np.arange(len(bits))
+        while len(left) >= KEPT_MAX:
+            lost = self._put_at_once(one[left], other[left], entries[left], marks[left])
+            if len(lost) == len(left):
+                break
             left = left[lost]
-        del entries, kept, words  # or no segment could be added
+        stuck: list[int] = []
+        for i in left.tolist():
+            slot = self._free_slot(int(one[i]), int(other[i]))
+            if slot < 0:
+                stuck.append(i)
+            else:
+                self._entries[slot], self._marks[slot] = entries[i], marks[i]
         if stuck:
-            self._count(one, -1)
-            self._split(int(one[-1]) // _BUCKETS)
-            self.put(bits[left], positions[left])
+            self._count(one[stuck], -1)
+            self._split(int(one[stuck[-1]]) // _BUCKETS)
+            self.put(bits[stuck], positions[stuck])
 
     def take_out(self, bits: Words, positions: Words) -> None:
         """Clear entries.
@@ -119,22 +114,44 @@ class Buckets:
         slots = self._slots_of(bits, positions)
         np.frombuffer(self._entries, np.int64)[slots] += way
 
-    def _squeeze(self, bucket: int, entry: int, mark: int) -> bool:
-        """Enter one in a full bucket if an entry there can go to its other bucket."""
-        for slot in range(8 * bucket, 8 * bucket + 8):
-            to = 8 * _other(bucket, self._marks[slot])
-            free = self._marks.find(0, to, to + 8)
-            if free >= 0:
-                self._entries[free], self._marks[free] = self._entries[slot], self._marks[slot]
-                self._entries[slot], self._marks[slot] = entry, mark
-                return True
-        return False
+    def _put_at_once(self, one: Indexes, other: Indexes, mine: Words, marks: Words) -> Indexes:
+        """Enter entries, each into the emptier one of its buckets; returns which did not get in."""
+        entries = np.frombuffer(self._entries, np.uint64)
+        kept = np.frombuffer(self._marks, np.uint8)
+        words = kept.view(np.uint64)
+        free, frees = ~words[one] & _TAKENS, ~words[other] & _TAKENS
+        emptier = np.bitwise_count(frees) > np.bitwise_count(free)
+        bucket, free = np.where(emptier, other, one), np.where(emptier, frees, free)
+        slots = 8 * bucket + (np.bitwise_count(free - 1 & ~free) >> 3 & 7)  # the first free one
+        entries[slots] = np.where(free, mine, entries[slots])
+        stays = entries[slots] == mine  # of several for one slot the last one, of full buckets none
+        kept[slots[stays]] = marks[stays]
+        return np.flatnonzero(~stays)
 
-    def _both(self, bits: Words) -> tuple[Indexes, Indexes]:
-        """Numbers of the two buckets of each."""
+    def _free_slot(self, one: int, other: int) -> int:
+        """A slot in one of two buckets; -1: both are full, and nothing there can go elsewhere."""
+        marks, entries = self._marks, self._entries
+        free = marks.find(0, 8 * one, 8 * one + 8)
+        if free < 0:
+            free = marks.find(0, 8 * other, 8 * other + 8)
+        if free >= 0:
+            return free
+        for slot in range(8 * one, 8 * one + 8):
+            to = 8 * _other(one, marks[slot])
+            free = marks.find(0, to, to + 8)
+            if free >= 0:
+                entries[free], marks[free] = entries[slot], marks[slot]
+                return slot
+        return -1
+
+    def _both(self, bits: Words) -> Indexes:
+        """Numbers of the two buckets of each: a row of the ones, a row of the others."""
+        both = np.empty((2, len(bits)), np.uint64)
+        one, other = both
         lowest = bits >> POSITION_BITS & (len(self._firsts) - 1)
-        one = np.frombuffer(self._firsts, np.uint64)[lowest.view(np.int64)] | bits >> 55
-        return one.view(np.int64), _other(one, _marks_of(bits)).view(np.int64)
+        one[:] = np.frombuffer(self._firsts, np.uint64)[lowest.view(np.int64)] | bits >> 55
+        other[:] = _other(one, _marks_of(bits))
+        return both.view(np.int64)
 
     def _slots_of(self, bits: Words, positions: Words) -> Indexes:
         """Slots of entries, in any order."""
@@ -176,18 +193,18 @@ class Buckets:
             self._firsts[at] = number * _BUCKETS
         self._depths[segment] = depth + 1
         self._depths.append(depth + 1)
-        slots = slice(segment * _SLOTS, (segment + 1) * _SLOTS)
-        entries = np.frombuffer(self._entries, np.uint64)[slots]
-        marks = np.frombuffer(self._marks, np.uint8)[slots]
-        leave = (entries >> POSITION_BITS + depth & 1).astype(bool)
-        new_entries, new_marks = np.where(leave, entries, 0), np.where(leave, marks, 0)
-        entries[leave], marks[leave] = 0, 0
-        del entries, marks  # or nothing could be added
+        begin = segment * _SLOTS
+        entries = np.frombuffer(self._entries, np.uint64)[begin : begin + _SLOTS]
+        leave = entries & (1 << POSITION_BITS + depth) != 0
+        del entries  # or nothing could be added
+        self._entries.frombytes(bytes(8 * _SLOTS))
+        self._marks += bytes(_SLOTS)
+        for kept in np.frombuffer(self._entries, np.uint64), np.frombuffer(self._marks, np.uint8):
+            np.copyto(kept[-_SLOTS:], kept[begin : begin + _SLOTS], where=leave)
+            kept[begin : begin + _SLOTS][leave] = 0
         num = int(leave.sum())
         self._num_used[segment] -= num
         self._num_used.append(num)
-        self._entries.frombytes(new_entries.tobytes())
-        self._marks += new_marks.tobytes()
 
 
 def _other(bucket: Any, mark: Any) -> Any:

@@ -77,14 +77,17 @@ class Chain:
         """The values of a range."""
         return bytes(self.values[begin * VALUE_BYTES : end * VALUE_BYTES])
 
-    def append(self, packed: bytes) -> None:
-        """Add blocks that nobody holds yet."""
+    def append(self, packed: bytearray) -> None:
+        """Add blocks that nobody holds yet; the first ones are kept as they are, not copied."""
         end = len(self)
         for runs in self.layers:
             if runs is not None and runs.masks[-1]:
                 runs.starts.append(end)
                 runs.masks.append(0)
-        self.values += packed
+        if end:
+            self.values += packed
+        else:
+            self.values = packed
         self._num_layers_used += bytes(len(packed) // VALUE_BYTES)
 
     def num_equal(self, offset: int, values: Sequence[bytes], start: int) -> int:
@@ -197,6 +200,8 @@ class Chain:
         begin, end = self._proven
         self._proven = min(begin, num), min(end, num)
         del self.values[num * VALUE_BYTES :], self._num_layers_used[num:]
+        if 8 * len(self.values) < 7 * self.values.__alloc__():  # else half of it could lie idle
+            self.values, self._num_layers_used = self.values[:], self._num_layers_used[:]
 
     def ranges(self, *, live: bool) -> Iterator[tuple[int, int]]:
         """Begin and end of what somebody holds, or of what nobody does."""

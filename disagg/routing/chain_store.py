@@ -120,8 +120,8 @@ class ChainStore:
         self._prune(numbers, bit)
 
     def find(self, value: bytes) -> tuple[Chain, int] | None:
-        """Chain and offset of a value."""
-        position = self._table.find(value)
+        """Chain and offset of a prompt's value."""
+        position = self._table.find_again(value)
         return (self._chain(position), position & _OFFSETS) if position >= 0 else None
 
     def next_known(self, values: Sequence[bytes], start: int, end: int) -> int:
@@ -161,9 +161,10 @@ class ChainStore:
         assert chain is not None
         begin, values = len(chain), values[: BLOCKS_MAX - len(chain)]
         position = number << OFFSET_BITS | begin
-        packed = b"".join(values)
+        packed = bytearray().join(values)
         num = self._table.insert(values, packed, position)
-        chain.append(packed[: num * VALUE_BYTES])
+        del packed[num * VALUE_BYTES :]
+        chain.append(packed)
         return position, num
 
     def _is_open(self, number: int, offset: int) -> bool:

@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, reduce
 from itertools import accumulate, compress, repeat
-from operator import and_, eq, mul, xor
+from operator import and_, mul, xor
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,9 +24,11 @@ _PREPARED_BLOCKS = 1 << 13
 _STEPS_MAX = 8
 """So many boundaries are looked at one by one before a sweep: plans mostly end there."""
 _SWEEP_RUNS = 32
-"""Of the first sweep; each further one has four times as many."""
+"""Of the first sweep; each further one has four times as many, and the first after steps too."""
 
 Integers = NDArray[Any]
+Masks = NDArray[Any]
+"""Of ints, as objects."""
 Level = tuple[int, int]
 """Tokens, and the bits of the workers for whom that is the longest prefix."""
 
@@ -81,27 +83,21 @@ class Leading:
         return self._starts[first:after], self._masks[first:after]
 
     @cached_property
-    def _starts_array(self) -> Integers:
-        return np.array(self._starts)
+    def _arrays(self) -> tuple[Integers, Masks]:
+        return np.array(self._starts), np.array(self._masks, object)
 
-    def holders_between(
-        self, begins: Integers, ends: Integers, highest: int
-    ) -> tuple[list[int], list[int], list[int]]:
-        """Of pairs of boundaries those between which somebody's last one is.
+    def ending_between(self, boundaries: Integers) -> tuple[Integers, Masks]:
+        """Of pairs of boundaries those between which somebody's last one is, and whose.
 
-        Returns:
-            Their numbers, who can go on at the lower ones, and at the upper ones: nobody at those
-            above the highest.
+        A last boundary may be the lower one of a pair, but not the upper one.
+
+        Args:
+            boundaries: a row of the lower ones, a row of the upper ones.
         """
-        low = np.searchsorted(self._starts_array, begins) - 1
-        high = np.searchsorted(self._starts_array, ends) - 1
-        high[ends > highest] = len(self._masks)
-        some, masks = np.flatnonzero(low != high), [*self._masks, 0]
-        return (
-            some.tolist(),
-            [masks[number] for number in low[some].tolist()],
-            [masks[number] for number in high[some].tolist()],
-        )
+        starts, masks = self._arrays
+        low, high = np.searchsorted(starts, boundaries) - 1
+        some = (low != high).nonzero()[0]
+        return some, masks[low[some]] ^ masks[high[some]]
 
     def between(self, begin: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
@@ -131,7 +127,7 @@ class Trailing:
     ) -> None:
         self.block_tokens = group.block_tokens
         self.num_blocks = num_blocks
-        self._firsts, self._free = _needs_of(group, num_blocks)
+        self._firsts, self._free, self._after = _needs_of(group, num_blocks)
         self._any_free = self._free[num_blocks] > 0
         self._runs = runs
         self._starts: list[int] = []
@@ -186,23 +182,28 @@ class Trailing:
             missing: the bits that matter.
         """
         first = self._firsts[lowest]
+        if first == highest:
+            return True
         starts, masks = leading.between(first, highest)
         theirs, holders = self._runs(first, highest)
         if theirs == starts:  # it costs half as much to compare them
             wanted = list(map(and_, masks, repeat(missing)))
             if wanted == list(map(and_, wanted, holders)):
                 return True
-        begins = np.array(theirs)
-        ends = np.searchsorted(self._firsts, np.append(begins[1:], highest))
-        some, inside, beyond = leading.holders_between(
-            np.maximum(begins + 1, lowest), np.maximum(ends, lowest), highest
-        )
-        needing = list(map(xor, inside, beyond))
-        held = map(and_, needing, [holders[i] for i in some])
-        # Mostly all is held, by those too who are not asked about.
-        return all(map(eq, needing, held)) or not any(
-            needed & missing & ~holders[i] for i, needed in zip(some, needing, strict=True)
-        )
+        at_highest, block = leading.at(highest)[0] & missing, self._firsts[highest]
+        if block < highest:
+            top = holders[bisect_right(theirs, block) - 1 :]
+            if reduce(and_, top, at_highest) != at_highest:
+                return False
+        boundaries = np.empty((2, len(theirs)), np.int64)
+        boundaries[0] = theirs
+        boundaries[1, :-1] = self._after[boundaries[0, 1:]]
+        boundaries[0] += 1
+        boundaries[1, -1] = highest
+        some, needing = leading.ending_between(np.minimum(np.maximum(boundaries, lowest), highest))
+        held = np.array(holders, object)[some]
+        others = (needing != held).nonzero()[0]  # mostly nobody else holds it
+        return bool((needing[others] & held[others] == needing[others]).all())
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
@@ -220,7 +221,7 @@ class Trailing:
         starts, masks = self._runs(max(0, low - max(2 * (low - block), self._ahead)), low)
         self._starts += reversed(starts)
         self._masks += reversed(masks)
-        self._ahead *= 2  # or each long run would be looked up in many pieces
+        self._ahead *= 4  # or each long run would be looked up in many pieces
 
     def _window(self, top: int, bottom: int) -> int:
         """The AND of the masks of these runs."""
@@ -252,7 +253,7 @@ def levels(
     end, missing = longest - longest % step_tokens, everybody
     asked = [(one.at, one.block_tokens) for one in groups]
     can_sweep = all(one.block_tokens == step_tokens for one in groups)
-    num_steps, num_runs = _STEPS_MAX if len(groups) > 1 else 0, _SWEEP_RUNS
+    num_steps, num_runs = (_STEPS_MAX, 4 * _SWEEP_RUNS) if len(groups) > 1 else (0, _SWEEP_RUNS)
     pause = 2 * _SWEEP_RUNS
     found: list[Level] = []
     num_wanted = 1
@@ -300,13 +301,16 @@ def _swept(
     """Levels of a stretch of runs where the first group alone decides them.
 
     Returns:
-        Where it ends, its levels, and who is still missing; None: the others decide too.
+        Where it ends, its levels, and who is still missing; None: the others decide too, or the
+        runs are so few that it takes less time to look at one after the other.
     """
     leading, *others = groups
     if not isinstance(leading, Leading):
         return None
     block_tokens, num_blocks = leading.block_tokens, end // leading.block_tokens
     starts, masks = leading.last_runs(num_blocks, num_runs)
+    if others and len(starts) < _STEPS_MAX:
+        return None
     lowest = starts[1] if len(starts) > 1 else num_blocks
     for other in others:
         if not isinstance(other, Trailing):
@@ -325,11 +329,11 @@ def prepare(group: GroupInfo) -> None:
     _needs_of(group, 0)
 
 
-def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
+def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int], Integers]:
     """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 
     Those are where a query needs nothing: of each boundary the last one that is not after it; 0:
-    none is.
+    none is. Last, by block: the first boundary that needs no block before it.
     """
     size = max(_PREPARED_BLOCKS, 1 << (num_blocks - 1).bit_length())
     return _needs(KINDS[group.kind].first_needed, group, size)
@@ -338,10 +342,11 @@ def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequenc
 @lru_cache(maxsize=64)
 def _needs(
     first_needed: Callable[[GroupInfo, int], int], group: GroupInfo, num_blocks: int
-) -> tuple[Sequence[int], Sequence[int]]:
+) -> tuple[Sequence[int], Sequence[int], Integers]:
     firsts = array("I", map(partial(first_needed, group), range(num_blocks + 1)))
     free = (at if first == at else 0 for at, first in enumerate(firsts))
-    return firsts, array("I", accumulate(free, max))
+    after = np.searchsorted(np.array(firsts), np.arange(num_blocks + 1))
+    return firsts, array("I", accumulate(free, max)), after
 
 
 class Levels:

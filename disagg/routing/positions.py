@@ -6,17 +6,21 @@ from struct import Struct
 
 import numpy as np
 
-from disagg.routing.buckets import POSITION_BITS, Buckets, Words
+from disagg.routing.buckets import KEPT_MAX, POSITION_BITS, Buckets, Words
 from disagg.routing.chain import OFFSET_BITS, VALUE_BYTES, Chain
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
 CHAINS_MAX = 1 << (POSITION_BITS - OFFSET_BITS)
-_MANY = 32
+_MANY = 48
 """From so many values on arrays are faster than a loop."""
+_PACKED_MIN = KEPT_MAX * VALUE_BYTES
+"""With fewer values there are zeros behind them, or numpy would keep the memory of each size."""
+_SORTED_MIN = 512
+"""From so many values on it takes less time to sort numbers than to make a set of them."""
 _WAITING_MAX = 1024
 """So many changes wait to be made at once."""
-_FOUND_MAX = 512
-"""Of the values found last, until all are forgotten."""
+_FOUND_MAX = 128
+"""Of the values that prompts had, until all are forgotten."""
 AT_ONCE_MAX = 2048
 """With more values what is computed of them leaves the processor's caches."""
 _WORDS = (1 << 64) - 1
@@ -48,23 +52,29 @@ class PositionTable:
         self._leaving, self._left = bytearray(), array("Q")
         """Packed values that were removed, and where they were."""
         self._found: dict[bytes, int] = {}
-        """What was found last: prompts have beginnings in common, which are found so in no time."""
+        """What prompts had last: beginnings that they have in common are found so in no time."""
 
     def find(self, value: bytes) -> int:
         """Position of a value: chain number, then offset; -1 where there is none."""
         position = self._coming.get(value, -1)
         if position >= 0 or len(value) != VALUE_BYTES:
             return position
+        for position in self._buckets.positions(_first_word(value)[0] * _SECRET & _WORDS):
+            if self._is_at(value, position):
+                return position
+        return -1
+
+    def find_again(self, value: bytes) -> int:
+        """The same of a prompt's value; faster where it was found before."""
         position = self._found.get(value, -1)
         if position >= 0 and self._is_at(value, position):
             return position
-        for position in self._buckets.positions(_first_word(value)[0] * _SECRET & _WORDS):
-            if self._is_at(value, position):
-                if len(self._found) >= _FOUND_MAX:
-                    self._found.clear()
-                self._found[value] = position
-                return position
-        return -1
+        position = self.find(value)
+        if position >= 0:
+            if len(self._found) >= _FOUND_MAX:
+                self._found.clear()
+            self._found[value] = position
+        return position
 
     def _is_at(self, value: bytes, position: int) -> bool:
         chain = self._chains[position >> OFFSET_BITS]
@@ -78,12 +88,12 @@ class PositionTable:
         self._settle()
         for begin in range(start, end, AT_ONCE_MAX):
             some = values[begin : min(begin + AT_ONCE_MAX, end)]
-            found = self._first_known(some, _mixed(b"".join(some)))
+            found = self._first_known(some, b"".join(some))
             if found < len(some):
                 return begin + found
         return end
 
-    def insert(self, values: Sequence[bytes], packed: bytes, first: int) -> int:
+    def insert(self, values: Sequence[bytes], packed: bytes | bytearray, first: int) -> int:
         """Give ``first`` and the positions after it to values, until one has a position already.
 
         Args:
@@ -102,16 +112,14 @@ class PositionTable:
                     return position - first
                 self._coming[value] = position
         else:
-            mixed = _mixed(packed)
-            num = self._first_known(values, mixed)
-            ordered = np.sort(mixed[:num])
-            if (ordered[1:] == ordered[:-1]).any():  # one of them is there twice
+            num = self._first_known(values, packed)
+            if _is_one_twice(values[:num], packed):
                 return self.insert(values[: _MANY - 1], packed, first)
             if num < _WAITING_MAX // 2:
                 self._coming.update(zip(values[:num], range(first, first + num), strict=True))
             else:
                 self._take_out()
-                self._buckets.put(mixed[:num], _positions(first, num))
+                self._buckets.put(_mixed(packed)[:num], _positions(first, num))
         if len(self._coming) >= _WAITING_MAX:
             self._settle()
         return num
@@ -137,15 +145,13 @@ class PositionTable:
         if len(self._left) >= _WAITING_MAX:
             self._take_out()
 
-    def _first_known(self, values: Sequence[bytes], mixed: Words) -> int:
+    def _first_known(self, values: Sequence[bytes], packed: bytes | bytearray) -> int:
         """Number of the values before the first one that has a position."""
         num = len(values)
         if not self._coming.keys().isdisjoint(values):
             num = next((i for i, value in enumerate(values) if value in self._coming), num)
-        for i in self._buckets.some_alike(mixed[:num]):
-            if self.find(values[i]) >= 0:
-                return i
-        return num
+        alike = self._buckets.some_alike(_mixed(packed.ljust(_PACKED_MIN, b"\0")))
+        return next((i for i in alike if i < num and self.find(values[i]) >= 0), num)
 
     def _settle(self) -> None:
         """Make the changes that wait."""
@@ -167,6 +173,14 @@ def _mixed(packed: bytes | bytearray) -> Words:
     """The first 64 bits of each value, mixed."""
     words: Words = np.frombuffer(packed, np.uint64)[:: VALUE_BYTES // 8] * np.uint64(_SECRET)
     return words
+
+
+def _is_one_twice(values: Sequence[bytes], packed: bytes | bytearray) -> bool:
+    """Whether one of these values is among them again."""
+    if len(values) < _SORTED_MIN:
+        return len(set(values)) < len(values)
+    ordered = np.sort(_mixed(packed)[: len(values)])
+    return not (ordered[1:] - ordered[:-1]).all()
 
 
 def _positions(first: int, num: int) -> Words:

@@ -192,6 +192,9 @@ CONTROL = settings(
 def _prompts_and_chains_are_long_for_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_store, "DEAD_BLOCKS_MAX", 0)
     monkeypatch.setattr(positions, "_MANY", 4)
+    monkeypatch.setattr(buckets, "KEPT_MAX", 4)
+    monkeypatch.setattr(buckets, "_MANY", 4)
+    monkeypatch.setattr(positions, "_SORTED_MIN", 6)
     monkeypatch.setattr(positions, "_WAITING_MAX", 8)
     monkeypatch.setattr(buckets, "_SEGMENT_MAX", 24)
     monkeypatch.setattr(levels, "_FEW", 0)

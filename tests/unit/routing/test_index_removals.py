@@ -42,7 +42,7 @@ def run_table(seed: int) -> None:
                 told = [*new, *again, block_value(seed, turn)]
                 num = table.insert(told, b"".join(told), first + end)
                 assert num == len(new) + (0 if again else 1) or num == MANY - 1 < len(new)
-                chain.append(b"".join(told[:num]))
+                chain.append(bytearray().join(told[:num]))
                 known |= {one: first + end + i for i, one in enumerate(told[:num])}
             case 1 if values:  # the first ones leave, and the others move up
                 num = chance.randint(1, len(values))
@@ -79,6 +79,9 @@ MANY = 6
 def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few values are worked on at once, wait, or fill a segment."""
     monkeypatch.setattr(positions, "_MANY", MANY)
+    monkeypatch.setattr(buckets, "KEPT_MAX", MANY)
+    monkeypatch.setattr(buckets, "_MANY", MANY)
+    monkeypatch.setattr(positions, "_SORTED_MIN", 12)
     monkeypatch.setattr(positions, "_WAITING_MAX", 40)
     monkeypatch.setattr(buckets, "_SEGMENT_MAX", 100)
 
@@ -87,6 +90,25 @@ def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_equals_a_dict() -> None:
     for seed in range(5):
         run_table(seed)
+
+
+@pytest.mark.usefixtures("_few_are_many")
+@pytest.mark.parametrize("num_new", [1, MANY, 20])
+@pytest.mark.parametrize("waits", [True, False])
+def test_values_are_entered_up_to_the_first_known_one(num_new: int, waits: bool) -> None:
+    """Whether that one waits to be entered, or one behind it does."""
+    chains = [Chain(1) for _ in range(4)]
+    table = PositionTable(chains)
+    entered, waiting = ([block_value(1, i) for i in range(50)], [block_value(2, 1)])
+    for number, values in enumerate((entered, waiting), 1):
+        packed = bytearray().join(values)
+        assert table.insert(values, packed, number << OFFSET_BITS) == len(values)
+        chains[number].append(packed)
+    new = [block_value(3, i) for i in range(num_new)]
+    told = [*new, *(waiting + entered if waits else entered + waiting)]
+    assert table.insert(told, b"".join(told), 3 << OFFSET_BITS) == num_new
+    chains[3].append(bytearray().join(new))
+    assert [table.find(value) for value in new] == [3 << OFFSET_BITS | i for i in range(num_new)]
 
 
 def fill_and_empty(num: int) -> list[int]:
@@ -108,6 +130,21 @@ def fill_and_empty(num: int) -> list[int]:
 
 def test_buckets_that_are_full_before_their_segment_are_split() -> None:
     assert fill_and_empty(2000) == list(range(1, 2000, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("_free_slot", lambda _, one, __: 8 * one),  # what is there is lost
+        ("_put_at_once", lambda _, one, *__: one[:0]),
+    ],
+)
+def test_control_buckets_that_lose_entries_are_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(Buckets, name, broken)
+    with pytest.raises((AssertionError, InvariantViolation)):
+        test_buckets_that_are_full_before_their_segment_are_split()
 
 
 def _clear_nothing(self: Buckets, *_: object) -> None:

@@ -68,7 +68,6 @@ def test_sweeps_equal_brute_force() -> None:
 
 def test_sweeps_are_made_where_groups_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     swept: list[bool] = []
-    adds_nothing = Trailing.adds_nothing
 
     def counted(self: Trailing, *args: object) -> bool:
         swept.append(adds_nothing(self, *args))  # type: ignore[arg-type]
@@ -90,20 +89,23 @@ def _as_far_as_the_boundaries_go(
     return list(mine) == list(starts) and wanted == list(map(and_, wanted, holders))
 
 
-holders_between = Leading.holders_between
+ending_between, adds_nothing = Leading.ending_between, Trailing.adds_nothing
 
 
-def _a_run_less_at_its_begin(self: Leading, begins: Any, ends: Any, highest: int) -> Any:
-    return holders_between(self, begins + 1, ends, highest)
+def _a_run_less_at_its_begin(self: Leading, boundaries: Any) -> Any:
+    low, high = boundaries
+    return ending_between(self, np.array((np.minimum(low + 1, high), high)))
 
 
-def _a_block_less_at_its_end(self: Leading, begins: Any, ends: Any, highest: int) -> Any:
-    return holders_between(self, begins, np.maximum(ends - 1, begins), highest)
+def _a_block_less_at_its_end(self: Leading, boundaries: Any) -> Any:
+    low, high = boundaries
+    return ending_between(self, np.array((low, np.maximum(high - 1, low))))
 
 
-def _nobody_goes_on_behind(self: Leading, begins: Any, ends: Any, highest: int) -> Any:
-    some, inside, beyond = holders_between(self, begins, ends, highest)
-    return some, inside, inside if highest == ends.max() else beyond
+def _nobody_goes_on_at_the_highest(
+    self: Trailing, leading: Leading, lowest: int, highest: int, _: int
+) -> bool:
+    return adds_nothing(self, leading, lowest, highest, 0)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +113,9 @@ def _nobody_goes_on_behind(self: Leading, begins: Any, ends: Any, highest: int) 
     [
         (Trailing, "adds_nothing", lambda *_: True),
         (Trailing, "adds_nothing", _as_far_as_the_boundaries_go),
-        (Leading, "holders_between", _a_run_less_at_its_begin),
-        (Leading, "holders_between", _a_block_less_at_its_end),
-        (Leading, "holders_between", _nobody_goes_on_behind),
+        (Leading, "ending_between", _a_run_less_at_its_begin),
+        (Leading, "ending_between", _a_block_less_at_its_end),
+        (Trailing, "adds_nothing", _nobody_goes_on_at_the_highest),
     ],
 )
 def test_control_a_sweep_that_sees_too_little_is_found(
