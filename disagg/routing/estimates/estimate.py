@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from disagg.routing.estimates.place import LinkCost, Neighbours, Place
+from disagg.routing.estimates.place import PROMPT_SHARE_MAX, LinkCost, Neighbours, Place
 
 ANSWER_TOKENS = 64
 """Tokens of an answer over which plans are compared, fewer where a request may have no more."""
@@ -175,9 +175,11 @@ def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:
     """By how much shorter requests to come are held up: while no worker is free of prompts.
 
     A long prompt behind another long one leaves other workers free for them. Who comes waits for
-    what is left then, all of them for half of the square, and as long once more: beside a long
-    prompt they have a half of each step.
+    what is left then, all of them for half of the square; for as long once more, as they have half
+    of each step beside a long prompt; and what they wait they pass on to those after them, the
+    more of them the busier the worker is.
     """
     before_ms = min(prefill.drain_ms, work.others_free_ms)
     after_ms = min(prefill.drain_ms + prefill_ms, work.others_free_ms)
-    return work.newcomers_per_ms * (after_ms**2 - before_ms**2)
+    passed_on = 1 / (1 - min(prefill.prompt_share, PROMPT_SHARE_MAX))
+    return work.newcomers_per_ms * (after_ms**2 - before_ms**2) * passed_on

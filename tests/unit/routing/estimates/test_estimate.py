@@ -85,6 +85,10 @@ def test_shorter_ones_that_come_wait_only_while_no_worker_is_free() -> None:
         found = estimate(replace(work, others_free_ms=others_free_ms), place, place)
         none = estimate(replace(work, newcomers_per_ms=0.0), place, place)
         assert found.others_ms - none.others_ms == pytest.approx(0.01 * waited_ms2)
+        half_busy = estimate(
+            replace(work, others_free_ms=others_free_ms), *[replace(place, prompt_share=0.5)] * 2
+        )
+        assert half_busy.others_ms - none.others_ms == pytest.approx(2 * 0.01 * waited_ms2)
 
 
 def test_a_short_prompt_overtakes_a_long_one_and_waits_for_short_ones() -> None:
