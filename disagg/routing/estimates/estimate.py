@@ -1,8 +1,8 @@
 """What a plan is expected to take, from plain numbers: a pure function."""
 
-from dataclasses import dataclass
 from math import ceil
 
+from disagg.messages.frozen import dataclass
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
 
 ANSWER_TOKENS = 64
