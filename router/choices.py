@@ -4,9 +4,9 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from disagg.errors import CancelledError
+from disagg.messages.lazy import cached_property
 from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
 from disagg.router.observed_call import ObservedCall
