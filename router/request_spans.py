@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from disagg.errors import DisaggError
@@ -52,17 +52,22 @@ class RequestSpans:
 
     def __init__(self, tracer: trace.Tracer, model_name: str) -> None:
         self._tracer = tracer
+        self._is_idle = isinstance(tracer, trace.NoOpTracer)
         self._model_name = model_name
 
     def call(self, name: str, operation: str, headers: Mapping[bytes, bytes]) -> CallSpan:
         """The span of one call, below the client's if its head names one."""
         given = headers.get(TRACEPARENT, b"").decode("latin-1")
+        if self._is_idle and not given:
+            return CallSpan(INVALID_SPAN, operation, "")
         span = self._tracer.start_span(name, context_of(given), SpanKind.SERVER)
         span.set_attribute("gen_ai.operation.name", operation)
         return CallSpan(span, operation, traceparent_of(span) or given)
 
     def begin(self, request: NewRequest, call: CallSpan) -> tuple[Span, str]:
         """Begin a choice; returns its span and the trace context for workers."""
+        if self._is_idle and not call.traceparent:
+            return INVALID_SPAN, ""
         start_ns = None if request.received_ms is None else request.received_ms * 1_000_000
         span = self._tracer.start_span(
             f"{call.operation} {self._model_name}",

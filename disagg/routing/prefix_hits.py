@@ -143,7 +143,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
 
     def _agreed(self, numbers: Sequence[int], places: Sequence[int], num_tokens: int) -> Levels:
         """Prefixes of at most so many tokens on which these groups agree."""
-        if not numbers:
+        if not (numbers and num_tokens):
             return Levels(iter(()))
         parts: list[Boundaries] = []
         # Who needs most says best how far to look, and where not.

@@ -274,7 +274,7 @@ def submit_to_wire(
         wire.cache_salt = submit.cache_salt
         put_sampling(wire.sampling, submit.sampling)
         wire.traceparent = submit.traceparent
-    wire.role = submit.role.value
+    wire.role = submit.role
     if submit.peer is not None:
         _put_address(wire.peer, submit.peer)
     if submit.pull is not None:
