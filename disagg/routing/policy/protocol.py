@@ -201,7 +201,7 @@ class Plan:
     @property
     def local(self) -> bool:
         """One worker does both; nothing is handed over."""
-        return self.prefill.incarnation == self.decode.incarnation
+        return self.prefill.worker is self.decode.worker
 
 
 @dataclass(frozen=True, slots=True)
