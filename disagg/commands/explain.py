@@ -103,7 +103,7 @@ def _candidates(considered: list[dict[str, Any]]) -> Table:
             Text(one["pull"]),
             str(one["found_tokens"]),
             *figures,
-            str(one["num_slos_missed"]) if found is not None else "",
+            _shown(one["num_slos_missed"]) if found is not None else "",
         )
     return table
 

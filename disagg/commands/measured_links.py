@@ -16,8 +16,8 @@ import torch
 
 from disagg.commands.measured_steps import Say
 from disagg.errors import RemoteFault
-from disagg.routing.estimates.estimate import LinkCost
 from disagg.routing.estimates.least_squares import solve
+from disagg.routing.estimates.place import LinkCost
 from disagg.wire.stream_hello import PoolInfo
 from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.nixl_transport import NixlTransport

@@ -17,8 +17,8 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Cancel, Role, Submit
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepShape
-from disagg.routing.estimates.estimate import StepCost
 from disagg.routing.estimates.least_squares import solve
+from disagg.routing.estimates.place import StepCost
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step_meter import shape_of

@@ -6,7 +6,7 @@ from math import ceil
 from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault, SloError
 from disagg.routing.cache_reset import CacheResets
 from disagg.routing.fleet import Fleet
-from disagg.routing.policy.appraisal import appraise
+from disagg.routing.policy.appraisal import Appraiser
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import Policy
 from disagg.routing.policy.protocol import Demand, Plan
@@ -118,7 +118,8 @@ class Planner:
             why = f"{plan.reason}: its owner's cache is being reset"
             plan = replace(plan, pull=None, reason=why, estimate=None, considered=())
         if not plan.considered:
-            plan = appraise(plan, demand, self._fleet.speeds, self._slo_tpot_ms)
+            appraiser = Appraiser(demand, self._fleet.speeds, self._slo_tpot_ms)
+            plan = appraiser.appraise(plan)
         return plan
 
     def take_over(self, now_ms: int, request: RoutedRequest) -> Plan | None:

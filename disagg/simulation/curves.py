@@ -9,7 +9,7 @@ from statistics import median
 from disagg.errors import ConfigError
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
-from disagg.routing.estimates.estimate import LinkCost
+from disagg.routing.estimates.place import LinkCost
 
 
 @dataclass(frozen=True, slots=True)

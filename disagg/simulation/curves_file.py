@@ -8,7 +8,7 @@ from disagg.errors import ConfigError
 from disagg.kv.kinds.kind import Spec
 from disagg.kv.kinds.registry import KINDS
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
-from disagg.routing.estimates.estimate import LinkCost
+from disagg.routing.estimates.place import LinkCost
 from disagg.simulation.curves import Curves, Line, Surface
 
 VERSION = 3

@@ -1,7 +1,7 @@
 """The wires between workers: each sends and receives one READ after the other."""
 
 from disagg.messages.identity import Incarnation
-from disagg.routing.estimates.estimate import LinkCost
+from disagg.routing.estimates.place import LinkCost
 
 
 class Wires:

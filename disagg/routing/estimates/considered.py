@@ -15,6 +15,6 @@ class Considered:
     """Tokens of the prompt that need not be computed."""
     estimate: Estimate | None
     """None: too little was measured."""
-    num_slos_missed: int
+    num_slos_missed: float
     """Of the request's own and of those whom it disturbs."""
     chosen: bool = False

@@ -1,210 +1,10 @@
 """What a plan is expected to take, from plain numbers: a pure function."""
 
-from math import ceil
-
 from disagg.messages.frozen import dataclass
-from disagg.messages.step_times import SCALE_TOKENS, StepShape
+from disagg.routing.estimates.place import LinkCost, Neighbours, Place
 
 ANSWER_TOKENS = 64
 """Tokens of an answer over which plans are compared, fewer where a request may have no more."""
-
-
-PROMPT_SHARE_MAX = 0.9
-"""A worker that does nothing but prompts still gives its decodes a part of each step."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What a worker's step takes, in ms: a constant, and a part of each thing it computes."""
-
-    step_ms: float
-    token_ms: float
-    """Per token of a prompt."""
-    context_token_ms: float
-    """Per token of a prompt and `SCALE_TOKENS` before it."""
-    decode_ms: float
-    """Per sequence that is given its next token."""
-    decode_context_ms: float
-    """Per `SCALE_TOKENS` of tokens before those."""
-
-    def shape_ms(self, shape: StepShape) -> float:
-        """A step of any shape."""
-        costs = (
-            self.step_ms,
-            self.token_ms,
-            self.context_token_ms,
-            self.decode_ms,
-            self.decode_context_ms,
-        )
-        return sum(cost * num for cost, num in zip(costs, shape.features, strict=True))
-
-    def decode_step_ms(self, num_decodes: float, context: float) -> float:
-        """A step of decodes alone, with so many `SCALE_TOKENS` before them all together."""
-        return self.step_ms + num_decodes * self.decode_ms + context * self.decode_context_ms
-
-    def prompt_ms(self, num_tokens: float, num_before: float = 0) -> float:
-        """What tokens of one prompt add to the steps that they are in.
-
-        Args:
-            num_tokens: to be computed.
-            num_before: of the prompt, in the cache by then.
-        """
-        context = num_tokens * (num_before + num_tokens / 2) / SCALE_TOKENS
-        return num_tokens * self.token_ms + context * self.context_token_ms
-
-
-@dataclass(frozen=True, slots=True)
-class LinkCost:
-    """What a READ between two workers takes."""
-
-    read_ms: float
-    """Whatever it moves."""
-    mib_ms: float
-
-    def ms(self, num_bytes: int) -> float:
-        """Of so many bytes; nothing for none."""
-        return self.read_ms + num_bytes / (1 << 20) * self.mib_ms if num_bytes else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A worker as far as times go: how fast it is and what it has to do already."""
-
-    cost: StepCost
-    num_running: int
-    """Sequences that decode there."""
-    context_tokens: float
-    """Tokens before each of those, on average."""
-    num_queued_tokens: int
-    """Of prompts that are there already."""
-    num_queued: int
-    """Prompts that have those."""
-    num_requests: int
-    """All that are there, running, waiting, being pulled or on their way."""
-    sequences_max: int
-    """It runs no more at once; 0: not known."""
-    step_tokens_max: int
-    """Of prompts, in a step; 0: not known."""
-    num_coming: int = 0
-    """Sequences that will decode there, but wait for their prompts."""
-    prompt_share: float = 0.0
-    """Of its time, lately, that went to prompts: so much of it will, and decodes wait meanwhile."""
-
-    def step_ms(self, num_more: int = 0, more_tokens: float = 0) -> float:
-        """A decode step with so many sequences more, which have so many tokens together."""
-        context = (self.num_running * self.context_tokens + more_tokens) / SCALE_TOKENS
-        return self.cost.decode_step_ms(self.num_running + num_more, context)
-
-    def prefill_ms(self, num_tokens: float, num_before: float = 0) -> float:
-        """Until tokens of a prompt are computed, beside what decodes there."""
-        if num_tokens <= 0:
-            return 0.0
-        num_steps = ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
-        return num_steps * self.step_ms() + self.cost.prompt_ms(num_tokens, num_before)
-
-    def decode_ms(self, num_tokens: float) -> float:
-        """Time per token of one sequence more, beside the prompts that come as they lately did."""
-        return self.step_ms(1, num_tokens) / (1 - min(self.prompt_share, PROMPT_SHARE_MAX))
-
-    def beside(self, num_more: int, more_tokens: float, pause_ms: float) -> "Neighbours":
-        """Who decodes there now or once its prompt is computed, and how fast then.
-
-        Args:
-            num_more: sequences that join them.
-            more_tokens: of those, all together.
-            pause_ms: per token of each of them, for what is computed in between.
-        """
-        num = self.num_running + self.num_coming
-        context = (num * self.context_tokens + more_tokens) / SCALE_TOKENS
-        return Neighbours(num, self.cost.decode_step_ms(num + num_more, context) + pause_ms)
-
-    @property
-    def queued_each(self) -> float:
-        """Tokens of a queued prompt, on average."""
-        return self.num_queued_tokens / max(1, self.num_queued)
-
-    def tokens_before(self, num_tokens: float) -> float:
-        """Queued tokens that are computed until a new prompt of so many is.
-
-        Steps are shared: half of one is the oldest prompt's, in the other half the rest take turns.
-        So a short prompt overtakes a long one, and a long one waits for all that is there. The step
-        that runs is half over.
-        """
-        half = self.step_tokens_max / 2
-        if not half:
-            return self.num_queued_tokens
-        share = max(num_tokens, half)
-        others = max(0, self.num_queued - 1) * min(self.queued_each, share)
-        return min(self.num_queued_tokens, half + 2 * others + share)
-
-    def queue_ms(self, num_tokens: float) -> float:
-        """What a new prompt of so many tokens waits: for the running step, and by its neighbours'.
-
-        Args:
-            num_tokens: to be computed of it.
-        """
-        if not self.num_queued_tokens:
-            return self.step_ms() / 2 if self.num_running else 0.0
-        before = self.tokens_before(num_tokens)
-        num_steps = max(1.0, before / self.step_tokens_max) if self.step_tokens_max else 1.0
-        return self.queued_ms(before) + num_steps * self.step_ms()
-
-    @property
-    def drain_ms(self) -> float:
-        """Until everything is computed that is queued."""
-        num_steps = self.num_queued_tokens / (self.step_tokens_max or self.num_queued_tokens or 1)
-        return self.queued_ms(self.num_queued_tokens) + num_steps * self.step_ms()
-
-    def queued_ms(self, num_tokens: float) -> float:
-        """What so many of the queued tokens add to the steps that they are in."""
-        each = self.queued_each
-        return num_tokens / each * self.cost.prompt_ms(each) if each else 0.0
-
-    def computed_in(self, ms: float) -> float:
-        """How many of the queued tokens are computed in so much time."""
-        all_ms = self.queued_ms(self.num_queued_tokens)
-        return self.num_queued_tokens * (min(1.0, ms / all_ms) if all_ms else 1.0)
-
-    def beside_ms(self, num_computed: float, num_steps: float) -> float:
-        """By how much so many decode steps are longer for the prompts queued there.
-
-        Args:
-            num_computed: of the queued tokens, before those steps.
-            num_steps: in each of which at most `step_tokens_max` of them are.
-        """
-        left = max(0.0, self.num_queued_tokens - num_computed)
-        if self.step_tokens_max:
-            left = min(left, num_steps * self.step_tokens_max)
-        return self.queued_ms(left)
-
-    def held_up(self, num_tokens: float) -> float:
-        """Requests there that a prompt of so many tokens holds up, each by all of its time.
-
-        Those that decode; of those that come the more, the longer it takes; of the queued prompts
-        each by no more than its own tokens, as they share the steps.
-        """
-        coming = num_tokens / max(1.0, num_tokens + self.num_queued_tokens)
-        queued = min(1.0, self.queued_each / max(1.0, num_tokens))
-        return self.num_running + self.num_coming * coming + self.num_queued * queued
-
-    def slot_ms(self, num_answer_tokens: int) -> float:
-        """Until one of the places is free in which sequences run, if answers are as long as this.
-
-        By turns one of them ends; nothing where there is a free one.
-        """
-        num_missing = self.num_requests + 1 - self.sequences_max if self.sequences_max else 0
-        if num_missing <= 0:
-            return 0.0
-        return num_missing * num_answer_tokens * self.step_ms() / self.sequences_max
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """Sequences at a worker that takes part in a plan."""
-
-    num: int
-    tpot_ms: float
-    """Time per token of each, over its next tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +16,8 @@ class Move:
     num_bytes_at_end: int
     """Of that what can be read only once the prompt is computed: windows and states."""
     link: LinkCost
+    copy_tokens: float = 0.0
+    """Tokens of a prompt whose KV takes as much of the reader's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +46,15 @@ class Work:
     """Of others' answers, over which what holds them up once is spread."""
     num_behind: int = 0
     """Requests that wait at the router, and wait on while this one waits at a worker."""
+    num_held: int = 0
+    """Of the tokens found, in the cache of the worker that computes the rest."""
+    found_share: float = 0.0
+    """Of prompts' tokens that came lately; so much of what is pushed out of a cache is missed."""
+    newcomers_per_ms: float = 0.0
+    """Requests to come that compute less than this one, each counting for more or less than 1 as
+    its bound is tighter or wider."""
+    others_free_ms: float = 0.0
+    """Until the first of all other workers has computed all that is queued there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +73,7 @@ class Estimate:
     tpot_ms: float
     """Of its own tokens afterwards."""
     others_ms: float
-    """By which everybody else's answers are held up, all added up."""
+    """By which everybody else is held up, those to come among them, all added up."""
     neighbours: tuple[Neighbours, ...]
     """Where its prompt is computed, and where it decodes if that is another worker."""
     num_bytes: int
@@ -314,6 +125,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     others_ms = prefill.held_up(num_computed) * held_ms
     others_ms += (decode.num_running + decode.num_coming) * num_answer * joined_ms
     others_ms += work.num_behind * queue_ms
+    others_ms += _pushed_out_ms(work, prefill, decode) + _newcomers_ms(work, prefill, prefill_ms)
     handover_ms = 0.0
     computed_meanwhile = prefill.tokens_before(num_computed)
     if work.handover is not None:
@@ -347,3 +159,24 @@ def _left_ms(move: Move, prefill_ms: float) -> float:
     hidden_ms = min(move.link.ms(early), prefill_ms)
     early_left = max(0.0, move.link.ms(early) - hidden_ms)
     return early_left + move.link.ms(move.num_bytes_at_end)
+
+
+def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:
+    """What is computed again for what the plan's copies push out of caches, which are full."""
+    each = work.found_share / max(1, work.num_tokens)
+    kept_ms = (work.num_tokens - work.num_held) * prefill.cost.prompt_ms(work.num_tokens)
+    if work.handover is not None:
+        kept_ms += work.handover.copy_tokens * decode.cost.prompt_ms(work.num_tokens)
+    return each * kept_ms
+
+
+def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:
+    """By how much shorter requests to come are held up: while no worker is free of prompts.
+
+    A long prompt behind another long one leaves other workers free for them. Who comes waits for
+    what is left then, all of them for half of the square, and as long once more: beside a long
+    prompt they have a half of each step.
+    """
+    before_ms = min(prefill.drain_ms, work.others_free_ms)
+    after_ms = min(prefill.drain_ms + prefill_ms, work.others_free_ms)
+    return work.newcomers_per_ms * (after_ms**2 - before_ms**2)

@@ -38,6 +38,14 @@ def _block_bytes(info: WorkerInfo, number: int) -> int:
     return info.contract.block_bytes * (forms[number].blocks_per_state if forms else 1)
 
 
+def tokens_of(info: WorkerInfo, num_bytes: int) -> float:
+    """Tokens of a prompt whose KV, of all groups, takes so many bytes of a worker's cache."""
+    if not num_bytes:
+        return 0.0
+    groups = enumerate(info.groups)
+    return num_bytes / sum(_block_bytes(info, n) / group.block_tokens for n, group in groups)
+
+
 def handover_bytes(
     info: WorkerInfo, num_tokens: int, num_held: int, num_at_end: int
 ) -> tuple[int, int]:

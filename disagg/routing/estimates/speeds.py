@@ -6,8 +6,10 @@ from math import log
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, SCALE_TOKENS, StepTimes
-from disagg.routing.estimates.estimate import ANSWER_TOKENS, LinkCost, Place, StepCost
+from disagg.routing.estimates.arrivals import Arrivals
+from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.estimates.least_squares import FadingFit
+from disagg.routing.estimates.place import LinkCost, Place, StepCost
 from disagg.routing.generation import Generation
 from disagg.routing.worker import Worker
 
@@ -95,6 +97,8 @@ class Speeds:
         self._message_ms, self._commit_ms = FadingMean(), FadingMean()
         self._reserve_ms = FadingLow()
         self._answer_tokens = FadingMean()
+        self._prompt_tokens, self._found_tokens = FadingMean(), FadingMean()
+        self._arrivals = Arrivals()
         self._now_ms = 0
 
     # --- what comes in
@@ -141,6 +145,9 @@ class Speeds:
             if not report.failed:
                 self._transferred(generation, report)
             return
+        if generation.taken_over is None:
+            self._prompt_tokens.add(report.num_prompt_tokens)
+            self._found_tokens.add(report.hit_tokens + report.pulled_tokens)
         times = report.times
         if times is None or generation.prefill_ms is None or generation.taken_over is not None:
             return
@@ -148,6 +155,11 @@ class Speeds:
         self._message_ms.add(took_ms - times.queue_ms - times.transfer_ms - times.compute_ms)
         if not generation.local and not report.pulled_tokens:
             self._reserve_ms.add(times.transfer_ms)
+
+    def planned(self, now_ms: int, estimate: Estimate | None, slo_ttft_ms: int) -> None:
+        """A request goes to its workers for the first time; without an estimate it says nothing."""
+        if estimate is not None:
+            self._arrivals.add(now_ms, estimate.prefill_ms, slo_ttft_ms)
 
     def answered(self, num_tokens: int) -> None:
         """A request ended after so many tokens; without any it says nothing."""
@@ -194,6 +206,16 @@ class Speeds:
     def answer_tokens(self) -> float:
         """Of the answers that ended lately, on average; at most `ANSWER_TOKENS`."""
         return min(self._answer_tokens.value or ANSWER_TOKENS, ANSWER_TOKENS)
+
+    @property
+    def found_share(self) -> float:
+        """Of the tokens of prompts that came lately, what was in some cache; 0 to 1."""
+        num_tokens = self._prompt_tokens.value
+        return min(1.0, (self._found_tokens.value or 0.0) / num_tokens) if num_tokens else 0.0
+
+    def shorter_per_ms(self, compute_ms: float, slo_ttft_ms: int) -> float:
+        """See `Arrivals.shorter_per_ms`."""
+        return self._arrivals.shorter_per_ms(self._now_ms, compute_ms, slo_ttft_ms)
 
     def step_cost(self, worker: Worker) -> StepCost | None:
         """What a worker's steps take; what it has never done, by what others took for it."""

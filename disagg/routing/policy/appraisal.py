@@ -1,11 +1,15 @@
 """Plans with what they are expected to take: from workers and what they hold to an `Estimate`."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
+from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.estimates.considered import Considered
-from disagg.routing.estimates.estimate import Estimate, LinkCost, Move, Place, Work, estimate
-from disagg.routing.estimates.kv_bytes import handover_bytes, pull_bytes
+from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
+from disagg.routing.estimates.kv_bytes import handover_bytes, pull_bytes, tokens_of
+from disagg.routing.estimates.place import LinkCost, Place
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.policy.protocol import Candidate, Demand, Plan
 
@@ -13,21 +17,122 @@ NO_LINK = LinkCost(0.0, 0.0)
 SURE_SHARE = 0.5
 """Who comes after a request has less time left than it. If its own first token is expected within
 this share of its bound theirs are in time; from there on the fewer of them, the later it is."""
+MISS_SHARE = 0.5
+"""Of a request's bound. An SLO kept is worth some of the time that is spent for it, not any: else
+workers compute for one request what others then come too late for."""
+SURELY_KEPT, SURELY_MISSED = 0.8, 1.2
+"""Shares of a bound up to which it is kept and from which it is missed, as far as estimates are
+right; in between a miss counts in part, or a millisecond would decide about all of it."""
 
 
-def appraise(plan: Plan, demand: Demand, speeds: Speeds, slo_tpot_ms: float = 0.0) -> Plan:
-    """The same plan with its estimate, as far as enough was measured.
+class Appraiser:
+    """Estimates the plans of one request, as far as enough was measured.
 
     Args:
-        plan: whose workers may be anywhere.
         demand: what is planned.
         speeds: what was measured.
         slo_tpot_ms: what everybody's time per token should stay below; 0: any.
     """
-    found = _estimate(plan, demand, speeds)
-    if found is None:
-        return plan
-    return replace(plan, estimate=found, num_slos_missed=num_missed(found, demand, slo_tpot_ms))
+
+    def __init__(self, demand: Demand, speeds: Speeds, slo_tpot_ms: float = 0.0) -> None:
+        self._demand = demand
+        self._speeds = speeds
+        self._slo_tpot_ms = slo_tpot_ms
+        self._places: dict[Incarnation, Place | None] = {}
+        self._queues: list[tuple[Incarnation, float]] = []
+
+    def think_of_newcomers(self, shortest: Iterable[Candidate]) -> None:
+        """From now on plans cost those who come later; two with the shortest queues are enough."""
+        places = ((one.incarnation, self._place(one)) for one in shortest)
+        self._queues = [(who, place.drain_ms) for who, place in places if place is not None]
+
+    def appraise(self, plan: Plan) -> Plan:
+        """The same plan, whose workers may be anywhere, with its estimate."""
+        found = self._estimate(plan)
+        if found is None:
+            return plan
+        slo, slo_tpot_ms = self._demand.slo, self._slo_tpot_ms
+        missed = num_missed(found, self._demand, slo_tpot_ms)
+        answer_ms = self._demand.num_answer_tokens * (slo.tpot_ms or slo_tpot_ms)
+        missed_ms = MISS_SHARE * (slo.ttft_ms or answer_ms) * missed
+        return replace(plan, estimate=found, num_slos_missed=missed, missed_ms=missed_ms)
+
+    def _place(self, candidate: Candidate) -> Place | None:
+        who = candidate.incarnation
+        if who not in self._places:
+            self._places[who] = self._speeds.place(candidate.worker)
+        return self._places[who]
+
+    def _estimate(self, plan: Plan) -> Estimate | None:
+        demand, speeds = self._demand, self._speeds
+        prefill = self._place(plan.prefill)
+        decode = prefill if plan.local else self._place(plan.decode)
+        if prefill is None or decode is None:
+            return None
+        num_found = min(plan.found_tokens, demand.num_tokens - 1)
+        pull = handover = None
+        load_ms = plan.prefill.load_ms if plan.pull is None else plan.pull.load_ms
+        if plan.pull is not None:
+            pull = self._pull(plan.pull, plan.prefill, num_found)
+            if pull is None:
+                return None
+        if not plan.local:
+            handover = self._handover(plan, prefill, num_found)
+            if handover is None:
+                return None
+        others_free_ms = self._others_free_ms(plan.prefill)
+        newcomers_per_ms = 0.0
+        if others_free_ms:  # or there is room for whoever comes
+            compute_ms = prefill.prefill_ms(demand.num_tokens - num_found, num_found)
+            newcomers_per_ms = speeds.shorter_per_ms(compute_ms, demand.slo.ttft_ms)
+        work = Work(
+            num_tokens=demand.num_tokens,
+            num_found=num_found,
+            num_answer_tokens=demand.num_answer_tokens,
+            spread_tokens=speeds.answer_tokens,
+            load_ms=load_ms,
+            pull=pull,
+            handover=handover,
+            reserve_ms=speeds.reserve_ms,
+            message_ms=speeds.message_ms,
+            commit_ms=speeds.commit_ms,
+            num_behind=demand.num_behind,
+            num_held=min(plan.prefill.found_tokens, num_found),
+            found_share=speeds.found_share,
+            newcomers_per_ms=newcomers_per_ms,
+            others_free_ms=others_free_ms,
+        )
+        return estimate(work, prefill, decode)
+
+    def _others_free_ms(self, prefill: Candidate) -> float:
+        if not self._queues:
+            return 0.0
+        others = (ms for who, ms in self._queues if who != prefill.incarnation)
+        return min(others, default=inf)
+
+    def _pull(self, owner: Candidate, reader: Candidate, num_tokens: int) -> Move | None:
+        num_bytes = pull_bytes(reader.info, num_tokens, reader.usable_tokens)
+        return self._move(owner.info, reader.info, num_bytes, num_bytes)
+
+    def _handover(self, plan: Plan, prefill: Place, num_found: int) -> Move | None:
+        num_tokens = self._demand.num_tokens
+        num_at_end = num_computed = num_tokens - num_found
+        if prefill.step_tokens_max:
+            num_at_end = 1 + (num_computed - 1) % prefill.step_tokens_max
+        reader = plan.decode
+        num_held = reader.always_visible_tokens
+        num_bytes, at_end = handover_bytes(reader.info, num_tokens, num_held, num_at_end)
+        return self._move(plan.prefill.info, reader.info, num_bytes, at_end)
+
+    def _move(
+        self, owner: WorkerInfo, reader: WorkerInfo, num_bytes: int, at_end: int
+    ) -> Move | None:
+        link = self._speeds.link_cost(owner.incarnation, reader.incarnation)
+        if link is None:
+            if num_bytes:
+                return None
+            link = NO_LINK
+        return Move(num_bytes, at_end, link, tokens_of(reader, num_bytes))
 
 
 def considered(plan: Plan, *, chosen: bool = False) -> Considered:
@@ -43,74 +148,21 @@ def considered(plan: Plan, *, chosen: bool = False) -> Considered:
     )
 
 
-def num_missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> int:
+def num_missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> float:
     """How many miss a bound: itself, of those that wait behind it some, and its neighbours."""
     slo = demand.slo
     used = (demand.waited_ms + found.ttft_ms) / slo.ttft_ms if slo.ttft_ms else 0.0
-    own = used > 1 or (bool(slo.tpot_ms) and found.mean_tpot_ms > slo.tpot_ms)
-    late = min(1.0, max(0.0, (used - SURE_SHARE) / (1 - SURE_SHARE)))
-    others = found.num_slower(slo_tpot_ms) if slo_tpot_ms else 0
-    return own + round(demand.num_behind * late) + others
+    own = max(_missed(used), _missed(found.mean_tpot_ms / slo.tpot_ms) if slo.tpot_ms else 0.0)
+    late = _part(used, SURE_SHARE, 1.0)
+    others = 0.0
+    if slo_tpot_ms:
+        others = sum(one.num * _missed(one.tpot_ms / slo_tpot_ms) for one in found.neighbours)
+    return own + demand.num_behind * late + others
 
 
-def _estimate(plan: Plan, demand: Demand, speeds: Speeds) -> Estimate | None:
-    prefill = speeds.place(plan.prefill.worker)
-    if prefill is None:
-        return None
-    decode = prefill if plan.local else speeds.place(plan.decode.worker)
-    if decode is None:
-        return None
-    num_found = min(plan.found_tokens, demand.num_tokens - 1)
-    pull = handover = None
-    load_ms = plan.prefill.load_ms if plan.pull is None else plan.pull.load_ms
-    if plan.pull is not None:
-        pull = _pull(plan.pull, plan.prefill, num_found, speeds)
-        if pull is None:
-            return None
-    if not plan.local:
-        handover = _handover(plan, demand, prefill, num_found, speeds)
-        if handover is None:
-            return None
-    work = Work(
-        num_tokens=demand.num_tokens,
-        num_found=num_found,
-        num_answer_tokens=demand.num_answer_tokens,
-        spread_tokens=speeds.answer_tokens,
-        load_ms=load_ms,
-        pull=pull,
-        handover=handover,
-        reserve_ms=speeds.reserve_ms,
-        message_ms=speeds.message_ms,
-        commit_ms=speeds.commit_ms,
-        num_behind=demand.num_behind,
-    )
-    return estimate(work, prefill, decode)
+def _missed(share: float) -> float:
+    return _part(share, SURELY_KEPT, SURELY_MISSED)
 
 
-def _pull(owner: Candidate, reader: Candidate, num_tokens: int, speeds: Speeds) -> Move | None:
-    num_bytes = pull_bytes(reader.info, num_tokens, reader.usable_tokens)
-    return _move(owner.info, reader.info, num_bytes, num_bytes, speeds)
-
-
-def _handover(
-    plan: Plan, demand: Demand, prefill: Place, num_found: int, speeds: Speeds
-) -> Move | None:
-    num_computed = demand.num_tokens - num_found
-    num_at_end = num_computed
-    if prefill.step_tokens_max:
-        num_at_end = 1 + (num_computed - 1) % prefill.step_tokens_max
-    reader = plan.decode
-    num_held = reader.always_visible_tokens
-    num_bytes, at_end = handover_bytes(reader.info, demand.num_tokens, num_held, num_at_end)
-    return _move(plan.prefill.info, reader.info, num_bytes, at_end, speeds)
-
-
-def _move(
-    owner: WorkerInfo, reader: WorkerInfo, num_bytes: int, at_end: int, speeds: Speeds
-) -> Move | None:
-    link = speeds.link_cost(owner.incarnation, reader.incarnation)
-    if link is None:
-        if num_bytes:
-            return None
-        link = NO_LINK
-    return Move(num_bytes, at_end, link)
+def _part(share: float, low: float, high: float) -> float:
+    return min(1.0, max(0.0, (share - low) / (high - low)))

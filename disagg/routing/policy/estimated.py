@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from disagg.routing.estimates.estimate import Estimate
-from disagg.routing.policy.appraisal import appraise, considered
+from disagg.routing.policy.appraisal import Appraiser, considered
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import misplaced
 from disagg.routing.policy.prefix_then_load import PrefixThenLoad
@@ -37,14 +37,12 @@ class Estimated:
     These are weighed: its plan; the best prefix and the shortest queues to prefill, each with the
     decode worker of least load and the one that holds most; decode workers alone, those that hold
     most, have the least load or the shortest queue; and each of these with a prefix pulled from a
-    third worker. A plan that misses fewer SLOs is better, then one that takes less time: until an
-    answer's first `ANSWER_TOKENS`, and, with a weight, what others are held up by.
+    third worker. The plan that takes the least time is best: until an answer's first
+    `ANSWER_TOKENS`, and, with a weight, what others are held up by, those to come among them. An
+    SLO that is missed counts as time as well, see `MISS_SHARE`.
 
     A request waits at the router if it would only wait where it goes; and, with a bound for its
     first token and time left until then, if others would miss their bounds by it.
-
-    Where no plan keeps its bound for the first token there is too much to do, and only times count:
-    sparing neighbours leaves workers idle while requests wait, of which then all come too late.
 
     Where too little was measured, and where an earlier plan of the request has failed, nothing is
     weighed: so speeds are measured by the plans that are made anyway.
@@ -56,7 +54,10 @@ class Estimated:
 
     def plan(self, demand: Demand, candidates: Candidates) -> Plan:
         """See `Policy.plan`."""
-        first = self._appraised(self._rule.plan(demand, candidates), demand, candidates)
+        appraiser = Appraiser(demand, candidates.speeds, self._options.slo_tpot_ms)
+        able = candidates.can_prefill
+        appraiser.think_of_newcomers(candidates.shortest_queues(able, QUEUES_MAX))
+        first = appraiser.appraise(self._rule.plan(demand, candidates))
         if first.estimate is None or not demand.is_first:
             return first
         plans = {_key(first): first}
@@ -64,9 +65,9 @@ class Estimated:
             if len(plans) >= PLANS_MAX:
                 break
             if _key(one) not in plans:
-                plans[_key(one)] = self._appraised(one, demand, candidates)
+                plans[_key(one)] = appraiser.appraise(one)
         known = [one for one in plans.values() if one.estimate is not None]
-        best = min(known, key=self._cost if _comes_too_late(known, demand) else self._order)
+        best = min(known, key=self._cost_ms)
         shown = tuple(considered(one, chosen=one is best) for one in plans.values())
         hold_ms = self._hold_ms(best.estimate, demand)
         return replace(best, considered=shown, reason=_reason(best, first), hold_ms=hold_ms)
@@ -77,9 +78,8 @@ class Estimated:
             return misplaced(best, now)
         if now.decode.info.role == "prefill" != best.decode.info.role:
             return True  # its own decodes would be in the way of the prompts that follow
-        num_missed, cost_ms = self._order(best)
         more_ms = max(0.0, best.estimate.drain_ms - best.estimate.queue_ms)
-        return (num_missed, cost_ms + more_ms) < self._order(now)
+        return self._cost_ms(best) + more_ms < self._cost_ms(now)
 
     def _hold_ms(self, found: Estimate | None, demand: Demand) -> float:
         if found is None:
@@ -92,24 +92,9 @@ class Estimated:
         due_ms = PATIENCE * demand.slo.ttft_ms - demand.waited_ms - found.ttft_ms
         return max(0.0, min(due_ms, left_ms))
 
-    def _appraised(self, plan: Plan, demand: Demand, candidates: Candidates) -> Plan:
-        return appraise(plan, demand, candidates.speeds, self._options.slo_tpot_ms)
-
-    def _order(self, plan: Plan) -> tuple[int, float]:
-        return plan.num_slos_missed, self._cost(plan)
-
-    def _cost(self, plan: Plan) -> float:
+    def _cost_ms(self, plan: Plan) -> float:
         assert plan.estimate is not None
-        return plan.estimate.cost_ms(self._options.others_weight)
-
-
-def _comes_too_late(plans: list[Plan], demand: Demand) -> bool:
-    """No plan keeps the request's bound for its first token."""
-    bound_ms = demand.slo.ttft_ms
-    return bool(bound_ms) and all(
-        one.estimate is not None and demand.waited_ms + one.estimate.ttft_ms > bound_ms
-        for one in plans
-    )
+        return plan.estimate.cost_ms(self._options.others_weight) + plan.missed_ms
 
 
 def _key(plan: Plan) -> tuple[object, object, object]:

@@ -185,8 +185,11 @@ class Plan:
     """The decode worker takes over the lease that the prefill worker holds already."""
     estimate: Estimate | None = None
     """What it is expected to take; None: too little was measured, or nobody has asked."""
-    num_slos_missed: int = 0
-    """By that estimate: requests that would miss one, it or those whom it disturbs."""
+    num_slos_missed: float = 0.0
+    """By that estimate: requests that would miss one, it or those whom it disturbs; likely ones
+    count in part."""
+    missed_ms: float = 0.0
+    """Milliseconds that those count for."""
     hold_ms: float = 0.0
     """So long at most it had better wait at the router, although there is room; 0: it goes now."""
     considered: tuple[Considered, ...] = ()

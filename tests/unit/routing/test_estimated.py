@@ -35,6 +35,7 @@ FOUND = Estimate(
 )
 P, P2 = (worker(name, "prefill", num_blocks=1000) for name in ("p", "p2"))
 D, D2 = (worker(name, "decode", num_blocks=1000) for name in ("d", "d2"))
+A, B = (worker(name, "both", num_blocks=1000) for name in ("a", "b"))
 LONG = tuple(range(100, 501))
 
 
@@ -169,13 +170,13 @@ def test_who_has_no_room_is_waited_for_only_where_that_takes_less() -> None:
 
 def test_a_time_per_token_that_all_should_keep_moves_prompts_away() -> None:
     for bound_ms, who in ((0.0, {"d"}), (7.0, {"p", "d"})):
-        router = fleet(P, D, slo_tpot_ms=bound_ms, others_weight=0.0, link_ms=300)
+        router = fleet(P, D, slo_tpot_ms=bound_ms, others_weight=0.0, link_ms=150)
         say(router, D, num_running=8)
         assert set(served(router)) == who, bound_ms
 
 
-def test_a_bound_on_the_first_token_comes_before_the_sum() -> None:
-    for ttft_ms, who in ((0, {"p", "d"}), (30, {"d"})):
+def test_a_bound_on_the_first_token_counts_beside_the_sum() -> None:
+    for ttft_ms, who in ((0, {"p", "d"}), (40, {"d"}), (400, {"p", "d"})):
         router = fleet(P, D)
         say(router, P, num_prefill_tokens_queued=200, num_waiting=1)
         say(router, D, num_running=3)
@@ -363,9 +364,9 @@ def test_keys_of_the_warm_up_are_real() -> None:
 
 
 def test_who_comes_too_late_by_every_plan_leaves_no_worker_idle() -> None:
-    """Else it waits where it disturbs nobody, those behind it wait too, and all come too late."""
+    """Neighbours count by its own bound: who has no time left does not wait for their sake."""
     for bound_ms, who in ((10, {"d"}), (0, {"p", "d"}), (60_000, {"p", "d"})):
-        router = fleet(P, D, slo_tpot_ms=7.0, others_weight=0.0, link_ms=300)
+        router = fleet(P, D, slo_tpot_ms=7.0, others_weight=0.0, link_ms=150)
         say(router, D, num_running=8)
         assert set(served(router, slo=Slo(ttft_ms=bound_ms))) == who, bound_ms
 
@@ -377,4 +378,45 @@ def test_of_those_behind_it_more_are_late_the_less_time_it_has_left_itself() -> 
         assert num_missed(FOUND, late, 0.0) == num, waited_ms
         alone = replace(late, num_behind=0)
         assert num_missed(FOUND, alone, 0.0) == (waited_ms > 950), waited_ms
+    for waited_ms, part in ((750, 0.0), (950, 0.5), (1_050, 0.75), (1_150, 1.0)):
+        near = replace(demand, waited_ms=waited_ms, num_behind=0)
+        assert num_missed(FOUND, near, 0.0) == pytest.approx(part), "an estimate may be wrong"
     assert num_missed(FOUND, replace(demand, slo=Slo()), 0.0) == 0, "without a bound nobody is late"
+
+
+def test_a_copy_has_a_price_where_caches_are_of_use() -> None:
+    """A hand-over leaves a second copy, which pushes out what later prompts would have found."""
+    for share, who in ((0.0, {"p", "d"}), (1.0, {"d"})):
+        router = fleet(P, D, link_ms=20)
+        finds(router, share)
+        say(router, P)
+        say(router, D, num_running=1)
+        assert set(served(router)) == who, share
+
+
+def finds(router: Router, share: float) -> None:
+    """Prompts have that share of their tokens in caches; those that say so have ended."""
+    for number in range(30):
+        name = f"found-{number}"
+        router.now_ms += 1_000
+        router.generate(request(name, num_tokens=10, max_tokens=1))
+        ((who, submit),) = (one for one in router.submits if one[1].role is not Role.DECODE)
+        num_found = int(share * 10)
+        report = PrefillReport(submit.key, 10, num_found, 10 - num_found)
+        router.core.from_worker(router.now_ms, worker(who).incarnation, report)
+        router.core.cancel(router.now_ms, name, "known")
+
+
+def test_a_long_prompt_leaves_a_worker_free_for_the_short_ones_that_come() -> None:
+    """Behind another long one it waits; on the free worker it would make all of them wait."""
+    for num_short, who in ((0, {"a"}), (12, {"b"})):
+        router = fleet(A, B)
+        for number in range(num_short):
+            router.now_ms += 50
+            short = replace(request(f"s{number}", num_tokens=11), slo=Slo(ttft_ms=100))
+            router.generate(short)
+            router.core.cancel(router.now_ms, f"s{number}", "over")
+        say(router, A)
+        say(router, B, num_prefill_tokens_queued=300, num_prompts_queued=1)
+        found = served(router, slo=Slo(ttft_ms=10_000))
+        assert {who for who, one in found.items() if one.role is not Role.DECODE} == who, num_short

@@ -5,7 +5,7 @@ from dataclasses import replace
 from disagg.kv.kinds.full_attention import FullAttentionSpec
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.shapes.layout import KVCacheLayout, plan_layout
-from disagg.routing.estimates.estimate import LinkCost
+from disagg.routing.estimates.place import LinkCost
 from disagg.scheduling.limits import STEPS_MAX, WorkerLimits
 from disagg.simulation.curves import Curves, Line, Surface
 from disagg.simulation.fleet_plan import FleetPlan, RouterPlan

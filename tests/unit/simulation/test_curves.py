@@ -9,7 +9,7 @@ import pytest
 from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
-from disagg.routing.estimates.estimate import LinkCost
+from disagg.routing.estimates.place import LinkCost
 from disagg.simulation.curves import Surface
 from disagg.simulation.curves_file import curves_from_json, curves_to_json
 from disagg.simulation.links import Wires

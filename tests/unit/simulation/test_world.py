@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import InvariantViolation
-from disagg.routing.estimates.estimate import LinkCost
+from disagg.routing.estimates.place import LinkCost
 from disagg.routing.policy.registry import POLICIES
 from disagg.simulation import world as simulated_world
 from disagg.simulation.curves import Line, Surface

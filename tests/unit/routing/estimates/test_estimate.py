@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg.routing.estimates.estimate import (
-    Estimate,
-    LinkCost,
-    Move,
-    Neighbours,
-    Place,
-    StepCost,
-    Work,
-    estimate,
-)
+from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
+from disagg.routing.estimates.place import LinkCost, Neighbours, Place, StepCost
 
 COST = StepCost(10, 0.1, 0, 1, 0)
 IDLE = Place(COST, 0, 0, 0, 0, 0, 8, 0)
@@ -64,6 +56,35 @@ def test_those_at_the_router_wait_as_long_as_it_does() -> None:
     assert before_others.others_ms == alone.others_ms + 3 * alone.queue_ms
     assert before_others.own_ms == alone.own_ms
     assert not estimate(Work(100, 0, 1, num_behind=3), IDLE, IDLE).others_ms, "nobody waits"
+
+
+def test_what_is_pushed_out_of_caches_is_computed_again_as_far_as_it_would_be_found() -> None:
+    work = Work(300, 100, 1, num_held=100, found_share=0.5)
+    alone = estimate(work, IDLE, IDLE)
+    assert alone.others_ms == pytest.approx(0.5 * 200 * 0.1), "its own new tokens"
+    assert estimate(replace(work, found_share=0.0), IDLE, IDLE).others_ms == 0
+    pulled = replace(work, pull=Move(MIB, MIB, LINK), num_held=0)
+    assert estimate(pulled, IDLE, IDLE).others_ms == pytest.approx(0.5 * 300 * 0.1)
+    handed = replace(work, handover=Move(MIB, MIB, LINK, copy_tokens=250))
+    assert estimate(handed, IDLE, IDLE).others_ms == pytest.approx(0.5 * (200 + 250) * 0.1)
+
+
+def test_shorter_ones_that_come_wait_only_while_no_worker_is_free() -> None:
+    """100 ms of prefill: who comes in the meantime waits for what is left of it, in half steps."""
+    work = Work(900, 0, 1, newcomers_per_ms=0.01)
+    queued = replace(IDLE, num_queued_tokens=900, num_queued=1)
+    for place, others_free_ms, waited_ms2 in (
+        (IDLE, 0, 0),
+        (IDLE, 40, 40**2),
+        (IDLE, 500, 100**2),
+        (queued, 0, 0),
+        (queued, 40, 0),
+        (queued, 500, 200**2 - 100**2),
+        (queued, math.inf, 200**2 - 100**2),
+    ):
+        found = estimate(replace(work, others_free_ms=others_free_ms), place, place)
+        none = estimate(replace(work, newcomers_per_ms=0.0), place, place)
+        assert found.others_ms - none.others_ms == pytest.approx(0.01 * waited_ms2)
 
 
 def test_a_short_prompt_overtakes_a_long_one_and_waits_for_short_ones() -> None:
@@ -164,10 +185,12 @@ LINKS = st.builds(LinkCost, MS, MS)
 PLACES = st.builds(
     Place, COSTS, COUNT, MS, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, st.floats(0, 1)
 )
-MOVES = st.builds(lambda late, early, link: Move(late + early, late, link), COUNT, COUNT, LINKS)
+MOVES = st.builds(
+    lambda late, early, link, copy: Move(late + early, late, link, copy), COUNT, COUNT, LINKS, MS
+)
 WORKS = st.builds(
-    lambda found, more, answer, load, pull, handover, reserve, message, commit: Work(
-        found + more, found, answer, load, pull, handover, reserve, message, commit
+    lambda found, more, answer, load, pull, handover, reserve, message, commit, *rest: Work(
+        found + more, found, answer, load, pull, handover, reserve, message, commit, 64, 3, *rest
     ),
     COUNT,
     st.integers(1, 1 << 20),
@@ -178,6 +201,10 @@ WORKS = st.builds(
     MS,
     MS,
     MS,
+    st.just(0),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    MS | st.just(math.inf),
 )
 
 
@@ -219,6 +246,8 @@ def test_more_to_do_never_takes_less(work: Work, place: Place) -> None:
 @given(WORKS, PLACES)
 def test_who_disturbs_more_costs_others_more(work: Work, place: Place) -> None:
     crowded = replace(place, num_running=place.num_running + 10)
+    # Newcomers apart: who has much to do already is no free worker that they lose.
+    work = replace(work, newcomers_per_ms=0.0)
     assert estimate(work, crowded, crowded).others_ms >= estimate(work, place, place).others_ms
 
 

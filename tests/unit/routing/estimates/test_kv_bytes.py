@@ -16,7 +16,7 @@ from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.registration import GroupInfo, WorkerInfo
-from disagg.routing.estimates.kv_bytes import blocks_seen, handover_bytes, pull_bytes
+from disagg.routing.estimates.kv_bytes import blocks_seen, handover_bytes, pull_bytes, tokens_of
 from tests.unit.routing.builders import CONTRACT, worker
 
 FULL = FullAttentionSpec(16, 1, 8, 2)
@@ -100,3 +100,11 @@ def test_a_pull_takes_hits_of_all_kinds() -> None:
     assert pull_bytes(info, 160, 0) == (10 + 4) * 1024
     assert pull_bytes(info, 160, 144) == (1 + 1) * 1024
     assert pull_bytes(info, 160, 160) == 0
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[6]])
+def test_bytes_are_as_many_tokens_as_would_fill_them_in_all_groups(layout: Sequence[Spec]) -> None:
+    info = info_of(layout)
+    everything = len(layout) * 10 * CONTRACT.block_bytes
+    assert tokens_of(info, everything) == 160
+    assert tokens_of(info, 0) == 0

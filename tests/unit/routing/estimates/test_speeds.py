@@ -14,13 +14,8 @@ from disagg.messages.session import (
     TransferReport,
 )
 from disagg.messages.step_times import StepTimes
-from disagg.routing.estimates.estimate import LinkCost, StepCost
-from disagg.routing.estimates.speeds import (
-    SHARE_HALF_LIFE_MS,
-    FadingLow,
-    FadingMean,
-    Speeds,
-)
+from disagg.routing.estimates.place import LinkCost, StepCost
+from disagg.routing.estimates.speeds import SHARE_HALF_LIFE_MS, FadingLow, FadingMean, Speeds
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
@@ -228,6 +223,22 @@ def test_messages_and_reservations_are_what_reports_leave_over() -> None:
     ahead = generation(started_ms=20)
     speeds.report(ahead, reported(ahead, PrefillTimes(1000, 30, 25)))
     assert 0 <= speeds.message_ms < 15, "clocks of two machines"
+
+
+def test_what_is_found_of_prompts_counts_by_their_tokens() -> None:
+    speeds, plan = Speeds(), generation()
+    assert speeds.found_share == 0
+    for _ in range(60):
+        speeds.report(plan, PrefillReport(KEY, 900, 0, 900))
+        speeds.report(plan, PrefillReport(KEY, 100, 60, 0, pulled_tokens=40))
+    assert speeds.found_share == pytest.approx(0.1, rel=0.1)
+    for _ in range(60):
+        speeds.report(plan, PrefillReport(KEY, 100, 90, 10))
+    assert speeds.found_share == pytest.approx(0.9, rel=0.02), "what was long ago fades"
+    taken_over = replace(plan, taken_over=RequestKey("r", 0))
+    for _ in range(60):
+        speeds.report(taken_over, PrefillReport(KEY, 100, 0, 100))
+    assert speeds.found_share == pytest.approx(0.9, rel=0.02), "nothing was asked of a cache"
 
 
 def test_costs_are_plain_figures() -> None:
