@@ -4,9 +4,10 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from typing import Self
 
 from disagg.errors import CancelledError
+from disagg.messages.lazy import cached_property
 from disagg.router.client_stream import ClientStream
 from disagg.router.dispatch import Dispatcher
 from disagg.router.observed_call import ObservedCall
@@ -52,6 +53,7 @@ class Choices:
         call: ObservedCall,
     ) -> None:
         self.prompts = prompts
+        self._num = len(prompts) * num_each
         self.num_tokens = 0
         """Generated and read so far."""
         self._dispatcher = dispatcher
@@ -68,7 +70,7 @@ class Choices:
         """Pieces count as unread until the client's answer takes them."""
 
     def __len__(self) -> int:
-        return len(self.prompts) * self._num_each
+        return self._num
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -103,21 +105,22 @@ class Choices:
             self.cancel("another choice was refused")
             raise
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+    def pieces(self) -> "AsyncGenerator[tuple[int, Piece], None] | OnlyPieces":
         """Read all choices, each piece with its choice's index, in the order in which they come.
 
         Raises:
             DisaggError: a choice failed, and all were ended.
         """
+        return OnlyPieces(self) if len(self) == 1 else self._pieces()
+
+    async def only_piece(self) -> Piece:
+        """Read the next piece of an only choice."""
+        piece = await next_piece(self._streams[0], self._only_reader)
+        self.num_tokens += len(piece.token_ids)
+        return piece
+
+    async def _pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         try:
-            if len(self) == 1:
-                finish = ""
-                while not finish:
-                    piece = await next_piece(self._streams[0], self._only_reader)
-                    self.num_tokens += len(piece.token_ids)
-                    finish = piece.finish_reason
-                    yield 0, piece
-                return
             for index in self._streams:
                 self._read_soon(index)
             num_live = len(self)
@@ -246,6 +249,27 @@ class Choices:
         except Exception as error:
             self.cancel("another choice failed")  # whenever the client comes to hear of it
             await self._ready.put(error)
+
+
+class OnlyPieces:
+    """The pieces of an only choice; the event loop keeps account of each generator, not of this."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._has_ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Piece]:
+        if self._has_ended:
+            raise StopAsyncIteration
+        piece = await self._choices.only_piece()
+        self._has_ended = bool(piece.finish_reason)
+        return 0, piece
+
+    async def aclose(self) -> None:
+        """As a generator's; there is nothing to end."""
 
 
 def _leaves_blocks(prompt: NewRequest) -> bool:

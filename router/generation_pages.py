@@ -209,6 +209,7 @@ class GenerationPages:
                 return
             first = await anext(texts)  # until here an error still has its own status
             head = shown.first_chunk() + shown.chunk(*first)
+            num_left, last = len(choices) - bool(first[1].finish_reason), b""
             if explains:
                 exchange.more_headers += plan_header(choices.first_record)
             await exchange.start(
@@ -226,7 +227,10 @@ class GenerationPages:
             try:
                 async for index, piece in texts:
                     chunk = shown.chunk(index, piece)
-                    if chunk:
+                    num_left -= bool(piece.finish_reason)
+                    if not num_left:  # it goes with what ends the answer
+                        last = chunk
+                    elif chunk:
                         await exchange.stream(chunk)
             except CancelledError:
                 raise
@@ -234,7 +238,7 @@ class GenerationPages:
                 await exchange.write(shown.error_chunk(error), more=False)
                 return
         tail = shown.usage_chunk(_usage(choices)) if body.include_usage else b""
-        await exchange.write(tail + shown.done, more=False)
+        await exchange.write(last + tail + shown.done, more=False)
 
 
 def _always() -> bool:

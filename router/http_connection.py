@@ -59,6 +59,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             super().__init__(*args, **kwargs)
             self.timeout_keep_alive = options.receive_timeout_ms / 1000  # type: ignore[assignment]
             self._unsent_timer: asyncio.TimerHandle | None = None
+            self._idle_since_s: float | None = None
             self._is_in_head = False
             self._pieces: list[bytes] = []  # in which the head lies that is being read
             self._begins_pieces = True
@@ -79,9 +80,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                     )
                 )
                 return
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._idle_since_s = self.loop.time()
+            self._watch_idle()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unset_keepalive_if_required()
@@ -159,7 +159,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             if self._is_resumed:
                 return
             self._is_in_head, self._has_moved = False, True
-            self._unset_keepalive_if_required()
+            self._idle_since_s = None
             version = self.parser.get_http_version()
             _check_head(version, self.url, self.headers)
             line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version.encode())
@@ -247,10 +247,32 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
 
         def on_response_complete(self) -> None:
             self._served = None
-            if self._fault is None or self.pipeline:
-                super().on_response_complete()
-            elif not self.transport.is_closing():
+            if self.transport.is_closing():
+                return
+            if self.pipeline:
+                self.flow.resume_reading()
+                self._start_asgi_task(*self.pipeline.pop())
+            elif self._fault is None:
+                self.flow.resume_reading()
+                self._idle_since_s = self.loop.time()
+            else:
                 self._end_with(self._fault)
+
+        # --- who sends nothing
+
+        def _watch_idle(self) -> None:
+            """Close the connection once it has been idle for too long.
+
+            One timer looks now and then: one of each request's own takes longer than its parsing.
+            """
+            now_s = self.loop.time()
+            idle_s = 0.0 if self._idle_since_s is None else now_s - self._idle_since_s
+            if idle_s >= self.timeout_keep_alive:
+                self.timeout_keep_alive_handler()
+            else:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive - idle_s, self._watch_idle
+                )
 
         # --- who does not read
 

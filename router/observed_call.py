@@ -5,8 +5,8 @@ One call is one request of a client, and one or several choices: each a request 
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from typing import Self
 
 from disagg.errors import CancelledError, DisaggError
 from disagg.messages.outputs import FinishReason
@@ -39,11 +39,10 @@ class Observers:
         self.metrics, self.spans = metrics, spans
         self.log_requests = log_requests
 
-    @contextmanager
     def call(
         self, name: str, operation: str, headers: Mapping[bytes, bytes], tenant: str
-    ) -> Iterator["ObservedCall"]:
-        """Observe a call of a tenant's, from here to its end; it is counted once.
+    ) -> "ObservedCall":
+        """Observe a call of a tenant's, to the end of the context; it is counted once.
 
         Args:
             name: of its span.
@@ -51,19 +50,11 @@ class Observers:
             headers: by lower-case name; they may name a span of the client's.
             tenant: whose call it is.
         """
-        with self.spans.call(name, operation, headers) as span:
-            call = ObservedCall(self, tenant, span)
-            try:
-                yield call
-            except DisaggError as error:
-                call.left(error.code)
-                raise
-            finally:
-                call.left(CANCELLED if call.is_live else "")
+        return ObservedCall(self, tenant, self.spans.call(name, operation, headers))
 
 
 class ObservedCall:
-    """A client's request while it is served.
+    """A client's request while it is served: a context.
 
     It ends with its last choice, or with the first that fails; what is refused or cancelled ends
     when nobody serves it any more.
@@ -84,6 +75,16 @@ class ObservedCall:
         self._has_tokens = self._has_ended = False
         self._outcomes: list[str] = []
         self._received_ms: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DisaggError):
+            self._end(error.code)  # counts unless it has ended
+        elif self.is_live:
+            self._end(CANCELLED)
+        self.span.__exit__(kind, error, trace)
 
     def began(self) -> None:
         """One of its choices was accepted."""
@@ -111,11 +112,6 @@ class ObservedCall:
                 e2e_ms = max(0, record.finished_ms - self._received_ms)
                 self._end(LENGTH if LENGTH in self._outcomes else STOP, e2e_ms)
         elif outcome != CANCELLED:  # else whoever cancelled it says why
-            self._end(outcome)
-
-    def left(self, outcome: str) -> None:
-        """Nobody serves it any more; ``outcome`` counts unless it has ended, "" not at all."""
-        if outcome:
             self._end(outcome)
 
     def _end(self, outcome: str, e2e_ms: int | None = None) -> None:

@@ -1,8 +1,7 @@
 """Requests in progress, counted by the key that sent them."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
@@ -39,7 +38,7 @@ class OpenStreams:
         key = self._keys.get((caller.tenant, caller.key_name))
         return key.num_open if key is not None else 0
 
-    def open(self, caller: Caller) -> AbstractContextManager[None]:
+    def open(self, caller: Caller) -> "OpenStream":
         """Count a request from now until the end of the context that is returned.
 
         Raises:
@@ -55,16 +54,28 @@ class OpenStreams:
                 retry_after_s=max(1, min(RETRY_AFTER_MAX_S, wait_s)),
             )
         key.num_open += 1
-        return self._counted(name, key)
+        return OpenStream(self, name, self._clock_s())
 
-    @contextmanager
-    def _counted(self, name: tuple[str, str], key: _Key) -> Iterator[None]:
-        start_s = self._clock_s()
-        try:
-            yield
-        finally:
-            took_s = self._clock_s() - start_s
-            key.mean_s += (took_s - key.mean_s) * (MEAN_SHARE if key.mean_s else 1)
-            key.num_open -= 1
-            if not key.num_open:
-                del self._keys[name]
+    def close(self, name: tuple[str, str], start_s: float) -> None:
+        """One of a key's requests, in progress since then, is so no more."""
+        key = self._keys[name]
+        took_s = self._clock_s() - start_s
+        key.mean_s += (took_s - key.mean_s) * (MEAN_SHARE if key.mean_s else 1)
+        key.num_open -= 1
+        if not key.num_open:
+            del self._keys[name]
+
+
+class OpenStream:
+    """A request of a key while it is in progress: a context."""
+
+    __slots__ = ("_name", "_start_s", "_streams")
+
+    def __init__(self, streams: OpenStreams, name: tuple[str, str], start_s: float) -> None:
+        self._streams, self._name, self._start_s = streams, name, start_s
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self._streams.close(self._name, self._start_s)

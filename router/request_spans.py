@@ -4,12 +4,11 @@ Attributes ``gen_ai.*`` are OpenTelemetry's for generative models; ``gen_ai.late
 in seconds.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Self
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from disagg.errors import DisaggError
@@ -22,14 +21,30 @@ TRACEPARENT = b"traceparent"
 SYSTEM = "disagg"
 
 
-@dataclass(frozen=True, slots=True)
 class CallSpan:
-    """The span of one call of a client, as what belongs to it is told of it."""
+    """The span of one call of a client: a context, which ends it; errors end it as such.
 
-    operation: str = "text_completion"
-    """``gen_ai.operation.name``."""
-    traceparent: str = ""
-    """Of the span that follows are children of; "": of none."""
+    Attributes:
+        operation: ``gen_ai.operation.name``.
+        traceparent: of the span that those that follow are children of; "": of none.
+    """
+
+    __slots__ = ("_span", "operation", "traceparent")
+
+    def __init__(self, span: Span, operation: str, traceparent: str) -> None:
+        self._span = span
+        self.operation = operation
+        self.traceparent = traceparent
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DisaggError):
+            self._span.set_attribute("error.type", error.code)
+            if error.http_status >= 500:  # a client's mistake is no fault of the server's
+                self._span.set_status(StatusCode.ERROR, error.message)
+        self._span.end()
 
 
 class RequestSpans:
@@ -37,26 +52,22 @@ class RequestSpans:
 
     def __init__(self, tracer: trace.Tracer, model_name: str) -> None:
         self._tracer = tracer
+        self._is_idle = isinstance(tracer, trace.NoOpTracer)
         self._model_name = model_name
 
-    @contextmanager
-    def call(self, name: str, operation: str, headers: Mapping[bytes, bytes]) -> Iterator[CallSpan]:
-        """The span of one call, below the client's if its head names one; errors end it as such."""
+    def call(self, name: str, operation: str, headers: Mapping[bytes, bytes]) -> CallSpan:
+        """The span of one call, below the client's if its head names one."""
         given = headers.get(TRACEPARENT, b"").decode("latin-1")
+        if self._is_idle and not given:
+            return CallSpan(INVALID_SPAN, operation, "")
         span = self._tracer.start_span(name, context_of(given), SpanKind.SERVER)
         span.set_attribute("gen_ai.operation.name", operation)
-        try:
-            yield CallSpan(operation, traceparent_of(span) or given)
-        except DisaggError as error:
-            span.set_attribute("error.type", error.code)
-            if error.http_status >= 500:  # a client's mistake is no fault of the server's
-                span.set_status(StatusCode.ERROR, error.message)
-            raise
-        finally:
-            span.end()
+        return CallSpan(span, operation, traceparent_of(span) or given)
 
     def begin(self, request: NewRequest, call: CallSpan) -> tuple[Span, str]:
         """Begin a choice; returns its span and the trace context for workers."""
+        if self._is_idle and not call.traceparent:
+            return INVALID_SPAN, ""
         start_ns = None if request.received_ms is None else request.received_ms * 1_000_000
         span = self._tracer.start_span(
             f"{call.operation} {self._model_name}",

@@ -71,6 +71,7 @@ class BlockHasher:
         self._key = sha256(
             _DOMAIN + block_tokens.to_bytes(4, "little") + sha256(hash_key).digest()
         ).digest()
+        self._unsalted = self.seed()
 
     @property
     def scheme(self) -> str:
@@ -107,7 +108,7 @@ class BlockHasher:
         if sys.byteorder != "little":
             packed.byteswap()
         data, stride = packed.tobytes(), 4 * size
-        value = hashes[-1] if hashes else self.seed(salt)
+        value = hashes[-1] if hashes else self.seed(salt) if salt else self._unsalted
         if end == first + 1:  # as decodes do
             hashes.append(sha256(value + data).digest())
             return

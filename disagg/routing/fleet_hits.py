@@ -1,7 +1,6 @@
 """What the workers of a revision hold of one prompt, whatever their layouts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from heapq import merge
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ class FleetHits:
             return self._parts[0]
         return next(part for part in self._parts if worker in part)
 
-    @cached_property
+    @property
     def loading(self) -> int:
         """Workers whose tiers have more of the prompt than their pools."""
         found = 0
@@ -51,9 +50,10 @@ class FleetHits:
 
 def joined(parts: "Sequence[Iterable[Level]]") -> "Iterator[Level]":
     """Levels of several parts in order, those of equal length as one."""
-    if len(parts) == 1:
-        yield from parts[0]
-        return
+    return iter(parts[0]) if len(parts) == 1 else _merged(parts)
+
+
+def _merged(parts: "Sequence[Iterable[Level]]") -> "Iterator[Level]":
     for tokens, equal in groupby(merge(*parts, key=_longest_first), key=_longest_first):
         mask = 0
         for _, bits in equal:

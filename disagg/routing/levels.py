@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache, partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import accumulate, compress, repeat
 from operator import and_, mul, xor
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg.kv.kinds.registry import KINDS
+from disagg.messages.lazy import cached_property
 from disagg.messages.registration import GroupInfo
 from disagg.routing.worker_bits import EVERYBODY, bits_of
 

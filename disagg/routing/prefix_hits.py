@@ -4,12 +4,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from math import lcm
 
 from disagg.kv.kinds.registry import KINDS, sees_everything
 from disagg.messages.identity import Incarnation
+from disagg.messages.lazy import cached_property
 from disagg.messages.registration import GroupInfo
 from disagg.routing.levels import Boundaries, Leading, Levels, Trailing, levels
 from disagg.routing.prompt_walk import PromptWalk
@@ -129,7 +130,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     @cached_property
     def loading(self) -> int:
         """Workers whose tiers have more of the prompt than their pools."""
-        if self.reached is None:
+        if self.reached is None:  # as where nobody has tiers
             return 0
         found, as_far, short = 0, iter(self.usable), self._everybody
         tokens, mask = next(as_far, (0, 0))
@@ -142,7 +143,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
 
     def _agreed(self, numbers: Sequence[int], places: Sequence[int], num_tokens: int) -> Levels:
         """Prefixes of at most so many tokens on which these groups agree."""
-        if not numbers:
+        if not (numbers and num_tokens):
             return Levels(iter(()))
         parts: list[Boundaries] = []
         # Who needs most says best how far to look, and where not.
@@ -155,6 +156,8 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
             else:
                 parts.append(self._leading(number, places))
             num_tokens = min(num_tokens, parts[-1].num_blocks * group.block_tokens)
+            if not num_tokens:  # as of what nobody has served yet
+                return Levels(iter(()))
         step = lcm(*(part.block_tokens for part in parts))
         return Levels(levels(parts, step, num_tokens, self._everybody))
 

@@ -155,7 +155,7 @@ class Revisions:
         self._by_name: dict[str, Revision] = {}
 
     def __iter__(self) -> Iterator[Revision]:
-        return (self._by_name[name] for name in sorted(self._by_name))
+        return iter(self._by_name.values())
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -180,7 +180,9 @@ class Revisions:
         """Take a worker in that was checked; returns its registration, contracts shared."""
         revision = self._by_name.get(info.revision)
         if revision is None:
-            revision = self._by_name[info.revision] = Revision(info, self._hasher_of(info))
+            revision = Revision(info, self._hasher_of(info))
+            # In order: they are looked through with every request.
+            self._by_name = dict(sorted([*self._by_name.items(), (info.revision, revision)]))
         return revision.add(info)
 
     def remove(self, info: WorkerInfo) -> None:

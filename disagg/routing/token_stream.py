@@ -84,19 +84,22 @@ class TokenStream:
         num = len(tokens)
         if (
             position == len(self.tokens)
-            and 0 < num < self.end - position
-            and not output.finish_reason
+            and 0 < num <= self.end - position
             and not self._ahead
             and not self._finish
             and self.scores.taken
             and len(output.logprobs) == (num if self._with_logprobs else 0)
             and min(tokens) >= 0
         ):  # the usual case, a step's token in its turn: nothing to check against or to sort
-            accepted = self.tokens
+            accepted, reason = self.tokens, output.finish_reason
             if not isinstance(accepted, list):
                 accepted = self._accepted()
             accepted.extend(tokens)
-            return Deliver(self._request_id, tokens, output.logprobs, FinishReason.NONE)
+            if reason:
+                self._finish = position + num, reason
+            elif position + num == self.end:
+                reason = FinishReason.LENGTH
+            return Deliver(self._request_id, tokens, output.logprobs, reason)
         self._check(output)
         for position, token in enumerate(tokens, output.position):
             if len(self.tokens) <= position < self.end:

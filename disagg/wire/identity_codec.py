@@ -14,6 +14,11 @@ def key_to_wire(key: RequestKey) -> identity_pb2.RequestKey:
     )
 
 
+def put_key(wire: identity_pb2.RequestKey, key: RequestKey) -> None:
+    """Encode a request key in its place."""
+    wire.request_id, wire.generation, wire.router = key
+
+
 def key_from_wire(parent: Message, field: str = "key", *, router: str | None = None) -> RequestKey:
     """Decode the request key in a field of ``parent``.
 
@@ -22,15 +27,22 @@ def key_from_wire(parent: Message, field: str = "key", *, router: str | None = N
         field: where in it.
         router: whose session it came on: no other router's requests are spoken of there.
     """
-    require_set(parent, field)
     wire: identity_pb2.RequestKey = getattr(parent, field)
-    require_text(wire, "request_id")
-    return RequestKey(wire.request_id, wire.generation, wire.router if router is None else router)
+    request_id = wire.request_id
+    if not request_id:  # what has a text is set
+        require_set(parent, field)
+        require_text(wire, "request_id")
+    return RequestKey(request_id, wire.generation, wire.router if router is None else router)
 
 
 def incarnation_to_wire(incarnation: Incarnation) -> identity_pb2.Incarnation:
     """Encode a worker's incarnation."""
     return identity_pb2.Incarnation(worker_id=incarnation.worker_id, epoch=incarnation.epoch)
+
+
+def put_incarnation(wire: identity_pb2.Incarnation, incarnation: Incarnation) -> None:
+    """Encode a worker's incarnation in its place."""
+    wire.worker_id, wire.epoch = incarnation
 
 
 def incarnation_from_wire(parent: Message, field: str) -> Incarnation:

@@ -9,27 +9,29 @@ from disagg.wire.checks import malformed, require_set
 from disagg.wire.v1 import sampling_pb2
 
 
-def sampling_to_wire(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
-    """Encode sampling parameters; ``seed`` must fit int64."""
-    return sampling_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-        num_logprobs=sampling.num_logprobs,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=dict(sampling.logit_bias) if sampling.logit_bias else None,
-        num_prompt_tokens=sampling.num_prompt_tokens,
-        grammar=sampling.grammar,
-        min_tokens=sampling.min_tokens,
-        eos_token_ids=sampling.eos_token_ids,
-        num_prompt_logprobs=sampling.num_prompt_logprobs,
-    )
+def put_sampling(wire: sampling_pb2.SamplingParams, sampling: SamplingParams) -> None:
+    """Encode sampling parameters in an empty message; ``seed`` must fit int64."""
+    wire.max_tokens = sampling.max_tokens
+    wire.temperature = sampling.temperature
+    wire.top_p = sampling.top_p
+    wire.top_k = sampling.top_k
+    wire.seed = sampling.seed
+    wire.stop_token_ids.extend(sampling.stop_token_ids)
+    wire.min_p = sampling.min_p
+    wire.presence_penalty = sampling.presence_penalty
+    wire.frequency_penalty = sampling.frequency_penalty
+    wire.repetition_penalty = sampling.repetition_penalty
+    wire.num_prompt_tokens = sampling.num_prompt_tokens
+    wire.grammar = sampling.grammar
+    wire.min_tokens = sampling.min_tokens
+    if sampling.logit_bias:
+        wire.logit_bias.update(sampling.logit_bias)
+    if sampling.eos_token_ids:
+        wire.eos_token_ids.extend(sampling.eos_token_ids)
+    if sampling.num_logprobs is not None:
+        wire.num_logprobs = sampling.num_logprobs
+    if sampling.num_prompt_logprobs is not None:
+        wire.num_prompt_logprobs = sampling.num_prompt_logprobs
 
 
 def sampling_from_wire(parent: Message, field: str = "sampling") -> SamplingParams:

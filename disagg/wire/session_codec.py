@@ -43,9 +43,11 @@ from disagg.wire.identity_codec import (
     incarnation_to_wire,
     key_from_wire,
     key_to_wire,
+    put_incarnation,
+    put_key,
 )
 from disagg.wire.outputs_codec import outputs_from_wire, outputs_to_wire
-from disagg.wire.sampling_codec import sampling_from_wire, sampling_to_wire
+from disagg.wire.sampling_codec import put_sampling, sampling_from_wire
 from disagg.wire.stats_codec import stats_from_wire, stats_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import session_pb2
@@ -70,8 +72,9 @@ def session_request_to_wire(message: ToWorkerMessage | SessionOpen) -> session_p
                 cancel=session_pb2.Cancel(key=key_to_wire(key), reason=reason)
             )
         case WorkerIdClaimed(claimant):
-            claimed = session_pb2.WorkerIdClaimed(claimant=_address_to_wire(claimant))
-            return session_pb2.SessionRequest(id_claimed=claimed)
+            claimed = session_pb2.SessionRequest()
+            _put_address(claimed.id_claimed.claimant, claimant)
+            return claimed
         case ResetPrefixCache(number, router):
             order = session_pb2.ResetPrefixCache(number=number, router=router)
             return session_pb2.SessionRequest(reset=order)
@@ -257,34 +260,34 @@ def submit_to_wire(
         other_part: its other part, to be copied but for what each part has of its own.
     """
     request = session_pb2.SessionRequest()
-    # In its place: a message that is given to another one's constructor is copied, and with it
-    # every token of the prompt, on the event loop of a router.
+    # In its place, as all that it consists of: a message that is given to another one's constructor
+    # is copied, and with it every token of the prompt, on the event loop of a router.
     wire = request.submit
     if other_part is not None:
         wire.CopyFrom(other_part.submit)
         for field in ("peer", "pull", "take_over"):
             wire.ClearField(field)
     else:
-        wire.key.CopyFrom(key_to_wire(submit.key))
+        put_key(wire.key, submit.key)
         wire.token_ids.extend(submit.token_ids)
         wire.hashes = join_hashes(submit.hashes)
         wire.cache_salt = submit.cache_salt
-        wire.sampling.CopyFrom(sampling_to_wire(submit.sampling))
+        put_sampling(wire.sampling, submit.sampling)
         wire.traceparent = submit.traceparent
-    wire.role = submit.role.value
+    wire.role = submit.role
     if submit.peer is not None:
-        wire.peer.CopyFrom(_address_to_wire(submit.peer))
+        _put_address(wire.peer, submit.peer)
     if submit.pull is not None:
-        wire.pull.owner.CopyFrom(_address_to_wire(submit.pull.owner))
+        _put_address(wire.pull.owner, submit.pull.owner)
         wire.pull.num_tokens = submit.pull.num_tokens
     if submit.take_over is not None:
-        wire.take_over.CopyFrom(key_to_wire(submit.take_over))
+        put_key(wire.take_over, submit.take_over)
     return request
 
 
-def _address_to_wire(address: PeerAddress) -> session_pb2.PeerAddress:
-    incarnation = incarnation_to_wire(address.incarnation)
-    return session_pb2.PeerAddress(incarnation=incarnation, address=address.address)
+def _put_address(wire: session_pb2.PeerAddress, address: PeerAddress) -> None:
+    put_incarnation(wire.incarnation, address.incarnation)
+    wire.address = address.address
 
 
 def _address_from_wire(wire: session_pb2.PeerAddress) -> PeerAddress:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import field
-from functools import cached_property
 from typing import Any, Protocol
 
 from disagg.errors import DisaggError
 from disagg.messages.frozen import dataclass
+from disagg.messages.lazy import cached_property
 from disagg.router.openai.answer_form import AnswerForm
 from disagg.router.openai.shown_prompt import ShownPrompt
 from disagg.router.openai.sse import text_to_json, to_json

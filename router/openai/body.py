@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
 from disagg.errors import RequestError
+from disagg.messages.lazy import cached_property
 
 IGNORED = frozenset(
     {
@@ -61,6 +62,7 @@ class Strict(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         hide_input_in_errors=True,
+        ignored_types=(cached_property,),
     )
 
 

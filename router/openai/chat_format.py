@@ -1,10 +1,10 @@
 """The answers of the chat completions endpoint."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 from disagg.errors import DisaggError
+from disagg.messages.lazy import cached_property
 from disagg.router.message_parts.parts import Content, Part
 from disagg.router.openai.answer import Answer, Choice
 from disagg.router.openai.errors import error_body

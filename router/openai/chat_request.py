@@ -1,11 +1,11 @@
 """The body of a chat completions request."""
 
-from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from disagg.errors import RequestError
+from disagg.messages.lazy import cached_property
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.chat import Chat
 from disagg.router.generation_request import GenerationRequest

@@ -1,10 +1,10 @@
 """The answers of the completions endpoint."""
 
 import math
-from functools import cached_property
 from typing import Any
 
 from disagg.errors import DisaggError
+from disagg.messages.lazy import cached_property
 from disagg.router.openai.answer import Answer, Choice
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.logprobs import CompletionLogprobs, prompt_fields

@@ -1,12 +1,12 @@
 """The body of a completions request."""
 
 import dataclasses
-from functools import cached_property
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
 from disagg.errors import RequestError
+from disagg.messages.lazy import cached_property
 from disagg.messages.sampling import TOP_LOGPROBS_MAX
 from disagg.router.generation_request import GenerationRequest
 from disagg.router.openai.answer_form import AnswerForm

@@ -1,12 +1,12 @@
 """The body of a request to ``/v1/responses``; nothing of it is stored."""
 
 import re
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from disagg.errors import RequestError
+from disagg.messages.lazy import cached_property
 from disagg.router.chat import Chat
 from disagg.router.generation_request import (
     CACHE_SALT_CHARS_MAX,

@@ -4,7 +4,7 @@ import json
 from json.encoder import encode_basestring_ascii
 
 DONE = b"data: [DONE]\n\n"
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
 def to_json(value: object) -> bytes:

@@ -1,7 +1,6 @@
 """A plan that was weighed, in plain types, for records."""
 
-from dataclasses import dataclass
-
+from disagg.messages.frozen import dataclass
 from disagg.routing.estimates.estimate import Estimate
 
 

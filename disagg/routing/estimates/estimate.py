@@ -1,7 +1,6 @@
 """What a plan is expected to take, from plain numbers: a pure function."""
 
-from dataclasses import dataclass
-
+from disagg.messages.frozen import dataclass
 from disagg.routing.estimates.place import PROMPT_SHARE_MAX, LinkCost, Neighbours, Place
 
 ANSWER_TOKENS = 64

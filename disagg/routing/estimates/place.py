@@ -1,8 +1,8 @@
 """What steps and links take, and a worker as far as times go."""
 
-from dataclasses import dataclass
 from math import ceil
 
+from disagg.messages.frozen import dataclass
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
 
 PROMPT_SHARE_MAX = 0.9

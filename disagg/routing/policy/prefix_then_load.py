@@ -30,6 +30,8 @@ class PrefixThenLoad:
         if (loads := self._loading(demand, plan, candidates)) is not None:
             return loads
         hit_tokens = plan.prefill.found_tokens
+        if demand.num_tokens - hit_tokens < self._pull_tokens_min:
+            return plan
         owners = candidates.everybody & ~candidates.of(demand.exclusions.workers)
         saved_tokens, best = next(candidates.by_saved_tokens(owners), (0, 0))
         if saved_tokens - hit_tokens < self._pull_tokens_min:
@@ -49,10 +51,11 @@ class PrefixThenLoad:
 
     def _loading(self, demand: Demand, plan: Plan, candidates: Candidates) -> Plan | None:
         """A decode worker alone, which loads what the plan's prefill worker would compute."""
-        if plan.local:
+        bits = candidates.loading & candidates.can_decode
+        if plan.local or not bits:
             return None
         exclusions = demand.exclusions
-        bits = candidates.loading & candidates.can_decode & candidates.with_role("decode")
+        bits &= candidates.with_role("decode")
         bits &= ~candidates.of(exclusions.workers | exclusions.decode)
         able = [
             c

@@ -1,10 +1,10 @@
 """What a policy is told of one worker and of a request, and what it answers."""
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
+from disagg.messages.frozen import dataclass
 from disagg.messages.identity import Incarnation
+from disagg.messages.lazy import cached_property
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # or each command would import numpy
     from disagg.routing.prefix_hits import PrefixHits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=False)
 class Candidate:
     """A ready worker, what it holds of the prompt, and what its pool and model have room for.
 
@@ -204,7 +204,7 @@ class Plan:
     @property
     def local(self) -> bool:
         """One worker does both; nothing is handed over."""
-        return self.prefill.incarnation == self.decode.incarnation
+        return self.prefill.worker is self.decode.worker
 
 
 @dataclass(frozen=True, slots=True)

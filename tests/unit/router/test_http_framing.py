@@ -169,11 +169,17 @@ async def test_who_leaves_while_others_wait_behind_ends_its_request(open_house):
     assert len(worker.submits) == 1
 
 
-async def test_a_small_answer_is_one_write(house):
-    writes = []
-    reader, writer = await connect(house)
+async def only_connection(house):
+    """The router's side of the only connection."""
     await house.until(lambda: house.app._http_server.server_state.connections, "the connection")
     (connection,) = house.app._http_server.server_state.connections
+    return connection
+
+
+async def written_to(house):
+    """What is written to the only connection, from now on."""
+    writes: list[bytes] = []
+    connection = await only_connection(house)
     send = connection.transport.write
 
     class Counted:
@@ -185,9 +191,37 @@ async def test_a_small_answer_is_one_write(house):
             send(data)
 
     connection_transport, connection.transport = connection.transport, Counted()
+    return writes
+
+
+async def test_a_small_answer_is_one_write(house):
+    reader, writer = await connect(house)
+    writes = await written_to(house)
     writer.write(POST + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY))
     await reader.readuntil(b"}}")
     assert len(writes) == 1
+    writer.close()
+
+
+async def test_the_last_chunk_of_a_stream_leaves_with_its_end(house):
+    reader, writer = await connect(house)
+    writes = await written_to(house)
+    body = BODY.replace(b"{", b'{"stream": true, ', 1)
+    writer.write(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    await reader.readuntil(b"0\r\n\r\n")
+    assert b'"finish_reason":"length"' in writes[-1]
+    assert writes[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    writer.close()
+
+
+async def test_requests_set_no_timers(house):
+    reader, writer = await connect(house)
+    timer = (connection := await only_connection(house)).timeout_keep_alive_task
+    for _ in range(3):
+        writer.write(POST + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY))
+        await reader.readuntil(b"}}")
+    assert timer is not None
+    assert connection.timeout_keep_alive_task is timer
     writer.close()
 
 
