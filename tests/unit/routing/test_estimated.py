@@ -6,80 +6,17 @@ import pytest
 
 from disagg.errors import SloError
 from disagg.messages.identity import RequestKey
-from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import PrefillReport, PrefillTimes, Role, Submit, TransferKind
+from disagg.messages.session import Role, TransferKind
 from disagg.routing.actions import Fail
-from disagg.routing.estimates.estimate import Estimate
-from disagg.routing.exclusions import Exclusions
-from disagg.routing.policy.appraisal import num_missed
 from disagg.routing.policy.estimated import HOLD_MS_MAX
-from disagg.routing.policy.protocol import Demand
 from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
 from tests.unit.routing.measured import ALL_STEPS, stats, step_times, transfer
 from tests.unit.routing.measured import DECODES as DECODE_STEPS
 from tests.unit.routing.measured import PREFILLS as PREFILL_STEPS
+from tests.unit.routing.measured_fleet import D2, P2, D, P, fleet, roles, say, served
 
-FOUND = Estimate(
-    queue_ms=10.0,
-    drain_ms=0.0,
-    transfer_ms=0.0,
-    prefill_ms=40.0,
-    message_ms=0.0,
-    handover_ms=0.0,
-    tpot_ms=5.0,
-    others_ms=0.0,
-    neighbours=(),
-    num_bytes=0,
-    num_answer_tokens=64,
-)
-P, P2 = (worker(name, "prefill", num_blocks=1000) for name in ("p", "p2"))
-D, D2 = (worker(name, "decode", num_blocks=1000) for name in ("d", "d2"))
-A, B = (worker(name, "both", num_blocks=1000) for name in ("a", "b"))
 LONG = tuple(range(100, 501))
-
-
-def fleet(
-    *workers: WorkerInfo, policy: str = "estimated", link_ms: int = 3, **options: float
-) -> Router:
-    """A router that knows the speed of all steps and links: 2 ms a step, 0.1 a token."""
-    router = Router(*workers, policy=policy, worker_silent_ms=10**6, **options)  # type: ignore[arg-type]
-    learn_links(router, link_ms)
-    for one in workers:
-        say(router, one)
-    return router
-
-
-def learn_links(router: Router, link_ms: int) -> None:
-    """Two hand-overs; the first READ of a pair is cold."""
-    for number in range(6):
-        name = f"warm-up-{number}"
-        router.generate(request(name, num_tokens=3))
-        prefill = dict(router.submits)
-        keys = {submit.role: (who, submit) for who, submit in router.submits}
-        if Role.PREFILL in keys:
-            owner, submit = keys[Role.PREFILL]
-            reader = keys[Role.DECODE][0]
-            report = transfer(submit.key, worker(owner).incarnation, (1 + number) * 4096, link_ms)
-            prefill_report = PrefillReport(submit.key, 3, 0, 3, times=PrefillTimes(0, 1, 1))
-            router.core.from_worker(router.now_ms, worker(owner).incarnation, prefill_report)
-            router.core.from_worker(router.now_ms, worker(reader).incarnation, report)
-        assert prefill
-        router.core.cancel(router.now_ms, name, "warm")
-
-
-def say(router: Router, who: WorkerInfo, **changes: int) -> None:
-    router.core.from_worker(router.now_ms, who.incarnation, stats(ALL_STEPS, **changes))
-
-
-def served(router: Router, num_tokens: int = 401, **changes: object) -> dict[str, Submit]:
-    new = replace(request("r", num_tokens=num_tokens, max_tokens=100), **changes)  # type: ignore[arg-type]
-    router.generate(new)
-    return dict(router.submits)
-
-
-def roles(submits: dict[str, Submit]) -> dict[str, Role]:
-    return {who: submit.role for who, submit in submits.items()}
 
 
 def test_a_long_prompt_beside_busy_decodes_is_handed_over() -> None:
@@ -166,22 +103,6 @@ def test_who_has_no_room_is_waited_for_only_where_that_takes_less() -> None:
         say(router, P, num_prefill_tokens_queued=queued, num_waiting=1)
         found = served(router)
         assert (not found) is waits, (queued, roles(found))
-
-
-def test_a_time_per_token_that_all_should_keep_moves_prompts_away() -> None:
-    for bound_ms, who in ((0.0, {"d"}), (7.0, {"p", "d"})):
-        router = fleet(P, D, slo_tpot_ms=bound_ms, others_weight=0.0, link_ms=150)
-        say(router, D, num_running=8)
-        assert set(served(router)) == who, bound_ms
-
-
-def test_a_bound_on_the_first_token_counts_beside_the_sum() -> None:
-    for ttft_ms, who in ((0, {"p", "d"}), (40, {"d"}), (400, {"p", "d"})):
-        router = fleet(P, D)
-        say(router, P, num_prefill_tokens_queued=200, num_waiting=1)
-        say(router, D, num_running=3)
-        found = served(router, num_tokens=201, slo=Slo(ttft_ms=ttft_ms))
-        assert set(found) == who, ttft_ms
 
 
 def test_what_no_plan_can_keep_is_shed_if_it_is_asked_for() -> None:
@@ -361,62 +282,3 @@ def test_keys_of_the_warm_up_are_real() -> None:
     (generation,) = router.record("r").generations
     assert generation.estimate is None
     assert transfer(RequestKey("r", 1), P.incarnation, 1, 1).kind is TransferKind.HANDOVER
-
-
-def test_who_comes_too_late_by_every_plan_leaves_no_worker_idle() -> None:
-    """Neighbours count by its own bound: who has no time left does not wait for their sake."""
-    for bound_ms, who in ((10, {"d"}), (0, {"p", "d"}), (60_000, {"p", "d"})):
-        router = fleet(P, D, slo_tpot_ms=7.0, others_weight=0.0, link_ms=150)
-        say(router, D, num_running=8)
-        assert set(served(router, slo=Slo(ttft_ms=bound_ms))) == who, bound_ms
-
-
-def test_of_those_behind_it_more_are_late_the_less_time_it_has_left_itself() -> None:
-    demand = Demand(401, 501, Exclusions(), slo=Slo(ttft_ms=1_000), num_behind=8)
-    for waited_ms, num in ((0, 0), (450, 0), (700, 4), (2_000, 9)):
-        late = replace(demand, waited_ms=waited_ms)
-        assert num_missed(FOUND, late, 0.0) == num, waited_ms
-        alone = replace(late, num_behind=0)
-        assert num_missed(FOUND, alone, 0.0) == (waited_ms > 950), waited_ms
-    for waited_ms, part in ((750, 0.0), (950, 0.5), (1_050, 0.75), (1_150, 1.0)):
-        near = replace(demand, waited_ms=waited_ms, num_behind=0)
-        assert num_missed(FOUND, near, 0.0) == pytest.approx(part), "an estimate may be wrong"
-    assert num_missed(FOUND, replace(demand, slo=Slo()), 0.0) == 0, "without a bound nobody is late"
-
-
-def test_a_copy_has_a_price_where_caches_are_of_use() -> None:
-    """A hand-over leaves a second copy, which pushes out what later prompts would have found."""
-    for share, who in ((0.0, {"p", "d"}), (1.0, {"d"})):
-        router = fleet(P, D, link_ms=20)
-        finds(router, share)
-        say(router, P)
-        say(router, D, num_running=1)
-        assert set(served(router)) == who, share
-
-
-def finds(router: Router, share: float) -> None:
-    """Prompts have that share of their tokens in caches; those that say so have ended."""
-    for number in range(30):
-        name = f"found-{number}"
-        router.now_ms += 1_000
-        router.generate(request(name, num_tokens=10, max_tokens=1))
-        ((who, submit),) = (one for one in router.submits if one[1].role is not Role.DECODE)
-        num_found = int(share * 10)
-        report = PrefillReport(submit.key, 10, num_found, 10 - num_found)
-        router.core.from_worker(router.now_ms, worker(who).incarnation, report)
-        router.core.cancel(router.now_ms, name, "known")
-
-
-def test_a_long_prompt_leaves_a_worker_free_for_the_short_ones_that_come() -> None:
-    """Behind another long one it waits; on the free worker it would make all of them wait."""
-    for num_short, who in ((0, {"a"}), (12, {"b"})):
-        router = fleet(A, B)
-        for number in range(num_short):
-            router.now_ms += 50
-            short = replace(request(f"s{number}", num_tokens=11), slo=Slo(ttft_ms=100))
-            router.generate(short)
-            router.core.cancel(router.now_ms, f"s{number}", "over")
-        say(router, A)
-        say(router, B, num_prefill_tokens_queued=300, num_prompts_queued=1)
-        found = served(router, slo=Slo(ttft_ms=10_000))
-        assert {who for who, one in found.items() if one.role is not Role.DECODE} == who, num_short
