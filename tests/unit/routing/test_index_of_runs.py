@@ -235,7 +235,7 @@ def test_control_a_broken_index_is_found(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Any
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    with pytest.raises((AssertionError, InvariantViolation, IndexError, ValueError)):
+    with pytest.raises((AssertionError, InvariantViolation, IndexError, KeyError, ValueError)):
         run_state_machine_as_test(IndexAgainstSets, settings=CONTROL)
 
 
