@@ -16,6 +16,8 @@ _BUCKETS = 512
 _SLOTS = 8 * _BUCKETS
 _SEGMENT_MAX = 7 * _SLOTS // 8
 """So many entries of a segment; with more, both buckets of a value are often full."""
+_SPLIT_MIN = _SLOTS // 2
+"""With fewer, both buckets of a value are full by chance never, but of values that are alike."""
 _EACH = 0x0101010101010101
 """Times a byte: that byte eight times."""
 _TAKEN = 0x80
@@ -72,8 +74,13 @@ class Buckets:
         found: list[int] = some[(alike & (entries != 0)).any(axis=1)].tolist()
         return found
 
-    def put(self, bits: Words, positions: Words) -> None:
-        """Enter positions, in any order."""
+    def put(self, bits: Words, positions: Words) -> Indexes:
+        """Enter positions, in any order.
+
+        Returns:
+            Indexes of those that are not in, as too many others have the same bits: to split their
+            segment would help only where the bits differ, and each time it doubles `_firsts`.
+        """
         one, other = self._make_room(bits)
         self._count(one, 1)
         entries = np.frombuffer(self._entries, np.uint64)
@@ -98,10 +105,15 @@ class Buckets:
             one, other, mine, marks = one[lost], other[lost], mine[lost], marks[lost]
             left = left[lost]
         del entries, kept, words  # or no segment could be added
-        if stuck:
-            self._count(one, -1)
-            self._split(int(one[-1]) // _BUCKETS)
-            self.put(bits[left], positions[left])
+        if not stuck:
+            return left
+        self._count(one, -1)
+        segments = one[-len(stuck) :] // _BUCKETS
+        alike = np.frombuffer(self._num_used, np.int64)[segments] < _SPLIT_MIN
+        out, left = left[-len(stuck) :][alike], np.delete(left, np.flatnonzero(alike) - len(stuck))
+        if not len(out):
+            self._split(int(segments[-1]))
+        return np.concatenate((out, left[self.put(bits[left], positions[left])]))
 
     def take_out(self, bits: Words, positions: Words) -> None:
         """Clear entries.

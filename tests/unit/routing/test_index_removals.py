@@ -106,7 +106,10 @@ def fill_and_empty(num: int) -> list[int]:
     return [i for i, at in enumerate(found) if i % 2 and (1 << 20) + i in at]
 
 
-def test_buckets_that_are_full_before_their_segment_are_split() -> None:
+def test_buckets_that_are_full_before_their_segment_are_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(buckets, "_SPLIT_MIN", 0)
     assert fill_and_empty(2000) == list(range(1, 2000, 2))
 
 
