@@ -1,14 +1,13 @@
 """A client's connection: HTTP/1.1 parsed by httptools within bounds, and answers written to it.
 
 httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_check_head`,
-`_check_line` and `data_received` add both. Requests that come before their turn wait, a few of
+`_end_of_head` and `data_received` add both. Requests that come before their turn wait, a few of
 them.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -63,6 +62,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self._is_in_head = False
             self._pieces: list[bytes] = []  # in which the head lies that is being read
             self._begins_pieces = True
+            self._end = 0  # of what is known in these pieces: of the last head, and its body
             self._is_resumed = False
             self._has_moved = False
             self._num_unframed = 0
@@ -101,6 +101,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self._has_moved = False
             if not self._pieces:
                 self._begins_pieces = self.cycle is None or not self.cycle.more_body
+                self._end = 0
             self._pieces.append(data)
             try:
                 self._feed(data)
@@ -163,7 +164,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             version = self.parser.get_http_version()
             _check_head(version, self.url, self.headers)
             line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version.encode())
-            _check_line(line, self._pieces, is_first=self._begins_pieces)
+            came = b"".join(self._pieces)
+            self._end = _end_of_head(line, came, self._end, is_first=self._begins_pieces)
             self._begins_pieces = False
             if len(self.pipeline) >= WAITING_MAX:
                 raise CapacityError(
@@ -210,6 +212,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
 
         def on_body(self, body: bytes) -> None:
             self._has_moved = True
+            self._end += len(body)
             cycle = self.cycle
             if cycle.response_complete:
                 return
@@ -334,22 +337,27 @@ def _check_head(version: str, target: bytes, headers: Headers) -> None:
         raise _no_http()
 
 
-def _check_line(line: bytes, pieces: Sequence[bytes], *, is_first: bool) -> None:
+def _end_of_head(line: bytes, came: bytes, start: int, *, is_first: bool) -> int:
     """Refuse a request line that was another one than the parser took it for.
 
     It takes RTSP/1.1 for HTTP/1.1, and several spaces for one.
 
     Args:
         line: as it must have been.
-        pieces: of what came, with the whole head in them.
-        is_first: nothing comes before it; else it is only looked for.
+        came: with the whole head in it.
+        start: the head begins there or, behind chunks, whose sizes are not counted, later.
+        is_first: nothing but empty lines comes before it.
+
+    Returns:
+        Where the head ends.
 
     Raises:
         RequestError: this is none of HTTP/1.1 or 1.0.
     """
-    came = b"".join(pieces)
-    if not (came.lstrip(b"\r\n").startswith(line) if is_first else line in came):
+    begin = len(came) - len(came.lstrip(b"\r\n")) if is_first else came.find(line, start)
+    if begin < 0 or not came.startswith(line, begin):
         raise _no_http(": a request line is METHOD TARGET HTTP/1.1, with one space between each")
+    return came.find(b"\r\n\r\n", begin) + 4
 
 
 def _no_http(more: str = "") -> RequestError:

@@ -45,7 +45,8 @@ def _at_most(settings: Settings) -> Settings:
 def start_ray(settings: Settings, folder: Path) -> None:
     """Start a Ray cluster of this machine alone and connect to it.
 
-    It listens on the loopback address and asks for a token that only its own processes know.
+    It asks for a token that only its own processes know: Ray takes 127.0.0.1 for the machine's own
+    address, and listens on every interface.
 
     Args:
         settings: sizes are taken from it.

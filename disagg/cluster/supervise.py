@@ -362,13 +362,12 @@ class Supervisor:
     # What is said
 
     def _report_late(self) -> None:
+        patience_s = self._settings.cluster.start_timeout_s
         for worker in self._workers:
-            late = worker.is_wanted and worker.actor is not None and not worker.serves
-            if late and worker.late_at_s < time.monotonic():
-                worker.late_at_s = float("inf")
+            if worker.is_late(time.monotonic(), patience_s):
                 self._report(
                     f"worker {worker.worker_id} does not serve after"
-                    f" {self._settings.cluster.start_timeout_s:g} s{describe_free()}"
+                    f" {patience_s:g} s{describe_free()}"
                 )
 
     def _tell(self) -> None:

@@ -23,7 +23,7 @@ class Supervised:
         name: of the actor; another one once it has been created with other settings.
         role: that it is to have; one that runs takes it as it is asked how it is.
         report: takes a line whenever something changed.
-        late_at_s: when it is said that it does not serve yet.
+        late_at_s: when it is said that it does not serve, unless it does before.
     """
 
     name: ActorName
@@ -69,6 +69,15 @@ class Supervised:
     def serves_as_wanted(self) -> bool:
         """It answered last, and has its role."""
         return self.serves and self.state is not None and self.state.role == self.role
+
+    def is_late(self, now_s: float, patience_s: float) -> bool:
+        """Whether it is to be said now, once, that it has not served for so long."""
+        if self.serves:
+            self.late_at_s = now_s + patience_s  # what it is given when it has to start again
+        if self.late_at_s > now_s or not self.is_wanted or self.actor is None:
+            return False
+        self.late_at_s = float("inf")
+        return True
 
     def ask(self, *, takes_roles: bool) -> None:
         """Ask how it is, unless an answer is outstanding.

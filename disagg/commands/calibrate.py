@@ -15,8 +15,8 @@ import typer
 
 from disagg.commands.arguments import Config, Model, Set, read_effective
 from disagg.commands.fitted_fleet import fitted, with_serving
-from disagg.commands.fleet_requests import RunningFleet
-from disagg.commands.measured_fleet import ask_fleet, ask_shapes
+from disagg.commands.fleet_requests import RunningFleet, prompt_of
+from disagg.commands.measured_fleet import PROMPT_TOKENS, ask_fleet, ask_shapes
 from disagg.commands.signals import exit_on_signals
 from disagg.config.options import model_name
 from disagg.config.settings import Settings
@@ -78,11 +78,17 @@ def calibrate(
     name = model_name(settings)
     if not out.parent.is_dir():
         raise ConfigError(f"--out: {out.parent} is no directory", param="out")
+    if out.is_dir():
+        raise ConfigError(f"--out: {out} is a directory", param="out")
+    running = RunningFleet(fleet, name, admin) if fleet else None
+    if running is not None:  # where it does not answer that is known before minutes have gone by
+        running.wait_until_idle()
+        running.ask_at_once([prompt_of(PROMPT_TOKENS)])
     began_s = time.monotonic()
     curves, measured = _measure(settings, name, workers_per_host, repeats)
-    if fleet:
+    if running is not None:
         shapes = ask_shapes(curves, settings)
-        answers = ask_fleet(shapes, RunningFleet(fleet, name, admin), repeats, _say)
+        answers = ask_fleet(shapes, running, repeats, _say)
         curves = with_serving(curves, settings, answers)
         measured["fleet"] = {"repeats": repeats, **fitted(curves, settings, answers)}
     measured["took_s"] = round(time.monotonic() - began_s, 1)

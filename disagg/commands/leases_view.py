@@ -63,7 +63,8 @@ def ask_workers(
             )
             for channel in channels
         ]
-        return [_answer(worker, call) for worker, call in zip(workers, asked, strict=True)]
+        hint = "" if tls_directory else " (does it want a node's certificate? --tls-directory)"
+        return [_answer(worker, call, hint) for worker, call in zip(workers, asked, strict=True)]
     finally:
         for channel in channels:
             channel.close()
@@ -92,11 +93,12 @@ def _address(info: Any) -> WorkerAddress:
     return WorkerAddress(*fields)
 
 
-def _answer(worker: WorkerAddress, call: Any) -> WorkerLeases:
+def _answer(worker: WorkerAddress, call: Any, hint: str) -> WorkerLeases:
     try:
         status: worker_pb2.StatusResponse = call.result()
     except grpc.RpcError as error:
-        return WorkerLeases(worker, None, f"{error.code().name}: {error.details()}")
+        hint = hint if error.code() is grpc.StatusCode.UNAVAILABLE else ""
+        return WorkerLeases(worker, None, f"{error.code().name}: {error.details()}{hint}")
     if status.worker.epoch != worker.epoch:
         # Restarted, and not yet registered again; or another worker has taken the port.
         return WorkerLeases(worker, None, f"{worker_text(status.worker)} answers at its address")

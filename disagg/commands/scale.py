@@ -38,7 +38,8 @@ def scale(
     it runs; else workers start, or drain and end. No request fails by it. The counts hold instead
     of those in the settings until --reset, for supervisors that come later too.
 
-    The supervisor is that of the Ray cluster this machine belongs to, or of --ray-address.
+    The supervisor is that of the Ray cluster this machine belongs to, or of --ray-address. The
+    cluster of a disagg serve of one machine alone cannot be joined.
     """
     exit_on_signals()
     named = {"prefill": prefill, "decode": decode, "both": both}

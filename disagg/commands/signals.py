@@ -28,10 +28,10 @@ def raise_on_signals() -> None:
 
 
 def interrupt_on_signals() -> None:
-    """SIGTERM and SIGINT both end the main thread's wait, wherever it is."""
+    """SIGTERM and SIGINT both end the main thread's wait, wherever it is; the error says which."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signum)
 
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)

@@ -140,7 +140,7 @@ def read_curves(path: Path) -> Curves:
         content = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", param="curves") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: no JSON: {error}", param="curves") from None
     return curves_from_json(content, str(path))
 

@@ -45,11 +45,11 @@ def simulate_all(comparison: Comparison, num_processes: int, *, quiet: bool) -> 
         interrupt_on_signals()
         try:
             return _collected((each.result() for each in begun), len(runs), quiet=quiet)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupted:
             for process in multiprocessing.active_children():
                 process.kill()
             os.write(2, b"disagg: interrupted\n")
-            raise SystemExit(128 + signal.SIGINT) from None
+            raise SystemExit(128 + interrupted.args[0]) from None
         except BrokenProcessPool:
             raise RemoteFault(
                 "a process that simulated a fleet was killed; where memory is short, "

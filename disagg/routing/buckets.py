@@ -19,6 +19,8 @@ KEPT_MAX = 128
 """Numpy keeps some memory of each size below so many words for itself, half a megabyte in all."""
 _MANY = 48
 """So many are compared at once faster than by a loop."""
+_SPLIT_MIN = _SLOTS // 2
+"""With fewer, both buckets of a value are full by chance never, but of values that are alike."""
 _EACH = 0x0101010101010101
 """Times a byte: that byte eight times."""
 _TAKEN = 0x80
@@ -75,8 +77,13 @@ class Buckets:
         found: list[int] = some.tolist()
         return found
 
-    def put(self, bits: Words, positions: Words) -> None:
-        """Enter positions, in any order."""
+    def put(self, bits: Words, positions: Words) -> Indexes:
+        """Enter positions, in any order.
+
+        Returns:
+            Indexes of those that are not in, as too many others have the same bits: to split their
+            segment would help only where the bits differ, and each time it doubles `_firsts`.
+        """
         one, other = self._make_room(bits)
         self._count(one, 1)
         entries, marks = _entries_of(bits, positions), _marks_of(bits).astype(np.uint8)
@@ -93,10 +100,17 @@ class Buckets:
                 stuck.append(i)
             else:
                 self._entries[slot], self._marks[slot] = entries[i], marks[i]
-        if stuck:
-            self._count(one[stuck], -1)
-            self._split(int(one[stuck[-1]]) // _BUCKETS)
-            self.put(bits[stuck], positions[stuck])
+        out = np.array(stuck, np.int64)
+        if not stuck:
+            return out
+        self._count(one[out], -1)
+        segments = one[out] // _BUCKETS
+        differ = np.frombuffer(self._num_used, np.int64)[segments] >= _SPLIT_MIN
+        again, out = out[differ], out[~differ]
+        if len(again):
+            self._split(int(segments[differ][-1]))
+            out = np.concatenate((out, again[self.put(bits[again], positions[again])]))
+        return out
 
     def take_out(self, bits: Words, positions: Words) -> None:
         """Clear entries.

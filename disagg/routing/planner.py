@@ -5,6 +5,7 @@ from math import ceil
 
 from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault, SloError
 from disagg.routing.cache_reset import CacheResets
+from disagg.routing.end_pace import RETRY_AFTER_MAX_S
 from disagg.routing.fleet import Fleet
 from disagg.routing.policy.appraisal import Appraiser
 from disagg.routing.policy.candidates import Candidates
@@ -212,5 +213,5 @@ def _shed(demand: Demand, plan: Plan) -> None:
         raise SloError(
             f"the first token is expected after {ttft_ms:.0f} ms, {wanted_ms} are wanted",
             param="ttft_ms",
-            retry_after_s=max(1, ceil((ttft_ms - wanted_ms) / 1000)),
+            retry_after_s=max(1, min(RETRY_AFTER_MAX_S, ceil((ttft_ms - wanted_ms) / 1000))),
         )

@@ -51,6 +51,9 @@ class PositionTable:
         """Numbers of the chains in which these are."""
         self._leaving, self._left = bytearray(), array("Q")
         """Packed values that were removed, and where they were."""
+        self._crowded: dict[bytes, int] = {}
+        """Positions of values for which the buckets have no room. Only a worker that is broken, or
+        means harm, has values whose first 64 bits are alike, and it costs no more than a dict."""
         self._found: dict[bytes, int] = {}
         """What prompts had last: beginnings that they have in common are found so in no time."""
 
@@ -62,7 +65,7 @@ class PositionTable:
         for position in self._buckets.positions(_first_word(value)[0] * _SECRET & _WORDS):
             if self._is_at(value, position):
                 return position
-        return -1
+        return self._crowded.get(value, -1)
 
     def find_again(self, value: bytes) -> int:
         """The same of a prompt's value; faster where it was found before."""
@@ -112,14 +115,14 @@ class PositionTable:
                     return position - first
                 self._coming[value] = position
         else:
-            num = self._first_known(values, packed)
-            if _is_one_twice(values[:num], packed):
+            if _is_one_twice(values, packed):
                 return self.insert(values[: _MANY - 1], packed, first)
+            num = self._first_known(values, packed)
             if num < _WAITING_MAX // 2:
                 self._coming.update(zip(values[:num], range(first, first + num), strict=True))
             else:
                 self._take_out()
-                self._buckets.put(_mixed(packed)[:num], _positions(first, num))
+                self._put(values[:num], _mixed(packed)[:num], _positions(first, num))
         if len(self._coming) >= _WAITING_MAX:
             self._settle()
         return num
@@ -128,28 +131,33 @@ class PositionTable:
         """Values that were at one position and those after it are at another one and after it."""
         self._settle()
         mixed = _mixed(packed)
-        self._buckets.move(mixed, _positions(old, len(mixed)), new - old)
+        positions = _positions(old, len(mixed))
+        if self._crowded:
+            values = _cut(packed)
+            there = [i for i, value in enumerate(values) if value in self._crowded]
+            self._crowded.update((values[i], new + i) for i in there)
+            mixed, positions = np.delete(mixed, there), np.delete(positions, there)
+        self._buckets.move(mixed, positions, new - old)
 
     def remove(self, packed: bytes, first: int) -> None:
         """Values that were at a position and those after it have none any more."""
-        num = len(packed) // VALUE_BYTES
-        if first >> OFFSET_BITS not in self._coming_chains:
+        if not self._crowded and first >> OFFSET_BITS not in self._coming_chains:
             self._leaving += packed
-            self._left.extend(range(first, first + num))
+            self._left.extend(range(first, first + len(packed) // VALUE_BYTES))
         else:
-            for i in range(num):
-                value = packed[i * VALUE_BYTES : (i + 1) * VALUE_BYTES]
-                if self._coming.pop(value, -1) < 0:
+            for position, value in enumerate(_cut(packed), first):
+                if self._coming.pop(value, -1) < 0 and self._crowded.pop(value, -1) < 0:
                     self._leaving += value
-                    self._left.append(first + i)
+                    self._left.append(position)
         if len(self._left) >= _WAITING_MAX:
             self._take_out()
 
     def _first_known(self, values: Sequence[bytes], packed: bytes | bytearray) -> int:
         """Number of the values before the first one that has a position."""
         num = len(values)
-        if not self._coming.keys().isdisjoint(values):
-            num = next((i for i, value in enumerate(values) if value in self._coming), num)
+        for known in (self._coming, self._crowded):
+            if not known.keys().isdisjoint(values):
+                num = next((i for i, value in enumerate(values[:num]) if value in known), num)
         alike = self._buckets.some_alike(_mixed(packed.ljust(_PACKED_MIN, b"\0")))
         return next((i for i in alike if i < num and self.find(values[i]) >= 0), num)
 
@@ -157,16 +165,25 @@ class PositionTable:
         """Make the changes that wait."""
         self._take_out()
         if self._coming:
-            packed, num = b"".join(self._coming), len(self._coming)
-            positions = np.fromiter(self._coming.values(), np.uint64, num)
-            self._buckets.put(_mixed(packed), positions)
+            values = list(self._coming)
+            positions = np.fromiter(self._coming.values(), np.uint64, len(values))
+            self._put(values, _mixed(b"".join(values)), positions)
             self._coming, self._coming_chains = {}, set()
+
+    def _put(self, values: Sequence[bytes], mixed: Words, positions: Words) -> None:
+        """Enter values that have no position."""
+        for i in self._buckets.put(mixed, positions).tolist():
+            self._crowded[values[i]] = int(positions[i])
 
     def _take_out(self) -> None:
         """Clear the entries of all that was removed."""
         if self._left:
             self._buckets.take_out(_mixed(self._leaving), np.frombuffer(self._left, np.uint64))
             self._leaving, self._left = bytearray(), array("Q")
+
+
+def _cut(packed: bytes) -> list[bytes]:
+    return [packed[at : at + VALUE_BYTES] for at in range(0, len(packed), VALUE_BYTES)]
 
 
 def _mixed(packed: bytes | bytearray) -> Words:

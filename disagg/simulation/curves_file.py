@@ -12,6 +12,9 @@ from disagg.routing.estimates.place import LinkCost
 from disagg.simulation.curves import Curves, Line, Surface
 
 VERSION = 3
+NUMBER_MAX = 1e9
+"""Of ms, tokens and shares; more is a mistake in the file, and with infinities nothing ends."""
+COUNT_MAX = 1 << 31
 _Made = TypeVar("_Made", Surface, Line)
 
 
@@ -73,7 +76,9 @@ def curves_from_json(content: object, name: str = "curves") -> Curves:
     """
     whole = _Object(content, name)
     if (version := whole.fields.get("version")) != VERSION:
-        raise ConfigError(f"{name}: version: {version!r}, not {VERSION}", param="curves")
+        raise ConfigError(
+            f"{name}: version: {version!r:.60}, not {VERSION}: calibrate anew", param="curves"
+        )
     model = whole.inner("model")
     mixed, transfer, messages = map(whole.inner, ("mixed", "transfer", "messages"))
     request, serving = map(whole.inner, ("request", "serving"))
@@ -119,14 +124,14 @@ class _Object:
         """A field of at least 0."""
         found = self.fields.get(name)
         if not _is_number(found):
-            raise self.refuse(name, "a number of at least 0 is wanted")
+            raise self.refuse(name, f"a number from 0 to {NUMBER_MAX:,.0f} is wanted")
         return float(found)
 
     def count(self, name: str) -> int:
         """A field that is a whole number of at least 1."""
         found = self.fields.get(name)
-        if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-            raise self.refuse(name, "a whole number of at least 1 is wanted")
+        if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= COUNT_MAX:
+            raise self.refuse(name, f"a whole number from 1 to {COUNT_MAX:,} is wanted")
         return found
 
     def row(self, name: str) -> tuple[float, ...]:
@@ -136,13 +141,13 @@ class _Object:
 
 def _is_number(found: object) -> TypeGuard[int | float]:
     return (
-        isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < float("inf")
+        isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= NUMBER_MAX
     )
 
 
 def _row(content: _Object, name: str, found: object) -> tuple[float, ...]:
     if not isinstance(found, list) or not found or not all(map(_is_number, found)):
-        raise content.refuse(name, "a list of numbers of at least 0 is wanted")
+        raise content.refuse(name, f"a list of numbers from 0 to {NUMBER_MAX:,.0f} is wanted")
     return tuple(map(float, found))
 
 
@@ -182,10 +187,9 @@ def _layout(model: _Object) -> KVCacheLayout:
         spec = _spec(group)
         blocks = group.count("blocks_per_state")
         found.append(KVCacheGroup(number, spec, tuple(map(int, layers)), blocks))
+    block_bytes, hash_tokens = model.count("block_bytes"), model.count("hash_block_tokens")
     try:
-        return KVCacheLayout(
-            tuple(found), model.count("block_bytes"), model.count("hash_block_tokens")
-        )
+        return KVCacheLayout(tuple(found), block_bytes, hash_tokens)
     except ConfigError as error:
         raise ConfigError(
             f"{model.where}: {error.param}: {error.message}", param="curves"
@@ -194,7 +198,7 @@ def _layout(model: _Object) -> KVCacheLayout:
 
 def _spec(group: _Object) -> Spec:
     kind = group.fields.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise group.refuse("kind", f"one of {', '.join(KINDS)} is wanted")
     given = group.inner("spec").fields
     arguments = {name: _hashable(value) for name, value in given.items()}

@@ -33,7 +33,7 @@ def read_trace(lines: Iterable[str], name: str = "trace") -> list[TraceRequest]:
             raise ConfigError(f"{where}: more than {REQUESTS_MAX:,} requests", param="trace")
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: no JSON: {error}", param="trace") from None
         if not isinstance(fields, dict):
             raise ConfigError(f"{where}: a JSON object is wanted", param="trace")

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
-from disagg.errors import InvariantViolation
+from disagg.errors import ExpiredError, InvariantViolation
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.event_log import KVEventLog
 from disagg.kv.hashing import BlockHasher
@@ -153,6 +153,11 @@ class SimulatedWorker:
         """Something goes on here, or is lent."""
         return bool(self.core.sequences or self.core.leases.num_live)
 
+    @property
+    def reads(self) -> bool:
+        """READs of it have not ended: perhaps of requests that have."""
+        return bool(self.core.inbound.statuses())
+
     # --- carrying out
 
     def _handle(self, actions: Iterable[WorkerAction]) -> None:
@@ -173,7 +178,7 @@ class SimulatedWorker:
                 case PostRead():
                     self._read(action)
                 case Exit(reason):
-                    raise InvariantViolation(f"{self._me} would exit: {reason}")
+                    raise links_too_slow(self._me, reason)
                 case _:
                     pass  # streams to peers are always there; transports do not fail
 
@@ -268,6 +273,14 @@ class SimulatedWorker:
     def _tick(self) -> None:
         self._ticks = False
         self._handle(self.core.tick(self._time.clock_ms))
+
+
+def links_too_slow(worker: Incarnation, reason: str) -> ExpiredError:
+    """What a real fleet loses a worker by; in this one nothing fails."""
+    return ExpiredError(
+        f"{worker.worker_id} would end: {reason}; the links are too slow for this load "
+        "(transfer.read_stuck_ms)"
+    )
 
 
 def _registration(core: WorkerCore, me: Incarnation, role: str, hash_scheme: str) -> WorkerInfo:

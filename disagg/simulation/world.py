@@ -20,7 +20,7 @@ from disagg.simulation.host import Host
 from disagg.simulation.links import Wires
 from disagg.simulation.prompts import Prompts, TraceRequest
 from disagg.simulation.virtual_time import VirtualTime
-from disagg.simulation.worker import SimulatedWorker
+from disagg.simulation.worker import SimulatedWorker, links_too_slow
 
 ROUTER_TICK_MS, HEARTBEAT_MS = 100.0, 1_000.0
 BEGIN_MS = 1_000.0
@@ -130,6 +130,7 @@ class World:
 
         Raises:
             InvariantViolation: a request has no end, or a count does not add up.
+            ExpiredError: the links are so slow that a real worker would end.
             DisaggError: the fleet cannot be built so.
         """
         outcomes = [Outcome(request) for request in trace]
@@ -262,15 +263,19 @@ class World:
             outcome.num_cached = record.cached_tokens
 
     def _come_to_rest(self) -> None:
-        """Let the last commits and cancels arrive.
+        """Let the last commits and cancels arrive, and READs end that nobody waits for.
 
         Raises:
-            InvariantViolation: a worker still has something to do after all bounds on waiting.
+            ExpiredError: READs take longer than all bounds on waiting.
+            InvariantViolation: a worker still has something else to do after these.
         """
         limits = self.plan.limits
         bound_ms = self.time.now_ms + limits.lease_ttl_ms + limits.reservation_ttl_ms
-        while busy := [one.info.incarnation for one in self.workers if one.is_busy]:
+        while restless := [one for one in self.workers if one.is_busy or one.reads]:
             if self.time.now_ms > bound_ms:
+                busy = [one.info.incarnation for one in restless if one.is_busy]
+                if not busy:
+                    raise links_too_slow(restless[0].info.incarnation, "its READs do not end")
                 raise InvariantViolation(f"{busy} do not come to rest")
             self.time.advance()
 

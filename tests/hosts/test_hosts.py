@@ -160,7 +160,7 @@ def test_a_killed_host_is_gone_and_comes_back_empty(three_hosts: Hosts) -> None:
 
     three_hosts.restart(second)
     wait_for(lambda: reaches(first, second), "not back")
-    assert second.run("ls /tmp").stdout == ""
+    assert "here" not in second.run("ls /tmp").stdout.split()  # the repository may lie there
     assert (
         first.run(f"{SSH} -o StrictHostKeyChecking=yes h2 hostname", check=False).stdout == "h2\n"
     )

@@ -22,7 +22,8 @@ def solve(
 
     Args:
         num_features: of a sample.
-        products: sums of the products of two features, upper triangle by rows.
+        products: sums of the products of two features, upper triangle by rows. A worker tells them,
+            so they may be such as no samples have: then anything, or nothing, is known.
         timed: sums of each feature times what is explained.
     """
     if not all(map(math.isfinite, (*products, *timed))):
@@ -41,9 +42,13 @@ def solve(
         worst = min(range(len(used)), key=found.__getitem__)
         if found[worst] >= 0:
             solved = {i: x / scale[i] for i, x in zip(used, found, strict=True)}
+            if not all(map(math.isfinite, solved.values())):
+                break
             return tuple(solved.get(i, 0.0) if i in known else None for i in range(num_features))
         del used[worst]
-    return tuple(0.0 if i in known else None for i in range(num_features))
+    else:
+        return tuple(0.0 if i in known else None for i in range(num_features))
+    return (None,) * num_features
 
 
 def _square(num_features: int, products: Sequence[float]) -> list[list[float]]:
@@ -55,10 +60,15 @@ def _square(num_features: int, products: Sequence[float]) -> list[list[float]]:
 
 
 def _eliminate(rows: list[list[float]]) -> list[float]:
-    """Solve by Gauss; a ridge on a matrix of cosines keeps every pivot above 0."""
+    """Solve by Gauss; a ridge on a matrix of cosines keeps every pivot above 0.
+
+    Where these are no cosines the answer is below 0, for one that is to be left out.
+    """
     size = len(rows)
     for number in range(size):
         pivot = rows[number]
+        if not pivot[number] > 0:
+            return [-float(i == number) for i in range(size)]
         for lower in rows[number + 1 :]:
             factor = lower[number] / pivot[number]
             if factor:

@@ -81,3 +81,20 @@ def test_an_admin_port_is_of_a_fleet() -> None:
     assert run.returncode == 2
     assert "--fleet" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--out", "."), "--out: . is a directory"),
+        (("--out", "x.json", "--fleet", "http://127.0.0.1:9"), "http://127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_go_well_is_known_before_it_measures(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    run = calibrate("--model", str(tmp_path), *arguments)
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert "calibrate: imports" not in run.stderr

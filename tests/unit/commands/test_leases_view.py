@@ -70,6 +70,7 @@ def test_a_routers_answer_is_read(url: str) -> None:
     (answer,) = ask_workers([known], 5, "")
     assert answer.status is None
     assert answer.error.startswith("UNAVAILABLE")
+    assert "--tls-directory" in answer.error
 
 
 def test_nobody_answers_there() -> None:

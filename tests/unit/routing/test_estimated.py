@@ -125,6 +125,18 @@ def test_what_no_plan_can_keep_is_shed_if_it_is_asked_for() -> None:
             assert router.record("r").outcome == "failed"
 
 
+def test_who_is_shed_comes_again_within_a_minute() -> None:
+    router = fleet(P, D)
+    slow = step_times(PREFILL_STEPS + DECODE_STEPS, slower=10_000)
+    for one in (P, D):
+        times = replace(slow, num_steps=10**6)
+        router.core.from_worker(router.now_ms, one.incarnation, stats(times))
+    served(router, slo=Slo(ttft_ms=20, sheds=True))
+    (error,) = [a.error for a in router.actions if isinstance(a, Fail)]
+    assert isinstance(error, SloError)
+    assert error.retry_after_s == 60
+
+
 def test_a_request_that_waits_longer_than_it_wants_is_shed() -> None:
     slo = Slo(ttft_ms=60_000, sheds=True)
     router = fleet(

@@ -128,7 +128,10 @@ def fill_and_empty(num: int) -> list[int]:
     return [i for i, at in enumerate(found) if i % 2 and (1 << 20) + i in at]
 
 
-def test_buckets_that_are_full_before_their_segment_are_split() -> None:
+def test_buckets_that_are_full_before_their_segment_are_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(buckets, "_SPLIT_MIN", 0)
     assert fill_and_empty(2000) == list(range(1, 2000, 2))
 
 
@@ -144,7 +147,7 @@ def test_control_buckets_that_lose_entries_are_found(
 ) -> None:
     monkeypatch.setattr(Buckets, name, broken)
     with pytest.raises((AssertionError, InvariantViolation)):
-        test_buckets_that_are_full_before_their_segment_are_split()
+        test_buckets_that_are_full_before_their_segment_are_split(monkeypatch)
 
 
 def _clear_nothing(self: Buckets, *_: object) -> None:

@@ -97,6 +97,8 @@ def test_the_file_brings_back_what_was_written() -> None:
         (("prefill", "ms", 0, 0), -1, "ms"),
         (("transfer", "mib_ms"), float("nan"), "mib_ms"),
         (("messages", "hop_ms"), True, "hop_ms"),
+        (("messages", "hop_ms"), 1e308, "hop_ms"),
+        pytest.param(("serving", "step_ms"), 10**400, "step_ms", id="no float"),
         (("request", "ms"), [], "request"),
         (("request", "ms"), [1, 2], "request"),
         (("request", "prompt_tokens"), [2, 1], "request"),
@@ -105,9 +107,12 @@ def test_the_file_brings_back_what_was_written() -> None:
         (("serving", "read_ms"), "long", "read_ms"),
         (("serving", "workers_per_host"), 0, "workers_per_host"),
         (("model", "num_blocks"), 0.5, "num_blocks"),
+        (("model", "max_model_tokens"), 1 << 70, "max_model_tokens"),
         (("model", "groups", 0, "kind"), "rings", "kind"),
+        (("model", "groups", 0, "kind"), [], "kind"),
         (("model", "groups", 1, "spec"), {"block_tokens": 16}, "groups[1]"),
         (("model", "block_bytes"), 1, "block_bytes"),
+        (("model", "block_bytes"), 1 << 40, "block_bytes"),
     ],
 )
 def test_a_bad_file_names_the_field(path: tuple[Any, ...], value: Any, named: str) -> None:

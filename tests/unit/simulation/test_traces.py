@@ -62,7 +62,9 @@ def test_a_bad_line_names_line_and_field(changes: dict[str, Any], field: str) ->
         read_trace([line(), "", line(**changes)], "t.jsonl")
 
 
-@pytest.mark.parametrize(("text", "why"), [("{", "no JSON"), ("[1]", "a JSON object")])
+@pytest.mark.parametrize(
+    ("text", "why"), [("{", "no JSON"), ("[" * 100_000, "no JSON"), ("[1]", "a JSON object")]
+)
 def test_a_line_that_is_no_object(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"line 1: {why}"):
         read_trace([text])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.errors import InvariantViolation
+from disagg.errors import ExpiredError, InvariantViolation
 from disagg.routing.estimates.place import LinkCost
 from disagg.routing.policy.registry import POLICIES
 from disagg.simulation import world as simulated_world
@@ -263,3 +263,20 @@ def test_of_a_large_fleet_some_pools_are_verified_and_all_counts(
     pool.hold("forgotten", pool.allocate(1))
     with pytest.raises(InvariantViolation, match="blocks available"):
         world.run([TraceRequest(0, 100, 2, (99,))])
+
+
+@pytest.mark.parametrize(
+    ("mib_ms", "num", "why"),
+    [(1e6, 40, "hold too much of the pool"), (1e8, 1, "do not end")],
+)
+def test_links_on_which_a_real_worker_would_end(mib_ms: float, num: int, why: str) -> None:
+    world = World(with_curves(fleet(), link=LinkCost(1.0, mib_ms)))
+    trace = [TraceRequest(100 * n, 1_024, 2, (2 * n, 2 * n + 1)) for n in range(num)]
+    with pytest.raises(ExpiredError, match=f"{why}; the links are too slow"):
+        world.run(trace)
+
+
+def test_reads_that_end_after_their_requests_are_waited_for() -> None:
+    world = World(with_curves(fleet(), link=LinkCost(1.0, 4e5)))
+    world.run([TraceRequest(0, 1_024, 2, (0, 1))])
+    assert not any(worker.reads for worker in world.workers)

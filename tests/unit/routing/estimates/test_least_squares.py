@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from disagg.routing.estimates.least_squares import FadingFit, solve
@@ -99,3 +99,15 @@ def test_sums_out_of_bounds_are_no_knowledge() -> None:
     assert solve(1, [float("inf")], [1.0]) == (None,)
     assert solve(1, [2.0], [float("nan")]) == (None,)
     assert solve(1, [2.0], [1.0])[0] == pytest.approx(0.5, rel=1e-3)
+
+
+SUMS = st.one_of(st.sampled_from([0.0, 1.0, 1.0001, 1e-17, 1e150, 1e308]), st.floats(0, 1e9))
+
+
+@settings(deadline=None, max_examples=500)
+@example([1.0, 1.0001, 0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0])
+@example([1e-17, 1e308, 0.0, 1e-17, 0.0, 0.0], [1e308, 1.0, 0.0])
+@given(st.lists(SUMS, min_size=6, max_size=6), st.lists(SUMS, min_size=3, max_size=3))
+def test_sums_that_no_samples_have_are_no_error(products: list[float], timed: list[float]) -> None:
+    """A worker may tell anything: planning goes on."""
+    assert all(one is None or 0 <= one < float("inf") for one in solve(3, products, timed))
