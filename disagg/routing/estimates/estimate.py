@@ -48,8 +48,8 @@ class Work:
     """Requests that wait at the router, and wait on while this one waits at a worker."""
     num_held: int = 0
     """Of the tokens found, in the cache of the worker that computes the rest."""
-    found_share: float = 0.0
-    """Of prompts' tokens that came lately; so much of what is pushed out of a cache is missed."""
+    num_reuses: float = 0.0
+    """So often a token is found in a cache, on average, before it is pushed out."""
     newcomers_per_ms: float = 0.0
     """Requests to come that compute less than this one, each counting for more or less than 1 as
     its bound is tighter or wider."""
@@ -163,7 +163,7 @@ def _left_ms(move: Move, prefill_ms: float) -> float:
 
 def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:
     """What is computed again for what the plan's copies push out of caches, which are full."""
-    each = work.found_share / max(1, work.num_tokens)
+    each = work.num_reuses / max(1, work.num_tokens)
     kept_ms = (work.num_tokens - work.num_held) * prefill.cost.prompt_ms(work.num_tokens)
     if work.handover is not None:
         kept_ms += work.handover.copy_tokens * decode.cost.prompt_ms(work.num_tokens)

@@ -98,7 +98,7 @@ class Appraiser:
             commit_ms=speeds.commit_ms,
             num_behind=demand.num_behind,
             num_held=min(plan.prefill.found_tokens, num_found),
-            found_share=speeds.found_share,
+            num_reuses=speeds.num_reuses,
             newcomers_per_ms=newcomers_per_ms,
             others_free_ms=others_free_ms,
         )
