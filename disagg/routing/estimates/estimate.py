@@ -48,15 +48,13 @@ class Work:
     """Requests that wait at the router, and wait on while this one waits at a worker."""
     num_held: int = 0
     """Of the tokens found, in the cache of the worker that computes the rest."""
-    num_reuses: float = 0.0
-    """So often a token is found in a cache, on average, before it is pushed out."""
+    found_share: float = 0.0
+    """Of prompts' tokens that came lately; so much of what is pushed out of a cache is missed."""
     newcomers_per_ms: float = 0.0
     """Requests to come that compute less than this one, each counting for more or less than 1 as
     its bound is tighter or wider."""
     others_free_ms: float = 0.0
     """Until the first of all other workers has computed all that is queued there."""
-    pull_ms: float = 0.0
-    """Of a pull besides its READ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +118,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     slot_ms = decode.slot_ms(work.num_answer_tokens)
     queue_ms = prefill.queue_ms(num_computed)
     prefill_ms = prefill.prefill_ms(num_computed, num_before)
-    pull_ms = 0.0
-    if work.pull is not None:
-        pull_ms = work.pull_ms + work.pull.link.ms(work.pull.num_bytes)
+    pull_ms = work.pull.link.ms(work.pull.num_bytes) if work.pull is not None else 0.0
     held_ms = prefill.cost.prompt_ms(num_computed, num_before)
     joined_ms = decode.step_ms(1, work.num_tokens) - decode.step_ms()
     num_answer = work.num_answer_tokens
@@ -167,7 +163,7 @@ def _left_ms(move: Move, prefill_ms: float) -> float:
 
 def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:
     """What is computed again for what the plan's copies push out of caches, which are full."""
-    each = work.num_reuses / max(1, work.num_tokens)
+    each = work.found_share / max(1, work.num_tokens)
     kept_ms = (work.num_tokens - work.num_held) * prefill.cost.prompt_ms(work.num_tokens)
     if work.handover is not None:
         kept_ms += work.handover.copy_tokens * decode.cost.prompt_ms(work.num_tokens)

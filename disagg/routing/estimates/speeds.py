@@ -1,6 +1,7 @@
 """What was measured of workers and links, fitted; the router's only memory of speed."""
 
 from dataclasses import dataclass, field
+from math import log
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
@@ -9,18 +10,17 @@ from disagg.routing.estimates.arrivals import Arrivals
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.estimates.least_squares import FadingFit
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
-from disagg.routing.estimates.prompt_shares import PromptShares
 from disagg.routing.generation import Generation
 from disagg.routing.worker import Worker
 
 STEPS_HALF_LIFE = 500.0
 FLEET_STEPS_HALF_LIFE = 100_000.0
 READS_HALF_LIFE = 50.0
+SHARE_HALF_LIFE_MS = 5_000
+"""Of what a worker has computed of prompts: longer than most answers, shorter than most shifts."""
 BORROWED_STEPS, BORROWED_READS = 16.0, 4.0
 """A worker or a pair is as all are until it has done more than so many itself."""
 LINKS_MAX = 4096
-REUSES_MAX = 4.0
-"""A prefix that all prompts have is found ever so often, but it is not what caches push out."""
 MEAN_KEEPS = 0.9
 """Of an average that fades, with each new figure."""
 _TOKENS, _CONTEXT = PAIRS.index((0, 1)), PAIRS.index((0, 2))
@@ -67,6 +67,17 @@ class _Measured:
     revision: str
     last: StepTimes = field(default_factory=StepTimes)
     fit: FadingFit = field(default_factory=lambda: FadingFit(NUM_FEATURES, STEPS_HALF_LIFE))
+    tokens: float = 0.0
+    """Of prompts, old ones fading with time; so is their context."""
+    context: float = 0.0
+    counted_ms: int = 0
+    """Until then they have faded."""
+
+    def fade(self, now_ms: int) -> None:
+        """Time has gone by."""
+        kept = 0.5 ** (max(0, now_ms - self.counted_ms) / SHARE_HALF_LIFE_MS)
+        self.tokens, self.context = kept * self.tokens, kept * self.context
+        self.counted_ms = max(self.counted_ms, now_ms)
 
 
 class Speeds:
@@ -84,11 +95,9 @@ class Speeds:
         self._reads = FadingFit(2, READS_HALF_LIFE)
         """Of all pairs."""
         self._message_ms, self._commit_ms = FadingMean(), FadingMean()
-        self._pull_ms = FadingMean()
         self._reserve_ms = FadingLow()
         self._answer_tokens = FadingMean()
-        self._computed_tokens, self._found_tokens = FadingMean(), FadingMean()
-        self._prompt_shares = PromptShares()
+        self._prompt_tokens, self._found_tokens = FadingMean(), FadingMean()
         self._arrivals = Arrivals()
         self._now_ms = 0
 
@@ -112,9 +121,12 @@ class Speeds:
             fleet = self._fleet[revision] = FadingFit(NUM_FEATURES, FLEET_STEPS_HALF_LIFE)
         for fit in (known.fit, fleet):
             fit.add(new.num_steps, new.products, new.timed)
-        group = revision, worker.info.role
-        products = new.products
-        self._prompt_shares.add(now_ms, name, group, products[_TOKENS], products[_CONTEXT])
+        # The first report of a life is all of it, whenever that was.
+        if known.counted_ms:
+            known.fade(now_ms)
+            known.tokens += new.products[_TOKENS]
+            known.context += new.products[_CONTEXT]
+        known.counted_ms = max(1, now_ms)
 
     def now(self, now_ms: int) -> None:
         """Time has gone by: what a worker did lately fades."""
@@ -122,7 +134,6 @@ class Speeds:
 
     def forget(self, worker: Incarnation) -> None:
         """A worker has left; what was measured with it stays a part of the fleet's figures."""
-        self._prompt_shares.forget(worker)
         left = self._workers.pop(worker, None)
         self._links = {pair: fit for pair, fit in self._links.items() if worker not in pair}
         if left and all(one.revision != left.revision for one in self._workers.values()):
@@ -135,18 +146,14 @@ class Speeds:
                 self._transferred(generation, report)
             return
         if generation.taken_over is None:
-            self._computed_tokens.add(report.computed_tokens)
+            self._prompt_tokens.add(report.num_prompt_tokens)
             self._found_tokens.add(report.hit_tokens + report.pulled_tokens)
         times = report.times
         if times is None or generation.prefill_ms is None or generation.taken_over is not None:
             return
         took_ms = generation.prefill_ms - generation.started_ms
         self._message_ms.add(took_ms - times.queue_ms - times.transfer_ms - times.compute_ms)
-        if report.pulled_tokens:
-            if generation.pull is not None and not generation.pull.failed:
-                reserve_ms = 0.0 if generation.local else self.reserve_ms
-                self._pull_ms.add(times.transfer_ms - generation.pull.read_ms - reserve_ms)
-        elif not generation.local:
+        if not generation.local and not report.pulled_tokens:
             self._reserve_ms.add(times.transfer_ms)
 
     def planned(self, now_ms: int, estimate: Estimate | None, slo_ttft_ms: int) -> None:
@@ -191,11 +198,6 @@ class Speeds:
         return self._reserve_ms.value or 0.0
 
     @property
-    def pull_ms(self) -> float:
-        """A pull besides its READ: its lease at an owner that is busy, its commit."""
-        return self._pull_ms.value or 0.0
-
-    @property
     def commit_ms(self) -> float:
         """From the last READ of a hand-over to its commit."""
         return self._commit_ms.value or 0.0
@@ -206,13 +208,10 @@ class Speeds:
         return min(self._answer_tokens.value or ANSWER_TOKENS, ANSWER_TOKENS)
 
     @property
-    def num_reuses(self) -> float:
-        """How often a token that is computed is found in a cache later, on average.
-
-        By the prompts that came lately: tokens found over tokens computed, at most `REUSES_MAX`.
-        """
-        num_found = self._found_tokens.value or 0.0
-        return min(REUSES_MAX, num_found / max(1.0, self._computed_tokens.value or 0.0))
+    def found_share(self) -> float:
+        """Of the tokens of prompts that came lately, what was in some cache; 0 to 1."""
+        num_tokens = self._prompt_tokens.value
+        return min(1.0, (self._found_tokens.value or 0.0) / num_tokens) if num_tokens else 0.0
 
     def shorter_per_ms(self, compute_ms: float, slo_ttft_ms: int) -> float:
         """See `Arrivals.shorter_per_ms`."""
@@ -252,11 +251,14 @@ class Speeds:
             return None
         tokens, _ = worker.prefill_queue
         known = self._workers.get(worker.info.incarnation)
-        context, step_tokens = 0.0, 0
+        context, step_tokens, share = 0.0, 0, 0.0
         if known is not None:
             step_tokens = known.last.step_tokens_max
             if decodes := known.fit.mean_product(_DECODES):
                 context = SCALE_TOKENS * known.fit.mean_product(_DECODES_CONTEXT) / decodes
+            known.fade(self._now_ms)
+            prompts_ms = known.tokens * cost.token_ms + known.context * cost.context_token_ms
+            share = prompts_ms * log(2) / SHARE_HALF_LIFE_MS
         return Place(
             cost=cost,
             num_running=worker.num_decoding,
@@ -267,5 +269,5 @@ class Speeds:
             sequences_max=worker.info.max_sequences,
             step_tokens_max=step_tokens,
             num_coming=worker.num_coming,
-            prompt_share=self._prompt_shares.share(self._now_ms, worker.info.incarnation, cost),
+            prompt_share=min(1.0, share),
         )

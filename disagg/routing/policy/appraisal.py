@@ -95,11 +95,10 @@ class Appraiser:
             handover=handover,
             reserve_ms=speeds.reserve_ms,
             message_ms=speeds.message_ms,
-            pull_ms=speeds.pull_ms,
             commit_ms=speeds.commit_ms,
             num_behind=demand.num_behind,
             num_held=min(plan.prefill.found_tokens, num_found),
-            num_reuses=speeds.num_reuses,
+            found_share=speeds.found_share,
             newcomers_per_ms=newcomers_per_ms,
             others_free_ms=others_free_ms,
         )

@@ -15,8 +15,7 @@ from disagg.messages.session import (
 )
 from disagg.messages.step_times import StepTimes
 from disagg.routing.estimates.place import LinkCost, StepCost
-from disagg.routing.estimates.prompt_shares import HALF_LIFE_MS
-from disagg.routing.estimates.speeds import REUSES_MAX, FadingLow, FadingMean, Speeds
+from disagg.routing.estimates.speeds import SHARE_HALF_LIFE_MS, FadingLow, FadingMean, Speeds
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
@@ -139,7 +138,7 @@ def test_what_went_to_prompts_lately_fades() -> None:
     first = share(p)
     assert first > 0.02
     assert share(d) == 0, "control: who only decodes"
-    speeds.now(2_000 + HALF_LIFE_MS)
+    speeds.now(2_000 + SHARE_HALF_LIFE_MS)
     assert share(p) == pytest.approx(first / 2)
     speeds.now(2_000)
     assert share(p) == pytest.approx(first / 2), "time does not go back"
@@ -226,34 +225,20 @@ def test_messages_and_reservations_are_what_reports_leave_over() -> None:
     assert 0 <= speeds.message_ms < 15, "clocks of two machines"
 
 
-@pytest.mark.parametrize(("local", "pull_ms"), [(True, 20), (False, 20 - 8)])
-def test_a_pull_takes_more_than_its_read(local: bool, pull_ms: int) -> None:
-    speeds, handed = Speeds(), generation()
-    speeds.report(handed, reported(handed, PrefillTimes(0, 8, 5)))  # 8 ms for a reservation
-    for pull, taken_ms in ((None, 0), (transfer(10, 1, kind=TransferKind.PREFIX), pull_ms)):
-        plan = generation(local=local)
-        plan.pull = pull
-        speeds.report(plan, reported(plan, PrefillTimes(0, 30, 5), pulled=10))
-        assert speeds.pull_ms == taken_ms, "without its READ nothing is known"
-
-
-def test_a_token_is_found_again_as_often_as_tokens_are_found_per_computed_one() -> None:
+def test_what_is_found_of_prompts_counts_by_their_tokens() -> None:
     speeds, plan = Speeds(), generation()
-    assert speeds.num_reuses == 0
+    assert speeds.found_share == 0
     for _ in range(60):
         speeds.report(plan, PrefillReport(KEY, 900, 0, 900))
-        speeds.report(plan, PrefillReport(KEY, 200, 60, 100, pulled_tokens=40))
-    assert speeds.num_reuses == pytest.approx(0.1, rel=0.1)
+        speeds.report(plan, PrefillReport(KEY, 100, 60, 0, pulled_tokens=40))
+    assert speeds.found_share == pytest.approx(0.1, rel=0.1)
     for _ in range(60):
-        speeds.report(plan, PrefillReport(KEY, 90, 60, 30))
-    assert speeds.num_reuses == pytest.approx(2, rel=0.05), "what was long ago fades"
+        speeds.report(plan, PrefillReport(KEY, 100, 90, 10))
+    assert speeds.found_share == pytest.approx(0.9, rel=0.02), "what was long ago fades"
     taken_over = replace(plan, taken_over=RequestKey("r", 0))
     for _ in range(60):
         speeds.report(taken_over, PrefillReport(KEY, 100, 0, 100))
-    assert speeds.num_reuses == pytest.approx(2, rel=0.05), "nothing was asked of a cache"
-    for _ in range(60):
-        speeds.report(plan, PrefillReport(KEY, 100, 100, 0))
-    assert speeds.num_reuses == REUSES_MAX
+    assert speeds.found_share == pytest.approx(0.9, rel=0.02), "nothing was asked of a cache"
 
 
 def test_costs_are_plain_figures() -> None:
