@@ -55,6 +55,8 @@ class Work:
     its bound is tighter or wider."""
     others_free_ms: float = 0.0
     """Until the first of all other workers has computed all that is queued there."""
+    pull_ms: float = 0.0
+    """Of a pull besides its READ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,9 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     slot_ms = decode.slot_ms(work.num_answer_tokens)
     queue_ms = prefill.queue_ms(num_computed)
     prefill_ms = prefill.prefill_ms(num_computed, num_before)
-    pull_ms = work.pull.link.ms(work.pull.num_bytes) if work.pull is not None else 0.0
+    pull_ms = 0.0
+    if work.pull is not None:
+        pull_ms = work.pull_ms + work.pull.link.ms(work.pull.num_bytes)
     held_ms = prefill.cost.prompt_ms(num_computed, num_before)
     joined_ms = decode.step_ms(1, work.num_tokens) - decode.step_ms()
     num_answer = work.num_answer_tokens

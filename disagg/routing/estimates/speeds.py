@@ -95,6 +95,7 @@ class Speeds:
         self._reads = FadingFit(2, READS_HALF_LIFE)
         """Of all pairs."""
         self._message_ms, self._commit_ms = FadingMean(), FadingMean()
+        self._pull_ms = FadingMean()
         self._reserve_ms = FadingLow()
         self._answer_tokens = FadingMean()
         self._prompt_tokens, self._found_tokens = FadingMean(), FadingMean()
@@ -153,7 +154,11 @@ class Speeds:
             return
         took_ms = generation.prefill_ms - generation.started_ms
         self._message_ms.add(took_ms - times.queue_ms - times.transfer_ms - times.compute_ms)
-        if not generation.local and not report.pulled_tokens:
+        if report.pulled_tokens:
+            if generation.pull is not None and not generation.pull.failed:
+                reserve_ms = 0.0 if generation.local else self.reserve_ms
+                self._pull_ms.add(times.transfer_ms - generation.pull.read_ms - reserve_ms)
+        elif not generation.local:
             self._reserve_ms.add(times.transfer_ms)
 
     def planned(self, now_ms: int, estimate: Estimate | None, slo_ttft_ms: int) -> None:
@@ -196,6 +201,11 @@ class Speeds:
     def reserve_ms(self) -> float:
         """A reservation at a decode worker."""
         return self._reserve_ms.value or 0.0
+
+    @property
+    def pull_ms(self) -> float:
+        """A pull besides its READ: its lease at an owner that is busy, its commit."""
+        return self._pull_ms.value or 0.0
 
     @property
     def commit_ms(self) -> float:

@@ -95,6 +95,7 @@ class Appraiser:
             handover=handover,
             reserve_ms=speeds.reserve_ms,
             message_ms=speeds.message_ms,
+            pull_ms=speeds.pull_ms,
             commit_ms=speeds.commit_ms,
             num_behind=demand.num_behind,
             num_held=min(plan.prefill.found_tokens, num_found),

@@ -173,6 +173,8 @@ def test_a_hand_over_pays_its_reservation_before_and_its_bytes_after_the_first_t
 def test_a_pull_and_a_tier_are_read_first() -> None:
     work = Work(200, 150, 64, load_ms=7, pull=Move(MIB, 0, LINK))
     assert estimate(work, IDLE, IDLE).transfer_ms == 7 + 7
+    assert estimate(replace(work, pull_ms=5), IDLE, IDLE).transfer_ms == 7 + 7 + 5
+    assert estimate(Work(200, 150, 64, pull_ms=5), IDLE, IDLE).transfer_ms == 0, "nothing is pulled"
     assert estimate(work, IDLE, IDLE).num_bytes == MIB
 
 

@@ -225,6 +225,17 @@ def test_messages_and_reservations_are_what_reports_leave_over() -> None:
     assert 0 <= speeds.message_ms < 15, "clocks of two machines"
 
 
+@pytest.mark.parametrize(("local", "pull_ms"), [(True, 20), (False, 20 - 8)])
+def test_a_pull_takes_more_than_its_read(local: bool, pull_ms: int) -> None:
+    speeds, handed = Speeds(), generation()
+    speeds.report(handed, reported(handed, PrefillTimes(0, 8, 5)))  # 8 ms for a reservation
+    for pull, taken_ms in ((None, 0), (transfer(10, 1, kind=TransferKind.PREFIX), pull_ms)):
+        plan = generation(local=local)
+        plan.pull = pull
+        speeds.report(plan, reported(plan, PrefillTimes(0, 30, 5), pulled=10))
+        assert speeds.pull_ms == taken_ms, "without its READ nothing is known"
+
+
 def test_what_is_found_of_prompts_counts_by_their_tokens() -> None:
     speeds, plan = Speeds(), generation()
     assert speeds.found_share == 0
