@@ -156,7 +156,7 @@ class PositionTable:
         """Number of the values before the first one that has a position."""
         num = len(values)
         for known in (self._coming, self._crowded):
-            if not known.keys().isdisjoint(values):
+            if known and not known.keys().isdisjoint(values):  # each value is hashed for that
                 num = next((i for i, value in enumerate(values[:num]) if value in known), num)
         alike = self._buckets.some_alike(_mixed(packed.ljust(_PACKED_MIN, b"\0")))
         return next((i for i in alike if i < num and self.find(values[i]) >= 0), num)
