@@ -63,12 +63,15 @@ async def test_without_measurements_the_estimate_is_not_made_up(house):
 
 
 async def test_estimates_are_compared_with_what_was_taken(told):
-    await told.http.post("/v1/completions", json=ASK)
-    text = (await told.admin.get("/metrics")).text
-    for of in ("ttft", "tpot"):
-        found = re.search(rf'disagg_estimate_ratio_count\{{.*of="{of}".*\}} (\S+)', text)
-        assert found is not None, of
-        assert float(found[1]) == 1
+    for number in range(1, 50):
+        await told.http.post("/v1/completions", json=ASK)
+        text = (await told.admin.get("/metrics")).text
+        found = re.search(r'disagg_estimate_ratio_count\{.*of="ttft".*\} (\S+)', text)
+        assert found is not None
+        assert float(found[1]) == number
+        if re.search(r'disagg_estimate_ratio_count\{.*of="tpot".*\} 1.0', text):
+            return  # an answer that came within a millisecond has no time per token
+    pytest.fail("no time per token was compared")
 
 
 def test_only_who_may_observe_sees_workers():
