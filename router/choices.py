@@ -53,7 +53,6 @@ class Choices:
         call: ObservedCall,
     ) -> None:
         self.prompts = prompts
-        self._num = len(prompts) * num_each
         self.num_tokens = 0
         """Generated and read so far."""
         self._dispatcher = dispatcher
@@ -70,7 +69,7 @@ class Choices:
         """Pieces count as unread until the client's answer takes them."""
 
     def __len__(self) -> int:
-        return self._num
+        return len(self.prompts) * self._num_each
 
     @property
     def num_prompt_tokens(self) -> int:

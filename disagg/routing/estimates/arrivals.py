@@ -1,7 +1,8 @@
 """What came lately, as far as plans leave room for what will come."""
 
 from collections import deque
-from dataclasses import dataclass
+
+from disagg.messages.frozen import dataclass
 
 ARRIVALS_MAX = 64
 ARRIVALS_MIN = 8

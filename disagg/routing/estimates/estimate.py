@@ -1,7 +1,7 @@
 """What a plan is expected to take, from plain numbers: a pure function."""
 
 from disagg.messages.frozen import dataclass
-from disagg.routing.estimates.place import PROMPT_SHARE_MAX, LinkCost, Neighbours, Place
+from disagg.routing.estimates.place import LinkCost, Neighbours, Place
 
 ANSWER_TOKENS = 64
 """Tokens of an answer over which plans are compared, fewer where a request may have no more."""
@@ -16,8 +16,6 @@ class Move:
     num_bytes_at_end: int
     """Of that what can be read only once the prompt is computed: windows and states."""
     link: LinkCost
-    copy_tokens: float = 0.0
-    """Tokens of a prompt whose KV takes as much of the reader's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,8 @@ class Work:
     """Until the first of all other workers has computed all that is queued there."""
     pull_ms: float = 0.0
     """Of a pull besides its READ."""
+    handed_tokens: float = 0.0
+    """Tokens of such a prompt that take as much of the decode worker's cache as the hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,7 @@ def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:
     """What is computed again for what the plan's copies push out of caches, which are full."""
     each = work.found_share / max(1, work.num_tokens)
     kept_ms = (work.num_tokens - work.num_held) * prefill.cost.prompt_ms(work.num_tokens)
-    if work.handover is not None:
-        kept_ms += work.handover.copy_tokens * decode.cost.prompt_ms(work.num_tokens)
+    kept_ms += work.handed_tokens * decode.cost.prompt_ms(work.num_tokens)
     return each * kept_ms
 
 
@@ -184,5 +183,4 @@ def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:
     """
     before_ms = min(prefill.drain_ms, work.others_free_ms)
     after_ms = min(prefill.drain_ms + prefill_ms, work.others_free_ms)
-    passed_on = 1 / (1 - min(prefill.prompt_share, PROMPT_SHARE_MAX))
-    return work.newcomers_per_ms * (after_ms**2 - before_ms**2) * passed_on
+    return work.newcomers_per_ms * (after_ms**2 - before_ms**2) / prefill.left_share

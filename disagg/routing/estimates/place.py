@@ -100,7 +100,12 @@ class Place:
 
     def decode_ms(self, num_tokens: float) -> float:
         """Time per token of one sequence more, beside the prompts that come as they lately did."""
-        return self.step_ms(1, num_tokens) / (1 - min(self.prompt_share, PROMPT_SHARE_MAX))
+        return self.step_ms(1, num_tokens) / self.left_share
+
+    @property
+    def left_share(self) -> float:
+        """Of its time beside prompts; never nothing."""
+        return 1 - min(self.prompt_share, PROMPT_SHARE_MAX)
 
     def beside(self, num_more: int, more_tokens: float, pause_ms: float) -> "Neighbours":
         """Who decodes there now or once its prompt is computed, and how fast then.

@@ -102,6 +102,7 @@ class Appraiser:
             found_share=speeds.found_share,
             newcomers_per_ms=newcomers_per_ms,
             others_free_ms=others_free_ms,
+            handed_tokens=tokens_of(plan.decode.info, handover.num_bytes) if handover else 0.0,
         )
         return estimate(work, prefill, decode)
 
@@ -133,7 +134,7 @@ class Appraiser:
             if num_bytes:
                 return None
             link = NO_LINK
-        return Move(num_bytes, at_end, link, tokens_of(reader, num_bytes))
+        return Move(num_bytes, at_end, link)
 
 
 def considered(plan: Plan, *, chosen: bool = False) -> Considered:

@@ -65,7 +65,7 @@ def test_what_is_pushed_out_of_caches_is_computed_again_as_far_as_it_would_be_fo
     assert estimate(replace(work, found_share=0.0), IDLE, IDLE).others_ms == 0
     pulled = replace(work, pull=Move(MIB, MIB, LINK), num_held=0)
     assert estimate(pulled, IDLE, IDLE).others_ms == pytest.approx(0.5 * 300 * 0.1)
-    handed = replace(work, handover=Move(MIB, MIB, LINK, copy_tokens=250))
+    handed = replace(work, handover=Move(MIB, MIB, LINK), handed_tokens=250)
     assert estimate(handed, IDLE, IDLE).others_ms == pytest.approx(0.5 * (200 + 250) * 0.1)
 
 
@@ -191,9 +191,7 @@ LINKS = st.builds(LinkCost, MS, MS)
 PLACES = st.builds(
     Place, COSTS, COUNT, MS, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, st.floats(0, 1)
 )
-MOVES = st.builds(
-    lambda late, early, link, copy: Move(late + early, late, link, copy), COUNT, COUNT, LINKS, MS
-)
+MOVES = st.builds(lambda late, early, link: Move(late + early, late, link), COUNT, COUNT, LINKS)
 WORKS = st.builds(
     lambda found, more, answer, load, pull, handover, reserve, message, commit, *rest: Work(
         found + more, found, answer, load, pull, handover, reserve, message, commit, 64, 3, *rest
@@ -211,6 +209,8 @@ WORKS = st.builds(
     st.floats(0, 1),
     st.floats(0, 1),
     MS | st.just(math.inf),
+    MS,
+    MS,
 )
 
 
