@@ -84,7 +84,7 @@ class ObservedCall:
             self._end(error.code)  # counts unless it has ended
         elif self.is_live:
             self._end(CANCELLED)
-        self.span.__exit__(kind, error, trace)
+        self.span.end(error)
 
     def began(self) -> None:
         """One of its choices was accepted."""

@@ -5,7 +5,6 @@ in seconds.
 """
 
 from collections.abc import Mapping
-from typing import Self
 
 from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
@@ -22,7 +21,7 @@ SYSTEM = "disagg"
 
 
 class CallSpan:
-    """The span of one call of a client: a context, which ends it; errors end it as such.
+    """The span of one call of a client, until it is ended.
 
     Attributes:
         operation: ``gen_ai.operation.name``.
@@ -36,10 +35,8 @@ class CallSpan:
         self.operation = operation
         self.traceparent = traceparent
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """Nobody serves the call any more; an error that it ended by is told of."""
         if isinstance(error, DisaggError):
             self._span.set_attribute("error.type", error.code)
             if error.http_status >= 500:  # a client's mistake is no fault of the server's

@@ -99,8 +99,8 @@ async def test_what_is_sent_again_before_its_choices_have_started_is_served_once
 
 
 def call_at(dispatcher):
-    with dispatcher.observers.spans.call("POST /v1/completions", "text_completion", {}) as span:
-        return ObservedCall(dispatcher.observers, "", span)
+    span = dispatcher.observers.spans.call("POST /v1/completions", "text_completion", {})
+    return ObservedCall(dispatcher.observers, "", span)
 
 
 async def test_what_is_superseded_starts_nothing_though_its_tokens_wait_to_be_read(
