@@ -1,7 +1,7 @@
 """A client's connection: HTTP/1.1 parsed by httptools within bounds, and answers written to it.
 
 httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_check_head`,
-`_end_of_head` and `data_received` add both. Requests that come before their turn wait, a few of
+`_check_line` and `data_received` add both. Requests that come before their turn wait, a few of
 them.
 """
 
@@ -31,6 +31,10 @@ TARGET = re.compile(rb"[\x21\x22\x24-\x7e]+")
 HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+;=%-]*)(:\d*)?[ \t]*")
 """A name or an address, with or without a port. A comma could be a name's, or make a list."""
 FRAMING = (b"content-length", b"transfer-encoding")
+EMPTY_LINES = re.compile(rb"\r\n\r\n[\r\n]*")
+"""What ends a head, or a body in chunks, and may be behind either."""
+REST_OF_EMPTY_LINES = re.compile(rb"[\r\n]+")
+"""Of those that began in the packet before."""
 WAITING_MAX = 16
 """Requests that one connection sends before those ahead of them are answered."""
 
@@ -60,9 +64,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self._unsent_timer: asyncio.TimerHandle | None = None
             self._idle_since_s: float | None = None
             self._is_in_head = False
-            self._pieces: list[bytes] = []  # in which the head lies that is being read
-            self._begins_pieces = True
-            self._end = 0  # of what is known in these pieces: of the last head, and its body
+            self._pieces: list[bytes] = []  # of the head that is being read
+            self._num_body_bytes_left = 0  # of a body with a length
             self._is_resumed = False
             self._has_moved = False
             self._num_unframed = 0
@@ -99,19 +102,15 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             if self._fault is not None:
                 return  # nothing behind it counts
             self._has_moved = False
-            if not self._pieces:
-                self._begins_pieces = self.cycle is None or not self.cycle.more_body
-                self._end = 0
-            self._pieces.append(data)
             try:
-                self._feed(data)
+                at = 0
+                while at < len(data):
+                    at = self._feed(data, at)
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 known = isinstance(cause, DisaggError)
                 self._refuse(cause if known else _no_http())  # type: ignore[arg-type]
                 return
-            if not self._is_in_head:
-                self._pieces = []
             # Of a head, of trailers, of a chunk's size: what the parser keeps or drops by itself.
             self._num_unframed = 0 if self._has_moved else self._num_unframed + len(data)
             if self._num_unframed > options.header_bytes_max:
@@ -122,9 +121,18 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                     )
                 )
 
-        def _feed(self, data: bytes) -> None:
+        def _feed(self, data: bytes, start: int) -> int:
+            """Give the parser a part in which no head begins but at its start; returns its end."""
+            if left := self._num_body_bytes_left:
+                end = start + left
+            else:
+                rest = REST_OF_EMPTY_LINES.match(data, start)
+                found = rest or EMPTY_LINES.search(data, start)
+                end = found.end() if found else len(data)
+            part = data[start:end]
+            self._pieces.append(part)
             try:
-                self.parser.feed_data(data)
+                self.parser.feed_data(part)
             except httptools.HttpParserUpgrade as upgrade:
                 # Nothing else is spoken here. The parser has left the body to the new protocol.
                 self.parser = httptools.HttpRequestParser(self)
@@ -136,7 +144,10 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self._is_resumed = True
                 self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % head)
                 self._is_resumed = False
-                self._feed(data[upgrade.args[0] :])
+                self.parser.feed_data(part[upgrade.args[0] :])
+            if not self._is_in_head:
+                self._pieces = []
+            return start + len(part)
 
         def on_message_begin(self) -> None:
             if not self._is_resumed:
@@ -164,9 +175,9 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             version = self.parser.get_http_version()
             _check_head(version, self.url, self.headers)
             line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version.encode())
-            came = b"".join(self._pieces)
-            self._end = _end_of_head(line, came, self._end, is_first=self._begins_pieces)
-            self._begins_pieces = False
+            _check_line(line, b"".join(self._pieces))
+            lengths = (int(value) for name, value in self.headers if name == b"content-length")
+            self._num_body_bytes_left = next(lengths, 0)
             if len(self.pipeline) >= WAITING_MAX:
                 raise CapacityError(
                     f"more than {WAITING_MAX} requests wait on this connection", retry_after_s=1
@@ -212,7 +223,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
 
         def on_body(self, body: bytes) -> None:
             self._has_moved = True
-            self._end += len(body)
+            if self._num_body_bytes_left:
+                self._num_body_bytes_left -= len(body)
             cycle = self.cycle
             if cycle.response_complete:
                 return
@@ -337,27 +349,20 @@ def _check_head(version: str, target: bytes, headers: Headers) -> None:
         raise _no_http()
 
 
-def _end_of_head(line: bytes, came: bytes, start: int, *, is_first: bool) -> int:
+def _check_line(line: bytes, came: bytes) -> None:
     """Refuse a request line that was another one than the parser took it for.
 
     It takes RTSP/1.1 for HTTP/1.1, and several spaces for one.
 
     Args:
         line: as it must have been.
-        came: with the whole head in it.
-        start: the head begins there or, behind chunks, whose sizes are not counted, later.
-        is_first: nothing but empty lines comes before it.
-
-    Returns:
-        Where the head ends.
+        came: the head, behind empty lines at most.
 
     Raises:
         RequestError: this is none of HTTP/1.1 or 1.0.
     """
-    begin = len(came) - len(came.lstrip(b"\r\n")) if is_first else came.find(line, start)
-    if begin < 0 or not came.startswith(line, begin):
+    if not came.lstrip(b"\r\n").startswith(line):
         raise _no_http(": a request line is METHOD TARGET HTTP/1.1, with one space between each")
-    return came.find(b"\r\n\r\n", begin) + 4
 
 
 def _no_http(more: str = "") -> RequestError:

@@ -27,7 +27,7 @@ async def test_requests_that_follow_each_other_are_served(house):
     """Negative control: what is not hostile is served in its order, however it is cut."""
     parts = CHUNKED + b"\r\n" + chunk(BODY[:9], b"9;x=1") + chunk(BODY[9:]) + chunk(b"")
     data = WHOLE + parts + GOOD + WHOLE + LAST
-    for size in (len(data), 1, 7):
+    for size in (len(data), 1, 3, 7):
         said = await answers_to(house, *(data[at : at + size] for at in range(0, len(data), size)))
         assert STATUS.findall(said) == [b"200"] * 5
         order = re.findall(rb'text_completion|"status":"ok"', said)
@@ -63,6 +63,23 @@ async def test_a_length_behind_too_many_headers_is_a_length(open_house):
         head = POST + upgrade + many + b"content-length: %d\r\n\r\n" % len(SMUGGLED)
         said = await answers_to(house, head + SMUGGLED + SMUGGLED)
         assert STATUS.findall(said) == [b"431"]
+
+
+@pytest.mark.parametrize("between", [b"", b"\r\n", b"\r\n\r\n"], ids=["", "a line", "two lines"])
+async def test_a_request_behind_a_body_is_read_wherever_packets_end(house, between):
+    """Also where the body begins and ends with empty lines, which HTTP ignores before requests."""
+    body = b"\r\n\r\n\n" + BODY + b"\r\n\r\n"
+    framings = (
+        b"content-length: %d\r\n\r\n%b" % (len(body), body),
+        b"transfer-encoding: chunked\r\n\r\n" + chunk(body) + chunk(b""),
+        b"transfer-encoding: chunked\r\n\r\n" + chunk(body) + b"0\r\nx: y\r\n\r\n",
+    )
+    for framing in framings:
+        whole = POST + framing
+        data = whole + between + LAST
+        for cut in range(len(whole) - 8, len(whole) + len(between) + 8):
+            said = await answers_to(house, data[:cut], data[cut:])
+            assert STATUS.findall(said) == [b"200", b"200"], (framing, cut, said)
 
 
 @pytest.mark.parametrize("trailer", [b"connection: upgrade\r\nupgrade: h2c\r\n", b"host: b\r\n"])
