@@ -1,8 +1,7 @@
 """A client's connection: HTTP/1.1 parsed by httptools within bounds, and answers written to it.
 
-httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_check_head`,
-`_check_line` and `data_received` add both. Requests that come before their turn wait, a few of
-them.
+httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `http_head` and
+`data_received` add both. Requests that come before their turn wait, a few of them.
 """
 
 import asyncio
@@ -16,9 +15,10 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from disagg.errors import CapacityError, DisaggError, RequestError
+from disagg.errors import CapacityError, DisaggError
 from disagg.router.http_cycle import Cycle, ServerState
-from disagg.router.http_exchange import CONNECTION, Headers, HeadTooLargeError
+from disagg.router.http_exchange import CONNECTION, HeadTooLargeError
+from disagg.router.http_head import check_head, check_line, no_http, path_of
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
 from disagg.router.options import RouterOptions
@@ -26,10 +26,6 @@ from disagg.router.patience import Patience
 
 logger = logging.getLogger(__name__)
 
-VERSIONS = ("1.1", "1.0")
-TARGET = re.compile(rb"[\x21\x22\x24-\x7e]+")
-HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+;=%-]*)(:\d*)?[ \t]*")
-"""A name or an address, with or without a port. A comma could be a name's, or make a list."""
 FRAMING = (b"content-length", b"transfer-encoding")
 EMPTY_LINES = re.compile(rb"\r\n\r\n[\r\n]*")
 """What ends a head, or a body in chunks, and may be behind either."""
@@ -109,7 +105,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 known = isinstance(cause, DisaggError)
-                self._refuse(cause if known else _no_http())  # type: ignore[arg-type]
+                self._refuse(cause if known else no_http())  # type: ignore[arg-type]
                 return
             # Of a head, of trailers, of a chunk's size: what the parser keeps or drops by itself.
             self._num_unframed = 0 if self._has_moved else self._num_unframed + len(data)
@@ -173,23 +169,23 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self._is_in_head, self._has_moved = False, True
             self._idle_since_s = None
             version = self.parser.get_http_version()
-            _check_head(version, self.url, self.headers)
+            check_head(version, self.url, self.headers)
             line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version.encode())
-            _check_line(line, b"".join(self._pieces))
+            check_line(line, b"".join(self._pieces))
             lengths = (int(value) for name, value in self.headers if name == b"content-length")
             self._num_body_bytes_left = next(lengths, 0)
             if len(self.pipeline) >= WAITING_MAX:
                 raise CapacityError(
                     f"more than {WAITING_MAX} requests wait on this connection", retry_after_s=1
                 )
-            raw_path, _, query = self.url.partition(b"?")
-            path = raw_path.decode("ascii")
+            target, _, query = self.url.partition(b"?")
+            path = path_of(target).decode("ascii")
             self.scope = {  # type: ignore[typeddict-item]
                 "type": "http",
                 "http_version": version,
                 "method": self.parser.get_method().decode("ascii"),
                 "path": unquote(path) if "%" in path else path,
-                "raw_path": raw_path,
+                "raw_path": target,
                 "query_string": query,
                 "headers": self.headers,
             }
@@ -326,47 +322,6 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self._unsent_timer = None
 
     return BoundedProtocol
-
-
-def _check_head(version: str, target: bytes, headers: Headers) -> None:
-    """Refuse heads that the parser takes, and other programs on the way may read otherwise.
-
-    Raises:
-        RequestError: this is none of HTTP/1.1 or 1.0.
-    """
-    names = [name for name, _ in headers]
-    hosts = [value for name, value in headers if name == b"host"]
-    is_good = (
-        version in VERSIONS
-        and TARGET.fullmatch(target) is not None
-        and (len(hosts) == 1 or (not hosts and version == "1.0"))
-        and all(map(HOST.fullmatch, hosts))
-    )
-    if b"transfer-encoding" in names:
-        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-        is_good &= codings == [b"chunked"] and version == "1.1" and b"content-length" not in names
-    if not is_good:
-        raise _no_http()
-
-
-def _check_line(line: bytes, came: bytes) -> None:
-    """Refuse a request line that was another one than the parser took it for.
-
-    It takes RTSP/1.1 for HTTP/1.1, and several spaces for one.
-
-    Args:
-        line: as it must have been.
-        came: the head, behind empty lines at most.
-
-    Raises:
-        RequestError: this is none of HTTP/1.1 or 1.0.
-    """
-    if not came.lstrip(b"\r\n").startswith(line):
-        raise _no_http(": a request line is METHOD TARGET HTTP/1.1, with one space between each")
-
-
-def _no_http(more: str = "") -> RequestError:
-    return RequestError(f"this is not HTTP/1.1 as it should be{more}")
 
 
 def _raw_answer(error: DisaggError) -> bytes:

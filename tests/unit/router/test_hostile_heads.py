@@ -223,8 +223,8 @@ async def test_hosts_that_are_some(house, host):
 
 async def test_what_the_parser_alone_would_take(open_house, monkeypatch):
     """Negative control: some of these are refused by our own check, and are served without it."""
-    monkeypatch.setattr(http_connection, "_check_head", lambda *head: None)
-    monkeypatch.setattr(http_connection, "_check_line", lambda *head: None)
+    monkeypatch.setattr(http_connection, "check_head", lambda *head: None)
+    monkeypatch.setattr(http_connection, "check_line", lambda *head: None)
     house = await open_house()
     served = {
         "no host": 2,

@@ -90,6 +90,41 @@ async def test_trailers_change_nothing(house, trailer):
         assert STATUS.findall(said) == [b"200", b"200"]
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://a/health", 200),
+        (b"http://a:80/health?x", 200),
+        (b"HTTPS://[::1]/health", 200),
+        (b"http://other/health", 200),  # in place of what the header says
+        (b"http://a/he%61lth", 200),
+        (b"http://a", 404),
+        (b"http://a?/health", 404),
+        (b"http://a//health", 404),
+        (b"http://a/http://a/health", 404),
+        (b"http:///health", 404),
+        (b"http:/health", 400),
+        (b"//a/health", 404),
+        (b"ftp://a/health", 404),
+        (b"http://user@a/health", 400),
+        (b"http://a,b/health", 400),
+        (b"http://a/health#x", 400),
+    ],
+)
+async def test_a_target_may_name_its_host(house, target, status):
+    """As whoever takes the router for a proxy sends it; `status` is also that of what follows."""
+    line = b"GET %b HTTP/1.1\r\n" % target
+    said = await answers_to(house, GOOD.replace(b"GET /health HTTP/1.1\r\n", line) + LAST)
+    statuses = [b"%d" % status] + [b"200"] * (status != 400)
+    assert STATUS.findall(said) == statuses, said
+
+
+async def test_a_completion_may_name_its_host(house):
+    said = await answers_to(house, WHOLE.replace(b"/v1", b"http://a:8000/v1", 1) + LAST)
+    assert STATUS.findall(said) == [b"200", b"200"]
+    assert b"text_completion" in said
+
+
 async def test_a_tunnel_is_no_page(house):
     sent = b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\nconnection: close\r\n\r\n" + SMUGGLED
     said = await answers_to(house, sent)
