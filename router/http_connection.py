@@ -199,7 +199,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 access_log=False,
                 default_headers=self.server_state.default_headers,
                 message_event=asyncio.Event(),
-                expect_100_continue=self.expect_100_continue,
+                expect_100_continue=self.expect_100_continue and version == "1.1",
                 keep_alive=version == "1.1"
                 and len(self.headers) <= options.headers_max  # else some are not known
                 and self.parser.should_keep_alive(),
