@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from disagg.commands.main import app
@@ -39,13 +40,13 @@ def test_help_shows_commands_and_an_example(tmp_path: Path) -> None:
 def test_help_is_broken_where_the_terminal_ends(columns: int) -> None:
     """Nowhere else in a paragraph, and no example is broken at all."""
     width = columns - 2
-    commands = [[str(one.name or one.callback.__name__)] for one in app.registered_commands]
-    for group in app.registered_groups:
-        inner = group.typer_instance.registered_commands
-        commands += [[group.name, one.name or one.callback.__name__] for one in inner]
+    commands = [
+        [name, *more]
+        for name, command in get_group(app).commands.items()
+        for more in ([[one] for one in getattr(command, "commands", ())] or [[]])
+    ]
     assert len(commands) > 20
     for command in commands:
-        command = [word.replace("_", "-") for word in command]
         terminal = {"COLUMNS": str(columns), "NO_COLOR": "1"}
         run = CliRunner().invoke(app, [*command, "--help"], env=terminal)
         assert run.exit_code == 0, (command, run.output)
