@@ -1,8 +1,7 @@
 """A client's connection: HTTP/1.1 parsed by httptools within bounds, and answers written to it.
 
-httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `_check_head`,
-`_end_of_head` and `data_received` add both. Requests that come before their turn wait, a few of
-them.
+httptools takes some of what HTTP/1.1 forbids and no bound on what it keeps: `http_head` and
+`data_received` add both. Requests that come before their turn wait, a few of them.
 """
 
 import asyncio
@@ -16,9 +15,10 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from disagg.errors import CapacityError, DisaggError, RequestError
+from disagg.errors import CapacityError, DisaggError
 from disagg.router.http_cycle import Cycle, ServerState
-from disagg.router.http_exchange import CONNECTION, Headers, HeadTooLargeError
+from disagg.router.http_exchange import CONNECTION, HeadTooLargeError
+from disagg.router.http_head import check_head, check_line, no_http, path_of
 from disagg.router.openai.errors import error_body
 from disagg.router.openai.sse import to_json
 from disagg.router.options import RouterOptions
@@ -26,11 +26,11 @@ from disagg.router.patience import Patience
 
 logger = logging.getLogger(__name__)
 
-VERSIONS = ("1.1", "1.0")
-TARGET = re.compile(rb"[\x21\x22\x24-\x7e]+")
-HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+;=%-]*)(:\d*)?[ \t]*")
-"""A name or an address, with or without a port. A comma could be a name's, or make a list."""
 FRAMING = (b"content-length", b"transfer-encoding")
+EMPTY_LINES = re.compile(rb"\r\n\r\n[\r\n]*")
+"""What ends a head, or a body in chunks, and may be behind either."""
+REST_OF_EMPTY_LINES = re.compile(rb"[\r\n]+")
+"""Of those that began in the packet before."""
 WAITING_MAX = 16
 """Requests that one connection sends before those ahead of them are answered."""
 
@@ -60,9 +60,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self._unsent_timer: asyncio.TimerHandle | None = None
             self._idle_since_s: float | None = None
             self._is_in_head = False
-            self._pieces: list[bytes] = []  # in which the head lies that is being read
-            self._begins_pieces = True
-            self._end = 0  # of what is known in these pieces: of the last head, and its body
+            self._pieces: list[bytes] = []  # of the head that is being read
+            self._num_body_bytes_left = 0  # of a body with a length
             self._is_resumed = False
             self._has_moved = False
             self._num_unframed = 0
@@ -99,19 +98,15 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             if self._fault is not None:
                 return  # nothing behind it counts
             self._has_moved = False
-            if not self._pieces:
-                self._begins_pieces = self.cycle is None or not self.cycle.more_body
-                self._end = 0
-            self._pieces.append(data)
             try:
-                self._feed(data)
+                at = 0
+                while at < len(data):
+                    at = self._feed(data, at)
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 known = isinstance(cause, DisaggError)
-                self._refuse(cause if known else _no_http())  # type: ignore[arg-type]
+                self._refuse(cause if known else no_http())  # type: ignore[arg-type]
                 return
-            if not self._is_in_head:
-                self._pieces = []
             # Of a head, of trailers, of a chunk's size: what the parser keeps or drops by itself.
             self._num_unframed = 0 if self._has_moved else self._num_unframed + len(data)
             if self._num_unframed > options.header_bytes_max:
@@ -122,9 +117,18 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                     )
                 )
 
-        def _feed(self, data: bytes) -> None:
+        def _feed(self, data: bytes, start: int) -> int:
+            """Give the parser a part in which no head begins but at its start; returns its end."""
+            if left := self._num_body_bytes_left:
+                end = start + left
+            else:
+                rest = REST_OF_EMPTY_LINES.match(data, start)
+                found = rest or EMPTY_LINES.search(data, start)
+                end = found.end() if found else len(data)
+            part = data[start:end]
+            self._pieces.append(part)
             try:
-                self.parser.feed_data(data)
+                self.parser.feed_data(part)
             except httptools.HttpParserUpgrade as upgrade:
                 # Nothing else is spoken here. The parser has left the body to the new protocol.
                 self.parser = httptools.HttpRequestParser(self)
@@ -136,7 +140,10 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self._is_resumed = True
                 self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % head)
                 self._is_resumed = False
-                self._feed(data[upgrade.args[0] :])
+                self.parser.feed_data(part[upgrade.args[0] :])
+            if not self._is_in_head:
+                self._pieces = []
+            return start + len(part)
 
         def on_message_begin(self) -> None:
             if not self._is_resumed:
@@ -162,23 +169,23 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
             self._is_in_head, self._has_moved = False, True
             self._idle_since_s = None
             version = self.parser.get_http_version()
-            _check_head(version, self.url, self.headers)
+            check_head(version, self.url, self.headers)
             line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version.encode())
-            came = b"".join(self._pieces)
-            self._end = _end_of_head(line, came, self._end, is_first=self._begins_pieces)
-            self._begins_pieces = False
+            check_line(line, b"".join(self._pieces))
+            lengths = (int(value) for name, value in self.headers if name == b"content-length")
+            self._num_body_bytes_left = next(lengths, 0)
             if len(self.pipeline) >= WAITING_MAX:
                 raise CapacityError(
                     f"more than {WAITING_MAX} requests wait on this connection", retry_after_s=1
                 )
-            raw_path, _, query = self.url.partition(b"?")
-            path = raw_path.decode("ascii")
+            target, _, query = self.url.partition(b"?")
+            path = path_of(target).decode("ascii")
             self.scope = {  # type: ignore[typeddict-item]
                 "type": "http",
                 "http_version": version,
                 "method": self.parser.get_method().decode("ascii"),
                 "path": unquote(path) if "%" in path else path,
-                "raw_path": raw_path,
+                "raw_path": target,
                 "query_string": query,
                 "headers": self.headers,
             }
@@ -192,7 +199,7 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 access_log=False,
                 default_headers=self.server_state.default_headers,
                 message_event=asyncio.Event(),
-                expect_100_continue=self.expect_100_continue,
+                expect_100_continue=self.expect_100_continue and version == "1.1",
                 keep_alive=version == "1.1"
                 and len(self.headers) <= options.headers_max  # else some are not known
                 and self.parser.should_keep_alive(),
@@ -212,7 +219,8 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
 
         def on_body(self, body: bytes) -> None:
             self._has_moved = True
-            self._end += len(body)
+            if self._num_body_bytes_left:
+                self._num_body_bytes_left -= len(body)
             cycle = self.cycle
             if cycle.response_complete:
                 return
@@ -314,54 +322,6 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self._unsent_timer = None
 
     return BoundedProtocol
-
-
-def _check_head(version: str, target: bytes, headers: Headers) -> None:
-    """Refuse heads that the parser takes, and other programs on the way may read otherwise.
-
-    Raises:
-        RequestError: this is none of HTTP/1.1 or 1.0.
-    """
-    names = [name for name, _ in headers]
-    hosts = [value for name, value in headers if name == b"host"]
-    is_good = (
-        version in VERSIONS
-        and TARGET.fullmatch(target) is not None
-        and (len(hosts) == 1 or (not hosts and version == "1.0"))
-        and all(map(HOST.fullmatch, hosts))
-    )
-    if b"transfer-encoding" in names:
-        codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-        is_good &= codings == [b"chunked"] and version == "1.1" and b"content-length" not in names
-    if not is_good:
-        raise _no_http()
-
-
-def _end_of_head(line: bytes, came: bytes, start: int, *, is_first: bool) -> int:
-    """Refuse a request line that was another one than the parser took it for.
-
-    It takes RTSP/1.1 for HTTP/1.1, and several spaces for one.
-
-    Args:
-        line: as it must have been.
-        came: with the whole head in it.
-        start: the head begins there or, behind chunks, whose sizes are not counted, later.
-        is_first: nothing but empty lines comes before it.
-
-    Returns:
-        Where the head ends.
-
-    Raises:
-        RequestError: this is none of HTTP/1.1 or 1.0.
-    """
-    begin = len(came) - len(came.lstrip(b"\r\n")) if is_first else came.find(line, start)
-    if begin < 0 or not came.startswith(line, begin):
-        raise _no_http(": a request line is METHOD TARGET HTTP/1.1, with one space between each")
-    return came.find(b"\r\n\r\n", begin) + 4
-
-
-def _no_http(more: str = "") -> RequestError:
-    return RequestError(f"this is not HTTP/1.1 as it should be{more}")
 
 
 def _raw_answer(error: DisaggError) -> bytes:

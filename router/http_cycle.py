@@ -69,6 +69,8 @@ class Cycle(RequestResponseCycle):
             await self.flow.drain()
         if self.disconnected:
             return
+        if self.waiting_for_100_continue and self.more_body and not self.body:
+            self.keep_alive = False  # whether the body still comes is not known
         self.response_started, self.waiting_for_100_continue = True, False
         has_length = False
         lines = [STATUS_LINE[status]]

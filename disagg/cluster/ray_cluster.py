@@ -19,6 +19,7 @@ from disagg.errors import ConfigError, ExpiredError
 
 NAMESPACE = "disagg"
 _RETRY_S = 1.0
+_ASK_S = 5.0
 
 
 def num_workers(settings: Settings) -> int:
@@ -86,7 +87,8 @@ def join_ray(settings: Settings) -> None:
     so that a stray token file cannot turn it on for one node only.
 
     Raises:
-        ExpiredError: no cluster answered in ``cluster.join_timeout_s``.
+        ExpiredError: no cluster answered in ``cluster.join_timeout_s``, or one asks for another
+            token.
     """
     _set_environment()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -97,6 +99,7 @@ def join_ray(settings: Settings) -> None:
     while True:
         try:
             with _own_signals():
+                _check_token(address)
                 ray.init(
                     address=address,
                     namespace=NAMESPACE,
@@ -104,6 +107,8 @@ def join_ray(settings: Settings) -> None:
                     logging_level=logging.WARNING,
                 )
             return
+        except ray.exceptions.AuthenticationError:  # a token is to be sent, and there is none
+            raise _no_token(address) from None
         except (ConnectionError, RuntimeError, ValueError) as error:
             if time.monotonic() > deadline:
                 reason = str(error).strip().splitlines()[0]
@@ -112,6 +117,36 @@ def join_ray(settings: Settings) -> None:
                     param="cluster.ray_address",
                 ) from error
             time.sleep(_RETRY_S)
+
+
+def _check_token(address: str) -> None:
+    """Ask a cluster, if there is one, whether it takes the token: Ray itself waits in any case.
+
+    Raises:
+        ExpiredError: it asks for another one.
+        ConnectionError: there is none on this machine.
+    """
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.services import canonicalize_bootstrap_address
+
+    found = canonicalize_bootstrap_address(address)
+    if found is None:
+        return
+    with init_grpc_channel(found) as channel:
+        try:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=_ASK_S)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise _no_token(address) from None
+
+
+def _no_token(address: str) -> ExpiredError:
+    return ExpiredError(
+        f"cluster.ray_address: the token of the Ray cluster at {address} is missing or another "
+        "one: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as there",
+        param="cluster.ray_address",
+    )
 
 
 def stop_ray() -> None:

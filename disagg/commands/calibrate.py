@@ -67,9 +67,9 @@ def calibrate(
     work, cores that are shared. It is left as it is, and does nothing else meanwhile; nor should
     this machine.
 
-      disagg calibrate --model ./my-model --out curves.json
+      disagg calibrate --model ./my-model --out c.json
 
-      disagg simulate --curves curves.json --mix short-chat --rate 1,2,4 --prefill 1 --decode 3
+      disagg simulate --curves c.json --mix short-chat --rate 1,2 --decode 3
     """
     exit_on_signals()
     if admin and not fleet:

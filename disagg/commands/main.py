@@ -1,5 +1,6 @@
 """The `disagg` command: its subcommands and how it ends on a user's error."""
 
+import inspect
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -59,6 +60,17 @@ app.add_typer(cache, name="cache")
 app.add_typer(certificates, name="certificates")
 app.add_typer(keys, name="keys")
 app.add_typer(revisions, name="revisions")
+
+
+def _flowing(text: str) -> str:
+    """Each paragraph as one line, which a terminal breaks where it ends; indented ones stay."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(one if one[:1] == " " else one.replace("\n", " ") for one in paragraphs)
+
+
+for each in (app, cache, certificates, keys, revisions):
+    for command in each.registered_commands:
+        command.help = _flowing(inspect.getdoc(command.callback) or "")
 
 
 def main() -> None:

@@ -86,9 +86,9 @@ def simulate(
     disagg calibrate measured. All requests of a rate are the same for every policy; the same seed
     brings the same figures. Workers and router have the settings of --config and --set.
 
-      disagg simulate --curves curves.json --mix shared-code --rate 5,10,20 --prefill 4 --decode 4
+      disagg simulate --curves c.json --mix shared-code --rate 5,10 --decode 4
 
-      disagg simulate --curves curves.json --trace trace.jsonl --prefill 500 --decode 500 --json
+      disagg simulate --curves c.json --trace t.jsonl --prefill 500 --json
     """
     exit_on_signals()
     if plot_file is not None:

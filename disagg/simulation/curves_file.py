@@ -12,8 +12,10 @@ from disagg.routing.estimates.place import LinkCost
 from disagg.simulation.curves import Curves, Line, Surface
 
 VERSION = 3
+MS_MAX = 600_000.0
+"""Of every time: as long as a whole request may take where nothing else is set."""
 NUMBER_MAX = 1e9
-"""Of ms, tokens and shares; more is a mistake in the file, and with infinities nothing ends."""
+"""Of tokens and shares; more is a mistake in the file, and with infinities nothing ends."""
 COUNT_MAX = 1 << 31
 _Made = TypeVar("_Made", Surface, Line)
 
@@ -85,18 +87,18 @@ def curves_from_json(content: object, name: str = "curves") -> Curves:
     return Curves(
         prefill=_surface(whole.inner("prefill"), "tokens", "tokens_before"),
         decode=_surface(whole.inner("decode"), "sequences", "tokens_before"),
-        shared_ms=mixed.number("shared_ms"),
-        link=LinkCost(transfer.number("read_ms"), transfer.number("mib_ms")),
-        hop_ms=messages.number("hop_ms"),
+        shared_ms=mixed.ms("shared_ms"),
+        link=LinkCost(transfer.ms("read_ms"), transfer.ms("mib_ms")),
+        hop_ms=messages.ms("hop_ms"),
         request=_line(request, "prompt_tokens", "ms"),
         layout=_layout(model),
         num_blocks=model.count("num_blocks"),
         max_model_tokens=model.count("max_model_tokens"),
         name=str(whole.fields.get("name", "")),
-        request_beside_ms=request.number("beside_ms"),
-        step_more_ms=serving.number("step_ms"),
-        sequence_more_ms=serving.number("sequence_ms"),
-        read_more_ms=serving.number("read_ms"),
+        request_beside_ms=request.ms("beside_ms"),
+        step_more_ms=serving.ms("step_ms"),
+        sequence_more_ms=serving.ms("sequence_ms"),
+        read_more_ms=serving.ms("read_ms"),
         beside=_line(serving.inner("beside"), "step_tokens", "share"),
         workers_per_host=serving.count("workers_per_host"),
     )
@@ -120,11 +122,11 @@ class _Object:
         """A field that is an object."""
         return _Object(self.fields.get(name), f"{self.where}: {name}")
 
-    def number(self, name: str) -> float:
-        """A field of at least 0."""
+    def ms(self, name: str) -> float:
+        """A field that is a time."""
         found = self.fields.get(name)
-        if not _is_number(found):
-            raise self.refuse(name, f"a number from 0 to {NUMBER_MAX:,.0f} is wanted")
+        if not _is_number(found, MS_MAX):
+            raise self.refuse(name, f"a number of ms from 0 to {MS_MAX:,.0f} is wanted")
         return float(found)
 
     def count(self, name: str) -> int:
@@ -139,15 +141,14 @@ class _Object:
         return _row(self, name, self.fields.get(name))
 
 
-def _is_number(found: object) -> TypeGuard[int | float]:
-    return (
-        isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= NUMBER_MAX
-    )
+def _is_number(found: object, most: float) -> TypeGuard[int | float]:
+    return isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= most
 
 
 def _row(content: _Object, name: str, found: object) -> tuple[float, ...]:
-    if not isinstance(found, list) or not found or not all(map(_is_number, found)):
-        raise content.refuse(name, f"a list of numbers from 0 to {NUMBER_MAX:,.0f} is wanted")
+    most = MS_MAX if name == "ms" else NUMBER_MAX
+    if not isinstance(found, list) or not found or not all(_is_number(one, most) for one in found):
+        raise content.refuse(name, f"a list of numbers from 0 to {most:,.0f} is wanted")
     return tuple(map(float, found))
 
 

@@ -151,7 +151,12 @@ class SimulatedWorker:
     @property
     def is_busy(self) -> bool:
         """Something goes on here, or is lent."""
-        return bool(self.core.sequences or self.core.leases.num_live)
+        return bool(self.core.sequences or self.core.leases.num_live or self._launched)
+
+    @property
+    def launched_ms(self) -> float:
+        """What the steps take that have not ended."""
+        return sum(took_ms for _, took_ms in self._launched)
 
     @property
     def reads(self) -> bool:

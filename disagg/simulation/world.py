@@ -270,7 +270,8 @@ class World:
             InvariantViolation: a worker still has something else to do after these.
         """
         limits = self.plan.limits
-        bound_ms = self.time.now_ms + limits.lease_ttl_ms + limits.reservation_ttl_ms
+        steps_ms = max(one.launched_ms for one in self.workers)  # their requests may be over
+        bound_ms = self.time.now_ms + steps_ms + limits.lease_ttl_ms + limits.reservation_ttl_ms
         while restless := [one for one in self.workers if one.is_busy or one.reads]:
             if self.time.now_ms > bound_ms:
                 busy = [one.info.incarnation for one in restless if one.is_busy]

@@ -64,6 +64,19 @@ def wait_until(state: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -
         time.sleep(0.02)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether all threads of a process stand still.
+
+    After the signal they stop one by one, each when it is its turn to run: on a busy machine some
+    go on for a while, and may still answer.
+    """
+    try:
+        files = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended
+        return False
+    return all(text.rpartition(")")[2].split()[0] == "T" for text in files)
+
+
 class Process:
     """A child whose output lines can be waited for; ended by the pid that was started."""
 
@@ -142,8 +155,9 @@ class Process:
         return self.log.read_bytes()[self._log_start :].decode(errors="replace")
 
     def stop(self) -> None:
-        """SIGSTOP: it lives and does nothing."""
+        """SIGSTOP: it lives and does nothing, from the return of this call on."""
         self.popen.send_signal(signal.SIGSTOP)
+        wait_until(lambda: self.popen.poll() is not None or is_stopped(self.popen.pid), "the stop")
 
     def resume(self) -> None:
         """SIGCONT."""

@@ -1,5 +1,7 @@
 """A worker that stood still with READs in flight goes on: it judges nobody by that time."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
-from tests.process.harness import Cluster, running
+from tests.process.harness import Cluster, Process, is_stopped, running, wait_until
 from tests.process.network import Place
 from tests.process.served_model import WINDOW, ServedModel, assert_exact, handed_over
 
@@ -18,6 +20,27 @@ PAUSE_S = 7.0
 """Longer than that."""
 NUM_BLOCKS = 240
 """So that one transfer is more than may be in quarantine: 25 blocks, of which 12 may be."""
+
+
+def test_a_stopped_process_does_nothing() -> None:
+    """Where `Process.stop` does not wait, threads run on behind it in about half of all stops."""
+    threads = "import threading, time\ndef run():\n while True: time.sleep(0.0005)\n"
+    threads += "for _ in range(6): threading.Thread(target=run).start()\nprint()\ntime.sleep(60)"
+    stopped = object.__new__(Process)
+    with subprocess.Popen(
+        [sys.executable, "-c", threads], stdout=subprocess.PIPE, text=True
+    ) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        stopped.popen = one
+        try:
+            for _ in range(60):
+                stopped.stop()
+                assert is_stopped(one.pid)
+                stopped.resume()
+                wait_until(lambda: not is_stopped(one.pid), "it to go on")
+        finally:
+            one.kill()
 
 
 def test_a_pause_with_reads_in_flight_costs_time_only(tmp_path: Path) -> None:

@@ -31,6 +31,20 @@ def solve(
     square = _square(num_features, products)
     scale = [square[i][i] ** 0.5 for i in range(num_features)]
     known = [i for i in range(num_features) if scale[i] > KNOWN_MIN]
+    found = _at_least_0(known, scale, square, timed)
+    solved = {i: found.get(i, 0.0) / scale[i] for i in known}
+    if not all(map(math.isfinite, solved.values())):
+        return (None,) * num_features
+    return tuple(map(solved.get, range(num_features)))
+
+
+def _at_least_0(
+    known: Sequence[int],
+    scale: Sequence[float],
+    square: Sequence[Sequence[float]],
+    timed: Sequence[float],
+) -> dict[int, float]:
+    """By feature, in units of its scale; those are left out that would come out negative."""
     used = list(known)
     while used:
         rows = [
@@ -38,17 +52,12 @@ def solve(
             + [timed[i] / scale[i]]
             for i in used
         ]
-        found = _eliminate(rows)
-        worst = min(range(len(used)), key=found.__getitem__)
+        found = dict(zip(used, _eliminate(rows), strict=True))
+        worst = min(used, key=found.__getitem__)
         if found[worst] >= 0:
-            solved = {i: x / scale[i] for i, x in zip(used, found, strict=True)}
-            if not all(map(math.isfinite, solved.values())):
-                break
-            return tuple(solved.get(i, 0.0) if i in known else None for i in range(num_features))
-        del used[worst]
-    else:
-        return tuple(0.0 if i in known else None for i in range(num_features))
-    return (None,) * num_features
+            return found
+        used.remove(worst)
+    return {}
 
 
 def _square(num_features: int, products: Sequence[float]) -> list[list[float]]:

@@ -1,5 +1,6 @@
 """The `disagg` command as a user meets it: a process with an exit code and two outputs."""
 
+import itertools
 import json
 import os
 import socket
@@ -8,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
+from typer.testing import CliRunner
+
+from disagg.commands.main import app
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,6 +34,29 @@ def test_help_shows_commands_and_an_example(tmp_path: Path) -> None:
     assert run.returncode == 0
     for word in ("serve", "router", "workers", "config", "disagg serve --model ./my-model"):
         assert word in run.stdout
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_is_broken_where_the_terminal_ends(columns: int) -> None:
+    """Nowhere else in a paragraph, and no example is broken at all."""
+    width = columns - 2
+    commands = [
+        [name, *more]
+        for name, command in get_group(app).commands.items()
+        for more in ([[one] for one in getattr(command, "commands", ())] or [[]])
+    ]
+    assert len(commands) > 20
+    for command in commands:
+        terminal = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+        run = CliRunner().invoke(app, [*command, "--help"], env=terminal)
+        assert run.exit_code == 0, (command, run.output)
+        text = run.output.partition("Usage:")[2].partition("\n")[2].partition("\u256d")[0]
+        lines = [line.removeprefix(" ").rstrip() for line in text.splitlines()]
+        for line, after in itertools.pairwise(lines):
+            if line.startswith("  "):
+                assert not after, (command, line)
+            elif line and after:
+                assert len(f"{line} {after.split()[0]}") > width, (command, line)
 
 
 def test_version(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What strangers and proxies send: half requests, too many connections, odd ids, long names."""
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import grpc
@@ -20,10 +22,23 @@ async def connect(house):
     return await asyncio.open_connection("127.0.0.1", house.app.http_port)
 
 
+def connection_of(house):
+    """The router's side of the only connection."""
+    (connection,) = house.app._http_server.server_state.connections
+    return connection
+
+
 async def until_closed(reader):
     """All that comes before the router closes the connection."""
     async with asyncio.timeout(BOUND_S):
         return await reader.read()
+
+
+async def one_answer(reader):
+    """The next one, on a connection that stays."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = re.findall(rb"content-length: (\d+)", head)
+    return head + await reader.readexactly(int(length))
 
 
 @pytest.mark.parametrize("sent", [b"", b"P", HALF_HEAD], ids=["nothing", "a byte", "half a head"])
@@ -75,6 +90,85 @@ async def test_a_half_body_is_answered_408(open_house):
     answer = await until_closed(reader)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"request_timeout"' in answer
+    writer.close()
+
+
+def expecting(path: bytes, num_bytes: int, version: bytes = b"1.1") -> bytes:
+    """The head of a request whose body of JSON comes when it is asked for."""
+    return (
+        b"POST %b HTTP/%b\r\nhost: a\r\nexpect: 100-continue\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    ) % (path, version, num_bytes)
+
+
+@pytest.mark.parametrize(
+    ("path", "num_bytes", "status"),
+    [
+        (b"/v1/completions", 1 << 40, b"413"),
+        (b"/nothing", 10, b"404"),
+        (b"/health", 10, b"405"),
+    ],
+)
+async def test_a_body_that_is_not_asked_for_ends_the_connection(house, path, num_bytes, status):
+    """Whether the client still sends it cannot be known, so nothing behind it can be read."""
+    reader, writer = await connect(house)
+    writer.write(expecting(path, num_bytes))
+    answer = await until_closed(reader)
+    assert answer.startswith(b"HTTP/1.1 %b " % status)
+    assert b"\r\nconnection: close\r\n" in answer
+    writer.close()
+
+
+async def test_a_stranger_is_asked_for_no_body(open_house):
+    house = await open_house(api_keys='{"keys": []}')
+    reader, writer = await connect(house)
+    writer.write(expecting(b"/v1/completions", 10))
+    answer = await until_closed(reader)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"\r\nconnection: close\r\n" in answer
+    writer.close()
+
+
+async def test_a_body_that_comes_does_not_end_the_connection(house):
+    """Negative control: asked for it is read, and sent unasked it is no next request."""
+    reader, writer = await connect(house)
+    body = json.dumps(COMPLETION).encode()
+    writer.write(expecting(b"/v1/completions", len(body)))
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")
+    writer.write(expecting(b"/nothing", len(WHOLE)) + WHOLE[:5])
+    assert (await one_answer(reader)).startswith(b"HTTP/1.1 404 ")
+    writer.write(WHOLE[5:] + expecting(b"/nothing", len(WHOLE)) + WHOLE)
+    assert (await one_answer(reader)).startswith(b"HTTP/1.1 404 ")
+    writer.write(WHOLE.replace(b"host", b"connection: close\r\nhost"))
+    assert (await until_closed(reader)).count(b"HTTP/1.1 ") == 1
+    writer.close()
+
+
+async def test_http_1_0_knows_no_100_continue(house):
+    reader, writer = await connect(house)
+    body = json.dumps(COMPLETION).encode()
+    writer.write(expecting(b"/v1/completions", len(body), b"1.0"))
+    only = asyncio.create_task(until_closed(reader))
+    await house.until(lambda: connection_of(house).cycle is not None, "the head")
+    writer.write(body)
+    assert (await only).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+async def test_who_closes_its_sending_side_has_left(open_house):
+    """It looks like who has gone altogether: what would be computed for that one is given up."""
+    house = await open_house()
+    worker = await house.add(gate=asyncio.Semaphore(0))
+    reader, writer = await connect(house)
+    body = json.dumps(COMPLETION).encode()
+    head = expecting(b"/v1/completions", len(body)).replace(b"expect: 100-continue\r\n", b"")
+    writer.write(head + body)
+    await worker.until(lambda: worker.submits, "the submit")
+    writer.write_eof()
+    await worker.until(lambda: worker.cancels, "the cancel")
+    assert await until_closed(reader) == b""
     writer.close()
 
 

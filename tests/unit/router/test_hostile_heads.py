@@ -179,17 +179,39 @@ async def test_a_request_line_is_judged_wherever_it_begins(house, line):
         assert b"a request line is METHOD TARGET HTTP/1.1" in said
 
 
+RIGHT = b"GET /health HTTP/1.1\r\n"
+LINES_ELSEWHERE = {
+    "its own line": GOOD,
+    "an empty body": RIGHT + b"host: a\r\ncontent-length: 0\r\n\r\n",
+    "its body": RIGHT + b"host: a\r\ncontent-length: %d\r\n\r\n%b" % (len(RIGHT), RIGHT),
+    "the end of its body": RIGHT
+    + b"host: a\r\ncontent-length: %d\r\n\r\n{}%b" % (len(RIGHT) + 2, RIGHT),
+    "a chunk": RIGHT
+    + b"host: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    + chunk(b"x") * 20
+    + chunk(b"0\r\n\r\n" + RIGHT)
+    + chunk(b""),
+    "a trailer": RIGHT + b"host: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: " + RIGHT + b"\r\n",
+}
+
+
 @pytest.mark.parametrize("line", [b"GET /health RTSP/1.1", b"GET  /health HTTP/1.1"])
 async def test_a_line_elsewhere_does_not_stand_for_it(house, line):
-    """As it must have been it is in the request before it: as its own line, or in its body."""
-    right = b"GET /health HTTP/1.1\r\n"
-    hostile = line + b"\r\nhost: a\r\n\r\n"
-    for body in (b"", right, b"{}" + right):
-        length = b"content-length: %d\r\n" % len(body)
-        before = right + b"host: a\r\n" + length + b"\r\n" + body
-        for parts in ([before + hostile], [before[:-3], before[-3:] + hostile]):
-            said = await answers_to(house, *parts)
-            assert STATUS.findall(said) == [b"200", b"400"], (body, said)
+    """As it must have been it is in the request before it, or in its own headers or body."""
+    hostile = (
+        line + b"\r\nhost: a\r\n\r\n",
+        line + b"\r\nhost: a\r\nx: " + RIGHT + b"\r\n",
+        line + b"\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(RIGHT), RIGHT),
+        line + b"\r\nhost: a\r\n\r\n" + GOOD,
+    )
+    for name, before in LINES_ELSEWHERE.items():
+        for sent in hostile:
+            data = before + sent
+            for parts in ([data], [before[:-3], before[-3:] + sent], [data[:-3], data[-3:]]):
+                said = await answers_to(house, *parts)
+                assert STATUS.findall(said) == [b"200", b"400"], (name, sent, said)
+        said = await answers_to(house, before + LAST)  # negative control
+        assert STATUS.findall(said) == [b"200", b"200"], (name, said)
 
 
 @pytest.mark.parametrize("host", [b"", b"a:1", b"a_b.c", b"127.0.0.1:8000", b"[::1]:80 ", b"\ta"])
@@ -201,8 +223,8 @@ async def test_hosts_that_are_some(house, host):
 
 async def test_what_the_parser_alone_would_take(open_house, monkeypatch):
     """Negative control: some of these are refused by our own check, and are served without it."""
-    monkeypatch.setattr(http_connection, "_check_head", lambda *head: None)
-    monkeypatch.setattr(http_connection, "_end_of_head", lambda *head, is_first: 0)
+    monkeypatch.setattr(http_connection, "check_head", lambda *head: None)
+    monkeypatch.setattr(http_connection, "check_line", lambda *head: None)
     house = await open_house()
     served = {
         "no host": 2,

@@ -27,7 +27,7 @@ async def test_requests_that_follow_each_other_are_served(house):
     """Negative control: what is not hostile is served in its order, however it is cut."""
     parts = CHUNKED + b"\r\n" + chunk(BODY[:9], b"9;x=1") + chunk(BODY[9:]) + chunk(b"")
     data = WHOLE + parts + GOOD + WHOLE + LAST
-    for size in (len(data), 1, 7):
+    for size in (len(data), 1, 3, 7):
         said = await answers_to(house, *(data[at : at + size] for at in range(0, len(data), size)))
         assert STATUS.findall(said) == [b"200"] * 5
         order = re.findall(rb'text_completion|"status":"ok"', said)
@@ -65,12 +65,64 @@ async def test_a_length_behind_too_many_headers_is_a_length(open_house):
         assert STATUS.findall(said) == [b"431"]
 
 
+@pytest.mark.parametrize("between", [b"", b"\r\n", b"\r\n\r\n"], ids=["", "a line", "two lines"])
+async def test_a_request_behind_a_body_is_read_wherever_packets_end(house, between):
+    """Also where the body begins and ends with empty lines, which HTTP ignores before requests."""
+    body = b"\r\n\r\n\n" + BODY + b"\r\n\r\n"
+    framings = (
+        b"content-length: %d\r\n\r\n%b" % (len(body), body),
+        b"transfer-encoding: chunked\r\n\r\n" + chunk(body) + chunk(b""),
+        b"transfer-encoding: chunked\r\n\r\n" + chunk(body) + b"0\r\nx: y\r\n\r\n",
+    )
+    for framing in framings:
+        whole = POST + framing
+        data = whole + between + LAST
+        for cut in range(len(whole) - 8, len(whole) + len(between) + 8):
+            said = await answers_to(house, data[:cut], data[cut:])
+            assert STATUS.findall(said) == [b"200", b"200"], (framing, cut, said)
+
+
 @pytest.mark.parametrize("trailer", [b"connection: upgrade\r\nupgrade: h2c\r\n", b"host: b\r\n"])
 async def test_trailers_change_nothing(house, trailer):
     sent = CHUNKED + b"\r\n" + chunk(BODY) + b"0\r\n" + trailer + b"\r\n"
     for parts in ([sent + LAST], [sent, LAST]):
         said = await answers_to(house, *parts)
         assert STATUS.findall(said) == [b"200", b"200"]
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://a/health", 200),
+        (b"http://a:80/health?x", 200),
+        (b"HTTPS://[::1]/health", 200),
+        (b"http://other/health", 200),  # in place of what the header says
+        (b"http://a/he%61lth", 200),
+        (b"http://a", 404),
+        (b"http://a?/health", 404),
+        (b"http://a//health", 404),
+        (b"http://a/http://a/health", 404),
+        (b"http:///health", 404),
+        (b"http:/health", 400),
+        (b"//a/health", 404),
+        (b"ftp://a/health", 404),
+        (b"http://user@a/health", 400),
+        (b"http://a,b/health", 400),
+        (b"http://a/health#x", 400),
+    ],
+)
+async def test_a_target_may_name_its_host(house, target, status):
+    """As whoever takes the router for a proxy sends it; `status` is also that of what follows."""
+    line = b"GET %b HTTP/1.1\r\n" % target
+    said = await answers_to(house, GOOD.replace(b"GET /health HTTP/1.1\r\n", line) + LAST)
+    statuses = [b"%d" % status] + [b"200"] * (status != 400)
+    assert STATUS.findall(said) == statuses, said
+
+
+async def test_a_completion_may_name_its_host(house):
+    said = await answers_to(house, WHOLE.replace(b"/v1", b"http://a:8000/v1", 1) + LAST)
+    assert STATUS.findall(said) == [b"200", b"200"]
+    assert b"text_completion" in said
 
 
 async def test_a_tunnel_is_no_page(house):

@@ -98,6 +98,8 @@ def test_the_file_brings_back_what_was_written() -> None:
         (("transfer", "mib_ms"), float("nan"), "mib_ms"),
         (("messages", "hop_ms"), True, "hop_ms"),
         (("messages", "hop_ms"), 1e308, "hop_ms"),
+        (("serving", "step_ms"), 1e7, "step_ms: a number of ms from 0 to 600,000 is wanted"),
+        (("decode", "ms", 0, 0), 1e7, "decode: ms: a list of numbers from 0 to 600,000 is wanted"),
         pytest.param(("serving", "step_ms"), 10**400, "step_ms", id="no float"),
         (("request", "ms"), [], "request"),
         (("request", "ms"), [1, 2], "request"),

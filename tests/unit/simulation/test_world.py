@@ -276,6 +276,14 @@ def test_links_on_which_a_real_worker_would_end(mib_ms: float, num: int, why: st
         world.run(trace)
 
 
+def test_steps_that_end_after_their_requests_are_waited_for() -> None:
+    """Longer than a request may take: each ends by that, and the step goes on."""
+    world = World(with_curves(fleet(), step_more_ms=1e6))
+    (outcome,) = world.run([TraceRequest(0, 1_024, 2, (0, 1))])
+    assert outcome.error
+    assert not any(worker.is_busy for worker in world.workers)
+
+
 def test_reads_that_end_after_their_requests_are_waited_for() -> None:
     world = World(with_curves(fleet(), link=LinkCost(1.0, 4e5)))
     world.run([TraceRequest(0, 1_024, 2, (0, 1))])
