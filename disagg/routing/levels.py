@@ -4,12 +4,11 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial, reduce
-from itertools import accumulate, compress, repeat
+from itertools import accumulate, chain, compress, islice, repeat
 from operator import and_, mul, xor
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from disagg.kv.kinds.registry import KINDS
 from disagg.messages.lazy import cached_property
@@ -27,9 +26,6 @@ _STEPS_MAX = 8
 _SWEEP_RUNS = 32
 """Of the first sweep; each further one has four times as many, and the first after steps too."""
 
-Integers = NDArray[Any]
-Masks = NDArray[Any]
-"""Of ints, as objects."""
 Level = tuple[int, int]
 """Tokens, and the bits of the workers for whom that is the longest prefix."""
 
@@ -82,23 +78,6 @@ class Leading:
         after = bisect_left(self._starts, num_blocks)
         first = max(0, after - num_max)
         return self._starts[first:after], self._masks[first:after]
-
-    @cached_property
-    def _arrays(self) -> tuple[Integers, Masks]:
-        return np.array(self._starts), np.array(self._masks, object)
-
-    def ending_between(self, boundaries: Integers) -> tuple[Integers, Masks]:
-        """Of pairs of boundaries those between which somebody's last one is, and whose.
-
-        A last boundary may be the lower one of a pair, but not the upper one.
-
-        Args:
-            boundaries: a row of the lower ones, a row of the upper ones.
-        """
-        starts, masks = self._arrays
-        low, high = np.searchsorted(starts, boundaries) - 1
-        some = (low != high).nonzero()[0]
-        return some, masks[low[some]] ^ masks[high[some]]
 
     def between(self, begin: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
@@ -169,42 +148,40 @@ class Trailing:
         start = starts[last]
         return mask, self._worth(num_blocks - 1, start) if self._any_free else start
 
-    def adds_nothing(self, leading: Leading, lowest: int, highest: int, missing: int) -> bool:
-        """Whether who is missing can go on here wherever they can in a group that needs everything.
+    def adds_nothing(self, leading: Leading, ends: Sequence[int], masks: Sequence[int]) -> bool:
+        """Whether whoever has a level in a group that needs everything can go on there here too.
 
-        Each run of this group is needed by those whose last boundary there is behind its start, but
-        not so far that a query needs only what comes after it. The holders of the other group say
-        who they are: there each holder of a run holds all that is below it too.
+        A run of this group is needed where somebody's level is behind its start, but not so far
+        that a query needs only what comes after it. The levels and the runs are walked once side by
+        side, and who ends between two levels is the difference of their holders: there each holder
+        of a run holds all that is below it too.
 
         Args:
             leading: the other group, with blocks of the same size.
-            lowest: the lowest boundary that matters.
-            highest: the highest one.
-            missing: the bits that matter.
+            ends: of some of its runs, one behind the other: the boundaries of the levels.
+            masks: who holds everything up to each, and after them who does not matter any more.
         """
-        first = self._firsts[lowest]
+        first, highest = self._firsts[ends[0]], ends[-1]
         if first == highest:
             return True
-        starts, masks = leading.between(first, highest)
         theirs, holders = self._runs(first, highest)
-        if theirs == starts:  # it costs half as much to compare them
-            wanted = list(map(and_, masks, repeat(missing)))
-            if wanted == list(map(and_, wanted, holders)):
-                return True
-        at_highest, block = leading.at(highest)[0] & missing, self._firsts[highest]
-        if block < highest:
-            top = holders[bisect_right(theirs, block) - 1 :]
-            if reduce(and_, top, at_highest) != at_highest:
-                return False
-        boundaries = np.empty((2, len(theirs)), np.int64)
-        boundaries[0] = theirs
-        boundaries[1, :-1] = self._after[boundaries[0, 1:]]
-        boundaries[0] += 1
-        boundaries[1, -1] = highest
-        some, needing = leading.ending_between(np.minimum(np.maximum(boundaries, lowest), highest))
-        held = np.array(holders, object)[some]
-        others = (needing != held).nonzero()[0]  # mostly nobody else holds it
-        return bool((needing[others] & held[others] == needing[others]).all())
+        starts, wanted = leading.between(first, highest)
+        if theirs == starts and list(map(and_, wanted, holders)) == wanted:
+            return True  # and it takes half as long to see this
+        after = self._after
+        behind = chain(map(after.__getitem__, islice(theirs, 1, None)), (after[highest],))
+        begin = end = 0
+        ends = [*ends, len(after)]
+        for start, past, held in zip(theirs, behind, holders, strict=True):
+            while ends[begin] <= start:
+                begin += 1
+            while ends[end] < past:
+                end += 1
+            if begin < end:
+                needing = masks[begin] ^ masks[end]
+                if needing != held and needing & held != needing:  # mostly nobody else holds it
+                    return False
+        return True
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
@@ -312,17 +289,16 @@ def _swept(
     starts, masks = leading.last_runs(num_blocks, num_runs)
     if others and len(starts) < _STEPS_MAX:
         return None
-    lowest = starts[1] if len(starts) > 1 else num_blocks
-    for other in others:
-        if not isinstance(other, Trailing):
-            return None
-        if not other.adds_nothing(leading, lowest, num_blocks, missing):
-            return None
-    ends = [end, *map(mul, reversed(starts), repeat(block_tokens))]
-    holders = masks[::-1]
+    ends = [*starts[1:], num_blocks]
     # Each holder of a run holds all that is below it too; who is found already holds them all.
-    new = [holders[0] & missing, *map(xor, holders[1:], holders)]
-    return ends[-1], list(compress(zip(ends, new, strict=False), new)), missing & ~holders[-1]
+    masks = [*masks, masks[-1] & ~missing]
+    for other in others:
+        if not isinstance(other, Trailing) or not other.adds_nothing(leading, ends, masks):
+            return None
+    new = list(map(xor, masks, islice(masks, 1, None)))
+    new.reverse()
+    found = zip(map(mul, reversed(ends), repeat(block_tokens)), new, strict=True)
+    return starts[0] * block_tokens, list(compress(found, new)), missing & ~masks[0]
 
 
 def prepare(group: GroupInfo) -> None:
@@ -330,7 +306,9 @@ def prepare(group: GroupInfo) -> None:
     _needs_of(group, 0)
 
 
-def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int], Integers]:
+def _needs_of(
+    group: GroupInfo, num_blocks: int
+) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 
     Those are where a query needs nothing: of each boundary the last one that is not after it; 0:
@@ -343,11 +321,11 @@ def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequenc
 @lru_cache(maxsize=64)
 def _needs(
     first_needed: Callable[[GroupInfo, int], int], group: GroupInfo, num_blocks: int
-) -> tuple[Sequence[int], Sequence[int], Integers]:
+) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     firsts = array("I", map(partial(first_needed, group), range(num_blocks + 1)))
     free = (at if first == at else 0 for at, first in enumerate(firsts))
     after = np.searchsorted(np.array(firsts), np.arange(num_blocks + 1))
-    return firsts, array("I", accumulate(free, max)), after
+    return firsts, array("I", accumulate(free, max)), array("I", after.tolist())
 
 
 class Levels:
