@@ -81,6 +81,9 @@ class Estimate:
     num_bytes: int
     """That are moved."""
     num_answer_tokens: int
+    stall_share: float
+    """How much its prompt is in the way of answers: all, 1, if it takes as long as all their tokens
+    together, and less the shorter it is."""
 
     def num_slower(self, tpot_ms: float) -> int:
         """Neighbours whose time per token is above this."""
@@ -154,7 +157,12 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         neighbours=neighbours,
         num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),
         num_answer_tokens=num_answer,
+        stall_share=_share_of(pause_ms, decode.step_ms(1, work.num_tokens)),
     )
+
+
+def _share_of(pause_ms: float, token_ms: float) -> float:
+    return pause_ms / token_ms if pause_ms < token_ms else 1.0
 
 
 def _left_ms(move: Move, prefill_ms: float) -> float:

@@ -23,6 +23,7 @@ FOUND = Estimate(
     tpot_ms=5.0,
     others_ms=0.0,
     neighbours=(),
+    stall_share=0.0,
     num_bytes=0,
     num_answer_tokens=64,
 )

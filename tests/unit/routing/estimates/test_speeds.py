@@ -14,8 +14,11 @@ from disagg.messages.session import (
     TransferReport,
 )
 from disagg.messages.step_times import StepTimes
-from disagg.routing.estimates.place import LinkCost, StepCost
-from disagg.routing.estimates.speeds import SHARE_HALF_LIFE_MS, FadingLow, FadingMean, Speeds
+from disagg.routing.estimates.arrivals import ARRIVALS_MIN
+from disagg.routing.estimates.estimate import Estimate, Work, estimate
+from disagg.routing.estimates.place import LinkCost, Place, StepCost
+from disagg.routing.estimates.prompt_shares import SHARE_HALF_LIFE_MS
+from disagg.routing.estimates.speeds import FadingLow, FadingMean, Speeds
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
@@ -142,6 +145,36 @@ def test_what_went_to_prompts_lately_fades() -> None:
     assert share(p) == pytest.approx(first / 2)
     speeds.now(2_000)
     assert share(p) == pytest.approx(first / 2), "time does not go back"
+
+
+@pytest.mark.parametrize(("stall_share", "kept"), [(1.0, 1.0), (0.0, 0.0), (0.25, 0.25)])
+def test_who_lately_computed_prompts_will_as_far_as_they_are_long(
+    stall_share: float, kept: float
+) -> None:
+    speeds = Speeds()
+    busy, idle = (known(worker(name, "both")) for name in "pd")
+    for one, times in ((busy, prefills()), (idle, decodes())):
+        one.stats = stats(times)
+        speeds.stats(1_000, one, one.stats)
+    speeds.stats(1_000, busy, stats(step_times(PREFILLS * 2)))
+
+    def shares() -> list[float]:
+        places = [speeds.place(one) for one in (busy, idle)]
+        return [place.prompt_share for place in places if place is not None]
+
+    own, none = shares()
+    assert own > 0.02
+    assert none == 0, "control: nothing is known of requests"
+    for _ in range(ARRIVALS_MIN):
+        speeds.planned(1_000, expected(stall_share), 0)
+    found = shares()
+    assert found == pytest.approx([own / 2 * (1 + kept), own / 2 * (1 - kept)], rel=0.2)
+    assert sum(found) == pytest.approx(own, rel=0.2), "as much as before, elsewhere"
+
+
+def expected(stall_share: float) -> Estimate:
+    idle = Place(StepCost(10.0, 0.1, 0.0, 1.0, 0.0), 0, 0.0, 0, 0, 0, 0, 0)
+    return replace(estimate(Work(100, 0, 64), idle, idle), stall_share=stall_share)
 
 
 def test_a_reservation_behind_a_step_is_not_what_reservations_take() -> None:
