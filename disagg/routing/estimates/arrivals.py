@@ -21,7 +21,6 @@ class _Arrival:
     at_ms: int
     compute_ms: float
     slo_ttft_ms: int
-    stall_share: float
 
 
 class Arrivals:
@@ -29,35 +28,16 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._last: deque[_Arrival] = deque(maxlen=ARRIVALS_MAX)
-        self._stall_share: float | None = 1.0
-        """None: to be computed anew."""
 
-    def add(
-        self, now_ms: int, compute_ms: float, slo_ttft_ms: int, stall_share: float = 1.0
-    ) -> None:
+    def add(self, now_ms: int, compute_ms: float, slo_ttft_ms: int) -> None:
         """A request goes to its workers, for the first time.
 
         Args:
             now_ms: the time.
             compute_ms: what its prompt takes there.
             slo_ttft_ms: the bound for its first token; 0: none.
-            stall_share: see `Estimate.stall_share`.
         """
-        self._last.append(_Arrival(now_ms, compute_ms, slo_ttft_ms, stall_share))
-        self._stall_share = None
-
-    @property
-    def stall_share(self) -> float:
-        """`Estimate.stall_share`, the average over the time of prompts; 1 while few have come."""
-        if self._stall_share is None:
-            self._stall_share = self._average_stall_share()
-        return self._stall_share
-
-    def _average_stall_share(self) -> float:
-        all_ms = sum(one.compute_ms for one in self._last)
-        if len(self._last) < ARRIVALS_MIN or not all_ms:
-            return 1.0
-        return sum(one.compute_ms * one.stall_share for one in self._last) / all_ms
+        self._last.append(_Arrival(now_ms, compute_ms, slo_ttft_ms))
 
     def shorter_per_ms(self, now_ms: int, compute_ms: float, slo_ttft_ms: int) -> float:
         """Requests per ms that compute less than one that takes ``compute_ms``.

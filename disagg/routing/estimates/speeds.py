@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, SCALE_TOKENS, StepTimes
 from disagg.routing.estimates.arrivals import Arrivals
@@ -147,11 +146,13 @@ class Speeds:
         elif not generation.local:
             self._reserve_ms.add(times.transfer_ms)
 
-    def planned(self, now_ms: int, estimate: Estimate | None, slo_ttft_ms: int) -> None:
-        """A request goes to its workers for the first time; without an estimate it says nothing."""
+    def planned(
+        self, now_ms: int, worker: Incarnation, estimate: Estimate | None, slo_ttft_ms: int
+    ) -> None:
+        """A prompt goes to a worker for the first time; without an estimate it says nothing."""
         if estimate is not None:
-            took_ms, stall_share = estimate.prefill_ms, estimate.stall_share
-            self._arrivals.add(now_ms, took_ms, slo_ttft_ms, stall_share)
+            self._arrivals.add(now_ms, estimate.prefill_ms, slo_ttft_ms)
+            self._shares.planned(worker, estimate)
 
     def answered(self, num_tokens: int) -> None:
         """A request ended after so many tokens; without any it says nothing."""
@@ -263,15 +264,5 @@ class Speeds:
             sequences_max=worker.info.max_sequences,
             step_tokens_max=step_tokens,
             num_coming=worker.num_coming,
-            prompt_share=self._prompt_share(worker.info, cost),
+            prompt_share=self._shares.share(self._now_ms, worker.info, cost),
         )
-
-    def _prompt_share(self, worker: WorkerInfo, cost: StepCost) -> float:
-        """Of its time, to come: what it did lately as far as prompts are long, else what all did.
-
-        Who lately computed long prompts is best left to those to come, and spares answers
-        elsewhere of them. Short ones hardly stall an answer: to keep them apart overloads some
-        workers with prompts and others with answers.
-        """
-        own, mean = self._shares.shares(self._now_ms, worker, cost)
-        return mean + self._arrivals.stall_share * (own - mean)

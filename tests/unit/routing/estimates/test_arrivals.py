@@ -50,17 +50,3 @@ def test_a_tighter_bound_counts_more_up_to_a_limit() -> None:
     ):
         found = came(20, slo_ttft_ms=theirs).shorter_per_ms(2_000, 40.0, mine)
         assert found == pytest.approx(times * per_ms), (theirs, mine)
-
-
-def test_stalls_are_averaged_over_the_time_of_prompts() -> None:
-    arrivals = came(ARRIVALS_MIN - 1)
-    assert arrivals.stall_share == 1.0, "few have come"
-    arrivals = Arrivals()
-    for number in range(ARRIVALS_MIN):
-        arrivals.add(number, 10.0, 0, 0.1)
-    assert arrivals.stall_share == pytest.approx(0.1)
-    arrivals.add(10, 10.0 * ARRIVALS_MIN, 0, 0.9)
-    assert arrivals.stall_share == pytest.approx(0.5), "one of them took as long as all others"
-    for number in range(ARRIVALS_MAX):
-        arrivals.add(20 + number, 0.0, 0, 0.3)
-    assert arrivals.stall_share == 1.0, "nothing is computed: control"
