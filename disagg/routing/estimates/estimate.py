@@ -174,11 +174,18 @@ def _left_ms(move: Move, prefill_ms: float) -> float:
 
 
 def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:
-    """What is computed again for what the plan's copies push out of caches, which are full."""
+    """What is computed again for what the plan's copies push out of caches, which are full.
+
+    Who needs it waits for it, and so do all beside whom it is computed, as many as decode there
+    now.
+    """
     each = work.found_share / max(1, work.num_tokens)
-    kept_ms = (work.num_tokens - work.num_held) * prefill.cost.prompt_ms(work.num_tokens)
-    kept_ms += work.handed_tokens * decode.cost.prompt_ms(work.num_tokens)
-    return each * kept_ms
+
+    def again_ms(num_tokens: float, place: Place) -> float:
+        return num_tokens * place.cost.prompt_ms(work.num_tokens) * (1 + place.num_running)
+
+    kept_ms = again_ms(work.num_tokens - work.num_held, prefill)
+    return each * (kept_ms + again_ms(work.handed_tokens, decode))
 
 
 def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:

@@ -69,6 +69,14 @@ def test_what_is_pushed_out_of_caches_is_computed_again_as_far_as_it_would_be_fo
     assert estimate(handed, IDLE, IDLE).others_ms == pytest.approx(0.5 * (200 + 250) * 0.1)
 
 
+def test_what_is_computed_again_holds_up_those_who_decode_there() -> None:
+    work = Work(300, 100, 1, handover=Move(0, 0, LINK), num_held=100, handed_tokens=250)
+    for prefill, decode, num_more in ((IDLE, IDLE, 0), (busy(2), IDLE, 400), (IDLE, busy(2), 500)):
+        nothing = estimate(work, prefill, decode).others_ms
+        found = estimate(replace(work, found_share=0.5), prefill, decode).others_ms
+        assert found - nothing == pytest.approx(0.5 * (200 + 250 + num_more) * 0.1)
+
+
 def test_shorter_ones_that_come_wait_only_while_no_worker_is_free() -> None:
     """100 ms of prefill: who comes in the meantime waits for what is left of it, in half steps."""
     work = Work(900, 0, 1, newcomers_per_ms=0.01)

@@ -1,20 +1,26 @@
-"""Shares of workers' time: each one's own and its kind's, which fade, follow roles and forget."""
+"""Long prompts are expected where they were, short ones at all of a kind; both fade with time."""
 
-import random
 from dataclasses import replace
+from math import log
 
 import pytest
 
-from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
-from disagg.routing.estimates.place import StepCost
+from disagg.routing.estimates.estimate import Estimate, Work, estimate
+from disagg.routing.estimates.place import Place, StepCost
 from disagg.routing.estimates.prompt_shares import SHARE_HALF_LIFE_MS, PromptShares
 from tests.unit.routing.builders import worker
 
-COST = StepCost(step_ms=1.0, token_ms=1.0, context_token_ms=0.0, decode_ms=0.0, decode_context_ms=0)
-FULL_TOKENS = SHARE_HALF_LIFE_MS / 0.6931471805599453
+COST = StepCost(step_ms=1.0, token_ms=1.0, context_token_ms=0.5, decode_ms=0.0, decode_context_ms=0)
+FULL_TOKENS = SHARE_HALF_LIFE_MS / log(2)
 """That fill all of the time that counts."""
 A, B, C = (worker(name, "both") for name in "abc")
+
+
+def prompt(stall_share: float, prefill_ms: float = 10.0) -> Estimate:
+    idle = Place(COST, 0, 0.0, 0, 0, 0, 0, 0)
+    found = estimate(Work(10, 0, 10), idle, idle)
+    return replace(found, stall_share=stall_share, prefill_ms=prefill_ms)
 
 
 def known(*workers: WorkerInfo) -> PromptShares:
@@ -25,68 +31,75 @@ def known(*workers: WorkerInfo) -> PromptShares:
 
 
 def test_the_first_figures_of_a_life_say_not_when_it_was() -> None:
-    assert known(A).shares(0, A, COST) == (0.0, 0.0)
-    assert PromptShares().shares(0, A, COST) == (0.0, 0.0), "nobody has told of it"
+    assert known(A).share(0, A, COST) == 0
+    assert PromptShares().share(0, A, COST) == 0, "nobody has told of it"
 
 
-def test_own_and_average_share_fade() -> None:
+def test_long_prompts_stay_short_ones_are_everybodys() -> None:
+    for stall_share, there, elsewhere in ((1.0, 0.6, 0.0), (0.0, 0.3, 0.3), (0.5, 0.45, 0.15)):
+        shares = known(A, B)
+        shares.planned(A.incarnation, prompt(stall_share))
+        shares.computed(1_000, A, 0.6 * FULL_TOKENS, 0.0)
+        assert shares.share(1_000, A, COST) == pytest.approx(there)
+        assert shares.share(1_000, B, COST) == pytest.approx(elsewhere)
     shares = known(A, B)
-    shares.computed(1_000, A, FULL_TOKENS / 2, 0.0)
-    assert shares.shares(1_000, A, COST) == pytest.approx((0.5, 0.25))
-    assert shares.shares(1_000, B, COST) == pytest.approx((0.0, 0.25))
-    later_ms = 1_000 + SHARE_HALF_LIFE_MS
-    assert shares.shares(later_ms, A, COST) == pytest.approx((0.25, 0.125))
-    assert shares.shares(1_000, A, COST) == pytest.approx((0.25, 0.125)), "time goes not back"
+    shares.computed(1_000, A, 0.6 * FULL_TOKENS, 0.0)
+    assert shares.share(1_000, B, COST) == 0, "nothing was planned by this router: taken as long"
+
+
+def test_a_prompt_counts_by_its_time() -> None:
+    shares = known(A, B)
+    for _ in range(3):
+        shares.planned(A.incarnation, prompt(0.0, prefill_ms=1.0))
+    shares.planned(A.incarnation, prompt(1.0, prefill_ms=1_000.0))
+    shares.planned(C.incarnation, prompt(0.0, prefill_ms=1e9))
+    shares.computed(0, A, 0.6 * FULL_TOKENS, 0.0)
+    assert shares.share(0, B, COST) < 0.01
+    for _ in range(100):
+        shares.planned(A.incarnation, prompt(0.0))
+    shares.computed(0, A, 0.6 * FULL_TOKENS, 0.0)
+    assert shares.share(0, B, COST) == pytest.approx(0.3, rel=0.05), "older ones are forgotten"
+
+
+def test_all_of_it_fades_and_time_goes_not_back() -> None:
+    shares = known(A, B)
+    shares.planned(A.incarnation, prompt(0.5))
+    shares.computed(1_000, A, 0.0, 0.4 * FULL_TOKENS)
+    before = [shares.share(1_000, one, COST) for one in (A, B)]
+    assert before == pytest.approx([0.15, 0.05])
+    later = [shares.share(1_000 + SHARE_HALF_LIFE_MS, one, COST) for one in (A, B)]
+    assert later == pytest.approx([one / 2 for one in before])
+    assert [shares.share(1_000, one, COST) for one in (A, B)] == pytest.approx(later)
 
 
 def test_no_share_is_more_than_all() -> None:
     shares = known(A)
     shares.computed(0, A, 10 * FULL_TOKENS, 0.0)
-    assert shares.shares(0, A, COST) == (1.0, 1.0)
+    assert shares.share(0, A, COST) == 1
 
 
-def test_other_roles_and_revisions_are_averaged_alone() -> None:
+def test_other_roles_and_revisions_have_their_own() -> None:
     prefill, other = worker("p", "prefill"), replace(worker("o", "both"), revision="other")
     shares = known(A, prefill, other)
-    shares.computed(0, prefill, FULL_TOKENS, 0.0)
-    shares.computed(0, other, FULL_TOKENS, 0.0)
-    assert shares.shares(0, A, COST) == (0.0, 0.0)
-    assert shares.shares(0, prefill, COST) == pytest.approx((1.0, 1.0)), "control"
+    for one in (prefill, other):
+        shares.planned(one.incarnation, prompt(0.0))
+        shares.computed(0, one, FULL_TOKENS, 0.0)
+        assert shares.share(0, one, COST) == pytest.approx(1)
+    assert shares.share(0, A, COST) == 0
 
 
-def test_who_leaves_takes_its_share_along_and_who_changes_roles_too() -> None:
-    shares = known(A, B, C)
+def test_workers_change_roles_and_leave() -> None:
+    shares = known(A, B)
+    shares.planned(A.incarnation, prompt(0.0))
     shares.computed(0, A, 0.6 * FULL_TOKENS, 0.0)
-    assert shares.shares(0, B, COST)[1] == pytest.approx(0.2)
-    shares.forget(A.incarnation)
-    assert shares.shares(0, B, COST) == pytest.approx((0.0, 0.0))
-    shares.computed(0, B, 0.6 * FULL_TOKENS, 0.0)
-    moved = replace(B, role="decode")
-    shares.computed(SHARE_HALF_LIFE_MS, moved, 0.0, 0.0)
-    assert shares.shares(SHARE_HALF_LIFE_MS, C, COST) == pytest.approx((0.0, 0.0))
-    assert shares.shares(SHARE_HALF_LIFE_MS, moved, COST) == pytest.approx((0.3, 0.3))
-    for one in (B, C):
+    assert shares.share(0, B, COST) == pytest.approx(0.3)
+    moved = replace(A, role="decode")
+    shares.computed(0, moved, 0.2 * FULL_TOKENS, 0.0)
+    assert shares.share(0, moved, COST) == pytest.approx(0.2), "in its new role"
+    assert shares.share(0, B, COST) == pytest.approx(0.6), "its old one has what was computed in it"
+    for one in (A, B):
         shares.forget(one.incarnation)
         shares.forget(one.incarnation)
-    assert shares.shares(0, C, COST) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_averages_are_those_of_the_workers_that_are_there(seed: int) -> None:
-    rng = random.Random(seed)
-    shares, now_ms = PromptShares(), 0
-    there: dict[Incarnation, WorkerInfo] = {}
-    for _ in range(200):
-        now_ms += rng.randrange(0, 2_000)
-        one = replace(rng.choice((A, B, C)), role=rng.choice(("both", "decode")))
-        if rng.random() < 0.1:
-            shares.forget(one.incarnation)
-            there.pop(one.incarnation, None)
-            continue
-        shares.computed(now_ms, one, rng.random() * 500, 0.0)
-        there[one.incarnation] = one
-        for info in there.values():
-            same = [each for each in there.values() if each.role == info.role]
-            own = [shares.shares(now_ms, each, COST)[0] for each in same]
-            mean = shares.shares(now_ms, info, COST)[1]
-            assert mean == pytest.approx(sum(own) / len(own), abs=1e-6)
+        assert shares.share(0, one, COST) == 0
+    shares.computed(0, B, 1e9, 0.0)
+    assert shares.share(0, B, COST) == 0, "nothing is left of it"
