@@ -182,7 +182,8 @@ class Admission:
             self._queue.take(tenant, to_compute, request.request_id)
             self._forget(request)
             self._moved_ms = now_ms
-            self._fleet.speeds.planned(now_ms, plan.estimate, request.slo.ttft_ms)
+            prefill = plan.prefill.incarnation
+            self._fleet.speeds.planned(now_ms, prefill, plan.estimate, request.slo.ttft_ms)
             return self._requests.begin(now_ms, request, plan)
         return None
 

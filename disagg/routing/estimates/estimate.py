@@ -81,6 +81,9 @@ class Estimate:
     num_bytes: int
     """That are moved."""
     num_answer_tokens: int
+    stall_share: float
+    """How much its prompt is in the way of answers: all, 1, if it takes as long as all their tokens
+    together, and less the shorter it is."""
 
     def num_slower(self, tpot_ms: float) -> int:
         """Neighbours whose time per token is above this."""
@@ -154,7 +157,12 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         neighbours=neighbours,
         num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),
         num_answer_tokens=num_answer,
+        stall_share=_share_of(pause_ms, decode.step_ms(1, work.num_tokens)),
     )
+
+
+def _share_of(pause_ms: float, token_ms: float) -> float:
+    return pause_ms / token_ms if pause_ms < token_ms else 1.0
 
 
 def _left_ms(move: Move, prefill_ms: float) -> float:
@@ -166,11 +174,18 @@ def _left_ms(move: Move, prefill_ms: float) -> float:
 
 
 def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:
-    """What is computed again for what the plan's copies push out of caches, which are full."""
+    """What is computed again for what the plan's copies push out of caches, which are full.
+
+    Who needs it waits for it, and so do all beside whom it is computed, as many as decode there
+    now.
+    """
     each = work.found_share / max(1, work.num_tokens)
-    kept_ms = (work.num_tokens - work.num_held) * prefill.cost.prompt_ms(work.num_tokens)
-    kept_ms += work.handed_tokens * decode.cost.prompt_ms(work.num_tokens)
-    return each * kept_ms
+
+    def again_ms(num_tokens: float, place: Place) -> float:
+        return num_tokens * place.cost.prompt_ms(work.num_tokens) * (1 + place.num_running)
+
+    kept_ms = again_ms(work.num_tokens - work.num_held, prefill)
+    return each * (kept_ms + again_ms(work.handed_tokens, decode))
 
 
 def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:

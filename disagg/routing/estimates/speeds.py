@@ -1,7 +1,6 @@
 """What was measured of workers and links, fitted; the router's only memory of speed."""
 
 from dataclasses import dataclass, field
-from math import log
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
@@ -10,14 +9,13 @@ from disagg.routing.estimates.arrivals import Arrivals
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.estimates.least_squares import FadingFit
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
+from disagg.routing.estimates.prompt_shares import PromptShares
 from disagg.routing.generation import Generation
 from disagg.routing.worker import Worker
 
 STEPS_HALF_LIFE = 500.0
 FLEET_STEPS_HALF_LIFE = 100_000.0
 READS_HALF_LIFE = 50.0
-SHARE_HALF_LIFE_MS = 5_000
-"""Of what a worker has computed of prompts: longer than most answers, shorter than most shifts."""
 BORROWED_STEPS, BORROWED_READS = 16.0, 4.0
 """A worker or a pair is as all are until it has done more than so many itself."""
 LINKS_MAX = 4096
@@ -67,17 +65,6 @@ class _Measured:
     revision: str
     last: StepTimes = field(default_factory=StepTimes)
     fit: FadingFit = field(default_factory=lambda: FadingFit(NUM_FEATURES, STEPS_HALF_LIFE))
-    tokens: float = 0.0
-    """Of prompts, old ones fading with time; so is their context."""
-    context: float = 0.0
-    counted_ms: int = 0
-    """Until then they have faded."""
-
-    def fade(self, now_ms: int) -> None:
-        """Time has gone by."""
-        kept = 0.5 ** (max(0, now_ms - self.counted_ms) / SHARE_HALF_LIFE_MS)
-        self.tokens, self.context = kept * self.tokens, kept * self.context
-        self.counted_ms = max(self.counted_ms, now_ms)
 
 
 class Speeds:
@@ -100,6 +87,7 @@ class Speeds:
         self._answer_tokens = FadingMean()
         self._prompt_tokens, self._found_tokens = FadingMean(), FadingMean()
         self._arrivals = Arrivals()
+        self._shares = PromptShares()
         self._now_ms = 0
 
     # --- what comes in
@@ -122,12 +110,8 @@ class Speeds:
             fleet = self._fleet[revision] = FadingFit(NUM_FEATURES, FLEET_STEPS_HALF_LIFE)
         for fit in (known.fit, fleet):
             fit.add(new.num_steps, new.products, new.timed)
-        # The first report of a life is all of it, whenever that was.
-        if known.counted_ms:
-            known.fade(now_ms)
-            known.tokens += new.products[_TOKENS]
-            known.context += new.products[_CONTEXT]
-        known.counted_ms = max(1, now_ms)
+        products = new.products
+        self._shares.computed(now_ms, worker.info, products[_TOKENS], products[_CONTEXT])
 
     def now(self, now_ms: int) -> None:
         """Time has gone by: what a worker did lately fades."""
@@ -136,6 +120,7 @@ class Speeds:
     def forget(self, worker: Incarnation) -> None:
         """A worker has left; what was measured with it stays a part of the fleet's figures."""
         left = self._workers.pop(worker, None)
+        self._shares.forget(worker)
         self._links = {pair: fit for pair, fit in self._links.items() if worker not in pair}
         if left and all(one.revision != left.revision for one in self._workers.values()):
             self._fleet.pop(left.revision, None)
@@ -161,10 +146,13 @@ class Speeds:
         elif not generation.local:
             self._reserve_ms.add(times.transfer_ms)
 
-    def planned(self, now_ms: int, estimate: Estimate | None, slo_ttft_ms: int) -> None:
-        """A request goes to its workers for the first time; without an estimate it says nothing."""
+    def planned(
+        self, now_ms: int, worker: Incarnation, estimate: Estimate | None, slo_ttft_ms: int
+    ) -> None:
+        """A prompt goes to a worker for the first time; without an estimate it says nothing."""
         if estimate is not None:
             self._arrivals.add(now_ms, estimate.prefill_ms, slo_ttft_ms)
+            self._shares.planned(worker, estimate)
 
     def answered(self, num_tokens: int) -> None:
         """A request ended after so many tokens; without any it says nothing."""
@@ -261,14 +249,11 @@ class Speeds:
             return None
         tokens, _ = worker.prefill_queue
         known = self._workers.get(worker.info.incarnation)
-        context, step_tokens, share = 0.0, 0, 0.0
+        context, step_tokens = 0.0, 0
         if known is not None:
             step_tokens = known.last.step_tokens_max
             if decodes := known.fit.mean_product(_DECODES):
                 context = SCALE_TOKENS * known.fit.mean_product(_DECODES_CONTEXT) / decodes
-            known.fade(self._now_ms)
-            prompts_ms = known.tokens * cost.token_ms + known.context * cost.context_token_ms
-            share = prompts_ms * log(2) / SHARE_HALF_LIFE_MS
         return Place(
             cost=cost,
             num_running=worker.num_decoding,
@@ -279,5 +264,5 @@ class Speeds:
             sequences_max=worker.info.max_sequences,
             step_tokens_max=step_tokens,
             num_coming=worker.num_coming,
-            prompt_share=min(1.0, share),
+            prompt_share=self._shares.share(self._now_ms, worker.info, cost),
         )

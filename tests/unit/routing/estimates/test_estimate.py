@@ -69,6 +69,14 @@ def test_what_is_pushed_out_of_caches_is_computed_again_as_far_as_it_would_be_fo
     assert estimate(handed, IDLE, IDLE).others_ms == pytest.approx(0.5 * (200 + 250) * 0.1)
 
 
+def test_what_is_computed_again_holds_up_those_who_decode_there() -> None:
+    work = Work(300, 100, 1, handover=Move(0, 0, LINK), num_held=100, handed_tokens=250)
+    for prefill, decode, num_more in ((IDLE, IDLE, 0), (busy(2), IDLE, 400), (IDLE, busy(2), 500)):
+        nothing = estimate(work, prefill, decode).others_ms
+        found = estimate(replace(work, found_share=0.5), prefill, decode).others_ms
+        assert found - nothing == pytest.approx(0.5 * (200 + 250 + num_more) * 0.1)
+
+
 def test_shorter_ones_that_come_wait_only_while_no_worker_is_free() -> None:
     """100 ms of prefill: who comes in the meantime waits for what is left of it, in half steps."""
     work = Work(900, 0, 1, newcomers_per_ms=0.01)
@@ -124,6 +132,19 @@ def test_prompts_that_lately_came_are_expected_again() -> None:
     assert estimate(Work(200, 0, 64, handover=Move(0, 0, LINK)), often, IDLE).tpot_ms == 11
     always = replace(IDLE, prompt_share=1.0)
     assert estimate(Work(200, 0, 64), always, always).tpot_ms == pytest.approx(110)
+
+
+def test_long_prompts_stall_answers_and_short_ones_hardly() -> None:
+    """A token takes 11 ms here, a prompt of 2,000 tokens 200 ms."""
+
+    def stall_share(num_tokens: int, **changes: float) -> float:
+        work = Work(num_tokens, 0, 64, spread_tokens=changes.pop("spread_tokens", 64))
+        return estimate(work, IDLE, IDLE).stall_share
+
+    assert stall_share(20) == pytest.approx(2 / 64 / 11)
+    assert stall_share(2_000) == pytest.approx(200 / 64 / 11)
+    assert stall_share(20_000) == 1, "it takes longer than all tokens of an answer"
+    assert stall_share(2_000, spread_tokens=32) == pytest.approx(2 * stall_share(2_000))
 
 
 def test_who_comes_and_who_queues_is_held_up_too() -> None:
@@ -218,8 +239,10 @@ WORKS = st.builds(
 @given(WORKS, PLACES, PLACES)
 def test_nothing_is_negative_or_no_number(work: Work, prefill: Place, decode: Place) -> None:
     found = estimate(work, prefill, decode if work.handover else prefill)
-    *figures, beside, num_bytes, num_answer_tokens = astuple(found)
-    figures += [num_bytes, num_answer_tokens, *(figure for one in beside for figure in one)]
+    *figures, beside, num_bytes, num_answer_tokens, stall_share = astuple(found)
+    figures += [num_bytes, num_answer_tokens, stall_share]
+    figures += [figure for one in beside for figure in one]
+    assert stall_share <= 1
     for figure in (*figures, found.ttft_ms, found.mean_tpot_ms, found.cost_ms(3.0)):
         assert math.isfinite(figure)
         assert figure >= 0

@@ -14,8 +14,10 @@ from disagg.messages.session import (
     TransferReport,
 )
 from disagg.messages.step_times import StepTimes
-from disagg.routing.estimates.place import LinkCost, StepCost
-from disagg.routing.estimates.speeds import SHARE_HALF_LIFE_MS, FadingLow, FadingMean, Speeds
+from disagg.routing.estimates.estimate import Estimate, Work, estimate
+from disagg.routing.estimates.place import LinkCost, Place, StepCost
+from disagg.routing.estimates.prompt_shares import SHARE_HALF_LIFE_MS
+from disagg.routing.estimates.speeds import FadingLow, FadingMean, Speeds
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
@@ -142,6 +144,27 @@ def test_what_went_to_prompts_lately_fades() -> None:
     assert share(p) == pytest.approx(first / 2)
     speeds.now(2_000)
     assert share(p) == pytest.approx(first / 2), "time does not go back"
+
+
+@pytest.mark.parametrize("stall_share", [1.0, 0.0, 0.25])
+def test_who_lately_computed_prompts_will_as_far_as_they_are_long(stall_share: float) -> None:
+    speeds = Speeds()
+    busy, idle = (known(worker(name, "both")) for name in "pd")
+    for one, times in ((busy, prefills()), (idle, decodes())):
+        one.stats = stats(times)
+        speeds.stats(1_000, one, one.stats)
+    speeds.planned(1_000, busy.info.incarnation, expected(stall_share), 0)
+    speeds.planned(1_000, busy.info.incarnation, None, 0)
+    speeds.stats(1_000, busy, stats(step_times(PREFILLS * 2)))
+    places = [place for one in (busy, idle) if (place := speeds.place(one)) is not None]
+    there, elsewhere = (place.prompt_share for place in places)
+    assert there > 0.02 * (1 + stall_share) / 2
+    assert elsewhere == pytest.approx(there * (1 - stall_share) / (1 + stall_share), rel=0.1)
+
+
+def expected(stall_share: float) -> Estimate:
+    idle = Place(StepCost(10.0, 0.1, 0.0, 1.0, 0.0), 0, 0.0, 0, 0, 0, 0, 0)
+    return replace(estimate(Work(100, 0, 64), idle, idle), stall_share=stall_share)
 
 
 def test_a_reservation_behind_a_step_is_not_what_reservations_take() -> None:
