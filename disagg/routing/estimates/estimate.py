@@ -67,7 +67,8 @@ class Estimate:
     drain_ms: float
     """Until all is computed that is queued where it is prefilled: so long it waits at most."""
     transfer_ms: float
-    """Before anything is computed: a reservation, a prefix from another worker or from tiers."""
+    """Before anything is computed: a reservation, which waits for the running step of the decode
+    worker, a prefix from another worker or from tiers."""
     prefill_ms: float
     message_ms: float
     handover_ms: float
@@ -126,6 +127,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     pull_ms = 0.0
     if work.pull is not None:
         pull_ms = work.pull_ms + work.pull.link.ms(work.pull.num_bytes)
+    reserve_ms = 0.0 if local else work.reserve_ms + decode.step_left_ms
     held_ms = prefill.cost.prompt_ms(num_computed, num_before)
     joined_ms = decode.step_ms(1, work.num_tokens) - decode.step_ms()
     num_answer = work.num_answer_tokens
@@ -147,7 +149,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     return Estimate(
         queue_ms=queue_ms + slot_ms,
         drain_ms=slot_ms + prefill.drain_ms,
-        transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
+        transfer_ms=work.load_ms + pull_ms + reserve_ms,
         prefill_ms=prefill_ms,
         message_ms=work.message_ms,
         handover_ms=handover_ms,

@@ -126,6 +126,17 @@ def test_who_decodes_beside_a_queue_waits_for_it_token_by_token() -> None:
     assert handed.tpot_ms == calm.tpot_ms, "it is over when the prompt is computed elsewhere"
 
 
+def test_a_reservation_waits_for_the_prompts_in_the_running_step() -> None:
+    queued = replace(IDLE, step_tokens_max=512, num_queued_tokens=4_000, num_queued=1)
+    work = Work(200, 0, 64, handover=Move(0, 0, LINK), reserve_ms=3)
+    assert estimate(work, IDLE, IDLE).transfer_ms == 3
+    assert estimate(work, IDLE, queued).transfer_ms == pytest.approx(3 + 51.2 / 2)
+    few = replace(queued, num_queued_tokens=100)
+    assert estimate(work, IDLE, few).transfer_ms == pytest.approx(3 + 10 / 2)
+    assert estimate(work, queued, IDLE).transfer_ms == 3, "only where it decodes"
+    assert estimate(replace(work, handover=None), queued, queued).transfer_ms == 0
+
+
 def test_prompts_that_lately_came_are_expected_again() -> None:
     often = replace(IDLE, prompt_share=0.5)
     assert estimate(Work(200, 0, 64), often, often).tpot_ms == 2 * 11
