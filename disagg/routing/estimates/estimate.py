@@ -164,6 +164,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
 
 
 def _share_of(pause_ms: float, token_ms: float) -> float:
+    """At most 1, also of a token that takes no time."""
     return pause_ms / token_ms if pause_ms < token_ms else 1.0
 
 

@@ -84,7 +84,7 @@ class Place:
     num_coming: int = 0
     """Sequences that will decode there, but wait for their prompts."""
     prompt_share: float = 0.0
-    """Of its time, that will go to prompts, by what lately did; decodes wait meanwhile."""
+    """So much of its time will go to prompts, as it lately did; decodes wait meanwhile."""
 
     def step_ms(self, num_more: int = 0, more_tokens: float = 0) -> float:
         """A decode step with so many sequences more, which have so many tokens together."""

@@ -148,8 +148,8 @@ def test_prompts_that_lately_came_are_expected_again() -> None:
 def test_long_prompts_stall_answers_and_short_ones_hardly() -> None:
     """A token takes 11 ms here, a prompt of 2,000 tokens 200 ms."""
 
-    def stall_share(num_tokens: int, **changes: float) -> float:
-        work = Work(num_tokens, 0, 64, spread_tokens=changes.pop("spread_tokens", 64))
+    def stall_share(num_tokens: int, spread_tokens: float = 64) -> float:
+        work = Work(num_tokens, 0, 64, spread_tokens=spread_tokens)
         return estimate(work, IDLE, IDLE).stall_share
 
     assert stall_share(20) == pytest.approx(2 / 64 / 11)
