@@ -33,6 +33,7 @@ from disagg.errors import InvariantViolation
 from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.messages.identity import RequestKey
+from disagg.messages.session import Role
 from disagg.scheduling.block_tables import SentTables
 from disagg.scheduling.drafts import draft_of, waits_to_draft
 from disagg.scheduling.limits import WorkerLimits
@@ -125,21 +126,30 @@ class Batcher:
         self.num_preemptions += 1
 
     def take_startable(
-        self, num_elsewhere: int, reserve_pull: Callable[[Sequence, CacheHit], bool]
+        self,
+        num_elsewhere: int,
+        reserve_pull: Callable[[Sequence, CacheHit], bool],
+        *,
+        only_elsewhere: bool = False,
     ) -> Iterator[Sequence]:
         """Yield queued sequences that got the blocks of their whole prompt.
 
         Each yielded one has left the queue and holds its cache hits and a promise of the rest;
         the caller must run it or give it back. Stops at the first that does not fit, so nobody
         overtakes for memory. ``num_elsewhere`` sequences hold blocks outside ``running``.
-        ``reserve_pull`` may take the blocks instead, for one whose prefix is to be pulled.
+        ``reserve_pull`` may take the blocks instead, for one whose prefix is to be pulled. With
+        ``only_elsewhere`` it stops too at the first that needs nothing of anybody else.
         """
+        if only_elsewhere and self._lets_steps_end:
+            return
         while self.waiting:
             seq = self.waiting[0]
             if len(self.running) + num_elsewhere >= self._limits.max_sequences:
                 return
             hit = self._kv.find_longest_cache_hit(seq.request, seq.num_cacheable)
             pulls = reserve_pull(seq, hit)
+            if only_elsewhere and not pulls and seq.role is not Role.PREFILL:
+                return
             if not pulls and not self._kv.admit(seq.key, seq.num_tokens, hit):
                 return
             self.waiting.popleft()

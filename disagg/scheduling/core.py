@@ -195,6 +195,7 @@ class WorkerCore:
         for peer in submit.asks:
             self._out.add(ConnectPeer(peer))
         self.parts.queue(seq)
+        self._steps.begin_elsewhere(now_ms)
 
     def _cancel(self, key: RequestKey, reason: str) -> None:
         seq = self.sequences.get(key)
@@ -358,7 +359,8 @@ class WorkerCore:
         """Time-outs, repeats and retries that are due."""
         if self.kv.pool.residency is not None:
             self.kv.pool.residency.now_ms = now_ms
-        self.prefill_side.tick(now_ms)
+        if self.prefill_side.tick(now_ms):
+            self._steps.begin_elsewhere(now_ms)
         self.lease_requests.tick(now_ms)
         self.inbound.tick(now_ms)
         self.decode_side.tick(now_ms)

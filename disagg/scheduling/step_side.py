@@ -39,15 +39,7 @@ class StepSide:
         """The next batch, or None when there is nothing to compute or none may be launched."""
         if not self._batcher.may_launch:
             return None
-        num_elsewhere = self._generations.num_holding - len(self._batcher.running)
-        for seq in self._batcher.take_startable(num_elsewhere, self._reserve_elsewhere):
-            seq.turn_ms = now_ms
-            if seq.phase is Phase.LOADING:
-                self._tiers.begin(now_ms, seq)
-            elif seq.phase is Phase.PULLING_PREFIX:
-                self._prefix_pull.ask(now_ms, seq)
-            else:
-                self._prefill_side.start(now_ms, seq)
+        self._start(now_ms)
         step, preempted = self._batcher.build_step()
         for seq in preempted:
             if seq.role is Role.PREFILL:
@@ -59,6 +51,27 @@ class StepSide:
             if part.is_new:
                 self._generations.sequences[part.key].computed_from_ms = now_ms
         return step
+
+    def begin_elsewhere(self, now_ms: int) -> None:
+        """Let who needs something of others ask for it while a step runs.
+
+        Those who ask when the next step is planned have their answer too late for that step.
+        """
+        if self._batcher.num_in_flight:
+            self._start(now_ms, only_elsewhere=True)
+
+    def _start(self, now_ms: int, *, only_elsewhere: bool = False) -> None:
+        num_elsewhere = self._generations.num_holding - len(self._batcher.running)
+        for seq in self._batcher.take_startable(
+            num_elsewhere, self._reserve_elsewhere, only_elsewhere=only_elsewhere
+        ):
+            seq.turn_ms = now_ms
+            if seq.phase is Phase.LOADING:
+                self._tiers.begin(now_ms, seq)
+            elif seq.phase is Phase.PULLING_PREFIX:
+                self._prefix_pull.ask(now_ms, seq)
+            else:
+                self._prefill_side.start(now_ms, seq)
 
     def _reserve_elsewhere(self, seq: Sequence, hit: CacheHit) -> bool:
         """Take the blocks of a sequence whose prefix comes from a tier or another worker."""

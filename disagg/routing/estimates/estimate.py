@@ -5,6 +5,9 @@ from disagg.routing.estimates.place import LinkCost, Neighbours, Place
 
 ANSWER_TOKENS = 64
 """Tokens of an answer over which plans are compared, fewer where a request may have no more."""
+PUSHED_OUT_SHARE = 0.5
+"""What is pushed out of a cache is asked for again so often, beside what is in one: what was found
+least lately goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Work:
     num_held: int = 0
     """Of the tokens found, in the cache of the worker that computes the rest."""
     found_share: float = 0.0
-    """Of prompts' tokens that came lately; so much of what is pushed out of a cache is missed."""
+    """Of prompts' tokens that came lately, what was in some cache."""
     newcomers_per_ms: float = 0.0
     """Requests to come that compute less than this one, each counting for more or less than 1 as
     its bound is tighter or wider."""
@@ -67,8 +70,7 @@ class Estimate:
     drain_ms: float
     """Until all is computed that is queued where it is prefilled: so long it waits at most."""
     transfer_ms: float
-    """Before anything is computed: a reservation, which waits for the running step of the decode
-    worker, a prefix from another worker or from tiers."""
+    """Before anything is computed: a reservation, a prefix from another worker or from tiers."""
     prefill_ms: float
     message_ms: float
     handover_ms: float
@@ -127,7 +129,6 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     pull_ms = 0.0
     if work.pull is not None:
         pull_ms = work.pull_ms + work.pull.link.ms(work.pull.num_bytes)
-    reserve_ms = 0.0 if local else work.reserve_ms + decode.step_left_ms
     held_ms = prefill.cost.prompt_ms(num_computed, num_before)
     joined_ms = decode.step_ms(1, work.num_tokens) - decode.step_ms()
     num_answer = work.num_answer_tokens
@@ -149,7 +150,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     return Estimate(
         queue_ms=queue_ms + slot_ms,
         drain_ms=slot_ms + prefill.drain_ms,
-        transfer_ms=work.load_ms + pull_ms + reserve_ms,
+        transfer_ms=work.load_ms + pull_ms + (0.0 if local else work.reserve_ms),
         prefill_ms=prefill_ms,
         message_ms=work.message_ms,
         handover_ms=handover_ms,
@@ -182,7 +183,7 @@ def _pushed_out_ms(work: Work, prefill: Place, decode: Place) -> float:
     Who needs it waits for it, and so do all beside whom it is computed, as many as decode there
     now.
     """
-    each = work.found_share / max(1, work.num_tokens)
+    each = PUSHED_OUT_SHARE * work.found_share / max(1, work.num_tokens)
 
     def again_ms(num_tokens: float, place: Place) -> float:
         return num_tokens * place.cost.prompt_ms(work.num_tokens) * (1 + place.num_running)

@@ -156,12 +156,6 @@ class Place:
         num_steps = self.num_queued_tokens / (self.step_tokens_max or self.num_queued_tokens or 1)
         return self.queued_ms(self.num_queued_tokens) + num_steps * self.step_ms()
 
-    @property
-    def step_left_ms(self) -> float:
-        """What prompts add to what is left of the step that runs: half of it is over."""
-        num_tokens = min(self.num_queued_tokens, self.step_tokens_max)
-        return self.queued_ms(num_tokens) / 2
-
     def queued_ms(self, num_tokens: float) -> float:
         """What so many of the queued tokens add to the steps that they are in."""
         each = self.queued_each

@@ -42,7 +42,7 @@ class FadingMean:
 class FadingLow:
     """What something takes with nothing in its way: falls at once, rises slowly; None at first.
 
-    A reservation behind a step that runs takes as long as that step. In an average this would stay
+    Beside a step that runs a reservation seems to take until it ends. In an average this would stay
     after the load is gone: hand-overs seem slow then, none are made, and none are measured.
     """
 

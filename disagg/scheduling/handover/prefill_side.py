@@ -145,8 +145,8 @@ class PrefillSide:
 
     # -- time ---------------------------------------------------------------------------------
 
-    def tick(self, now_ms: int) -> None:
-        """Time-outs of reservations, ends of leases, retries."""
+    def tick(self, now_ms: int) -> bool:
+        """Time-outs of reservations, ends of leases, retries; whether somebody is queued again."""
         for answer in self._requests.tick(now_ms):
             if isinstance(answer, Refused):
                 self._refused(now_ms, answer.key)
@@ -164,6 +164,7 @@ class PrefillSide:
                 self.end(seq, EndReason.RESERVE_REFUSED, f"refused {seq.passes} times")
             else:
                 self._batcher.requeue(seq)  # nobody who came later is before it
+        return bool(ready)
 
     # -- ending -------------------------------------------------------------------------------
 

@@ -58,15 +58,15 @@ def test_those_at_the_router_wait_as_long_as_it_does() -> None:
     assert not estimate(Work(100, 0, 1, num_behind=3), IDLE, IDLE).others_ms, "nobody waits"
 
 
-def test_what_is_pushed_out_of_caches_is_computed_again_as_far_as_it_would_be_found() -> None:
+def test_half_of_what_would_be_found_is_computed_again_once_it_is_pushed_out() -> None:
     work = Work(300, 100, 1, num_held=100, found_share=0.5)
     alone = estimate(work, IDLE, IDLE)
-    assert alone.others_ms == pytest.approx(0.5 * 200 * 0.1), "its own new tokens"
+    assert alone.others_ms == pytest.approx(0.5 / 2 * 200 * 0.1), "its own new tokens"
     assert estimate(replace(work, found_share=0.0), IDLE, IDLE).others_ms == 0
     pulled = replace(work, pull=Move(MIB, MIB, LINK), num_held=0)
-    assert estimate(pulled, IDLE, IDLE).others_ms == pytest.approx(0.5 * 300 * 0.1)
+    assert estimate(pulled, IDLE, IDLE).others_ms == pytest.approx(0.5 / 2 * 300 * 0.1)
     handed = replace(work, handover=Move(MIB, MIB, LINK), handed_tokens=250)
-    assert estimate(handed, IDLE, IDLE).others_ms == pytest.approx(0.5 * (200 + 250) * 0.1)
+    assert estimate(handed, IDLE, IDLE).others_ms == pytest.approx(0.5 / 2 * (200 + 250) * 0.1)
 
 
 def test_what_is_computed_again_holds_up_those_who_decode_there() -> None:
@@ -74,7 +74,7 @@ def test_what_is_computed_again_holds_up_those_who_decode_there() -> None:
     for prefill, decode, num_more in ((IDLE, IDLE, 0), (busy(2), IDLE, 400), (IDLE, busy(2), 500)):
         nothing = estimate(work, prefill, decode).others_ms
         found = estimate(replace(work, found_share=0.5), prefill, decode).others_ms
-        assert found - nothing == pytest.approx(0.5 * (200 + 250 + num_more) * 0.1)
+        assert found - nothing == pytest.approx(0.5 / 2 * (200 + 250 + num_more) * 0.1)
 
 
 def test_shorter_ones_that_come_wait_only_while_no_worker_is_free() -> None:
@@ -124,17 +124,6 @@ def test_who_decodes_beside_a_queue_waits_for_it_token_by_token() -> None:
     assert few.tpot_ms == pytest.approx(11 + 2 * 512 * 0.1 / 2), "no more than its steps have"
     handed = estimate(Work(4_000, 0, 64, handover=Move(0, 0, LINK)), IDLE, queued)
     assert handed.tpot_ms == calm.tpot_ms, "it is over when the prompt is computed elsewhere"
-
-
-def test_a_reservation_waits_for_the_prompts_in_the_running_step() -> None:
-    queued = replace(IDLE, step_tokens_max=512, num_queued_tokens=4_000, num_queued=1)
-    work = Work(200, 0, 64, handover=Move(0, 0, LINK), reserve_ms=3)
-    assert estimate(work, IDLE, IDLE).transfer_ms == 3
-    assert estimate(work, IDLE, queued).transfer_ms == pytest.approx(3 + 51.2 / 2)
-    few = replace(queued, num_queued_tokens=100)
-    assert estimate(work, IDLE, few).transfer_ms == pytest.approx(3 + 10 / 2)
-    assert estimate(work, queued, IDLE).transfer_ms == 3, "only where it decodes"
-    assert estimate(replace(work, handover=None), queued, queued).transfer_ms == 0
 
 
 def test_prompts_that_lately_came_are_expected_again() -> None:
