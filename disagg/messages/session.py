@@ -208,10 +208,11 @@ class PrefillTimes:
     """
 
     queue_ms: int
-    """Until it had its turn, for good."""
+    """Until it had its turn, for good, and once it had what it needs of others until the next step.
+    """
     transfer_ms: int
-    """From then until it was first computed: the reservation elsewhere, a prefix from another
-    worker or from a tier."""
+    """For what it needs of others: the reservation elsewhere, a prefix from another worker or from
+    a tier."""
     compute_ms: int
     """From then to the first token."""
 

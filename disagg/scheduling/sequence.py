@@ -93,6 +93,8 @@ class Sequence:
     arrived_ms: int = 0
     turn_ms: int = 0
     """When it had its turn, the last time."""
+    ready_ms: int = 0
+    """When it had all that it needs of others after that."""
     computed_from_ms: int = 0
     """When the first step after that was launched."""
     progress_shown_ms: int = 0
@@ -234,8 +236,8 @@ class Sequence:
             pulled_tokens=self.pulled_tokens,
             uncached_common_tokens=max(0, known_end - found),
             times=PrefillTimes(
-                queue_ms=self.turn_ms - self.arrived_ms,
-                transfer_ms=self.computed_from_ms - self.turn_ms,
+                queue_ms=self.turn_ms - self.arrived_ms + self.computed_from_ms - self.ready_ms,
+                transfer_ms=self.ready_ms - self.turn_ms,
                 compute_ms=now_ms - self.computed_from_ms,
             ),
         )

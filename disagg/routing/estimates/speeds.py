@@ -39,25 +39,6 @@ class FadingMean:
         self.value = MEAN_KEEPS * before + (1 - MEAN_KEEPS) * figure
 
 
-class FadingLow:
-    """What something takes with nothing in its way: falls at once, rises slowly; None at first.
-
-    Beside a step that runs a reservation seems to take until it ends. In an average this would stay
-    after the load is gone: hand-overs seem slow then, none are made, and none are measured.
-    """
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-
-    def add(self, figure: float) -> None:
-        """Count a figure; less than 0 counts as 0."""
-        figure = max(0.0, figure)
-        if self.value is None or figure <= self.value:
-            self.value = figure
-        else:
-            self.value += (1 - MEAN_KEEPS) * (min(figure, 2 * self.value + 1) - self.value)
-
-
 @dataclass(slots=True)
 class _Measured:
     """One worker's steps."""
@@ -82,8 +63,7 @@ class Speeds:
         self._reads = FadingFit(2, READS_HALF_LIFE)
         """Of all pairs."""
         self._message_ms, self._commit_ms = FadingMean(), FadingMean()
-        self._pull_ms = FadingMean()
-        self._reserve_ms = FadingLow()
+        self._pull_ms, self._reserve_ms = FadingMean(), FadingMean()
         self._answer_tokens = FadingMean()
         self._prompt_tokens, self._found_tokens = FadingMean(), FadingMean()
         self._arrivals = Arrivals()

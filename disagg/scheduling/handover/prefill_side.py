@@ -47,7 +47,7 @@ class PrefillSide:
         When the budget is used up the sequence backs off at once and holds nothing.
         """
         if seq.role is not Role.PREFILL:
-            self._batcher.run(seq)
+            self._run(now_ms, seq)
         elif self._budget.take(seq.key, num_blocks_for(self._kv, seq.num_tokens)):
             seq.phase = Phase.RESERVING
             self.reserving[seq.key] = seq
@@ -66,7 +66,7 @@ class PrefillSide:
                 first = first_blocks(self._kv.managers, first_lacked, seq.num_prompt_tokens)
                 seq.lease_id = self._leases.open(now_ms, key, sender, self, first)
                 seq.first_unoffered = first
-                self._batcher.run(seq)
+                self._run(now_ms, seq)
             case Refused(key):
                 self._refused(now_ms, key)
             case Send() as release:
@@ -200,6 +200,10 @@ class PrefillSide:
         self._generations.end(seq, reason, message)
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _run(self, now_ms: int, seq: Sequence) -> None:
+        seq.ready_ms = now_ms
+        self._batcher.run(seq)
 
     def _end_the_unleased(self) -> None:
         """A lease that dies before its seal takes the prefill along; the router plans anew."""

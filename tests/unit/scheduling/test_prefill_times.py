@@ -48,7 +48,23 @@ def test_a_hand_over_waits_for_its_reservation_too() -> None:
     core = submitted(Role.PREFILL)
     core.next_step(110)
     core.on_peer_message(125, PEER, Reserved(KEY, 1, granted=True, first_lacked=(0,)))
-    assert compute(core, 126, 150) == PrefillTimes(10, 16, 24)
+    assert compute(core, 126, 150) == PrefillTimes(10 + 1, 15, 24)
+
+
+def test_who_has_its_reservation_waits_for_the_step_that_runs() -> None:
+    core = new_core(plan_layout([FullAttentionSpec(4, 1, 8, 4)]), 100)
+    core.on_router_message(
+        90, Submit(RequestKey("other", 1), Role.LOCAL, PROMPT, (), b"", SamplingParams(2))
+    )
+    other, _ = core.next_step(90)
+    assert other is not None
+    core.on_router_message(
+        100,
+        Submit(KEY, Role.PREFILL, PROMPT, (), b"", SamplingParams(2), PeerAddress(PEER, "host:1")),
+    )
+    core.on_peer_message(104, PEER, Reserved(KEY, 1, granted=True, first_lacked=(0,)))
+    core.on_step_done(120, StepResult(other.step_id, (SampledToken(9),)))
+    assert compute(core, 120, 150) == PrefillTimes(16, 4, 30)
 
 
 def test_what_a_refused_reservation_cost_is_waiting() -> None:

@@ -17,7 +17,7 @@ from disagg.messages.step_times import StepTimes
 from disagg.routing.estimates.estimate import Estimate, Work, estimate
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
 from disagg.routing.estimates.prompt_shares import SHARE_HALF_LIFE_MS
-from disagg.routing.estimates.speeds import FadingLow, FadingMean, Speeds
+from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
@@ -165,25 +165,6 @@ def test_who_lately_computed_prompts_will_as_far_as_they_are_long(stall_share: f
 def expected(stall_share: float) -> Estimate:
     idle = Place(StepCost(10.0, 0.1, 0.0, 1.0, 0.0), 0, 0.0, 0, 0, 0, 0, 0)
     return replace(estimate(Work(100, 0, 64), idle, idle), stall_share=stall_share)
-
-
-def test_a_reservation_behind_a_step_is_not_what_reservations_take() -> None:
-    low = FadingLow()
-    low.add(3.0)
-    for _ in range(5):
-        low.add(200.0)
-    assert low.value is not None
-    assert 3 < low.value < 12
-    for _ in range(60):
-        low.add(50.0)
-    assert low.value == pytest.approx(50, rel=0.1), "what it always takes is believed in the end"
-    low.add(2.0)
-    assert low.value == 2, "at once"
-    mean = FadingMean()
-    for figure in (3.0, *[200.0] * 5):
-        mean.add(figure)
-    assert mean.value is not None
-    assert mean.value > 80, "control"
 
 
 def generation(*, local: bool = False, started_ms: int = 0) -> Generation:
