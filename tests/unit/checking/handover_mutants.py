@@ -132,8 +132,8 @@ class OffersBegunBlocks(PrefillSide):
 class RecomputesInPlace(Batcher):
     """Adopts the whole prompt from the cache and computes its last token into the cached block."""
 
-    def take_startable(self, num_elsewhere, reserve_pull):  # type: ignore[no-untyped-def]
-        for seq in super().take_startable(num_elsewhere, reserve_pull):
+    def take_startable(self, *args, **options):  # type: ignore[no-untyped-def]
+        for seq in super().take_startable(*args, **options):
             seq.begins_at(min(seq.num_computed, seq.num_tokens - 1))
             yield seq
 

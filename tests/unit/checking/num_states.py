@@ -17,7 +17,7 @@ NUM_STATES = {
     "pair-checksums": 9_254,
     "pair-restart": 2_532,
     "pair-strangers": 2_756,
-    "pair-shared": 6_506,
+    "pair-shared": 6_476,
     "routers": 3_648,
     "routers-hand-overs": 108_064,
     "pair-vanishes": 599,

@@ -42,7 +42,7 @@ TIER_RULES = (
     without(
         "a tier is emptied when nothing is copied to it any more",
         "tier-reset-writes",
-        11,
+        10,
         "one: a tier read ends: the cache offers 'old KV of 5' as 'KV of 5'",
         mutants={"tiers.copies": tier_mutants.EmptiedWhileCopying},
     ),

@@ -98,11 +98,11 @@ class HoldsWhileItWaits(PrefillSide):
 class AsksAgain(Batcher):
     """Lets those begin that kept their blocks."""
 
-    def take_startable(self, num_elsewhere, reserve_pull):  # type: ignore[no-untyped-def]
+    def take_startable(self, *args, **options):  # type: ignore[no-untyped-def]
         for seq in [one for one in self.waiting if one.key in self._kv._promises]:
             self.waiting.remove(seq)
             yield seq
-        yield from super().take_startable(num_elsewhere, reserve_pull)
+        yield from super().take_startable(*args, **options)
 
 
 class TakesReservationsAnyway(InboundAdmission):

@@ -73,7 +73,7 @@ def test_a_copy_has_a_price_where_caches_are_of_use() -> None:
         router = fleet(P, D, link_ms=20)
         finds(router, share)
         say(router, P)
-        say(router, D, num_prefill_tokens_queued=200, num_waiting=1)
+        say(router, D, num_prefill_tokens_queued=150, num_waiting=1)
         assert set(served(router)) == who, share
 
 
