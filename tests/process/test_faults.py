@@ -279,7 +279,7 @@ def only_under_way(served: ServedModel) -> bool:
     return not any(s.num_running + s.num_waiting + s.num_leases + s.num_reservations for s in stats)
 
 
-def test_the_client_leaves_while_it_waits_in_the_queue(gemma3: ServedModel) -> None:
+def test_the_client_leaves_while_it_waits_for_a_step(gemma3: ServedModel) -> None:
     cluster = gemma3.cluster
     running, other = gemma3.prompt(150), gemma3.prompt(60)
 
@@ -287,16 +287,21 @@ def test_the_client_leaves_while_it_waits_in_the_queue(gemma3: ServedModel) -> N
         stats = cluster.status("p0").stats
         return stats.num_waiting + stats.num_running
 
+    def num_leases() -> tuple[int, int]:
+        prefill, decode = (cluster.status(name).stats for name in ("p0", "d0"))
+        return prefill.num_leases, decode.num_reservations
+
     stop, answer = stop_at(gemma3, "prefill", running)
     # While the first step is held one more may be planned; these two fill it.
     second = gemma3.ask_later(other, "second")
     wait_until(lambda: num_there() == 2, "the second one to queue")
     client = RawClient(cluster.url, gemma3.body(other), "leaves")
-    wait_until(lambda: num_there() == 3, "the third one to queue")
-    assert cluster.status("p0").stats.num_waiting
+    wait_until(lambda: num_leases() == (3, 3), "the third one to have its reservation")
+    assert num_there() == 3
     client.close()
     wait_until(cancelled(gemma3, "leaves"), "the router to notice")
-    wait_until(lambda: num_there() == 2, "the queue to forget it")
+    wait_until(lambda: num_leases() == (2, 2), "its reservation and its lease to end")
+    assert num_there() == 2
     stop.go_on()
     assert_exact(answer.result(ANSWER_S), running)
     assert_exact(second.result(ANSWER_S), other)
