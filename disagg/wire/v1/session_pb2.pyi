@@ -392,6 +392,7 @@ class PrefillTimes(google.protobuf.message.Message):
     TRANSFER_MS_FIELD_NUMBER: builtins.int
     COMPUTE_MS_FIELD_NUMBER: builtins.int
     queue_ms: builtins.int
+    """for its turn, and for a step once it has what it needs"""
     transfer_ms: builtins.int
     """reservation, prefix from elsewhere"""
     compute_ms: builtins.int
