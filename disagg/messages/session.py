@@ -208,8 +208,7 @@ class PrefillTimes:
     """
 
     queue_ms: int
-    """Until it had its turn, for good, and once it had what it needs of others until the next step.
-    """
+    """For its turn, for good, and for a step once it had what it needs of others."""
     transfer_ms: int
     """For what it needs of others: the reservation elsewhere, a prefix from another worker or from
     a tier."""

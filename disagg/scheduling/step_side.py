@@ -57,7 +57,8 @@ class StepSide:
 
         Those who ask when the next step is planned have their answer too late for that step.
         """
-        if self._batcher.num_in_flight:
+        waiting = self._batcher.waiting
+        if self._batcher.num_in_flight and waiting and self._may_need_others(waiting[0]):
             self._start(now_ms, only_elsewhere=True)
 
     def _start(self, now_ms: int, *, only_elsewhere: bool = False) -> None:
@@ -72,6 +73,10 @@ class StepSide:
                 self._prefix_pull.ask(now_ms, seq)
             else:
                 self._prefill_side.start(now_ms, seq)
+
+    def _may_need_others(self, seq: Sequence) -> bool:
+        """Else its prefix is not looked up: it will be when the next step is planned."""
+        return seq.role is Role.PREFILL or seq.pull is not None or self._tiers.has_any
 
     def _reserve_elsewhere(self, seq: Sequence, hit: CacheHit) -> bool:
         """Take the blocks of a sequence whose prefix comes from a tier or another worker."""

@@ -2,7 +2,11 @@
 
 from collections.abc import Iterable
 
+import pytest
+
+from disagg.kv.blocks.hits import CacheHit
 from disagg.kv.kinds.full_attention import FullAttentionSpec
+from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import plan_layout
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.peer import Reserve, Reserved
@@ -84,6 +88,27 @@ def test_who_needs_nobody_keeps_its_place_until_the_next_step_is_planned() -> No
     assert not reservations(submit(core, "handed over"))
     assert [seq.key.request_id for seq in core.batcher.waiting] == ["local", "handed over"]
     assert reservations(core.next_step(0)[1]) == ["handed over"]
+
+
+def test_a_prefix_is_not_looked_up_early_for_who_needs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = new_core(plan_layout([FullAttentionSpec(4, 1, 8, 4)]), 100, steps_max=2)
+    submit(core, "runs", Role.LOCAL)
+    core.next_step(0)
+    find, looked_up = core.kv.find_longest_cache_hit, []
+
+    def counted(request: KVSequence, max_tokens: int) -> CacheHit:
+        looked_up.append(request)
+        return find(request, max_tokens)
+
+    monkeypatch.setattr(core.kv, "find_longest_cache_hit", counted)
+    submit(core, "local", Role.LOCAL)
+    assert not looked_up
+    core.next_step(0)
+    assert len(looked_up) == 1
+    submit(core, "handed over")
+    assert len(looked_up) == 2, "control"
 
 
 def test_nobody_begins_while_the_steps_in_flight_are_let_end() -> None:
