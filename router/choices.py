@@ -180,7 +180,9 @@ class Choices:
         if len(self) == 1:
             return prompt
         sampling = replace(prompt.sampling, seed=_following(prompt.sampling.seed, nth))
-        received_ms = prompt.received_ms
+        received_ms, slo = prompt.received_ms, prompt.slo
+        if index:  # once the first one goes its client's request has begun, and that is not shed
+            slo = replace(slo, sheds=False)
         if nth:  # the first one says what there is to say of the prompt
             sampling = replace(sampling, num_prompt_logprobs=None)
             if _leaves_blocks(prompt):  # it has waited for the first one: its own time begins now
@@ -193,6 +195,7 @@ class Choices:
             group=self._group,
             num_following=0 if index else len(self) - 1,
             received_ms=received_ms,
+            slo=slo,
             accepted_ms=self.prompts[0].received_ms,
         )
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from disagg.messages.outputs import FinishReason, SequenceOutput, StepOutputs
 from disagg.messages.session import EndReason, PartEnded, Submit
+from disagg.testing.scripted_worker import READY
 from tests.unit.router.choices_client import (
     BODY,
     CHAT,
@@ -18,6 +20,7 @@ from tests.unit.router.choices_client import (
     texts,
     token_of,
 )
+from tests.unit.routing.measured import ALL_STEPS
 
 
 async def test_one_choice_that_fails_ends_all(house):
@@ -61,6 +64,45 @@ async def test_one_choice_that_fails_in_a_stream_ends_it_with_an_error(house):
     else:
         assert "no more" in lines[-1]
     await house.until(lambda: house.app.dispatcher.core.num_live == 0, "nothing lives")
+
+
+async def test_who_has_begun_is_not_shed_for_choices_that_come_later(open_house):
+    """Between its first choice and the others the worker has got more to do than it can in time."""
+    measured = replace(READY, step_times=ALL_STEPS)
+    busy = replace(measured, num_prefill_tokens_queued=10**8, num_prompts_queued=10**5)
+    house = await open_house()
+    worker = await house.add(stats=measured)
+
+    def busy_soon(submit: Submit) -> list[Any] | None:
+        if submit.sampling.seed != 40:
+            return None
+        start = len(submit.token_ids)
+        first, last = (
+            StepOutputs((SequenceOutput(submit.key, start + n, (50,), (), finish),))
+            for n, finish in enumerate([FinishReason.NONE, FinishReason.LENGTH])
+        )
+        return [first, busy, last]
+
+    worker.misbehave = busy_soon
+    wants = {"disagg": {"ttft_ms": 600_000, "shed": True}, "prompt": LONG}
+    assert len(texts(await ask(house, n=3, **wants))) == 3
+    control = await house.http.post("/v1/completions", json=BODY | wants | {"seed": 1})
+    assert control.status_code == 429
+    assert control.json()["error"]["code"] == "slo_unattainable"
+
+
+@pytest.mark.parametrize("more", [{"n": 3}, {"n": 3, "prompt": LONG}, {"prompt": [PROMPT] * 3}])
+async def test_the_first_choice_alone_can_be_shed(house, more):
+    seen, generate = [], house.app.dispatcher.generate
+
+    def keep(new, *arguments, **further):
+        seen.append(new.slo)
+        return generate(new, *arguments, **further)
+
+    house.app.dispatcher.generate = keep
+    await ask(house, disagg={"ttft_ms": 60_000, "shed": True}, **more)
+    assert [one.sheds for one in seen] == [True, False, False]
+    assert {one.ttft_ms for one in seen} == {60_000}
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG])
