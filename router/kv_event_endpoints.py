@@ -9,7 +9,8 @@ from disagg.errors import ConfigError
 
 ENDPOINTS_MAX = 256
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,63}")
-_ADDRESS = re.compile(r"tcp://[^*?/]+:[1-9][0-9]{0,4}|ipc://[^*?]+")
+_ADDRESS = re.compile(r"tcp://[^*?/\s]+:([1-9][0-9]{0,4})|ipc://[^*?]+")
+PORT_MAX = 65_535
 _OPTIONS = ("replay", "tenant")
 
 
@@ -51,7 +52,8 @@ def parse_endpoints(texts: Sequence[str]) -> tuple[KVEventEndpoint, ...]:
         if not _NAME.fullmatch(name):
             raise _refusal(f"{text!r}: begins with no name (NAME=tcp://HOST:PORT)")
         for one in (address, options.get("replay", address)):
-            if not _ADDRESS.fullmatch(one):
+            matched = _ADDRESS.fullmatch(one)
+            if matched is None or int(matched[1] or 0) > PORT_MAX:
                 raise _refusal(f"{text!r}: {one!r} is neither tcp://HOST:PORT nor ipc://PATH")
         if name in found:
             raise _refusal(f"{name!r} is there twice")

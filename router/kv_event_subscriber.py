@@ -80,7 +80,7 @@ class KVEventSubscriber:
 
     async def _follow(self, context: zmq.asyncio.Context) -> None:
         self._replay = None
-        socket = _open(context, zmq.SUB)
+        socket = _open(context, zmq.SUB, self._endpoint.address)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         socket.subscribe(b"")
         socket.connect(self._endpoint.address)
@@ -124,7 +124,7 @@ class KVEventSubscriber:
     async def _read_replays(self, context: zmq.asyncio.Context, replay: AskReplay | None) -> None:
         """Ask, and hand on what comes; the end may lead to another question."""
         while replay is not None:
-            with _open(context, zmq.DEALER) as socket:
+            with _open(context, zmq.DEALER, self._endpoint.replay) as socket:
                 socket.connect(self._endpoint.replay)
                 await socket.send_multipart([b"", replay.first.to_bytes(8, "big")])
                 while True:
@@ -152,9 +152,11 @@ class KVEventSubscriber:
         return False, None, None
 
 
-def _open(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
+def _open(context: zmq.asyncio.Context, kind: int, address: str) -> zmq.asyncio.Socket:
     socket = context.socket(kind)
     socket.linger = 0
+    # For names it would prefer that of two protocols which a server may not listen on.
+    socket.ipv6 = address.startswith("tcp://[")
     socket.set_hwm(QUEUED_MAX)
     socket.maxmsgsize = MESSAGE_BYTES_MAX
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)

@@ -239,11 +239,33 @@ async def test_workers_and_followed_servers_are_told_apart(start, follow) -> Non
     assert [(one.name, one.usable_tokens) for one in found.followed] == [("a", BLOCK)]
 
 
+async def test_a_server_may_have_an_address_of_ipv6(open_house) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.ipv6 = True
+        try:
+            port = publisher.bind_to_random_port("tcp://[::1]")
+        except zmq.ZMQError:
+            pytest.skip("this machine has no IPv6")
+        endpoint = f"a=tcp://[::1]:{port}"
+        house = await open_house(kv_event_endpoints=(endpoint,))
+
+        def is_connected() -> bool:
+            (view,) = house.app._followed.caches.views()
+            return view.is_complete
+
+        await house.until(is_connected, "the connection")
+
+
 def test_endpoints_are_read() -> None:
-    texts = ("a=tcp://10.0.0.1:5557?replay=tcp://10.0.0.1:5558&tenant=t", "b=ipc:///run/b")
+    texts = (
+        "a=tcp://10.0.0.1:5557?replay=tcp://10.0.0.1:5558&tenant=t",
+        "b=ipc:///run/b",
+        "c=tcp://[fd00::1]:65535",
+    )
     assert parse_endpoints(texts) == (
         KVEventEndpoint("a", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558", "t"),
         KVEventEndpoint("b", "ipc:///run/b"),
+        KVEventEndpoint("c", "tcp://[fd00::1]:65535"),
     )
 
 
@@ -256,6 +278,8 @@ def test_endpoints_are_read() -> None:
         ("a=tcp://*:5557", "neither tcp"),
         ("a=tcp://10.0.0.1", "neither tcp"),
         ("a=tcp://10.0.0.1:0", "neither tcp"),
+        ("a=tcp://10.0.0.1:65536", "neither tcp"),
+        ("a=tcp://10.0.0.1 :5557", "neither tcp"),
         ("a=tcp://10.0.0.1:1?replay=x", "'x' is neither"),
         ("a=tcp://10.0.0.1:1?topic=x", "'topic' is none of replay, tenant"),
         ("a=tcp://10.0.0.1:1?tenant=x&tenant=y", "twice"),
