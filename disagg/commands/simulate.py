@@ -22,7 +22,7 @@ from disagg.simulation.curves_file import curves_from_json
 from disagg.simulation.figures import Slos
 from disagg.simulation.fleet_plan import FleetPlan, RouterPlan
 from disagg.simulation.mixes import MIXES, Lengths, make_trace
-from disagg.simulation.prompts import TraceRequest, at_rate, duration_ms
+from disagg.simulation.prompts import TraceRequest, at_rate, own_rate
 from disagg.simulation.trace_file import read_trace
 from disagg.workers.cache_policy import cache_policy
 from disagg.workers.limits import worker_limits
@@ -230,8 +230,7 @@ class _Load:
         if not text:
             if self._mix:
                 raise ConfigError("--rate: requests per second of the mix", param="rate")
-            lasts_s = duration_ms(self._requests) / 1000
-            return [len(self._requests) / lasts_s if lasts_s else 1.0]
+            return [own_rate(self._requests)]
         try:
             found = [float(one) for one in text.split(",")]
         except ValueError:

@@ -55,9 +55,13 @@ class Prompts:
         return tuple(tokens)
 
 
-def duration_ms(requests: Sequence[TraceRequest]) -> float:
-    """Until the last arrival."""
-    return max((one.at_ms for one in requests), default=0.0)
+def own_rate(requests: Sequence[TraceRequest]) -> float:
+    """Requests per second as they come, in order: at this rate `at_rate` changes no gap.
+
+    1 where all come at one moment.
+    """
+    lasts_ms = requests[-1].at_ms - requests[0].at_ms
+    return 1000 * (len(requests) - 1) / lasts_ms if lasts_ms else 1.0
 
 
 def at_rate(requests: Sequence[TraceRequest], per_second: float) -> list[TraceRequest]:

@@ -7,7 +7,7 @@ import pytest
 
 from disagg.errors import ConfigError
 from disagg.simulation.mixes import MIXES, Lengths, make_trace
-from disagg.simulation.prompts import TRACE_BLOCK, Prompts, TraceRequest, at_rate
+from disagg.simulation.prompts import TRACE_BLOCK, Prompts, TraceRequest, at_rate, own_rate
 from disagg.simulation.trace_file import read_trace, write_trace
 
 GOOD = {"timestamp": 7, "input_length": 600, "output_length": 3, "hash_ids": [4, 9]}
@@ -92,6 +92,18 @@ def test_a_stretched_trace_has_its_rate() -> None:
     assert slow[0].at_ms == 0
     assert slow[-1].at_ms == pytest.approx(99 / 4 * 1_000)
     assert at_rate(trace[:1], 2)[0].at_ms == 0
+
+
+@pytest.mark.parametrize("begin_ms", [0, 600_000])
+def test_a_trace_at_its_own_rate_keeps_its_gaps(begin_ms: int) -> None:
+    """Also where it is a slice from the middle of another one."""
+    at_ms = [0, 10, 500, 4_000]
+    trace = [TraceRequest(begin_ms + one, 1, 1, (0,)) for one in at_ms]
+    assert [one.at_ms for one in at_rate(trace, own_rate(trace))] == pytest.approx(at_ms)
+    stretched = at_rate(trace, own_rate(trace) / 2)
+    assert [one.at_ms for one in stretched] == pytest.approx([2 * one for one in at_ms]), "control"
+    at_once = trace[:1] * 3
+    assert [one.at_ms for one in at_rate(at_once, own_rate(at_once))] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("mix", sorted(MIXES))
