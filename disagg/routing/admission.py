@@ -1,6 +1,7 @@
 """Requests that wait for room at the workers: who may come in, and who goes next."""
 
 from collections import Counter
+from itertools import islice
 
 from disagg.errors import CapacityError, DisaggError, ExpiredError, RequestError, SloError
 from disagg.routing.actions import Fail, NewRequest, RouterAction
@@ -13,6 +14,8 @@ from disagg.routing.request_table import RequestTable
 
 HEADS_MAX = 16
 """Tenants whose first request is tried at one look; a plan costs up to a millisecond."""
+HELD_MAX = 2
+"""Of those that wait by choice behind such a one, who are tried besides, by turns."""
 
 
 class Admission:
@@ -52,8 +55,9 @@ class Admission:
         self._queue = turns
         self._pace = pace
         self._waiting: dict[str, RoutedRequest] = {}
-        self._held: set[str] = set()
-        """Of those that wait, who did so by choice when it was looked at."""
+        self._held: dict[str, None] = {}
+        """Of those that wait, who did so by choice when it was looked at, by whose turn it is to be
+        looked at again."""
         self._places_kept: dict[int, int] = {}
         """For requests that are still to come, by their group."""
         self._moved_ms = 0
@@ -100,9 +104,17 @@ class Admission:
         return actions
 
     def admit(self, now_ms: int) -> list[RouterAction]:
-        """Start every waiting request whose turn it is and whose workers have room."""
+        """Start every waiting request whose turn it is and whose workers have room.
+
+        Where many had better wait, some are left to the next call: one comes with every report and
+        tick, and no token is delivered meanwhile.
+        """
         actions: list[RouterAction] = []
-        while self._waiting and (done := self._admit_one(now_ms)) is not None:
+        held_max = len(self._held) + HEADS_MAX
+        while self._waiting and len(self._held) < held_max:
+            done = self._admit_one(now_ms)
+            if done is None:
+                break
             actions += done
         return actions
 
@@ -175,7 +187,7 @@ class Admission:
                 return [self._fail(now_ms, request, error)]
             if plan is None:
                 if request.held_until_ms and request.request_id not in self._held:
-                    self._held.add(request.request_id)
+                    self._held[request.request_id] = None
                     return []  # it makes way for those behind it
                 continue
             to_compute = max(1, request.stream.num_prompt_tokens - plan.found_tokens)
@@ -191,11 +203,24 @@ class Admission:
         """Whose turn it is: of each tenant's requests the first of each revision.
 
         Else those for a revision that is full would hold up those for another that has room. Nor
-        does one that waits by choice hold up those behind it: of such ones the first is looked at.
+        does one that waits by choice hold up those behind it: of such ones the first is looked at,
+        and a few of the others in turn, as its reason is not theirs.
         """
         if not self._held and len(self._fleet.revisions) <= 1:
             return self._queue.heads()[:HEADS_MAX]
-        return self._queue.heads(lambda one: (one.revision, now_ms < one.held_until_ms))[:HEADS_MAX]
+
+        def waits(one: RoutedRequest) -> bool:
+            return now_ms < one.held_until_ms
+
+        heads = self._queue.heads(lambda one: (one.revision, waits(one)))
+        if len(heads) > HEADS_MAX:
+            heads.sort(key=lambda head: waits(head[1]))
+        del heads[HEADS_MAX:]
+        firsts = {request.request_id for _, request in heads}
+        more = list(islice((one for one in self._held if one not in firsts), HELD_MAX))
+        for one in more:
+            self._held[one] = self._held.pop(one)
+        return heads + [(self._waiting[one].tenant, self._waiting[one]) for one in more]
 
     def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:
         """Refuse the last ones of the longest queue, or the new request itself."""
@@ -223,7 +248,7 @@ class Admission:
 
     def _forget(self, request: RoutedRequest) -> None:
         del self._waiting[request.request_id]
-        self._held.discard(request.request_id)
+        self._held.pop(request.request_id, None)
 
     def _fail(self, now_ms: int, request: RoutedRequest, error: DisaggError) -> Fail:
         self._leave(request)

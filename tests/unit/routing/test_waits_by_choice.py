@@ -1,0 +1,99 @@
+"""Who waits at the router although there is room holds up nobody, nor the router itself."""
+
+import pytest
+
+from disagg.routing.admission import HEADS_MAX
+from disagg.routing.planner import Planner
+from tests.unit.routing.builders import Router, request, worker
+from tests.unit.routing.measured import ALL_STEPS, stats
+from tests.unit.routing.measured_fleet import fleet, say
+
+ALONE = worker("alone", "both", num_blocks=1000)
+EACH = 3_000
+"""Tokens of each prompt that is queued at the worker."""
+
+
+def queued(router: Router, num: int) -> None:
+    """The worker says that it has so many prompts to compute."""
+    report = stats(ALL_STEPS, num_prefill_tokens_queued=num * EACH, num_prompts_queued=num)
+    router.did(router.core.from_worker(router.now_ms, ALONE.incarnation, report))
+
+
+def ask(router: Router, name: str, num_tokens: int, tenant: str = "") -> bool:
+    """Whether it went to a worker at once."""
+    router.generate(request(name, num_tokens=num_tokens, max_tokens=64, tenant=tenant))
+    return name in went(router)
+
+
+def went(router: Router) -> list[str]:
+    return [submit.key.request_id for _, submit in router.submits]
+
+
+@pytest.mark.parametrize("num_tenants", [HEADS_MAX - 1, HEADS_MAX, 2 * HEADS_MAX])
+def test_tenants_who_wait_by_choice_do_not_hold_others_up(num_tenants: int) -> None:
+    router = fleet(ALONE, requests_max=100)
+    queued(router, 3)
+    for number in range(num_tenants):
+        assert not ask(router, f"long-{number}", 401, f"tenant-{number}")
+    assert ask(router, "short", 3, "another")
+    assert router.core.num_waiting == num_tenants
+
+
+@pytest.mark.parametrize("tenant", ["", "another"])
+def test_each_goes_as_soon_as_its_own_reason_is_gone(tenant: str) -> None:
+    """A shorter prompt overtakes what is queued, so its wait is soon shorter than a long one's."""
+    router, control = fleet(ALONE), fleet(ALONE)
+    queued(router, 6)
+    assert not ask(router, "long", 401)
+    assert not ask(router, "next", 130, tenant)
+    assert not ask(router, "last", 130, tenant)
+    router.now_ms = 100
+    queued(router, 4)
+    queued(control, 4)
+    assert ask(control, "next", 130), "alone it goes"
+    assert not ask(control, "long", 401), "control: that one had better wait"
+    assert went(router) == ["next", "last"]
+    assert router.core.num_waiting == 1
+
+
+def test_many_who_wait_by_choice_are_each_looked_at_again() -> None:
+    router = fleet(ALONE, requests_max=100)
+    queued(router, 6)
+    for number in range(40):
+        assert not ask(router, f"long-{number}", 401)
+    assert not ask(router, "short", 130)
+    for _ in range(20):
+        router.now_ms += 100
+        queued(router, 4)
+        if went(router):
+            assert went(router) == ["short"]
+            return
+    pytest.fail("it was not looked at again")
+
+
+def test_a_long_line_is_not_looked_at_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan takes up to a millisecond, in which every token stream stands still."""
+    num_plans = 0
+    plan_in_turn = Planner.plan_in_turn
+
+    def counted(self: Planner, now_ms: int, *arguments: object) -> object:
+        nonlocal num_plans
+        num_plans += 1
+        return plan_in_turn(self, now_ms, *arguments)  # type: ignore[arg-type]
+
+    router = fleet(ALONE, requests_max=300, worker_prefill_tokens_max=400)
+    assert ask(router, "first", 450)
+    for number in range(200):
+        assert not ask(router, f"long-{number}", 401)
+    say(router, ALONE, num_prefill_tokens_queued=3 * EACH, num_prompts_queued=3)
+    monkeypatch.setattr(Planner, "plan_in_turn", counted)
+    router.core.cancel(router.now_ms, "first", "it makes room, but all had better wait")
+    assert HEADS_MAX <= num_plans <= 8 * HEADS_MAX
+    assert router.core.num_waiting == 200
+    for _ in range(200 // HEADS_MAX + 1):
+        num_plans = 0
+        router.did(router.core.tick(router.now_ms))
+        assert num_plans <= 8 * HEADS_MAX
+    assert len(router.core._admission._held) == 200, "all were looked at"
+    queued(router, 0)
+    assert went(router) == ["long-0"], "control: they go in their order, as far as there is room"
