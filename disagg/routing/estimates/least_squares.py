@@ -131,6 +131,13 @@ class FadingFit:
         pairs = combinations_with_replacement(features, 2)
         self.add(1, [a * b for a, b in pairs], [feature * value for feature in features])
 
+    def fade(self, share: float) -> None:
+        """Let all samples so far count so much of what they did, as they do once others have come."""
+        self.weight *= share
+        self._products = [share * one for one in self._products]
+        self._timed = [share * one for one in self._timed]
+        self._solved_at = 0, 0
+
     def mean_product(self, number: int) -> float:
         """Mean of the product of two features, by its place among the products."""
         return self._products[number] / self.weight if self.weight else 0.0

@@ -16,6 +16,9 @@ from disagg.routing.worker import Worker
 STEPS_HALF_LIFE = 500.0
 FLEET_STEPS_HALF_LIFE = 100_000.0
 READS_HALF_LIFE = 50.0
+IDLE_HALF_LIFE_MS = 10_000
+"""Steps count half after so long without any newer ones. Who was slow for a while is given nothing
+to do, and would be slow for ever by what it then did."""
 BORROWED_STEPS, BORROWED_READS = 16.0, 4.0
 """A worker or a pair is as all are until it has done more than so many itself."""
 LINKS_MAX = 4096
@@ -46,6 +49,14 @@ class _Measured:
     revision: str
     last: StepTimes = field(default_factory=StepTimes)
     fit: FadingFit = field(default_factory=lambda: FadingFit(NUM_FEATURES, STEPS_HALF_LIFE))
+    faded_ms: int = 0
+    """When there were new steps, or those before have faded for lack of them."""
+
+    def idle(self, now_ms: int) -> None:
+        """There were no new steps; those of which little is left stay as they are."""
+        if now_ms - self.faded_ms >= IDLE_HALF_LIFE_MS and self.fit.weight >= 1:
+            self.faded_ms = now_ms
+            self.fit.fade(0.5)
 
 
 class Speeds:
@@ -84,7 +95,9 @@ class Speeds:
         new = stats.step_times.since(known.last)
         known.last = stats.step_times
         if new is None:
+            known.idle(now_ms)
             return
+        known.faded_ms = now_ms
         fleet = self._fleet.get(revision)
         if fleet is None:
             fleet = self._fleet[revision] = FadingFit(NUM_FEATURES, FLEET_STEPS_HALF_LIFE)

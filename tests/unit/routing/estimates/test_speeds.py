@@ -17,7 +17,7 @@ from disagg.messages.step_times import StepTimes
 from disagg.routing.estimates.estimate import Estimate, Work, estimate
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
 from disagg.routing.estimates.prompt_shares import SHARE_HALF_LIFE_MS
-from disagg.routing.estimates.speeds import Speeds
+from disagg.routing.estimates.speeds import IDLE_HALF_LIFE_MS, Speeds
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
@@ -63,6 +63,35 @@ def test_a_slow_worker_is_known_by_its_own_steps() -> None:
         speeds.stats(0, one, stats(times))
     found = [cost.prompt_ms(200) for w in (p, slow) if (cost := speeds.step_cost(w))]
     assert found[1] > 2.5 * found[0]
+
+
+def test_who_was_slow_and_has_done_nothing_since_is_tried_again() -> None:
+    """Else nothing is planned there, and nothing is measured there that would say otherwise."""
+    speeds, p, d, slow = Speeds(), known(P), known(D), known(worker("slow", "prefill"))
+    reports = ((p, prefills()), (d, decodes()), (slow, prefills(slower=10)))
+
+    def costs(now_ms: int) -> list[float]:
+        for one, times in reports:
+            speeds.stats(now_ms, one, stats(times))
+        return [cost.prompt_ms(200) for w in (p, slow) if (cost := speeds.step_cost(w))]
+
+    usual, before = costs(0)
+    assert before > 3 * usual
+    assert costs(IDLE_HALF_LIFE_MS - 1) == [usual, before]
+    later = [costs(number * IDLE_HALF_LIFE_MS)[1] for number in range(1, 12)]
+    assert later == sorted(later, reverse=True), "it is no better than others meanwhile"
+    average = speeds.step_cost(known(worker("new", "prefill")))
+    assert average is not None
+    assert later[-1] == pytest.approx(average.prompt_ms(200), rel=0.1)
+    assert costs(10**9) == costs(2 * 10**9), "what little is left stays"
+    again = prefills(slower=10)
+    again = replace(again, num_steps=2 * again.num_steps)
+    again = replace(again, products=tuple(2 * one for one in again.products))
+    again = replace(again, timed=tuple(2 * one for one in again.timed))
+    speeds.stats(2 * 10**9 + 1, slow, stats(again))
+    cost = speeds.step_cost(slow)
+    assert cost is not None
+    assert cost.prompt_ms(200) > 3 * usual, "if it is slow still, its next steps say so"
 
 
 def test_the_same_report_counts_once_and_a_new_life_begins_anew() -> None:
