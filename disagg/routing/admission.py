@@ -147,7 +147,7 @@ class Admission:
                 error = SloError(
                     f"it has waited for longer than the {request.slo.ttft_ms} ms until its first "
                     "token",
-                    param="ttft_ms",
+                    param="disagg.ttft_ms",
                     retry_after_s=self.retry_after_s(now_ms),
                 )
             if error is not None:

@@ -212,6 +212,6 @@ def _shed(demand: Demand, plan: Plan) -> None:
     if demand.is_first and demand.slo.is_missed(ttft_ms):
         raise SloError(
             f"the first token is expected after {ttft_ms:.0f} ms, {wanted_ms} are wanted",
-            param="ttft_ms",
+            param="disagg.ttft_ms",
             retry_after_s=max(1, min(RETRY_AFTER_MAX_S, ceil((ttft_ms - wanted_ms) / 1000))),
         )

@@ -17,6 +17,8 @@ MS_MAX = 600_000.0
 NUMBER_MAX = 1e9
 """Of tokens and shares; more is a mistake in the file, and with infinities nothing ends."""
 COUNT_MAX = 1 << 31
+NUM_BLOCKS_MIN = 2
+"""One of them is the null block."""
 _Made = TypeVar("_Made", Surface, Line)
 
 
@@ -92,7 +94,7 @@ def curves_from_json(content: object, name: str = "curves") -> Curves:
         hop_ms=messages.ms("hop_ms"),
         request=_line(request, "prompt_tokens", "ms"),
         layout=_layout(model),
-        num_blocks=model.count("num_blocks"),
+        num_blocks=model.count("num_blocks", NUM_BLOCKS_MIN),
         max_model_tokens=model.count("max_model_tokens"),
         name=str(whole.fields.get("name", "")),
         request_beside_ms=request.ms("beside_ms"),
@@ -129,11 +131,11 @@ class _Object:
             raise self.refuse(name, f"a number of ms from 0 to {MS_MAX:,.0f} is wanted")
         return float(found)
 
-    def count(self, name: str) -> int:
-        """A field that is a whole number of at least 1."""
+    def count(self, name: str, least: int = 1) -> int:
+        """A field that is a whole number."""
         found = self.fields.get(name)
-        if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= COUNT_MAX:
-            raise self.refuse(name, f"a whole number from 1 to {COUNT_MAX:,} is wanted")
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= COUNT_MAX:
+            raise self.refuse(name, f"a whole number from {least} to {COUNT_MAX:,} is wanted")
         return found
 
     def row(self, name: str) -> tuple[float, ...]:
@@ -161,20 +163,24 @@ def _surface(content: _Object, across: str, along: str) -> Surface:
     if not isinstance(rows, list) or not rows:
         raise content.refuse("ms", "rows of numbers are wanted")
     ms = tuple(_row(content, "ms", row) for row in rows)
-    return _made(content, lambda: Surface(content.row(across), content.row(along), ms))
+    names = {"across": across, "along": along}
+    return _made(content, lambda: Surface(content.row(across), content.row(along), ms), names)
 
 
 def _line(content: _Object, along: str, values: str) -> Line:
-    return _made(content, lambda: Line(content.row(along), content.row(values)))
+    names = {"along": along, "ms": values}
+    return _made(content, lambda: Line(content.row(along), content.row(values)), names)
 
 
-def _made(content: _Object, make: Callable[[], _Made]) -> _Made:
+def _made(content: _Object, make: Callable[[], _Made], names: Mapping[str, str]) -> _Made:
+    """What is made of fields, which have other names there."""
     try:
         return make()
     except ConfigError as error:
         if error.param == "curves":
             raise
-        raise ConfigError(f"{content.where}: {error.message}", param="curves") from None
+        name, why = names.get(error.param, error.param), error.message.partition(": ")[2]
+        raise ConfigError(f"{content.where}: {name}: {why}", param="curves") from None
 
 
 def _layout(model: _Object) -> KVCacheLayout:

@@ -59,7 +59,9 @@ def _request(fields: Mapping[str, Any], where: str) -> TraceRequest:
     at_ms = fields.get("timestamp")
     if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms <= MS_MAX:
         raise ConfigError(
-            f"{where}: timestamp: milliseconds from 0 on are wanted, not {at_ms!r}", param="trace"
+            f"{where}: timestamp: 0 to {MS_MAX:,} ms since the trace's begin are wanted, not "
+            f"{at_ms!r}",
+            param="trace",
         )
     num_prompt = _tokens(fields, "input_length", where)
     hash_ids = fields.get("hash_ids")

@@ -123,7 +123,8 @@ async def test_a_request_says_what_it_wants_and_is_shed_by_it(told):
         answer = await told.http.post("/v1/completions", json=ASK | {"disagg": wants})
         assert answer.status_code == status, (wants, answer.text)
         if status == 429:
-            assert answer.json()["error"]["code"] == "slo_unattainable"
+            error = answer.json()["error"]
+            assert (error["code"], error["param"]) == ("slo_unattainable", "disagg.ttft_ms")
             assert int(answer.headers["retry-after"]) >= 1
 
 

@@ -119,7 +119,7 @@ def test_what_no_plan_can_keep_is_shed_if_it_is_asked_for() -> None:
         if refused:
             (error,) = errors
             assert isinstance(error, SloError)
-            assert (error.http_status, error.param) == (429, "ttft_ms")
+            assert (error.http_status, error.param) == (429, "disagg.ttft_ms")
             assert error.retry_after_s >= 1
             assert router.core.counters["requests_refused", "slo"] == 1
             assert router.record("r").outcome == "failed"

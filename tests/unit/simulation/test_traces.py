@@ -62,6 +62,11 @@ def test_a_bad_line_names_line_and_field(changes: dict[str, Any], field: str) ->
         read_trace([line(), "", line(**changes)], "t.jsonl")
 
 
+def test_a_time_of_day_is_none_of_a_trace() -> None:
+    with pytest.raises(ConfigError, match="timestamp: 0 to 31,622,400,000 ms since the trace"):
+        read_trace([line(timestamp=1_700_000_000_000)])
+
+
 @pytest.mark.parametrize(
     ("text", "why"), [("{", "no JSON"), ("[" * 100_000, "no JSON"), ("[1]", "a JSON object")]
 )
