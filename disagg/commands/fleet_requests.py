@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from disagg.commands.router_client import call_router
+from disagg.commands.router_client import call_router, reason_of
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
@@ -163,6 +163,7 @@ class RunningFleet:
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
+            "return_token_ids": True,  # or a token without text would come unseen
         }
         headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
         if key := os.environ.get(KEY_VARIABLE):
@@ -177,7 +178,7 @@ class RunningFleet:
                         into.seen_s.append(time.perf_counter())
                         into.begun.set()
         except urllib.error.HTTPError as error:
-            raise RemoteFault(f"{where} answered {error.code} {error.reason}") from error
+            raise RemoteFault(f"{where} answered {error.code}: {reason_of(error)}") from error
         except (OSError, http.client.HTTPException) as error:
             raise RemoteFault(f"nobody answers at {where}: {error}") from error
         if len(into.seen_s) < 2:

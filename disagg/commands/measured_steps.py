@@ -136,14 +136,15 @@ class StepRig:
     def decode_surface(self) -> tuple[Surface, int]:
         """Decode steps by sequences and the tokens before each; and how many points are derived.
 
-        Where filling a batch would take more than `FILL_TOKENS_MAX` tokens, it is derived: what
-        the context of one sequence adds to a step, times the sequences.
+        Where filling a batch would take more than `FILL_TOKENS_MAX` tokens, or more than the pool
+        has, it is derived: what the context of one sequence adds to a step, times the sequences.
         """
         most = self.limits.max_sequences
         batches = [one for one in BATCHES if one < most] + [most]
         before = [one for one in DECODE_BEFORE if one < self._context_max]
         largest = [
-            most if not column else FILL_TOKENS_MAX // one for column, one in enumerate(before)
+            most if not column else min(FILL_TOKENS_MAX // one, self._num_that_fit(one, most))
+            for column, one in enumerate(before)
         ]
         measured = [[one for one in batches if one <= max(1, num)] for num in largest]
         prompts = [
@@ -201,9 +202,19 @@ class StepRig:
         self._num_made += 1
         key = RequestKey(str(self._num_made), 1)
         submit = Submit(key, Role.LOCAL, tuple(prompt), (), b"", SamplingParams(max_tokens))
-        if refused := self._core.on_router_message(0, submit):
-            raise ConfigError(f"a prompt of {len(prompt)} tokens: {refused}", param="worker")
+        if self._core.on_router_message(0, submit):
+            raise self._too_small(1, len(prompt))
         return key
+
+    def _num_that_fit(self, num_tokens: int, most: int) -> int:
+        """Sequences with prompts of so many tokens that the pool holds until all of them decode."""
+        kv = self._core.kv
+        grown = num_tokens + FILL_TOKENS_MAX // self.limits.max_step_tokens + 64
+        keys = [("fits", number) for number in range(most)]
+        num_fitting = sum(kv.admit(key, min(grown, self.limits.max_model_tokens)) for key in keys)
+        for key in keys:
+            kv.unpromise(key)
+        return num_fitting
 
     def _end(self, keys: Sequence[RequestKey]) -> None:
         for key in keys:
@@ -244,7 +255,9 @@ class StepRig:
             for prompt in prompts
         ]
         for _ in range(STEPS_MAX_IN_PROMPT):
-            running = [self._core.sequences[key] for key in keys]
+            running = [self._core.sequences[key] for key in keys if key in self._core.sequences]
+            if len(running) < len(keys):  # the first ones ended before the last one had room
+                raise self._too_small(len(keys), len(prompts[0]))
             if all(one.num_computed >= one.num_prompt_tokens for one in running):
                 return keys
             self._step()
@@ -255,8 +268,15 @@ class StepRig:
         self._step()
         took = [self._step() for _ in range(num_steps)]
         if any(one.shape.num_decodes != num for one in took):
-            raise ConfigError(f"{num} sequences do not fit the pool", param="worker")
+            raise self._too_small(num, 64)
         return [one.ms for one in took]
+
+    def _too_small(self, num: int, num_tokens: int) -> ConfigError:
+        return ConfigError(
+            f"{num} sequences of {num_tokens} tokens and their answers do not fit the pool of "
+            f"{self._core.kv.num_usable_blocks} blocks (worker.num_blocks)",
+            param="worker.num_blocks",
+        )
 
 
 def _surface(across: Sequence[int], along: Sequence[int], took: _Timed) -> Surface:

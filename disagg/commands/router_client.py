@@ -57,9 +57,9 @@ def call_router(
             why = f"{url} answered {error.code}: {KEY_VARIABLE} needs a key that may {scope}"
             raise RemoteFault(why) from error
         if error.code == 400 and put is not None:
-            raise RequestError(f"{router_url}: {_reason(error)}") from error
+            raise RequestError(f"{router_url}: {reason_of(error)}") from error
         if error.code == 404:
-            said = _reason(error) if unknown else ""
+            said = reason_of(error) if unknown else ""
             if unknown and unknown in said:
                 raise RequestError(f"{router_url}: {said}") from error
             why = (
@@ -81,7 +81,7 @@ def call_router(
     return told
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def reason_of(error: urllib.error.HTTPError) -> str:
     """What the router says of a request that it refuses."""
     try:
         return str(json.loads(error.read(ANSWER_BYTES_MAX))["error"]["message"])

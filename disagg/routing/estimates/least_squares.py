@@ -132,7 +132,7 @@ class FadingFit:
         self.add(1, [a * b for a, b in pairs], [feature * value for feature in features])
 
     def fade(self, share: float) -> None:
-        """Let all samples so far count so much of what they did, as they do once others have come."""
+        """Let all samples count so much of what they did, as if others had come since."""
         self.weight *= share
         self._products = [share * one for one in self._products]
         self._timed = [share * one for one in self._timed]
