@@ -60,7 +60,7 @@ def call_router(
             raise RequestError(f"{router_url}: {reason_of(error)}") from error
         if error.code == 404:
             said = reason_of(error) if unknown else ""
-            if unknown and unknown in said:
+            if unknown and unknown in said and not said.startswith("there is no /"):
                 raise RequestError(f"{router_url}: {said}") from error
             why = (
                 f"{url} answered 404: this is not the admin port of a router that has this page "

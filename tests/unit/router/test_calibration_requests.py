@@ -27,5 +27,5 @@ async def test_every_token_is_seen_also_those_without_text(open_house):
 
 async def test_what_the_fleet_refuses_is_said_in_its_words(house):
     fleet = RunningFleet(house.url, "another")
-    with pytest.raises(RemoteFault, match="answered 404: .*'another' does not exist; 'tiny' is"):
+    with pytest.raises(RemoteFault, match=r"answered 404: .*'another' does not exist; 'tiny' is"):
         await asyncio.to_thread(fleet.stream, [5, 6], _Stream(), NUM_TOKENS)

@@ -97,14 +97,16 @@ async def test_the_command_shows_them(told):
     assert json.loads(out)["plans"][0]["considered"][0]["chosen"] is True
     code, out = await run(told, "theirs")
     assert (code, "theirs" in out and "is known" in out) == (2, True), out
+    code, out = await run(told, "theirs", url=told.url)
+    assert (code, "not the admin port" in out) == (2, True), out
 
 
-async def run(house, *arguments):
+async def run(house, *arguments, url=""):
     command = [sys.executable, "-m", "disagg.commands", "explain", *arguments]
     process = await asyncio.create_subprocess_exec(
         *command,
         "--router",
-        str(house.admin.base_url),
+        url or str(house.admin.base_url),
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
