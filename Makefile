@@ -91,9 +91,9 @@ setup-clients: $(CLIENT_STAMPS)
 demo: $(STAMP)
 	@$(BIN)/python -m demo
 
-# Files at a time, for two cores: tests wait now and then, those of processes for most of their time.
-# tests/longest_first.py says which files begin.
-AT_ONCE ?= 3
+# Files at a time, for two cores; tests/longest_first.py says which ones begin. Three of processes took longer
+# than two: workers compute while their tests wait.
+AT_ONCE ?= 2
 
 test: test-quick test-process
 
