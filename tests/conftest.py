@@ -1,15 +1,37 @@
-"""Skips the tests of the vLLM engine where vLLM is missing, unless they are what was asked for."""
+"""Skips vLLM's tests where it is missing, unless they were asked for; begins with long ones."""
 
+import gc
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+
+from tests import longest_first
 
 REQUIRED = "DISAGG_TEST_VLLM"
 """Set by ``make test-vllm``: a run in which all of them are skipped must not look green."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected, and the libraries it imports, live as long as the run.
+
+    A look through them takes the garbage collector half a second: one after the other while they
+    are made, and then whenever a test has left enough.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several (pytest-xdist)
+        longest_first.sort(items)
     if find_spec("vllm") is not None:  # found, not imported
         return
     marked = [item for item in items if item.get_closest_marker("vllm")]

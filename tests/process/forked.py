@@ -23,6 +23,7 @@ _PRELOADED = [
     "tests.process.router_main",
     "tests.process.worker_process",
     "tests.process.router_process",
+    "tests.process.transport_node",
 ]
 if os.environ.get(REQUIRED):
     _PRELOADED.append("tests.process.vllm_preload")

@@ -26,7 +26,7 @@ IDLE = {"failure": "", "reads": 0, "handles": 0, "oldest_ms": 0, "bytes": 0}
 
 
 def test_reads_move_exactly_the_blocks_asked_for(world: World) -> None:
-    owner, reader = pair(world)
+    owner, reader = pair(world, ends_itself=True)
     src = [7, 3, 60, 61, 62, 0, 33]  # scattered, with a run; 4 handles
     dst = [1, 63, 20, 21, 22, 5, 4]
     assert ended(reader, world.read(reader, owner.name, src, dst)) == ""
@@ -239,7 +239,7 @@ def test_removal_waits_for_what_is_in_progress(tcp_world: World) -> None:
 
 @pytest.mark.parametrize("wake", [True, False])
 def test_close_never_gives_up_what_is_in_progress(tcp_world: World, wake: bool) -> None:
-    owner, reader = pair(tcp_world)
+    owner, reader = pair(tcp_world, ends_itself=True)
     assert ended(reader, tcp_world.read(reader, owner.name, [0], [0])) == ""
     owner.signal(signal.SIGSTOP)
     stuck = tcp_world.read(reader, owner.name, [1], [1])

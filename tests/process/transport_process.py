@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.process.forked import Forked
+from tests.process.harness import is_stopped, wait_until
 from tests.process.transport_node import block_bytes_of, digest
 
 NUM_BLOCKS = 64
@@ -24,9 +26,15 @@ BOUND_S = 60.0
 
 
 class Process:
-    """A node in a process of its own; every wait is bounded."""
+    """A node in a process of its own; every wait is bounded.
 
-    def __init__(self, name: str, seed: int, tls: str, **different: Any) -> None:
+    Forked, as its imports take 1.6 s; but where ``ends_itself`` it has an interpreter of its own,
+    whose end is a part of what is tested.
+    """
+
+    def __init__(
+        self, name: str, seed: int, tls: str, *, ends_itself: bool = False, **different: Any
+    ) -> None:
         self.name, self.seed = name, seed
         options = {
             "name": name,
@@ -40,14 +48,19 @@ class Process:
         env.pop("UCX_TLS", None)
         if tls:
             env["UCX_TLS"] = tls
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.process.transport_node", json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-            cwd=Path(__file__).parents[2],
-        )
+        module, argument = "tests.process.transport_node", json.dumps(options)
+        self._process: subprocess.Popen[str] | Forked
+        if ends_itself:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, argument],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=env,
+                cwd=Path(__file__).parents[2],
+            )
+        else:
+            self._process = Forked(module, argument, env, "/dev/stderr")
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -81,10 +94,11 @@ class Process:
         if number == signal.SIGKILL:
             self._process.wait(BOUND_S)
         if number == signal.SIGSTOP:  # its threads stop one by one, and each may still answer
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+            wait_until(lambda: is_stopped(self._process.pid), "the stop")
 
     def end(self) -> int:
         """Let the process end by itself; its exit status."""
+        assert isinstance(self._process, subprocess.Popen), "forked: no end of its own"
         assert self._process.stdin is not None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)

@@ -205,11 +205,16 @@ def test_both_come_back_into_a_pool_too_small_for_full_windows(
     play(small, tmp_path / "kv")
 
 
-def test_the_figures_of_the_founding_documents(tmp_path: Path) -> None:
-    scale = with_checkpoint(FOUNDING, tmp_path)
+def test_the_figures_of_the_founding_documents() -> None:
+    scale = FOUNDING
     assert [scale.hits(length) for length in (scale.short, scale.long)] == [9_984, 69_888]
     assert [scale.hits(scale.long) // scale.block, NUM_WINDOWS * scale.in_window()] == [546, 40]
-    play(scale, tmp_path / "kv")
+
+
+@pytest.mark.slow
+def test_they_are_what_a_worker_does_at_that_scale(tmp_path: Path) -> None:
+    """What `SMALL` does in every run, with the same checks and as many groups."""
+    play(with_checkpoint(FOUNDING, tmp_path), tmp_path / "kv")
 
 
 def test_without_tiers_all_is_computed_again(small: Scale) -> None:
