@@ -70,5 +70,5 @@ def estimate_body(estimate: Estimate | None) -> dict[str, Any] | None:
         return None
     sums = {"ttft_ms": estimate.ttft_ms, "mean_tpot_ms": estimate.mean_tpot_ms}
     figures: dict[str, Any] = sums | dataclasses.asdict(estimate)
-    beside = [one | {"tpot_ms": round(one["tpot_ms"], 3)} for one in figures.pop("neighbours")]
-    return {name: round(one, 3) for name, one in figures.items()} | {"neighbours": beside}
+    late = {name: round(one, 3) for name, one in figures.pop("made_late").items()}
+    return {name: round(one, 3) for name, one in figures.items()} | {"made_late": late}

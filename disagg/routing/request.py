@@ -154,6 +154,11 @@ class RoutedRequest:
         return replace(sampling, max_tokens=max_tokens, num_prompt_logprobs=num_wanted)
 
     @property
+    def num_tokens_left(self) -> int:
+        """That it may still get."""
+        return self.stream.end - len(self.stream.tokens)
+
+    @property
     def first_generation(self) -> int:
         """Number of its first plan; those of an earlier request with its id are lower."""
         return self.generations[0].key.generation

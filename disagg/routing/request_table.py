@@ -281,6 +281,7 @@ class RequestTable:
         self._last_generation += 1
         submits = request.start(now_ms, self._last_generation, plan)
         self._fleet.rooms.count(request.request_id, request.current)
+        self._fleet.speeds.answers.begin(request.current.decode.incarnation, request)
         actions = [*request.claims(self._fleet.keeper_of), *submits]
         local = request.current.local
         if not plan.takes_over:
@@ -376,6 +377,7 @@ class RequestTable:
     def _end(self, now_ms: int, request: RoutedRequest, outcome: str, error: str = "") -> None:
         del self._live[request.request_id]
         self._fleet.rooms.forget(request.request_id)
+        self._fleet.speeds.answers.end(request.request_id)
         self.has_freed = True
         self._pace.note(now_ms)
         self._fleet.speeds.answered(request.num_tokens)

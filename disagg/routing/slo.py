@@ -27,3 +27,17 @@ class Slo:
 
 
 NO_SLO = Slo()
+
+SURELY_KEPT, SURELY_MISSED = 0.8, 1.2
+"""Shares of a bound up to which it is kept and from which it is missed, as far as estimates are
+right; in between a miss counts in part, or a millisecond would decide about all of it."""
+
+
+def missed(share: float) -> float:
+    """What a bound counts as missed, 0 to 1, that is expected to be used to such a share."""
+    return part(share, SURELY_KEPT, SURELY_MISSED)
+
+
+def part(share: float, low: float, high: float) -> float:
+    """How far a share is from the lower to the higher one, 0 to 1."""
+    return min(1.0, max(0.0, (share - low) / (high - low)))

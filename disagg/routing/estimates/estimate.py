@@ -1,7 +1,8 @@
 """What a plan is expected to take, from plain numbers: a pure function."""
 
 from disagg.messages.frozen import dataclass
-from disagg.routing.estimates.place import LinkCost, Neighbours, Place
+from disagg.routing.estimates.answers import MadeLate
+from disagg.routing.estimates.place import LinkCost, Place
 
 ANSWER_TOKENS = 64
 """Tokens of an answer over which plans are compared, fewer where a request may have no more."""
@@ -60,6 +61,8 @@ class Work:
     """Of a pull besides its READ."""
     handed_tokens: float = 0.0
     """Tokens of such a prompt that take as much of the decode worker's cache as the hand-over."""
+    slo_tpot_ms: float = 0.0
+    """Bound for the time per token of all who have no own one; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +82,14 @@ class Estimate:
     """Of its own tokens afterwards."""
     others_ms: float
     """By which everybody else is held up, those to come among them, all added up."""
-    neighbours: tuple[Neighbours, ...]
-    """Where its prompt is computed, and where it decodes if that is another worker."""
+    made_late: MadeLate
+    """Answers where its prompt is computed, and where it is decoded if that is another worker."""
     num_bytes: int
     """That are moved."""
     num_answer_tokens: int
     stall_share: float
     """How much its prompt is in the way of answers: all, 1, if it takes as long as all their tokens
     together, and less the shorter it is."""
-
-    def num_slower(self, tpot_ms: float) -> int:
-        """Neighbours whose time per token is above this."""
-        return sum(one.num for one in self.neighbours if one.tpot_ms > tpot_ms)
 
     @property
     def ttft_ms(self) -> float:
@@ -142,11 +141,12 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         handover_ms = _left_ms(work.handover, prefill_ms) + work.commit_ms
         computed_meanwhile = decode.computed_in(queue_ms + prefill_ms + handover_ms)
     pause_ms = held_ms / work.spread_tokens
-    neighbours: tuple[Neighbours, ...]
+    bounds = work.slo_tpot_ms, work.spread_tokens
     if local:
-        neighbours = (decode.beside(1, work.num_tokens, pause_ms),)
+        late = decode.made_late(1, work.num_tokens, held_ms, *bounds)
     else:
-        neighbours = (prefill.beside(0, 0, pause_ms), decode.beside(1, work.num_tokens, 0.0))
+        late = prefill.made_late(0, 0, held_ms, *bounds)
+        late += decode.made_late(1, work.num_tokens, 0.0, *bounds)
     return Estimate(
         queue_ms=queue_ms + slot_ms,
         drain_ms=slot_ms + prefill.drain_ms,
@@ -157,7 +157,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         tpot_ms=decode.decode_ms(work.num_tokens)
         + decode.beside_ms(computed_meanwhile, num_answer) / max(1, num_answer),
         others_ms=others_ms,
-        neighbours=neighbours,
+        made_late=late,
         num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),
         num_answer_tokens=num_answer,
         stall_share=_share_of(pause_ms, decode.step_ms(1, work.num_tokens)),

@@ -4,6 +4,7 @@ from math import ceil
 
 from disagg.messages.frozen import dataclass
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
+from disagg.routing.estimates.answers import Answer, MadeLate, Steps, made_late
 
 PROMPT_SHARE_MAX = 0.9
 """A worker that does nothing but prompts still gives its decodes a part of each step."""
@@ -85,6 +86,8 @@ class Place:
     """Sequences that will decode there, but wait for their prompts."""
     prompt_share: float = 0.0
     """So much of its time will go to prompts, as it lately did; decodes wait meanwhile."""
+    answers: tuple[Answer, ...] = ()
+    """Of those that decode or will: this router's, as far as they are looked at one by one."""
 
     def step_ms(self, num_more: int = 0, more_tokens: float = 0) -> float:
         """A decode step with so many sequences more, which have so many tokens together."""
@@ -107,17 +110,35 @@ class Place:
         """Of its time beside prompts; never nothing."""
         return 1 - min(self.prompt_share, PROMPT_SHARE_MAX)
 
-    def beside(self, num_more: int, more_tokens: float, pause_ms: float) -> "Neighbours":
-        """Who decodes there now or once its prompt is computed, and how fast then.
+    def made_late(
+        self,
+        num_more: int,
+        more_tokens: float,
+        held_ms: float,
+        slo_tpot_ms: float,
+        mean_tokens: float,
+    ) -> MadeLate:
+        """Who decodes there now or once its prompt is computed, and comes too late by a plan.
 
         Args:
             num_more: sequences that join them.
             more_tokens: of those, all together.
-            pause_ms: per token of each of them, for what is computed in between.
+            held_ms: for which a prompt is computed in between.
+            slo_tpot_ms: bound of those that have no own one; 0: none.
+            mean_tokens: of an answer of which nothing else is known, as it is another router's.
         """
         num = self.num_running + self.num_coming
-        context = (num * self.context_tokens + more_tokens) / SCALE_TOKENS
-        return Neighbours(num, self.cost.decode_step_ms(num + num_more, context) + pause_ms)
+        context = num * self.context_tokens
+        queued_ms = self.queued_ms(self.num_queued_tokens)
+        before = self.cost.decode_step_ms(num, context / SCALE_TOKENS)
+        after = self.cost.decode_step_ms(num + num_more, (context + more_tokens) / SCALE_TOKENS)
+        num_others = max(0, num - len(self.answers))
+        return made_late(
+            (*self.answers, Answer(0, mean_tokens, 0.0, num_alike=num_others)),
+            slo_tpot_ms,
+            Steps(before, queued_ms, 0.0),
+            Steps(after, queued_ms + held_ms, held_ms),
+        )
 
     @property
     def queued_each(self) -> float:
@@ -197,12 +218,3 @@ class Place:
         if num_missing <= 0:
             return 0.0
         return num_missing * num_answer_tokens * self.step_ms() / self.sequences_max
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """Sequences at a worker that takes part in a plan."""
-
-    num: int
-    tpot_ms: float
-    """Time per token of each, over its next tokens."""

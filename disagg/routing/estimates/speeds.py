@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, SCALE_TOKENS, StepTimes
+from disagg.routing.estimates.answers import Answers
 from disagg.routing.estimates.arrivals import Arrivals
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.estimates.least_squares import FadingFit
@@ -63,6 +64,9 @@ class Speeds:
     """Fits of what workers report: of each one, of each pair, and of all where one has none yet.
 
     A figure that nobody has measured is not made up: then there is no cost, and no estimate.
+
+    Attributes:
+        answers: who decodes where, told by who begins and ends requests.
     """
 
     def __init__(self) -> None:
@@ -78,6 +82,7 @@ class Speeds:
         self._answer_tokens = FadingMean()
         self._prompt_tokens, self._found_tokens = FadingMean(), FadingMean()
         self._arrivals = Arrivals()
+        self.answers = Answers()
         self._shares = PromptShares()
         self._now_ms = 0
 
@@ -258,4 +263,5 @@ class Speeds:
             step_tokens_max=step_tokens,
             num_coming=worker.num_coming,
             prompt_share=self._shares.share(self._now_ms, worker.info, cost),
+            answers=self.answers.at(self._now_ms, worker.info.incarnation, self.answer_tokens),
         )

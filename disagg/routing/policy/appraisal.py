@@ -12,6 +12,7 @@ from disagg.routing.estimates.kv_bytes import handover_bytes, pull_bytes, tokens
 from disagg.routing.estimates.place import LinkCost, Place
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.policy.protocol import Candidate, Demand, Plan
+from disagg.routing.slo import missed, part
 
 NO_LINK = LinkCost(0.0, 0.0)
 SURE_SHARE = 0.5
@@ -20,9 +21,6 @@ this share of its bound theirs are in time; from there on the fewer of them, the
 MISS_SHARE = 0.5
 """Of a request's bound. An SLO kept is worth some of the time that is spent for it, not any: else
 workers compute for one request what others then come too late for."""
-SURELY_KEPT, SURELY_MISSED = 0.8, 1.2
-"""Shares of a bound up to which it is kept and from which it is missed, as far as estimates are
-right; in between a miss counts in part, or a millisecond would decide about all of it."""
 
 
 class Appraiser:
@@ -31,7 +29,7 @@ class Appraiser:
     Args:
         demand: what is planned.
         speeds: what was measured.
-        slo_tpot_ms: what everybody's time per token should stay below; 0: any.
+        slo_tpot_ms: bound for the time per token of who has no own one; 0: none.
     """
 
     def __init__(self, demand: Demand, speeds: Speeds, slo_tpot_ms: float = 0.0) -> None:
@@ -52,10 +50,10 @@ class Appraiser:
         if found is None:
             return plan
         slo, slo_tpot_ms = self._demand.slo, self._slo_tpot_ms
-        missed = num_missed(found, self._demand, slo_tpot_ms)
+        num = num_missed(found, self._demand)
         answer_ms = self._demand.num_answer_tokens * (slo.tpot_ms or slo_tpot_ms)
-        missed_ms = MISS_SHARE * (slo.ttft_ms or answer_ms) * missed
-        return replace(plan, estimate=found, num_slos_missed=missed, missed_ms=missed_ms)
+        missed_ms = MISS_SHARE * (slo.ttft_ms or answer_ms) * num
+        return replace(plan, estimate=found, num_slos_missed=num, missed_ms=missed_ms)
 
     def _place(self, candidate: Candidate) -> Place | None:
         who = candidate.incarnation
@@ -102,6 +100,7 @@ class Appraiser:
             found_share=speeds.found_share,
             newcomers_per_ms=newcomers_per_ms,
             others_free_ms=others_free_ms,
+            slo_tpot_ms=self._slo_tpot_ms,
             handed_tokens=tokens_of(plan.decode.info, handover.num_bytes) if handover else 0.0,
         )
         return estimate(work, prefill, decode)
@@ -150,21 +149,9 @@ def considered(plan: Plan, *, chosen: bool = False) -> Considered:
     )
 
 
-def num_missed(found: Estimate, demand: Demand, slo_tpot_ms: float) -> float:
-    """How many miss a bound: itself, of those that wait behind it some, and its neighbours."""
+def num_missed(found: Estimate, demand: Demand) -> float:
+    """How many miss a bound: itself, of those that wait behind it some, and those beside it."""
     slo = demand.slo
     used = (demand.waited_ms + found.ttft_ms) / slo.ttft_ms if slo.ttft_ms else 0.0
-    own = max(_missed(used), _missed(found.mean_tpot_ms / slo.tpot_ms) if slo.tpot_ms else 0.0)
-    late = _part(used, SURE_SHARE, 1.0)
-    others = 0.0
-    if slo_tpot_ms:
-        others = sum(one.num * _missed(one.tpot_ms / slo_tpot_ms) for one in found.neighbours)
-    return own + demand.num_behind * late + others
-
-
-def _missed(share: float) -> float:
-    return _part(share, SURELY_KEPT, SURELY_MISSED)
-
-
-def _part(share: float, low: float, high: float) -> float:
-    return min(1.0, max(0.0, (share - low) / (high - low)))
+    own = max(missed(used), missed(found.mean_tpot_ms / slo.tpot_ms) if slo.tpot_ms else 0.0)
+    return own + demand.num_behind * part(used, SURE_SHARE, 1.0) + found.made_late.num_missed

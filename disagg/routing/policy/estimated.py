@@ -84,10 +84,10 @@ class Estimated:
     def _hold_ms(self, found: Estimate | None, demand: Demand) -> float:
         if found is None:
             return 0.0
-        left_ms, tpot_ms = HOLD_MS_MAX - demand.waited_ms, self._options.slo_tpot_ms
+        left_ms = HOLD_MS_MAX - demand.waited_ms
         if found.queue_ms > QUEUE_MS_MAX:
             return max(0.0, left_ms)
-        if not tpot_ms or not found.num_slower(tpot_ms):
+        if not found.made_late.num_late:
             return 0.0
         due_ms = PATIENCE * demand.slo.ttft_ms - demand.waited_ms - found.ttft_ms
         return max(0.0, min(due_ms, left_ms))

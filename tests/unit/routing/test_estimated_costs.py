@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from disagg.messages.session import PrefillReport, Role
+from disagg.routing.estimates.answers import MadeLate
 from disagg.routing.estimates.estimate import Estimate
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.policy.appraisal import num_missed
@@ -22,7 +23,7 @@ FOUND = Estimate(
     handover_ms=0.0,
     tpot_ms=5.0,
     others_ms=0.0,
-    neighbours=(),
+    made_late=MadeLate(),
     stall_share=0.0,
     num_bytes=0,
     num_answer_tokens=64,
@@ -58,13 +59,13 @@ def test_of_those_behind_it_more_are_late_the_less_time_it_has_left_itself() -> 
     demand = Demand(401, 501, Exclusions(), slo=Slo(ttft_ms=1_000), num_behind=8)
     for waited_ms, num in ((0, 0), (450, 0), (700, 4), (2_000, 9)):
         late = replace(demand, waited_ms=waited_ms)
-        assert num_missed(FOUND, late, 0.0) == num, waited_ms
+        assert num_missed(FOUND, late) == num, waited_ms
         alone = replace(late, num_behind=0)
-        assert num_missed(FOUND, alone, 0.0) == (waited_ms > 950), waited_ms
+        assert num_missed(FOUND, alone) == (waited_ms > 950), waited_ms
     for waited_ms, part in ((750, 0.0), (950, 0.5), (1_050, 0.75), (1_150, 1.0)):
         near = replace(demand, waited_ms=waited_ms, num_behind=0)
-        assert num_missed(FOUND, near, 0.0) == pytest.approx(part), "an estimate may be wrong"
-    assert num_missed(FOUND, replace(demand, slo=Slo()), 0.0) == 0, "without a bound nobody is late"
+        assert num_missed(FOUND, near) == pytest.approx(part), "an estimate may be wrong"
+    assert num_missed(FOUND, replace(demand, slo=Slo())) == 0, "without a bound nobody is late"
 
 
 def test_a_copy_has_a_price_where_caches_are_of_use() -> None:

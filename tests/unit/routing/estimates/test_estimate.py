@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disagg.routing.estimates.answers import Answer, MadeLate
 from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
-from disagg.routing.estimates.place import LinkCost, Neighbours, Place, StepCost
+from disagg.routing.estimates.place import LinkCost, Place, StepCost
 
 COST = StepCost(10, 0.1, 0, 1, 0)
 IDLE = Place(COST, 0, 0, 0, 0, 0, 8, 0)
@@ -26,7 +27,7 @@ def test_an_idle_worker_computes_the_rest_of_the_prompt() -> None:
     assert (found.queue_ms, found.transfer_ms, found.handover_ms) == (0, 0, 0)
     assert found.prefill_ms == found.ttft_ms == 10 + 0.1 * 200
     assert found.tpot_ms == 11
-    assert (found.others_ms, found.num_slower(0), found.num_bytes) == (0, 0, 0)
+    assert (found.others_ms, found.made_late, found.num_bytes) == (0, MadeLate(), 0)
     assert found.own_ms == 30 + 64 * 11
 
 
@@ -161,23 +162,53 @@ def test_who_decodes_where_a_prompt_is_computed_is_held_up_by_it() -> None:
     place = busy(4)
     found = estimate(Work(300, 100, 64), place, place)
     assert found.others_ms == 4 * (20 + 64 * 1), "by its tokens, then by one sequence more"
-    assert found.neighbours == (Neighbours(4, 15 + 20 / 64),)
     handed = estimate(Work(300, 100, 64, handover=Move(0, 0, LINK)), IDLE, place)
     assert handed.others_ms == 4 * 64
-    assert handed.neighbours == (Neighbours(0, 10 + 20 / 64), Neighbours(4, 15))
-    assert (found.num_slower(15), handed.num_slower(15), handed.num_slower(14)) == (4, 0, 4)
 
 
-def test_a_pause_is_spread_over_as_many_tokens_as_answers_have() -> None:
-    place = busy(4)
-    (short,) = estimate(Work(300, 100, 64, spread_tokens=20), place, place).neighbours
-    assert short == Neighbours(4, 15 + 20 / 20)
+def test_answers_are_late_by_what_is_computed_meanwhile_and_by_one_sequence_more() -> None:
+    place = busy(4)  # a step takes 14 ms, with one more 15
+
+    def late(bound_ms: float, num_tokens: float = 64, **changes: Move) -> int:
+        work = Work(300, 100, 64, slo_tpot_ms=bound_ms, spread_tokens=num_tokens)
+        found = estimate(replace(work, **changes), place if not changes else IDLE, place)  # type: ignore[arg-type]
+        return found.made_late.num_late
+
+    handed = {"handover": Move(0, 0, LINK)}
+    assert late(15) == 4, "20 ms more for 64 tokens"
+    assert (late(16), late(15.9, num_tokens=20)) == (0, 4), "the same for 20"
+    assert (late(15, **handed), late(14.5, **handed)) == (0, 4), "only the sequence more"
+    assert late(13) == 0, "late anyway"
 
 
-def test_who_will_decode_by_then_is_a_neighbour_too() -> None:
+def test_answers_known_one_by_one_are_late_by_their_own_bounds_and_lengths() -> None:
+    short = Answer(num_tokens=0, num_left=10, took_ms=0, slo_tpot_ms=15.5)
+    long = Answer(num_tokens=0, num_left=1_000, took_ms=0, slo_tpot_ms=15.5)
+    nearly_done = Answer(num_tokens=99, num_left=1, took_ms=99 * 14, slo_tpot_ms=15.5)
+    lost = Answer(num_tokens=10, num_left=10, took_ms=1_000, slo_tpot_ms=15.5)
+    free = replace(short, slo_tpot_ms=0)
+    work = Work(300, 100, 64)
+    for one, num in ((short, 1), (long, 0), (nearly_done, 0), (lost, 0), (free, 0)):
+        place = busy(4, answers=(one,))  # type: ignore[arg-type]
+        assert estimate(work, place, place).made_late.num_late == num
+    place = busy(4, answers=(long, free))  # type: ignore[arg-type]
+    found = estimate(replace(work, slo_tpot_ms=15), place, place)
+    assert found.made_late.num_late == 3, "the bound of all for who has no own one, known or not"
+
+
+def test_who_waits_for_its_prompt_has_no_pause_of_what_is_queued() -> None:
+    queued = busy(0, num_queued_tokens=1_000, num_queued=1, num_coming=1)
+    begun = Answer(0, 10, 0, slo_tpot_ms=20)
+    for one, num in ((begun, 0), (replace(begun, has_begun=False), 1)):
+        place = replace(queued, answers=(one,))
+        found = estimate(Work(1_100, 0, 64), place, place)
+        assert found.made_late.num_late == num, "the one that has begun is late by the queue"
+
+
+def test_who_will_decode_by_then_counts_too() -> None:
     place = busy(4, num_coming=2)
-    (found,) = estimate(Work(300, 100, 64), place, place).neighbours
-    assert found == Neighbours(6, 17 + 20 / 64)
+    found = estimate(Work(300, 100, 64, slo_tpot_ms=17), place, place)
+    assert found.made_late.num_late == 6
 
 
 def test_a_hand_over_pays_its_reservation_before_and_its_bytes_after_the_first_token() -> None:
@@ -209,8 +240,20 @@ MS = st.floats(0, 1e6)
 COUNT = st.integers(0, 1 << 20)
 COSTS = st.builds(StepCost, *[st.floats(0, 1e3)] * 5)
 LINKS = st.builds(LinkCost, MS, MS)
+ANSWERS = st.builds(Answer, COUNT, st.floats(1, 64), MS, MS, st.booleans())
 PLACES = st.builds(
-    Place, COSTS, COUNT, MS, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, st.floats(0, 1)
+    Place,
+    COSTS,
+    COUNT,
+    MS,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    st.floats(0, 1),
+    st.lists(ANSWERS, max_size=3).map(tuple),
 )
 MOVES = st.builds(lambda late, early, link: Move(late + early, late, link), COUNT, COUNT, LINKS)
 WORKS = st.builds(
@@ -232,6 +275,7 @@ WORKS = st.builds(
     MS | st.just(math.inf),
     MS,
     MS,
+    MS,
 )
 
 
@@ -239,9 +283,8 @@ WORKS = st.builds(
 @given(WORKS, PLACES, PLACES)
 def test_nothing_is_negative_or_no_number(work: Work, prefill: Place, decode: Place) -> None:
     found = estimate(work, prefill, decode if work.handover else prefill)
-    *figures, beside, num_bytes, num_answer_tokens, stall_share = astuple(found)
-    figures += [num_bytes, num_answer_tokens, stall_share]
-    figures += [figure for one in beside for figure in one]
+    *figures, late, num_bytes, num_answer_tokens, stall_share = astuple(found)
+    figures += [*late, num_bytes, num_answer_tokens, stall_share]
     assert stall_share <= 1
     for figure in (*figures, found.ttft_ms, found.mean_tpot_ms, found.cost_ms(3.0)):
         assert math.isfinite(figure)
@@ -285,5 +328,6 @@ def test_every_figure_is_one_that_something_changes(name: str) -> None:
     """Negative control of the properties: none of the figures is a constant."""
     quiet = estimate(Work(100, 0, 0), IDLE, IDLE)
     work = Work(200, 0, 64, 1, Move(MIB, MIB, LINK), Move(MIB, MIB, LINK), 1, 1, 1)
+    work = replace(work, slo_tpot_ms=20)
     slow = busy(9, num_queued_tokens=100, num_queued=1)
     assert getattr(quiet, name) != getattr(estimate(work, slow, slow), name)

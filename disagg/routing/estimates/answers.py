@@ -1,0 +1,143 @@
+"""Answers that are decoded at a worker, one by one, and which of them a plan makes late."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Protocol
+
+from disagg.messages.frozen import dataclass
+from disagg.messages.identity import Incarnation
+from disagg.routing.slo import Slo, missed
+
+ANSWERS_MAX = 32
+"""Of one worker that are looked at one by one; those beyond are like an average answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One that a worker gives, or will give once its prompt is computed; tokens after its first."""
+
+    num_tokens: int
+    """That it has."""
+    num_left: float
+    """That are expected."""
+    took_ms: float
+    """Those that it has."""
+    slo_tpot_ms: float = 0.0
+    """Its own bound; 0: that of all."""
+    has_begun: bool = True
+    num_alike: int = 1
+    """Answers of which this is said."""
+
+    def tpot_ms(self, step_ms: float, pause_ms: float) -> float:
+        """Time per token of all of it, if so long is computed for others meanwhile."""
+        num = max(1.0, self.num_tokens + self.num_left)
+        return (self.took_ms + self.num_left * step_ms + pause_ms) / num
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A worker's decode steps, and what it computes of prompts between them."""
+
+    step_ms: float
+    pause_ms: float
+    """Once for each answer that has begun."""
+    new_pause_ms: float
+    """Once for each that has not: its own prompt is no pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeLate:
+    """Of others' answers."""
+
+    num_missed: float = 0.0
+    """Likely ones count in part."""
+    num_late: int = 0
+    """That would have been in time."""
+
+    def __add__(self, other: "MadeLate") -> "MadeLate":
+        return MadeLate(self.num_missed + other.num_missed, self.num_late + other.num_late)
+
+
+def made_late(
+    answers: Iterable[Answer], slo_tpot_ms: float, before: Steps, after: Steps
+) -> MadeLate:
+    """Which answers miss their bounds by a plan; not those that miss them anyway.
+
+    Args:
+        answers: of a worker.
+        slo_tpot_ms: bound of those without an own one; 0: none.
+        before: its steps without the plan.
+        after: with it.
+    """
+    num_missed, num_late = 0.0, 0
+    for one in answers:
+        bound_ms = one.slo_tpot_ms or slo_tpot_ms
+        if not bound_ms:
+            continue
+        old, new = (
+            one.tpot_ms(steps.step_ms, steps.pause_ms if one.has_begun else steps.new_pause_ms)
+            / bound_ms
+            for steps in (before, after)
+        )
+        num_missed += one.num_alike * (missed(new) - missed(old))
+        num_late += one.num_alike * (old <= 1 < new)
+    return MadeLate(num_missed, num_late)
+
+
+class Answering(Protocol):
+    """A request as far as its answer goes."""
+
+    request_id: str
+    slo: Slo
+    first_token_ms: int | None
+    num_tokens: int
+
+    @property
+    def num_tokens_left(self) -> int:
+        """That it may still get."""
+        ...
+
+
+class Answers:
+    """The answers of this router's requests, by who decodes them."""
+
+    def __init__(self) -> None:
+        self._at: dict[Incarnation, dict[str, Answering]] = {}
+        self._where: dict[str, Incarnation] = {}
+
+    def begin(self, worker: Incarnation, request: Answering) -> None:
+        """A request's answer will be decoded there, and nowhere else from now on."""
+        self.end(request.request_id)
+        self._where[request.request_id] = worker
+        self._at.setdefault(worker, {})[request.request_id] = request
+
+    def end(self, request_id: str) -> None:
+        """A request has ended; unknown ones are ignored."""
+        worker = self._where.pop(request_id, None)
+        if worker is not None:
+            there = self._at[worker]
+            del there[request_id]
+            if not there:
+                del self._at[worker]
+
+    def at(self, now_ms: int, worker: Incarnation, mean_tokens: float) -> tuple[Answer, ...]:
+        """Those of a worker, the oldest first, `ANSWERS_MAX` at most.
+
+        Args:
+            now_ms: the time.
+            worker: which.
+            mean_tokens: of an answer; so many are still expected of each, if it may have as many.
+        """
+        return tuple(self._answers(now_ms, self._at.get(worker, {}), mean_tokens))
+
+    def _answers(
+        self, now_ms: int, there: dict[str, Answering], mean_tokens: float
+    ) -> Iterator[Answer]:
+        for one in islice(there.values(), ANSWERS_MAX):
+            first_ms, num_left = one.first_token_ms, min(one.num_tokens_left, mean_tokens)
+            if first_ms is None:
+                yield Answer(0, max(1.0, num_left - 1), 0.0, one.slo.tpot_ms, has_begun=False)
+            else:
+                yield Answer(
+                    one.num_tokens - 1, max(1.0, num_left), now_ms - first_ms, one.slo.tpot_ms
+                )
