@@ -40,7 +40,9 @@ class Runs:
     def between(self, begin: int, end: int) -> tuple[list[int], list[int]]:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
         first, last = bisect_right(self.starts, begin), bisect_left(self.starts, end)
-        return [begin, *self.starts[first:last]], self.masks[first - 1 : last]
+        starts = self.starts[first - 1 : last]
+        starts[0] = begin
+        return starts, self.masks[first - 1 : last]
 
 
 class Chain:

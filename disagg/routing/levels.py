@@ -2,13 +2,11 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache, partial, reduce
 from itertools import accumulate, chain, compress, islice, repeat
-from operator import and_, mul, xor
+from operator import and_, mul, ne, xor
 from typing import Protocol
-
-import numpy as np
 
 from disagg.kv.kinds.registry import KINDS
 from disagg.messages.lazy import cached_property
@@ -65,6 +63,7 @@ class Leading:
     ) -> None:
         self.block_tokens = group.block_tokens
         self.num_blocks = num_blocks
+        self._group = group
         self._starts = starts
         self._masks = masks
 
@@ -83,6 +82,10 @@ class Leading:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
         first, after = bisect_right(self._starts, begin), bisect_left(self._starts, end)
         return [begin, *self._starts[first:after]], self._masks[first - 1 : after]
+
+    def narrowed(self, bits: int, low: int, end: int) -> "Leading":
+        """The same for these workers alone, from one boundary down to behind another one."""
+        return Leading(self._group, *_narrowed(*self.between(low, end), bits), end)
 
 
 class Trailing:
@@ -107,7 +110,8 @@ class Trailing:
     ) -> None:
         self.block_tokens = group.block_tokens
         self.num_blocks = num_blocks
-        self._firsts, self._free, self._after = _needs_of(group, num_blocks)
+        self._group = group
+        self._firsts, self._free = _needs_of(group, num_blocks)
         self._any_free = self._free[num_blocks] > 0
         self._runs = runs
         self._starts: list[int] = []
@@ -148,8 +152,8 @@ class Trailing:
         start = starts[last]
         return mask, self._worth(num_blocks - 1, start) if self._any_free else start
 
-    def adds_nothing(self, leading: Leading, ends: Sequence[int], masks: Sequence[int]) -> bool:
-        """Whether whoever has a level in a group that needs everything can go on there here too.
+    def lacking(self, leading: Leading, ends: Sequence[int], masks: Sequence[int]) -> int:
+        """Who has a level in a group that needs everything, but cannot go on there here.
 
         A run of this group is needed where somebody's level is behind its start, but not so far
         that a query needs only what comes after it. The levels and the runs are walked once side by
@@ -163,25 +167,31 @@ class Trailing:
         """
         first, highest = self._firsts[ends[0]], ends[-1]
         if first == highest:
-            return True
+            return 0
         theirs, holders = self._runs(first, highest)
         starts, wanted = leading.between(first, highest)
         if theirs == starts and list(map(and_, wanted, holders)) == wanted:
-            return True  # and it takes half as long to see this
-        after = self._after
-        behind = chain(map(after.__getitem__, islice(theirs, 1, None)), (after[highest],))
-        begin = end = 0
-        ends = [*ends, len(after)]
-        for start, past, held in zip(theirs, behind, holders, strict=True):
+            return 0  # and it takes half as long to see this
+        firsts = [*map(self._firsts.__getitem__, ends), highest]
+        ends = [*ends, highest + 1]
+        begin = end = found = 0
+        for start, past, held in zip(theirs, [*theirs[1:], highest], holders, strict=True):
             while ends[begin] <= start:
                 begin += 1
-            while ends[end] < past:
+            while firsts[end] < past:
                 end += 1
             if begin < end:
                 needing = masks[begin] ^ masks[end]
-                if needing != held and needing & held != needing:  # mostly nobody else holds it
-                    return False
-        return True
+                if needing != held:  # mostly nobody else holds it
+                    found |= needing & held ^ needing
+        return found
+
+    def narrowed(self, bits: int, low: int, end: int) -> "Trailing":
+        """See `Leading.narrowed`."""
+        one = Trailing(self._group, self._runs, end)
+        starts, masks = _narrowed(*self._runs(self._firsts[low], end), bits)
+        one._starts, one._masks = starts[::-1], masks[::-1]
+        return one
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""
@@ -214,6 +224,15 @@ class Trailing:
         return self._upper[self._middle - 1 - top] & self._lower
 
 
+def _narrowed(
+    starts: Sequence[int], masks: Sequence[int], bits: int
+) -> tuple[list[int], list[int]]:
+    """Runs of these workers alone: much fewer where they are few."""
+    masks = list(map(and_, masks, repeat(bits)))
+    begins = [True, *map(ne, masks, islice(masks, 1, None))]
+    return list(compress(starts, begins)), list(compress(masks, begins))
+
+
 def levels(
     groups: Sequence[Boundaries], step_tokens: int, num_tokens_max: int, everybody: int
 ) -> Iterator[list[Level]]:
@@ -228,28 +247,32 @@ def levels(
         everybody: bits of the workers to be found.
     """
     longest = min(num_tokens_max, *(one.num_blocks * one.block_tokens for one in groups))
-    end, missing = longest - longest % step_tokens, everybody
+    end = longest - longest % step_tokens
+    leading, *others = groups
+    trailing = [one for one in others if isinstance(one, Trailing)]
+    alike = all(one.block_tokens == step_tokens for one in groups)
+    if not (alike and isinstance(leading, Leading) and len(trailing) == len(others)):
+        yield from _steps(groups, step_tokens, end, 0, everybody, end)
+        return
+    num_steps, num_runs = (_STEPS_MAX, 4 * _SWEEP_RUNS) if others else (0, _SWEEP_RUNS)
+    end, missing = yield from _steps(groups, step_tokens, end, 0, everybody, num_steps)
+    yield from _sweeps(leading, trailing, end // step_tokens, num_runs, missing)
+
+
+def _steps(
+    groups: Sequence[Boundaries], step_tokens: int, end: int, low: int, missing: int, num_max: int
+) -> Generator[list[Level], None, tuple[int, int]]:
+    """Levels from one boundary down to behind another one, at most so many looked at one by one.
+
+    Returns:
+        The next boundary worth a look, and who has not been found.
+    """
     asked = [(one.at, one.block_tokens) for one in groups]
-    can_sweep = all(one.block_tokens == step_tokens for one in groups)
-    num_steps, num_runs = (_STEPS_MAX, 4 * _SWEEP_RUNS) if len(groups) > 1 else (0, _SWEEP_RUNS)
-    pause = 2 * _SWEEP_RUNS
     found: list[Level] = []
     num_wanted = 1
-    while end > 0:
-        if can_sweep and not num_steps:
-            swept = _swept(groups, end, num_runs, missing)
-            if swept is not None:
-                end, more, missing = swept
-                if found := found + more:
-                    yield found
-                    found = []
-                if not missing:
-                    return
-                num_runs *= 4
-                continue
-            num_steps, num_runs = pause, _SWEEP_RUNS
-            pause *= 4
-        num_steps -= 1
+    for _ in range(num_max):
+        if end <= low or not missing:
+            break
         mask, lower = missing, 0
         for at, block_tokens in asked:
             theirs, below = at(end // block_tokens)
@@ -263,42 +286,64 @@ def levels(
         else:
             found.append((end, mask))
             missing ^= mask
-            if len(found) == num_wanted or not missing:
+            if len(found) == num_wanted:
                 yield found
                 found, num_wanted = [], min(2 * num_wanted, _SWEEP_RUNS)
-            if not missing:
-                return
         end = lower - lower % step_tokens
     if found:
         yield found
+    return end, missing
 
 
-def _swept(
-    groups: Sequence[Boundaries], end: int, num_runs: int, missing: int
-) -> tuple[int, list[Level], int] | None:
-    """Levels of a stretch of runs where the first group alone decides them.
+def _sweeps(
+    leading: Leading, others: Sequence[Trailing], end: int, num_runs: int, missing: int
+) -> Iterator[list[Level]]:
+    """Levels up to so many blocks, those of a stretch of runs at once.
 
-    Returns:
-        Where it ends, its levels, and who is still missing; None: the others decide too, or the
-        runs are so few that it takes less time to look at one after the other.
+    Most workers can go on where they can in the group that needs everything. For the others each
+    boundary is looked at, but only those at which they themselves begin or cease to hold something.
     """
-    leading, *others = groups
-    if not isinstance(leading, Leading):
-        return None
-    block_tokens, num_blocks = leading.block_tokens, end // leading.block_tokens
-    starts, masks = leading.last_runs(num_blocks, num_runs)
-    if others and len(starts) < _STEPS_MAX:
-        return None
-    ends = [*starts[1:], num_blocks]
-    # Each holder of a run holds all that is below it too; who is found already holds them all.
-    masks = [*masks, masks[-1] & ~missing]
-    for other in others:
-        if not isinstance(other, Trailing) or not other.adds_nothing(leading, ends, masks):
-            return None
-    new = list(map(xor, masks, islice(masks, 1, None)))
-    new.reverse()
-    found = zip(map(mul, reversed(ends), repeat(block_tokens)), new, strict=True)
-    return starts[0] * block_tokens, list(compress(found, new)), missing & ~masks[0]
+    groups: list[Leading | Trailing] = [leading, *others]
+    block_tokens, late = leading.block_tokens, 0
+    while end and (missing or late):
+        starts, masks = leading.last_runs(end, num_runs)
+        few = len(starts) < _STEPS_MAX or late.bit_count() > missing.bit_count()
+        if others and few:  # it takes less time to look at each boundary
+            yield from _steps(groups, block_tokens, end * block_tokens, 0, missing | late, end)
+            return
+        ends = [*starts[1:], end]
+        # Each holder of a run holds all that is below it too; who is found already holds them all.
+        masks = [*masks, masks[-1] & ~missing]
+        lacking = 0
+        for other in others:
+            lacking |= other.lacking(leading, ends, masks)
+        late |= lacking
+        new = list(map(xor, masks, islice(masks, 1, None)))
+        if lacking:
+            new = list(map(and_, new, repeat(missing & ~lacking)))
+        new.reverse()
+        tokens = map(mul, reversed(ends), repeat(block_tokens))
+        found = list(compress(zip(tokens, new, strict=True), new))
+        missing &= ~masks[0]
+        if late:
+            by_tokens = dict(found)
+            for length, mask in _found_late(groups, starts[0], end, late):
+                by_tokens[length] = by_tokens.get(length, 0) | mask
+                late ^= mask
+            found = sorted(by_tokens.items(), reverse=True)
+        if found:
+            yield found
+        end, num_runs = starts[0], 4 * num_runs
+
+
+def _found_late(
+    groups: Sequence[Leading | Trailing], low: int, end: int, late: int
+) -> Iterator[Level]:
+    """Levels of some workers from one boundary down to behind another one."""
+    block_tokens = groups[0].block_tokens
+    alone = [one.narrowed(late, low, end) for one in groups]
+    low, end = low * block_tokens, end * block_tokens
+    return chain.from_iterable(_steps(alone, block_tokens, end, low, late, end))
 
 
 def prepare(group: GroupInfo) -> None:
@@ -306,13 +351,10 @@ def prepare(group: GroupInfo) -> None:
     _needs_of(group, 0)
 
 
-def _needs_of(
-    group: GroupInfo, num_blocks: int
-) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+def _needs_of(group: GroupInfo, num_blocks: int) -> tuple[Sequence[int], Sequence[int]]:
     """By boundary, up to so many blocks: the first block that a query needs; free boundaries.
 
-    Those are where a query needs nothing: of each boundary the last one that is not after it; 0:
-    none is. Last, by block: the first boundary that needs no block before it.
+    Those are where a query needs nothing: of each boundary the last one not after it, 0: none.
     """
     size = max(_PREPARED_BLOCKS, 1 << (num_blocks - 1).bit_length())
     return _needs(KINDS[group.kind].first_needed, group, size)
@@ -321,11 +363,10 @@ def _needs_of(
 @lru_cache(maxsize=64)
 def _needs(
     first_needed: Callable[[GroupInfo, int], int], group: GroupInfo, num_blocks: int
-) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+) -> tuple[Sequence[int], Sequence[int]]:
     firsts = array("I", map(partial(first_needed, group), range(num_blocks + 1)))
     free = (at if first == at else 0 for at, first in enumerate(firsts))
-    after = np.searchsorted(np.array(firsts), np.arange(num_blocks + 1))
-    return firsts, array("I", accumulate(free, max)), array("I", after.tolist())
+    return firsts, array("I", accumulate(free, max))
 
 
 class Levels:

@@ -29,7 +29,7 @@ CORE_STDLIB = {
 CORE_BANNED = {"socket", "threading", "time", "random", "secrets", "os", "asyncio", "subprocess"}
 CORE_BANNED_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
 
-ARRAYS_AT = ("disagg.routing.buckets", "disagg.routing.levels", "disagg.routing.positions")
+ARRAYS_AT = ("disagg.routing.buckets", "disagg.routing.positions")
 """The prefix index: many values at once by numpy, which does no I/O (decision 29)."""
 
 GRPC = {"grpc", "google"}

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from operator import and_
+from typing import Any
 
 import pytest
 
@@ -54,6 +54,8 @@ def check(seed: int) -> None:
             ]
             index.apply(worker, index.next_sequence(worker), False, events)
     found = index.match(4 * NUM_BLOCKS + 1, hashes)
+    lengths = [tokens for tokens, _ in found.usable]
+    assert lengths == sorted(set(lengths), reverse=True), f"seed {seed}: a length twice"
     for worker, keys in held.items():
         usable, _ = brute_force(groups, keys, 4 * NUM_BLOCKS + 1, hashes, 4)
         assert found[worker].usable_tokens == usable, f"seed {seed}"
@@ -64,70 +66,140 @@ def test_sweeps_equal_brute_force() -> None:
         check(seed)
 
 
-def test_sweeps_are_made_where_groups_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    swept: list[bool] = []
+def test_who_cannot_go_on_where_the_first_group_ends_is_found_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
 
-    def counted(self: Trailing, *args: object) -> bool:
-        swept.append(adds_nothing(self, *args))  # type: ignore[arg-type]
-        return swept[-1]
+    def counted(self: Trailing, *args: object) -> int:
+        found = lacking(self, *args)  # type: ignore[arg-type]
+        counts.append(found.bit_count())
+        return found
 
-    monkeypatch.setattr(Trailing, "adds_nothing", counted)
+    monkeypatch.setattr(Trailing, "lacking", counted)
     test_sweeps_equal_brute_force()
-    assert swept.count(True) > 300
-    assert swept.count(False) > 100
+    assert counts.count(0) > 150
+    assert sum(map(bool, counts)) > 100
 
 
-adds_nothing = Trailing.adds_nothing
+lacking = Trailing.lacking
 
 
 def _as_far_as_the_boundaries_go(
     self: Trailing, leading: Leading, ends: Sequence[int], masks: Sequence[int]
-) -> bool:
+) -> int:
     """What the lowest boundary needs below it is not looked at."""
-    starts, wanted = leading.between(ends[0] - 1, ends[-1])
-    mine, holders = self._runs(ends[0] - 1, ends[-1])
-    missing = masks[0] & ~masks[-1]
-    theirs = [mask & missing for mask in wanted]
-    return list(mine) == list(starts) and theirs == list(map(and_, theirs, holders))
-
-
-def _a_block_less_at_its_end(
-    self: Trailing, leading: Leading, ends: Sequence[int], masks: Sequence[int]
-) -> bool:
-    """The last boundary that needs a run is taken for one that does not."""
-    after = self._after
-    self._after = [max(0, boundary - 1) for boundary in after]
+    firsts = self._firsts
+    self._firsts = [max(first, min(ends[0], at) - 1) for at, first in enumerate(firsts)]
     try:
-        return adds_nothing(self, leading, ends, masks)
+        return lacking(self, leading, ends, masks)
     finally:
-        self._after = after
+        self._firsts = firsts
+
+
+def _a_block_less(
+    self: Trailing, leading: Leading, ends: Sequence[int], masks: Sequence[int]
+) -> int:
+    """Each boundary is taken to need a block less than it does."""
+    firsts = self._firsts
+    self._firsts = [min(first + 1, at) for at, first in enumerate(firsts)]
+    try:
+        return lacking(self, leading, ends, masks)
+    finally:
+        self._firsts = firsts
 
 
 def _nobody_goes_on_at_the_lowest(
     self: Trailing, leading: Leading, ends: Sequence[int], masks: Sequence[int]
-) -> bool:
-    return adds_nothing(self, leading, ends, [masks[1], *masks[1:]])
+) -> int:
+    return lacking(self, leading, ends, [masks[1], *masks[1:]])
 
 
 def _nobody_goes_on_at_the_highest(
     self: Trailing, leading: Leading, ends: Sequence[int], masks: Sequence[int]
-) -> bool:
-    return adds_nothing(self, leading, ends, [*masks[:-1], masks[-2]])
+) -> int:
+    return lacking(self, leading, ends, [*masks[:-1], masks[-2]])
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda *_: True,
+        lambda *_: 0,
         _as_far_as_the_boundaries_go,
-        _a_block_less_at_its_end,
+        _a_block_less,
         _nobody_goes_on_at_the_lowest,
         _nobody_goes_on_at_the_highest,
     ],
 )
 def test_control_a_sweep_that_sees_too_little_is_found(
-    monkeypatch: pytest.MonkeyPatch, broken: Callable[..., bool]
+    monkeypatch: pytest.MonkeyPatch, broken: Callable[..., int]
 ) -> None:
-    monkeypatch.setattr(Trailing, "adds_nothing", broken)
+    monkeypatch.setattr(Trailing, "lacking", broken)
     with pytest.raises(AssertionError, match="seed"):
         test_sweeps_equal_brute_force()
+
+
+def _only_below_the_stretch(self: Trailing, bits: int, low: int, end: int) -> Trailing:
+    """What the lowest boundaries of a stretch need below it is not looked at."""
+    one = narrowed(self, bits, low, end)
+    one._starts = [max(start, low) for start in one._starts]
+    one._masks = [
+        mask if start > low else 0 for start, mask in zip(one._starts, one._masks, strict=True)
+    ]
+    return one
+
+
+def _anybody(self: Trailing, bits: int, low: int, end: int) -> Trailing:
+    """Runs at which somebody else begins or ceases are taken for one."""
+    one = narrowed(self, bits, low, end)
+    one._masks = [one._masks[0] for _ in one._masks]
+    return one
+
+
+narrowed = Trailing.narrowed
+
+
+@pytest.mark.parametrize("broken", [_only_below_the_stretch, _anybody])
+def test_control_too_few_runs_of_who_is_found_apart_are_found(
+    monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Trailing]
+) -> None:
+    monkeypatch.setattr(Trailing, "narrowed", broken)
+    with pytest.raises(AssertionError, match="seed"):
+        test_sweeps_equal_brute_force()
+
+
+def num_looked_at(share_irregular: float) -> int:
+    """Boundaries looked at for all levels of 200 workers, some of which lack their last block."""
+    hashes, groups = chain(4 * 400), HYBRIDS[1]
+    index, rng = PrefixIndex(groups, 4), random.Random(1)
+    for number in range(200):
+        worker = Incarnation(str(number), "1")
+        index.add(worker, 1000)
+        end = rng.randint(20, 400)
+        last = tuple(hashes[end - 10 : end - int(rng.random() < share_irregular)])
+        events: list[KVEvent] = [BlocksStored(0, tuple(hashes[:end]), None, 0, 4)]
+        index.apply(worker, 0, False, [*events, BlocksStored(1, last, None, 0, 4)])
+    looked_at = 0
+
+    def counted(self: Leading, num_blocks: int) -> tuple[int, int]:
+        nonlocal looked_at
+        looked_at += 1
+        return at(self, num_blocks)
+
+    at = Leading.at
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Leading, "at", counted)
+        assert list(index.match(1601, hashes).usable)
+    return looked_at
+
+
+def test_few_irregular_workers_cost_few_looks() -> None:
+    assert num_looked_at(0.05) < 100
+
+
+def test_control_looking_at_every_boundary_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def everybody(starts: Sequence[int], masks: Sequence[int], bits: int) -> tuple[Any, Any]:
+        return list(starts), [mask & bits for mask in masks]
+
+    monkeypatch.setattr(levels_module, "_narrowed", everybody)
+    assert num_looked_at(0.05) > 120

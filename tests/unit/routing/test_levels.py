@@ -54,7 +54,7 @@ def _no_boundary_without_needs(self: Trailing, num_blocks: int, start: int) -> i
         ("_look_down_to", nobody_has_anything_lower),
         ("_look_down_to", _nothing_is_left_out),
         ("_worth", _no_boundary_without_needs),
-        ("adds_nothing", lambda *_: True),
+        ("lacking", lambda *_: 0),
     ],
 )
 def test_control_a_wrong_look_from_the_end_is_found(
