@@ -3,6 +3,7 @@
 from disagg.messages.frozen import dataclass
 from disagg.routing.estimates.answers import MadeLate
 from disagg.routing.estimates.place import LinkCost, Place
+from disagg.routing.slo import missed
 
 ANSWER_TOKENS = 64
 """Tokens of an answer over which plans are compared, fewer where a request may have no more."""
@@ -90,6 +91,12 @@ class Estimate:
     stall_share: float
     """How much its prompt is in the way of answers: all, 1, if it takes as long as all their tokens
     together, and less the shorter it is."""
+    calm_tpot_ms: float
+    """As `mean_tpot_ms`, if no long prompt comes to where it is decoded meanwhile."""
+    stalled_tpot_ms: float
+    """The same if one does."""
+    stall_chance: float
+    """That one does."""
 
     @property
     def ttft_ms(self) -> float:
@@ -100,6 +107,16 @@ class Estimate:
     def mean_tpot_ms(self) -> float:
         """Of its own tokens after the first, with what it waits for the second one."""
         return self.tpot_ms + self.handover_ms / max(1, self.num_answer_tokens)
+
+    def tpot_missed(self, slo_tpot_ms: float) -> float:
+        """How likely its own time per token is above a bound, 0 to 1.
+
+        A long prompt in its way is one that comes or does not: their average hides that.
+        """
+        calm, stalled = (
+            missed(ms / slo_tpot_ms) for ms in (self.calm_tpot_ms, self.stalled_tpot_ms)
+        )
+        return calm + self.stall_chance * (stalled - calm)
 
     @property
     def own_ms(self) -> float:
@@ -141,6 +158,9 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         handover_ms = _left_ms(work.handover, prefill_ms) + work.commit_ms
         computed_meanwhile = decode.computed_in(queue_ms + prefill_ms + handover_ms)
     pause_ms = held_ms / work.spread_tokens
+    beside_ms = decode.beside_ms(computed_meanwhile, num_answer) / max(1, num_answer)
+    calm_ms = decode.calm_decode_ms(work.num_tokens)
+    later_ms = beside_ms + handover_ms / max(1, num_answer)
     bounds = work.slo_tpot_ms, work.spread_tokens
     if local:
         late = decode.made_late(1, work.num_tokens, held_ms, *bounds)
@@ -154,12 +174,14 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         prefill_ms=prefill_ms,
         message_ms=work.message_ms,
         handover_ms=handover_ms,
-        tpot_ms=decode.decode_ms(work.num_tokens)
-        + decode.beside_ms(computed_meanwhile, num_answer) / max(1, num_answer),
+        tpot_ms=decode.decode_ms(work.num_tokens) + beside_ms,
         others_ms=others_ms,
         made_late=late,
         num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),
         num_answer_tokens=num_answer,
+        calm_tpot_ms=calm_ms + later_ms,
+        stalled_tpot_ms=calm_ms + later_ms + decode.long_prompts.each_ms / max(1, num_answer),
+        stall_chance=decode.long_prompts.chance(num_answer * calm_ms),
         stall_share=_share_of(pause_ms, decode.step_ms(1, work.num_tokens)),
     )
 

@@ -1,6 +1,6 @@
 """What steps and links take, and a worker as far as times go."""
 
-from math import ceil
+from math import ceil, expm1
 
 from disagg.messages.frozen import dataclass
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
@@ -64,6 +64,23 @@ class LinkCost:
 
 
 @dataclass(frozen=True, slots=True)
+class LongPrompts:
+    """Prompts that will come to a worker, and for which its answers stand still."""
+
+    share: float
+    """Of its time that they take."""
+    each_ms: float
+    """That one of them takes; 0: none is known."""
+
+    def chance(self, ms: float) -> float:
+        """That one comes within so long."""
+        return -expm1(-self.share * ms / self.each_ms) if self.each_ms else 0.0
+
+
+NO_LONG_PROMPTS = LongPrompts(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """A worker as far as times go: how fast it is and what it has to do already."""
 
@@ -88,6 +105,8 @@ class Place:
     """So much of its time will go to prompts, as it lately did; decodes wait meanwhile."""
     answers: tuple[Answer, ...] = ()
     """Of those that decode or will: this router's, as far as they are looked at one by one."""
+    long_prompts: LongPrompts = NO_LONG_PROMPTS
+    """Those among the prompts that will come, in `prompt_share` as well."""
 
     def step_ms(self, num_more: int = 0, more_tokens: float = 0) -> float:
         """A decode step with so many sequences more, which have so many tokens together."""
@@ -104,6 +123,11 @@ class Place:
     def decode_ms(self, num_tokens: float) -> float:
         """Time per token of one sequence more, beside the prompts that come as they lately did."""
         return self.step_ms(1, num_tokens) / self.left_share
+
+    def calm_decode_ms(self, num_tokens: float) -> float:
+        """The same if no long prompt comes."""
+        short_share = max(0.0, self.prompt_share - self.long_prompts.share)
+        return self.step_ms(1, num_tokens) / (1 - min(short_share, PROMPT_SHARE_MAX))
 
     @property
     def left_share(self) -> float:

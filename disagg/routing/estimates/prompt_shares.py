@@ -6,7 +6,7 @@ from math import log
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.estimates.estimate import Estimate
-from disagg.routing.estimates.place import StepCost
+from disagg.routing.estimates.place import NO_LONG_PROMPTS, LongPrompts, StepCost
 
 SHARE_HALF_LIFE_MS = 5_000
 """Longer than most answers, shorter than most shifts."""
@@ -54,11 +54,17 @@ class _Known:
     long: _Computed = field(default_factory=_Computed)
     planned_ms: float = 0.0
     stalls_ms: float = 0.0
+    num_stalls: float = 0.0
 
     @property
     def stall_share(self) -> float:
         """`Estimate.stall_share` of what went there lately; all of it while nothing is known."""
         return self.stalls_ms / self.planned_ms if self.planned_ms else 1.0
+
+    @property
+    def long_ms(self) -> float:
+        """What one of the prompts takes, each counting as far as it is long; 0: not known."""
+        return self.stalls_ms / self.num_stalls if self.num_stalls else 0.0
 
 
 class PromptShares:
@@ -81,6 +87,7 @@ class PromptShares:
             took_ms = estimate.prefill_ms
             known.planned_ms = PLANNED_KEEPS * known.planned_ms + took_ms
             known.stalls_ms = PLANNED_KEEPS * known.stalls_ms + took_ms * estimate.stall_share
+            known.num_stalls = PLANNED_KEEPS * known.num_stalls + estimate.stall_share
 
     def computed(self, now_ms: int, worker: WorkerInfo, tokens: float, context: float) -> None:
         """A worker has computed more of prompts: tokens, and their products with what is before.
@@ -121,6 +128,13 @@ class PromptShares:
         kind = self._kinds[known.kind]
         short = kind.short.share(now_ms, cost) / kind.num_workers
         return min(1.0, known.long.share(now_ms, cost) + short)
+
+    def long_prompts(self, now_ms: int, worker: WorkerInfo, cost: StepCost) -> LongPrompts:
+        """The long ones among the prompts to come at a worker; arguments as of `share`."""
+        known = self._workers.get(worker.incarnation)
+        if known is None:
+            return NO_LONG_PROMPTS
+        return LongPrompts(min(1.0, known.long.share(now_ms, cost)), known.long_ms)
 
     def _join(self, kind: tuple[str, str]) -> None:
         self._kinds.setdefault(kind, _Kind()).num_workers += 1

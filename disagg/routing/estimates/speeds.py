@@ -263,5 +263,6 @@ class Speeds:
             step_tokens_max=step_tokens,
             num_coming=worker.num_coming,
             prompt_share=self._shares.share(self._now_ms, worker.info, cost),
+            long_prompts=self._shares.long_prompts(self._now_ms, worker.info, cost),
             answers=self.answers.at(self._now_ms, worker.info.incarnation, self.answer_tokens),
         )

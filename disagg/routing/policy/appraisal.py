@@ -153,5 +153,5 @@ def num_missed(found: Estimate, demand: Demand) -> float:
     """How many miss a bound: itself, of those that wait behind it some, and those beside it."""
     slo = demand.slo
     used = (demand.waited_ms + found.ttft_ms) / slo.ttft_ms if slo.ttft_ms else 0.0
-    own = max(missed(used), missed(found.mean_tpot_ms / slo.tpot_ms) if slo.tpot_ms else 0.0)
+    own = max(missed(used), found.tpot_missed(slo.tpot_ms) if slo.tpot_ms else 0.0)
     return own + demand.num_behind * part(used, SURE_SHARE, 1.0) + found.made_late.num_missed

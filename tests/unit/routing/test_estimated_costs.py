@@ -25,6 +25,9 @@ FOUND = Estimate(
     others_ms=0.0,
     made_late=MadeLate(),
     stall_share=0.0,
+    calm_tpot_ms=5.0,
+    stalled_tpot_ms=5.0,
+    stall_chance=0.0,
     num_bytes=0,
     num_answer_tokens=64,
 )

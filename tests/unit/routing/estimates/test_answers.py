@@ -6,7 +6,7 @@ from disagg.messages.identity import Incarnation
 from disagg.routing.estimates.answers import ANSWERS_MAX, Answer, Answers
 from disagg.routing.slo import NO_SLO, Slo
 
-A, B = Incarnation("a", 1), Incarnation("b", 1)
+A, B = Incarnation("a", "1"), Incarnation("b", "1")
 
 
 @dataclass

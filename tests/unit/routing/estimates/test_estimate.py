@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from disagg.routing.estimates.answers import Answer, MadeLate
 from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
-from disagg.routing.estimates.place import LinkCost, Place, StepCost
+from disagg.routing.estimates.place import LinkCost, LongPrompts, Place, StepCost
 
 COST = StepCost(10, 0.1, 0, 1, 0)
 IDLE = Place(COST, 0, 0, 0, 0, 0, 8, 0)
@@ -169,15 +169,15 @@ def test_who_decodes_where_a_prompt_is_computed_is_held_up_by_it() -> None:
 def test_answers_are_late_by_what_is_computed_meanwhile_and_by_one_sequence_more() -> None:
     place = busy(4)  # a step takes 14 ms, with one more 15
 
-    def late(bound_ms: float, num_tokens: float = 64, **changes: Move) -> int:
+    def late(bound_ms: float, num_tokens: float = 64, handover: Move | None = None) -> int:
         work = Work(300, 100, 64, slo_tpot_ms=bound_ms, spread_tokens=num_tokens)
-        found = estimate(replace(work, **changes), place if not changes else IDLE, place)  # type: ignore[arg-type]
-        return found.made_late.num_late
+        prefill = place if handover is None else IDLE
+        return estimate(replace(work, handover=handover), prefill, place).made_late.num_late
 
-    handed = {"handover": Move(0, 0, LINK)}
+    move = Move(0, 0, LINK)
     assert late(15) == 4, "20 ms more for 64 tokens"
     assert (late(16), late(15.9, num_tokens=20)) == (0, 4), "the same for 20"
-    assert (late(15, **handed), late(14.5, **handed)) == (0, 4), "only the sequence more"
+    assert (late(15, handover=move), late(14.5, handover=move)) == (0, 4), "only one sequence more"
     assert late(13) == 0, "late anyway"
 
 
@@ -209,6 +209,20 @@ def test_who_will_decode_by_then_counts_too() -> None:
     place = busy(4, num_coming=2)
     found = estimate(Work(300, 100, 64, slo_tpot_ms=17), place, place)
     assert found.made_late.num_late == 6
+
+
+def test_a_long_prompt_comes_during_an_answer_or_does_not() -> None:
+    place = replace(IDLE, prompt_share=0.5, long_prompts=LongPrompts(0.4, 2_000))
+    found = estimate(Work(300, 100, 50), place, place)
+    calm_ms = 11 / (1 - 0.1)
+    assert found.tpot_ms == 22, "on average"
+    assert found.calm_tpot_ms == pytest.approx(calm_ms), "beside the short ones"
+    assert found.stalled_tpot_ms == pytest.approx(calm_ms + 2_000 / 50)
+    assert found.stall_chance == pytest.approx(1 - math.exp(-0.4 * 50 * calm_ms / 2_000))
+    assert found.tpot_missed(30) == found.stall_chance, "in time if none comes"
+    assert (found.tpot_missed(100), found.tpot_missed(8)) == (0, 1)
+    even = replace(place, long_prompts=LongPrompts(0.4, 0))
+    assert not estimate(Work(300, 100, 50), even, even).stall_chance, "nobody knows of any"
 
 
 def test_a_hand_over_pays_its_reservation_before_and_its_bytes_after_the_first_token() -> None:
@@ -254,6 +268,7 @@ PLACES = st.builds(
     COUNT,
     st.floats(0, 1),
     st.lists(ANSWERS, max_size=3).map(tuple),
+    st.builds(LongPrompts, st.floats(0, 1), MS),
 )
 MOVES = st.builds(lambda late, early, link: Move(late + early, late, link), COUNT, COUNT, LINKS)
 WORKS = st.builds(
@@ -283,9 +298,10 @@ WORKS = st.builds(
 @given(WORKS, PLACES, PLACES)
 def test_nothing_is_negative_or_no_number(work: Work, prefill: Place, decode: Place) -> None:
     found = estimate(work, prefill, decode if work.handover else prefill)
-    *figures, late, num_bytes, num_answer_tokens, stall_share = astuple(found)
-    figures += [*late, num_bytes, num_answer_tokens, stall_share]
-    assert stall_share <= 1
+    figures = [figure for figure in astuple(found) if not isinstance(figure, tuple)]
+    figures += [*astuple(found.made_late), found.tpot_missed(30)]
+    assert found.stall_share <= 1
+    assert found.stall_chance <= 1
     for figure in (*figures, found.ttft_ms, found.mean_tpot_ms, found.cost_ms(3.0)):
         assert math.isfinite(figure)
         assert figure >= 0
@@ -330,4 +346,5 @@ def test_every_figure_is_one_that_something_changes(name: str) -> None:
     work = Work(200, 0, 64, 1, Move(MIB, MIB, LINK), Move(MIB, MIB, LINK), 1, 1, 1)
     work = replace(work, slo_tpot_ms=20)
     slow = busy(9, num_queued_tokens=100, num_queued=1)
+    slow = replace(slow, long_prompts=LongPrompts(0.5, 100))
     assert getattr(quiet, name) != getattr(estimate(work, slow, slow), name)

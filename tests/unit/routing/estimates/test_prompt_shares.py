@@ -7,7 +7,7 @@ import pytest
 
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.estimates.estimate import Estimate, Work, estimate
-from disagg.routing.estimates.place import Place, StepCost
+from disagg.routing.estimates.place import LongPrompts, Place, StepCost
 from disagg.routing.estimates.prompt_shares import SHARE_HALF_LIFE_MS, PromptShares
 from tests.unit.routing.builders import worker
 
@@ -59,6 +59,21 @@ def test_a_prompt_counts_by_its_time() -> None:
         shares.planned(A.incarnation, prompt(0.0))
     shares.computed(0, A, 0.6 * FULL_TOKENS, 0.0)
     assert shares.share(0, B, COST) == pytest.approx(0.3, rel=0.05), "older ones are forgotten"
+
+
+def test_long_prompts_are_known_by_their_share_and_time() -> None:
+    shares = known(A, B)
+    assert shares.long_prompts(0, A, COST) == LongPrompts(0, 0)
+    for stall_share, prefill_ms in ((1.0, 1_000.0), (0.0, 20.0), (1.0, 500.0)):
+        shares.planned(A.incarnation, prompt(stall_share, prefill_ms))
+    shares.computed(1_000, A, 0.6 * FULL_TOKENS, 0.0)
+    found = shares.long_prompts(1_000, A, COST)
+    assert 500 < found.each_ms < 1_000, "the short one is none of them"
+    assert found.share == pytest.approx(0.6, rel=0.03), "it took hardly any of the time"
+    assert shares.long_prompts(1_000, B, COST).share == 0
+    assert shares.long_prompts(1_000, C, COST) == LongPrompts(0, 0), "nobody has told of it"
+    shares.planned(B.incarnation, prompt(0.0))
+    assert shares.long_prompts(1_000, B, COST).each_ms == 0, "it has had none"
 
 
 def test_all_of_it_fades_and_time_goes_not_back() -> None:
