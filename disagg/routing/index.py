@@ -16,8 +16,8 @@ from disagg.messages.kv_events import (
     TierStored,
 )
 from disagg.messages.registration import GroupInfo
+from disagg.routing.boundaries import prepare
 from disagg.routing.chain_store import ChainNumbers, ChainStore
-from disagg.routing.levels import prepare
 from disagg.routing.prefix_hits import PrefixHit as PrefixHit
 from disagg.routing.prefix_hits import PrefixHits
 from disagg.routing.prompt_walk import PromptWalk

@@ -12,7 +12,8 @@ from disagg.kv.kinds.registry import KINDS, sees_everything
 from disagg.messages.identity import Incarnation
 from disagg.messages.lazy import cached_property
 from disagg.messages.registration import GroupInfo
-from disagg.routing.levels import Boundaries, Leading, Levels, Trailing, levels
+from disagg.routing.boundaries import Boundaries, Leading, Trailing
+from disagg.routing.levels import Levels, levels
 from disagg.routing.prompt_walk import PromptWalk
 
 

@@ -20,10 +20,10 @@ from disagg.messages.kv_events import (
     TierRemoved,
     TierStored,
 )
-from disagg.routing import buckets, chain, chain_store, levels, positions
+from disagg.routing import boundaries, buckets, chain, chain_store, levels, positions
+from disagg.routing.boundaries import Trailing
 from disagg.routing.chain import Chain, Runs
 from disagg.routing.index import PrefixIndex
-from disagg.routing.levels import Trailing
 from disagg.routing.positions import PositionTable
 from disagg.routing.prefix_hits import PrefixHit
 from tests.unit.routing.test_index import brute_force, group
@@ -197,8 +197,8 @@ def _prompts_and_chains_are_long_for_their_bounds(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(positions, "_SORTED_MIN", 6)
     monkeypatch.setattr(positions, "_WAITING_MAX", 8)
     monkeypatch.setattr(buckets, "_SEGMENT_MAX", 24)
-    monkeypatch.setattr(levels, "_FEW", 0)
-    monkeypatch.setattr(levels, "_BLOCKS_MIN", 1)
+    monkeypatch.setattr(boundaries, "_FEW", 0)
+    monkeypatch.setattr(boundaries, "_BLOCKS_MIN", 1)
     monkeypatch.setattr(levels, "_STEPS_MAX", 1)
     monkeypatch.setattr(levels, "_SWEEP_RUNS", 2)
 

@@ -8,9 +8,10 @@ import pytest
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored, KVEvent
+from disagg.routing import boundaries as boundaries_module
 from disagg.routing import levels as levels_module
+from disagg.routing.boundaries import Leading, Trailing
 from disagg.routing.index import PrefixIndex
-from disagg.routing.levels import Leading, Trailing
 from tests.unit.routing.test_index import brute_force, chain, group
 
 NUM_BLOCKS, PIECE_BLOCKS = 48, 3
@@ -201,5 +202,5 @@ def test_control_looking_at_every_boundary_is_found(monkeypatch: pytest.MonkeyPa
     def everybody(starts: Sequence[int], masks: Sequence[int], bits: int) -> tuple[Any, Any]:
         return list(starts), [mask & bits for mask in masks]
 
-    monkeypatch.setattr(levels_module, "_narrowed", everybody)
+    monkeypatch.setattr(boundaries_module, "_narrowed", everybody)
     assert num_looked_at(0.05) > 120

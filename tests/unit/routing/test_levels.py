@@ -7,16 +7,18 @@ from operator import and_
 import pytest
 
 from disagg.kv.kinds.registry import KINDS as REGISTERED
+from disagg.routing import boundaries as boundaries_module
 from disagg.routing import levels as levels_module
-from disagg.routing.levels import Trailing, levels
+from disagg.routing.boundaries import Trailing
+from disagg.routing.levels import levels
 from tests.unit.routing.test_index import check_against_brute_force, first_needed, group
 
 
 @pytest.fixture
 def _looked_up_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts this short would be looked up in one part otherwise."""
-    monkeypatch.setattr(levels_module, "_FEW", 0)
-    monkeypatch.setattr(levels_module, "_BLOCKS_MIN", 1)
+    monkeypatch.setattr(boundaries_module, "_FEW", 0)
+    monkeypatch.setattr(boundaries_module, "_BLOCKS_MIN", 1)
     monkeypatch.setattr(levels_module, "_STEPS_MAX", 1)
     monkeypatch.setattr(levels_module, "_SWEEP_RUNS", 2)
 

@@ -16,8 +16,9 @@ from disagg.messages.kv_events import (
     TierStored,
 )
 from disagg.messages.registration import GroupInfo
+from disagg.routing.boundaries import Trailing
 from disagg.routing.index import PrefixHit, PrefixIndex
-from disagg.routing.levels import Trailing, levels
+from disagg.routing.levels import levels
 from tests.unit.routing.test_index import A, B, brute_force, chain, group, random_groups
 from tests.unit.routing.test_levels import blocks_of
 
