@@ -19,8 +19,9 @@ SURE_SHARE = 0.5
 """Who comes after a request has less time left than it. If its own first token is expected within
 this share of its bound theirs are in time; from there on the fewer of them, the later it is."""
 MISS_SHARE = 0.5
-"""Of a request's bound. An SLO kept is worth some of the time that is spent for it, not any: else
-workers compute for one request what others then come too late for."""
+"""Of a request's bound, or of what it takes where it has none. An SLO kept is worth some of the
+time that is spent for it, not any: else workers compute for one what others then come too late for.
+"""
 
 
 class Appraiser:
@@ -52,7 +53,7 @@ class Appraiser:
         slo, slo_tpot_ms = self._demand.slo, self._slo_tpot_ms
         num = num_missed(found, self._demand)
         answer_ms = self._demand.num_answer_tokens * (slo.tpot_ms or slo_tpot_ms)
-        missed_ms = MISS_SHARE * (slo.ttft_ms or answer_ms) * num
+        missed_ms = MISS_SHARE * (slo.ttft_ms or answer_ms or found.own_ms) * num
         return replace(plan, estimate=found, num_slos_missed=num, missed_ms=missed_ms)
 
     def _place(self, candidate: Candidate) -> Place | None:

@@ -41,6 +41,23 @@ def test_a_time_per_token_that_all_should_keep_moves_prompts_away() -> None:
         assert set(served(router)) == who, bound_ms
 
 
+def test_an_answer_with_an_own_bound_is_spared_by_how_far_it_is() -> None:
+    def goes_to(max_tokens: int, bound_ms: float) -> str:
+        router = fleet(A, B, others_weight=0.0)
+        short = request("short", num_tokens=3, max_tokens=max_tokens)
+        router.generate(replace(short, slo=Slo(tpot_ms=bound_ms)))
+        assert [who for who, _ in router.submits] == ["a"]
+        for one in (A, B):  # as far as they say nothing goes on there
+            say(router, one)
+        (who,) = served(router)
+        return who
+
+    assert goes_to(10, 5.0) == "b", "40 ms for nine tokens, which take 2 ms each"
+    assert goes_to(10, 0.0) == "a", "it has no bound"
+    assert goes_to(90, 5.0) == "a", "the same for as many tokens as answers have"
+    assert goes_to(10, 1.0) == "a", "it is late anyway"
+
+
 def test_a_bound_on_the_first_token_counts_beside_the_sum() -> None:
     for ttft_ms, who in ((0, {"p", "d"}), (40, {"d"}), (400, {"p", "d"})):
         router = fleet(P, D)
