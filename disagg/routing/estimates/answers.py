@@ -61,7 +61,7 @@ class MadeLate:
 def made_late(
     answers: Iterable[Answer], slo_tpot_ms: float, before: Steps, after: Steps
 ) -> MadeLate:
-    """Which answers miss their bounds by a plan; not those that miss them anyway.
+    """Which answers miss their bounds with a plan; each counts as far as it is in time without.
 
     Args:
         answers: of a worker.
@@ -79,7 +79,7 @@ def made_late(
             / bound_ms
             for steps in (before, after)
         )
-        num_missed += one.num_alike * (missed(new) - missed(old))
+        num_missed += one.num_alike * missed(new) * (1 - missed(old))
         num_late += one.num_alike * (old <= 1 < new)
     return MadeLate(num_missed, num_late)
 
