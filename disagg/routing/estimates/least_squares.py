@@ -116,14 +116,12 @@ class FadingFit:
 
     def add(self, num: int, products: Sequence[float], timed: Sequence[float]) -> None:
         """Count ``num`` samples by their sums."""
-        fading = 0.5 ** (num / self._half_life)
+        self.fade(0.5 ** (num / self._half_life))
         # A whole life at once, as after a restart, weighs no more than what would be left of it.
         share = min(1.0, self._half_life / num)
-        self.weight = fading * self.weight + share * num
-        self._products = [
-            fading * a + share * b for a, b in zip(self._products, products, strict=True)
-        ]
-        self._timed = [fading * a + share * b for a, b in zip(self._timed, timed, strict=True)]
+        self.weight += share * num
+        self._products = [a + share * b for a, b in zip(self._products, products, strict=True)]
+        self._timed = [a + share * b for a, b in zip(self._timed, timed, strict=True)]
         self.num_added += num
 
     def add_sample(self, features: Sequence[float], value: float) -> None:
