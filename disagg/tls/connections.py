@@ -73,12 +73,9 @@ class Connections:
         """
         if self._files is None:
             return server.add_insecure_port(address)
-        current = self._files.current
-        # Asked at every handshake: the files may be replaced while this runs.
+        offered = _Offered(self._files)
         credentials = grpc.dynamic_ssl_server_credentials(
-            _server_side(current()),
-            lambda: _server_side(current()),
-            require_client_authentication=True,
+            _server_side(offered.certificate), offered.changed, require_client_authentication=True
         )
         return server.add_secure_port(address, credentials)
 
@@ -90,6 +87,27 @@ class Connections:
                 if warning := expiry_warning(certificate, datetime.now(UTC)):
                     log.warning("the certificate in %s %s", self._files.directory, warning)
             await asyncio.sleep(WATCH_S)
+
+
+class _Offered:
+    """The certificate that a port shows; gRPC asks at every handshake whether there is another."""
+
+    def __init__(self, files: CertificateFiles) -> None:
+        self.certificate = files.current()
+        self._files = files
+
+    def changed(self) -> Any:
+        """What to show from now on; None: what was shown before.
+
+        gRPC frees what it showed when it is given something else, also while another thread begins
+        a handshake with it, and the process dies: some hundred connections of strangers were
+        enough when every handshake gave it anew.
+        """
+        certificate = self._files.current()
+        if certificate is self.certificate:
+            return None
+        self.certificate = certificate
+        return _server_side(certificate)
 
 
 def client_channel(address: str, tls_directory: str) -> grpc.Channel:

@@ -39,10 +39,10 @@ def test_workers_say_what_prompts_took_of_their_first_tokens(gemma3: ServedModel
 def test_a_fleet_that_serves_others_is_not_calibrated(
     gemma3: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_requests, "IDLE_S", 0.0)
     cluster = gemma3.cluster
     fleet = running(cluster)
-    fleet.wait_until_idle()
+    fleet.wait_until_idle()  # of what ran before workers tell with their next report
+    monkeypatch.setattr(fleet_requests, "IDLE_S", 0.0)
     cluster.tell("p0", "hold steps")
     other = threading.Thread(target=fleet.ask_at_once, args=([prompt_of(48)],))
     other.start()

@@ -10,8 +10,8 @@ import pytest
 from disagg.errors import ConfigError
 from disagg.tls.addresses import check_exposure, is_loopback, parse_ports
 from disagg.tls.authority import NODE
-from disagg.tls.certificate_files import CERTIFICATE_FILE
-from disagg.tls.connections import Connections, client_channel
+from disagg.tls.certificate_files import CERTIFICATE_FILE, CertificateFiles
+from disagg.tls.connections import Connections, _Offered, client_channel
 from tests.unit.tls.strangers import create
 
 METHOD = "/test/Echo"
@@ -59,6 +59,19 @@ async def test_new_connections_take_new_certificates_and_old_ones_go_on(tmp_path
         assert await method_of(lasting)(b"x", timeout=20) == b"x"
         assert await reaches(old, address)  # reads the same files
     await server.stop(0)
+
+
+def test_a_certificate_is_given_once(tmp_path: Path) -> None:
+    """gRPC frees the one before while another thread may begin a handshake with it."""
+    folder = create(tmp_path / "cluster")
+    offered = _Offered(CertificateFiles(folder))
+    first = offered.certificate
+    assert [offered.changed() for _ in range(3)] == [None] * 3
+    for file in create(tmp_path / "other").iterdir():
+        file.replace(folder / file.name)
+    assert offered.changed() is not None
+    assert offered.certificate != first
+    assert [offered.changed() for _ in range(3)] == [None] * 3
 
 
 async def test_a_server_of_another_cluster_is_told_nothing(tmp_path: Path) -> None:
