@@ -70,5 +70,4 @@ def estimate_body(estimate: Estimate | None) -> dict[str, Any] | None:
         return None
     sums = {"ttft_ms": estimate.ttft_ms, "mean_tpot_ms": estimate.mean_tpot_ms}
     figures: dict[str, Any] = sums | dataclasses.asdict(estimate)
-    late = {name: round(one, 3) for name, one in figures.pop("made_late").items()}
-    return {name: round(one, 3) for name, one in figures.items()} | {"made_late": late}
+    return {name: round(one, 3) for name, one in figures.items()}

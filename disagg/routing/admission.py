@@ -1,13 +1,13 @@
 """Requests that wait for room at the workers: who may come in, and who goes next."""
 
 from collections import Counter
-from itertools import islice
 
 from disagg.errors import CapacityError, DisaggError, ExpiredError, RequestError, SloError
 from disagg.routing.actions import Fail, NewRequest, RouterAction
 from disagg.routing.end_pace import EndPace
 from disagg.routing.fair_queue import FairQueue
 from disagg.routing.fleet import Fleet
+from disagg.routing.holds import Holds
 from disagg.routing.planner import Planner
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_table import RequestTable
@@ -55,9 +55,8 @@ class Admission:
         self._queue = turns
         self._pace = pace
         self._waiting: dict[str, RoutedRequest] = {}
-        self._held: dict[str, None] = {}
-        """Of those that wait, who did so by choice when it was looked at, by whose turn it is to be
-        looked at again."""
+        self._holds = Holds()
+        """Of those that wait, who did so by choice when it was looked at."""
         self._places_kept: dict[int, int] = {}
         """For requests that are still to come, by their group."""
         self._moved_ms = 0
@@ -110,8 +109,8 @@ class Admission:
         tick, and no token is delivered meanwhile.
         """
         actions: list[RouterAction] = []
-        held_max = len(self._held) + HEADS_MAX
-        while self._waiting and len(self._held) < held_max:
+        held_max = len(self._holds) + HEADS_MAX
+        while self._waiting and len(self._holds) < held_max:
             done = self._admit_one(now_ms)
             if done is None:
                 break
@@ -179,6 +178,7 @@ class Admission:
         if ready and not ready & self._fleet.rooms.roomy:
             return None  # no plan is worth making
         for tenant, request in self._heads(now_ms):
+            self._fleet.speeds.waits_no_more(request.request_id)
             try:
                 plan = self._planner.plan_in_turn(now_ms, request, len(self._waiting) - 1)
             except DisaggError as error:
@@ -186,8 +186,11 @@ class Admission:
                     self.counters["requests_refused", "slo"] += 1
                 return [self._fail(now_ms, request, error)]
             if plan is None:
-                if request.held_until_ms and request.request_id not in self._held:
-                    self._held[request.request_id] = None
+                continue
+            if plan.hold_ms:
+                prefill = plan.prefill.incarnation
+                self._fleet.speeds.waits(request.request_id, prefill, plan.estimate)
+                if self._holds.add(now_ms, request, plan):
                     return []  # it makes way for those behind it
                 continue
             to_compute = max(1, request.stream.num_prompt_tokens - plan.found_tokens)
@@ -206,21 +209,23 @@ class Admission:
         does one that waits by choice hold up those behind it: of such ones the first is looked at,
         and a few of the others in turn, as its reason is not theirs.
         """
-        if not self._held and len(self._fleet.revisions) <= 1:
+        if not self._holds and len(self._fleet.revisions) <= 1:
             return self._queue.heads()[:HEADS_MAX]
 
         def waits(one: RoutedRequest) -> bool:
             return now_ms < one.held_until_ms
 
-        heads = self._queue.heads(lambda one: (one.revision, waits(one)))
+        heads = [
+            (tenant, one)
+            for tenant, one in self._queue.heads(lambda one: (one.revision, waits(one)))
+            if self._holds.is_due(now_ms, one.request_id)
+        ]
         if len(heads) > HEADS_MAX:
             heads.sort(key=lambda head: waits(head[1]))
         del heads[HEADS_MAX:]
         firsts = {request.request_id for _, request in heads}
-        more = list(islice((one for one in self._held if one not in firsts), HELD_MAX))
-        for one in more:
-            self._held[one] = self._held.pop(one)
-        return heads + [(self._waiting[one].tenant, self._waiting[one]) for one in more]
+        more = map(self._waiting.__getitem__, self._holds.in_turn(now_ms, firsts, HELD_MAX))
+        return heads + [(one.tenant, one) for one in more]
 
     def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:
         """Refuse the last ones of the longest queue, or the new request itself."""
@@ -248,7 +253,8 @@ class Admission:
 
     def _forget(self, request: RoutedRequest) -> None:
         del self._waiting[request.request_id]
-        self._held.pop(request.request_id, None)
+        self._holds.end(request.request_id)
+        self._fleet.speeds.waits_no_more(request.request_id)
 
     def _fail(self, now_ms: int, request: RoutedRequest, error: DisaggError) -> Fail:
         self._leave(request)

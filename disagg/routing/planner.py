@@ -49,10 +49,10 @@ class Planner:
         return self._plan(self._demand(now_ms, request), self._able(request, revision, ready))
 
     def plan_in_turn(self, now_ms: int, request: RoutedRequest, num_behind: int = 0) -> Plan | None:
-        """The same for a request that can wait; None while it should.
+        """The same for a request that can wait; None while there is no room for it.
 
         Who has no room can still be pulled from. Where the policy would rather have it wait
-        although there is room, `RoutedRequest.held_until_ms` says how long.
+        although there is room, `Plan.hold_ms` says how long.
 
         Raises:
             SloError: no plan keeps the SLO of a request that is to be shed then.
@@ -73,10 +73,7 @@ class Planner:
             if self._policy.waits(plan, other):
                 return None
             plan = other
-        if plan.hold_ms:
-            request.held_until_ms = now_ms + ceil(plan.hold_ms)
-            return None
-        if request.held_until_ms:
+        if request.held_until_ms and not plan.hold_ms:
             why = f"{plan.reason}; waited by choice, {demand.waited_ms} ms"
             plan = replace(plan, reason=why)
         return plan
@@ -118,7 +115,7 @@ class Planner:
         if plan.pull is not None and not self._resets.has_reset(plan.pull.incarnation):
             why = f"{plan.reason}: its owner's cache is being reset"
             plan = replace(plan, pull=None, reason=why, estimate=None, considered=())
-        if not plan.considered:
+        if plan.estimate is None:
             appraiser = Appraiser(demand, self._fleet.speeds, self._slo_tpot_ms)
             plan = appraiser.appraise(plan)
         return plan

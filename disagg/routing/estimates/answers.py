@@ -45,23 +45,10 @@ class Steps:
     """Once for each that has not: its own prompt is no pause."""
 
 
-@dataclass(frozen=True, slots=True)
-class MadeLate:
-    """Of others' answers."""
-
-    num_missed: float = 0.0
-    """Likely ones count in part."""
-    num_late: int = 0
-    """That would have been in time."""
-
-    def __add__(self, other: "MadeLate") -> "MadeLate":
-        return MadeLate(self.num_missed + other.num_missed, self.num_late + other.num_late)
-
-
-def made_late(
+def num_made_late(
     answers: Iterable[Answer], slo_tpot_ms: float, before: Steps, after: Steps
-) -> MadeLate:
-    """Which answers miss their bounds with a plan; each counts as far as it is in time without.
+) -> float:
+    """How many answers miss their bounds by a plan; each counts as far as it is in time without.
 
     Args:
         answers: of a worker.
@@ -69,7 +56,7 @@ def made_late(
         before: its steps without the plan.
         after: with it.
     """
-    num_missed, num_late = 0.0, 0
+    num = 0.0
     for one in answers:
         bound_ms = one.slo_tpot_ms or slo_tpot_ms
         if not bound_ms:
@@ -79,9 +66,8 @@ def made_late(
             / bound_ms
             for steps in (before, after)
         )
-        num_missed += one.num_alike * missed(new) * (1 - missed(old))
-        num_late += one.num_alike * (old <= 1 < new)
-    return MadeLate(num_missed, num_late)
+        num += one.num_alike * missed(new) * (1 - missed(old))
+    return num
 
 
 class Answering(Protocol):

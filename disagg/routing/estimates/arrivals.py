@@ -1,6 +1,8 @@
 """What came lately, as far as plans leave room for what will come."""
 
+from bisect import bisect_left
 from collections import deque
+from itertools import accumulate
 
 from disagg.messages.frozen import dataclass
 
@@ -23,6 +25,25 @@ class _Arrival:
     slo_ttft_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Newcomers:
+    """Who is to come, by what their prompts take."""
+
+    compute_ms: tuple[float, ...]
+    """In ascending order."""
+    num_before: tuple[float, ...]
+    """So many of them before each, and after the last one."""
+    span_ms: int
+    """In which they come."""
+
+    def shorter_per_ms(self, compute_ms: float) -> float:
+        """Of them per ms, who computes less than a request that takes so long."""
+        return self.num_before[bisect_left(self.compute_ms, SHORTER * compute_ms)] / self.span_ms
+
+
+NO_NEWCOMERS = Newcomers((), (0.0,), SPAN_MS_MIN)
+
+
 class Arrivals:
     """The last requests that went to workers: when, what they computed, and by when."""
 
@@ -39,18 +60,21 @@ class Arrivals:
         """
         self._last.append(_Arrival(now_ms, compute_ms, slo_ttft_ms))
 
-    def shorter_per_ms(self, now_ms: int, compute_ms: float, slo_ttft_ms: int) -> float:
-        """Requests per ms that compute less than one that takes ``compute_ms``.
+    def newcomers(self, now_ms: int, slo_ttft_ms: int) -> Newcomers:
+        """Who is to come after a request, as who came lately.
 
-        Each counts as often as its bound is tighter than ``slo_ttft_ms``, once where either has
-        none: a wait that is nothing to a patient request makes a hurried one come too late.
+        Args:
+            now_ms: the time.
+            slo_ttft_ms: the request's bound. Each newcomer counts as often as its own one is
+                tighter, once where either has none: a wait that is nothing to a patient request
+                makes a hurried one come too late.
         """
         if len(self._last) < ARRIVALS_MIN:
-            return 0.0
-        most_ms = SHORTER * compute_ms
-        shorter = (one for one in self._last if one.compute_ms < most_ms)
+            return NO_NEWCOMERS
+        ordered = sorted((one.compute_ms, _urgency(one, slo_ttft_ms)) for one in self._last)
+        counts = accumulate((count for _, count in ordered), initial=0.0)
         span_ms = max(SPAN_MS_MIN, now_ms - self._last[0].at_ms)
-        return sum(_urgency(one, slo_ttft_ms) for one in shorter) / span_ms
+        return Newcomers(tuple(ms for ms, _ in ordered), tuple(counts), span_ms)
 
 
 def _urgency(newcomer: _Arrival, slo_ttft_ms: int) -> float:

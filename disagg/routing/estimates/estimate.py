@@ -1,7 +1,6 @@
 """What a plan is expected to take, from plain numbers: a pure function."""
 
 from disagg.messages.frozen import dataclass
-from disagg.routing.estimates.answers import MadeLate
 from disagg.routing.estimates.place import LinkCost, Place
 from disagg.routing.slo import missed
 
@@ -83,8 +82,9 @@ class Estimate:
     """Of its own tokens afterwards."""
     others_ms: float
     """By which everybody else is held up, those to come among them, all added up."""
-    made_late: MadeLate
-    """Answers where its prompt is computed, and where it is decoded if that is another worker."""
+    num_made_late: float
+    """Of the answers where its prompt is computed, and where it is decoded if that is another
+    worker; likely ones count in part."""
     num_bytes: int
     """That are moved."""
     num_answer_tokens: int
@@ -163,10 +163,10 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     later_ms = beside_ms + handover_ms / max(1, num_answer)
     bounds = work.slo_tpot_ms, work.spread_tokens
     if local:
-        late = decode.made_late(1, work.num_tokens, held_ms, *bounds)
+        late = decode.num_made_late(1, work.num_tokens, held_ms, *bounds)
     else:
-        late = prefill.made_late(0, 0, held_ms, *bounds)
-        late += decode.made_late(1, work.num_tokens, 0.0, *bounds)
+        late = prefill.num_made_late(0, 0, held_ms, *bounds)
+        late += decode.num_made_late(1, work.num_tokens, 0.0, *bounds)
     return Estimate(
         queue_ms=queue_ms + slot_ms,
         drain_ms=slot_ms + prefill.drain_ms,
@@ -176,11 +176,11 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         handover_ms=handover_ms,
         tpot_ms=decode.decode_ms(work.num_tokens) + beside_ms,
         others_ms=others_ms,
-        made_late=late,
+        num_made_late=late,
         num_bytes=sum(move.num_bytes for move in (work.pull, work.handover) if move is not None),
         num_answer_tokens=num_answer,
         calm_tpot_ms=calm_ms + later_ms,
-        stalled_tpot_ms=calm_ms + later_ms + decode.long_prompts.each_ms / max(1, num_answer),
+        stalled_tpot_ms=calm_ms + later_ms + decode.long_prompts.stall_ms / max(1, num_answer),
         stall_chance=decode.long_prompts.chance(num_answer * calm_ms),
         stall_share=_share_of(pause_ms, decode.step_ms(1, work.num_tokens)),
     )

@@ -1,10 +1,10 @@
 """What steps and links take, and a worker as far as times go."""
 
-from math import ceil, expm1
+from math import ceil, exp
 
 from disagg.messages.frozen import dataclass
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
-from disagg.routing.estimates.answers import Answer, MadeLate, Steps, made_late
+from disagg.routing.estimates.answers import Answer, Steps, num_made_late
 
 PROMPT_SHARE_MAX = 0.9
 """A worker that does nothing but prompts still gives its decodes a part of each step."""
@@ -67,17 +67,27 @@ class LinkCost:
 class LongPrompts:
     """Prompts that will come to a worker, and for which its answers stand still."""
 
-    share: float
-    """Of its time that they take."""
-    each_ms: float
+    share: float = 0.0
+    """Of its time that they take, as they lately did."""
+    each_ms: float = 0.0
     """That one of them takes; 0: none is known."""
+    waiting_chance: float = 0.0
+    """That a long one is among those that wait at the router to go there."""
+    waiting_ms: float = 0.0
+    """That those take together."""
 
     def chance(self, ms: float) -> float:
         """That one comes within so long."""
-        return -expm1(-self.share * ms / self.each_ms) if self.each_ms else 0.0
+        none = exp(-self.share * ms / self.each_ms) if self.each_ms else 1.0
+        return 1 - (1 - self.waiting_chance) * none
+
+    @property
+    def stall_ms(self) -> float:
+        """For which an answer stands still if one comes; for more if more of them wait."""
+        return max(self.each_ms, self.waiting_ms)
 
 
-NO_LONG_PROMPTS = LongPrompts(0.0, 0.0)
+NO_LONG_PROMPTS = LongPrompts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +144,15 @@ class Place:
         """Of its time beside prompts; never nothing."""
         return 1 - min(self.prompt_share, PROMPT_SHARE_MAX)
 
-    def made_late(
+    def num_made_late(
         self,
         num_more: int,
         more_tokens: float,
         held_ms: float,
         slo_tpot_ms: float,
         mean_tokens: float,
-    ) -> MadeLate:
-        """Who decodes there now or once its prompt is computed, and comes too late by a plan.
+    ) -> float:
+        """Of those that decode there, now or after their prompts, who is late by a plan.
 
         Args:
             num_more: sequences that join them.
@@ -157,7 +167,7 @@ class Place:
         before = self.cost.decode_step_ms(num, context / SCALE_TOKENS)
         after = self.cost.decode_step_ms(num + num_more, (context + more_tokens) / SCALE_TOKENS)
         num_others = max(0, num - len(self.answers))
-        return made_late(
+        return num_made_late(
             (*self.answers, Answer(0, mean_tokens, 0.0, num_alike=num_others)),
             slo_tpot_ms,
             Steps(before, queued_ms, 0.0),

@@ -1,6 +1,7 @@
 """What share of a worker's time will go to prompts, by what it and its kind lately computed."""
 
 from dataclasses import dataclass, field
+from itertools import islice
 from math import log
 
 from disagg.messages.identity import Incarnation
@@ -12,6 +13,8 @@ SHARE_HALF_LIFE_MS = 5_000
 """Longer than most answers, shorter than most shifts."""
 PLANNED_KEEPS = 0.9
 """Of the sums over prompts that went to a worker, with each one more."""
+WAITING_MAX = 8
+"""Prompts that wait for a worker and are looked at; a long one of them is enough."""
 
 
 @dataclass(slots=True)
@@ -79,6 +82,8 @@ class PromptShares:
     def __init__(self) -> None:
         self._workers: dict[Incarnation, _Known] = {}
         self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._waiting: dict[Incarnation, dict[str, Estimate]] = {}
+        self._waiting_for: dict[str, Incarnation] = {}
 
     def planned(self, worker: Incarnation, estimate: Estimate) -> None:
         """A prompt goes to a worker."""
@@ -88,6 +93,21 @@ class PromptShares:
             known.planned_ms = PLANNED_KEEPS * known.planned_ms + took_ms
             known.stalls_ms = PLANNED_KEEPS * known.stalls_ms + took_ms * estimate.stall_share
             known.num_stalls = PLANNED_KEEPS * known.num_stalls + estimate.stall_share
+
+    def waits(self, request_id: str, worker: Incarnation, estimate: Estimate) -> None:
+        """A request waits at the router; as of now its prompt will be computed there."""
+        self.waits_no_more(request_id)
+        self._waiting_for[request_id] = worker
+        self._waiting.setdefault(worker, {})[request_id] = estimate
+
+    def waits_no_more(self, request_id: str) -> None:
+        """A request goes to a worker, is looked at or has ended; unknown ones are ignored."""
+        worker = self._waiting_for.pop(request_id, None)
+        if worker is not None:
+            there = self._waiting[worker]
+            del there[request_id]
+            if not there:
+                del self._waiting[worker]
 
     def computed(self, now_ms: int, worker: WorkerInfo, tokens: float, context: float) -> None:
         """A worker has computed more of prompts: tokens, and their products with what is before.
@@ -134,7 +154,12 @@ class PromptShares:
         known = self._workers.get(worker.incarnation)
         if known is None:
             return NO_LONG_PROMPTS
-        return LongPrompts(min(1.0, known.long.share(now_ms, cost)), known.long_ms)
+        none, waiting_ms = 1.0, 0.0
+        for one in islice(self._waiting.get(worker.incarnation, {}).values(), WAITING_MAX):
+            none *= 1 - one.stall_share
+            waiting_ms += one.stall_share * one.prefill_ms
+        share = min(1.0, known.long.share(now_ms, cost))
+        return LongPrompts(share, known.long_ms, 1 - none, waiting_ms)
 
     def _join(self, kind: tuple[str, str]) -> None:
         self._kinds.setdefault(kind, _Kind()).num_workers += 1

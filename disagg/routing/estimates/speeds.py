@@ -6,7 +6,7 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefillReport, TransferKind, TransferReport, WorkerStats
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, SCALE_TOKENS, StepTimes
 from disagg.routing.estimates.answers import Answers
-from disagg.routing.estimates.arrivals import Arrivals
+from disagg.routing.estimates.arrivals import Arrivals, Newcomers
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.estimates.least_squares import FadingFit
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
@@ -152,6 +152,15 @@ class Speeds:
             self._arrivals.add(now_ms, estimate.prefill_ms, slo_ttft_ms)
             self._shares.planned(worker, estimate)
 
+    def waits(self, request_id: str, worker: Incarnation, estimate: Estimate | None) -> None:
+        """See `PromptShares.waits`; without an estimate it says nothing."""
+        if estimate is not None:
+            self._shares.waits(request_id, worker, estimate)
+
+    def waits_no_more(self, request_id: str) -> None:
+        """See `PromptShares.waits_no_more`."""
+        self._shares.waits_no_more(request_id)
+
     def answered(self, num_tokens: int) -> None:
         """A request ended after so many tokens; without any it says nothing."""
         if num_tokens:
@@ -209,9 +218,9 @@ class Speeds:
         num_tokens = self._prompt_tokens.value
         return min(1.0, (self._found_tokens.value or 0.0) / num_tokens) if num_tokens else 0.0
 
-    def shorter_per_ms(self, compute_ms: float, slo_ttft_ms: int) -> float:
-        """See `Arrivals.shorter_per_ms`."""
-        return self._arrivals.shorter_per_ms(self._now_ms, compute_ms, slo_ttft_ms)
+    def newcomers(self, slo_ttft_ms: int) -> Newcomers:
+        """See `Arrivals.newcomers`."""
+        return self._arrivals.newcomers(self._now_ms, slo_ttft_ms)
 
     def step_cost(self, worker: Worker) -> StepCost | None:
         """What a worker's steps take; what it has never done, by what others took for it."""

@@ -6,6 +6,7 @@ from math import inf
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import WorkerInfo
+from disagg.routing.estimates.arrivals import NO_NEWCOMERS
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
 from disagg.routing.estimates.kv_bytes import handover_bytes, pull_bytes, tokens_of
@@ -39,11 +40,13 @@ class Appraiser:
         self._slo_tpot_ms = slo_tpot_ms
         self._places: dict[Incarnation, Place | None] = {}
         self._queues: list[tuple[Incarnation, float]] = []
+        self._newcomers = NO_NEWCOMERS
 
     def think_of_newcomers(self, shortest: Iterable[Candidate]) -> None:
         """From now on plans cost those who come later; two with the shortest queues are enough."""
         places = ((one.incarnation, self._place(one)) for one in shortest)
         self._queues = [(who, place.drain_ms) for who, place in places if place is not None]
+        self._newcomers = self._speeds.newcomers(self._demand.slo.ttft_ms)
 
     def appraise(self, plan: Plan) -> Plan:
         """The same plan, whose workers may be anywhere, with its estimate."""
@@ -83,7 +86,7 @@ class Appraiser:
         newcomers_per_ms = 0.0
         if others_free_ms:  # or there is room for whoever comes
             compute_ms = prefill.prefill_ms(demand.num_tokens - num_found, num_found)
-            newcomers_per_ms = speeds.shorter_per_ms(compute_ms, demand.slo.ttft_ms)
+            newcomers_per_ms = self._newcomers.shorter_per_ms(compute_ms)
         work = Work(
             num_tokens=demand.num_tokens,
             num_found=num_found,
@@ -155,4 +158,4 @@ def num_missed(found: Estimate, demand: Demand) -> float:
     slo = demand.slo
     used = (demand.waited_ms + found.ttft_ms) / slo.ttft_ms if slo.ttft_ms else 0.0
     own = max(missed(used), found.tpot_missed(slo.tpot_ms) if slo.tpot_ms else 0.0)
-    return own + demand.num_behind * part(used, SURE_SHARE, 1.0) + found.made_late.num_missed
+    return own + demand.num_behind * part(used, SURE_SHARE, 1.0) + found.num_made_late

@@ -26,6 +26,9 @@ HOLD_MS_MAX = 10_000
 """After so long it goes all the same, to its part of the worker's steps: shorter prompts, which
 wait for less, could go before it for ever."""
 
+LATE_MIN = 0.5
+"""Of others' answers that are likely late by a plan: for fewer nobody waits."""
+
 PATIENCE = 0.6
 """Of the time until its first token is due a request may wait so much by choice, its prefill
 included: an estimate may be wrong."""
@@ -68,9 +71,11 @@ class Estimated:
                 plans[_key(one)] = appraiser.appraise(one)
         known = [one for one in plans.values() if one.estimate is not None]
         best = min(known, key=self._cost_ms)
-        shown = tuple(considered(one, chosen=one is best) for one in plans.values())
         hold_ms = self._hold_ms(best.estimate, demand)
-        return replace(best, considered=shown, reason=_reason(best, first), hold_ms=hold_ms)
+        if hold_ms:
+            return replace(best, hold_ms=hold_ms)
+        shown = tuple(considered(one, chosen=one is best) for one in plans.values())
+        return replace(best, considered=shown, reason=_reason(best, first))
 
     def waits(self, best: Plan, now: Plan) -> bool:
         """See `Policy.waits`. Who has no room has to be done with its queue first."""
@@ -87,7 +92,7 @@ class Estimated:
         left_ms = HOLD_MS_MAX - demand.waited_ms
         if found.queue_ms > QUEUE_MS_MAX:
             return max(0.0, left_ms)
-        if not found.made_late.num_late:
+        if found.num_made_late < LATE_MIN:
             return 0.0
         due_ms = PATIENCE * demand.slo.ttft_ms - demand.waited_ms - found.ttft_ms
         return max(0.0, min(due_ms, left_ms))
