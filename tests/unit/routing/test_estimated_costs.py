@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from disagg.messages.session import PrefillReport, Role
-from disagg.routing.estimates.answers import MadeLate
 from disagg.routing.estimates.estimate import Estimate
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.policy.appraisal import num_missed
@@ -23,7 +22,7 @@ FOUND = Estimate(
     handover_ms=0.0,
     tpot_ms=5.0,
     others_ms=0.0,
-    made_late=MadeLate(),
+    num_made_late=0.0,
     stall_share=0.0,
     calm_tpot_ms=5.0,
     stalled_tpot_ms=5.0,
@@ -69,7 +68,7 @@ def test_a_bound_on_the_first_token_counts_beside_the_sum() -> None:
 
 def test_who_comes_too_late_by_every_plan_leaves_no_worker_idle() -> None:
     """Neighbours count by its own bound: who has no time left does not wait for their sake."""
-    for bound_ms, who in ((10, {"d"}), (0, {"p", "d"}), (60_000, {"p", "d"})):
+    for bound_ms, who in ((10, {"d"}), (0, {"p", "d"}), (60_000, set[str]())):
         router = fleet(P, D, slo_tpot_ms=7.0, others_weight=0.0, link_ms=150)
         say(router, D, num_running=8)
         assert set(served(router, slo=Slo(ttft_ms=bound_ms))) == who, bound_ms

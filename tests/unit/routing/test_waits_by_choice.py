@@ -1,9 +1,14 @@
 """Who waits at the router although there is room holds up nobody, nor the router itself."""
 
+from dataclasses import replace
+
 import pytest
 
+from disagg.messages.registration import WorkerInfo
 from disagg.routing.admission import HEADS_MAX
+from disagg.routing.holds import LOOK_MS_MAX
 from disagg.routing.planner import Planner
+from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
 from tests.unit.routing.measured import ALL_STEPS, stats
 from tests.unit.routing.measured_fleet import fleet, say
@@ -13,10 +18,10 @@ EACH = 3_000
 """Tokens of each prompt that is queued at the worker."""
 
 
-def queued(router: Router, num: int) -> None:
-    """The worker says that it has so many prompts to compute."""
+def queued(router: Router, num: int, who: WorkerInfo = ALONE) -> None:
+    """A worker says that it has so many prompts to compute."""
     report = stats(ALL_STEPS, num_prefill_tokens_queued=num * EACH, num_prompts_queued=num)
-    router.did(router.core.from_worker(router.now_ms, ALONE.incarnation, report))
+    router.did(router.core.from_worker(router.now_ms, who.incarnation, report))
 
 
 def ask(router: Router, name: str, num_tokens: int, tenant: str = "") -> bool:
@@ -94,6 +99,49 @@ def test_a_long_line_is_not_looked_at_in_one_turn(monkeypatch: pytest.MonkeyPatc
         num_plans = 0
         router.did(router.core.tick(router.now_ms))
         assert num_plans <= 8 * HEADS_MAX
-    assert len(router.core._admission._held) == 200, "all were looked at"
+    assert len(router.core._admission._holds) == 200, "all were looked at"
     queued(router, 0)
     assert went(router) == ["long-0"], "control: they go in their order, as far as there is room"
+
+
+def test_who_waits_by_choice_is_planned_again_when_its_workers_have_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_plans = 0
+    plan_in_turn = Planner.plan_in_turn
+
+    def counted(self: Planner, now_ms: int, *arguments: object) -> object:
+        nonlocal num_plans
+        num_plans += 1
+        return plan_in_turn(self, now_ms, *arguments)  # type: ignore[arg-type]
+
+    router = fleet(ALONE)
+    queued(router, 6)
+    assert not ask(router, "long", 401)
+    monkeypatch.setattr(Planner, "plan_in_turn", counted)
+    for _ in range(10):  # steps of decodes, as far as the router knows
+        router.now_ms += 1
+        queued(router, 6)
+    assert num_plans == 0
+    queued(router, 5)
+    assert num_plans == 1, "control: a prompt is done"
+    router.now_ms += LOOK_MS_MAX
+    queued(router, 5)
+    assert num_plans == 2, "others may be better by now"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_answers_go_where_no_long_prompt_waits_to_go(waits: bool) -> None:
+    one, other = (worker(name, "both", num_blocks=1000) for name in ("one", "other"))
+    router = fleet(one, other, others_weight=0.0, slo_tpot_ms=7.0)
+    for who in (one, other):
+        say(router, who, num_running=8)
+    long = request("long", num_tokens=401, max_tokens=100)
+    router.generate(replace(long, slo=Slo(ttft_ms=60_000)))
+    assert not went(router), "the answers there would come late"
+    if not waits:
+        router.core.cancel(router.now_ms, "long", "control")
+    short = request("short", num_tokens=3, max_tokens=10)
+    router.generate(replace(short, slo=Slo(tpot_ms=7.0)))
+    assert went(router) == ["short"]
+    assert [who for who, _ in router.submits] == ["other" if waits else "one"]

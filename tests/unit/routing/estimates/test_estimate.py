@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg.routing.estimates.answers import Answer, MadeLate
+from disagg.routing.estimates.answers import Answer
 from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
 from disagg.routing.estimates.place import LinkCost, LongPrompts, Place, StepCost
+from disagg.routing.slo import missed
 
 COST = StepCost(10, 0.1, 0, 1, 0)
 IDLE = Place(COST, 0, 0, 0, 0, 0, 8, 0)
@@ -27,7 +28,7 @@ def test_an_idle_worker_computes_the_rest_of_the_prompt() -> None:
     assert (found.queue_ms, found.transfer_ms, found.handover_ms) == (0, 0, 0)
     assert found.prefill_ms == found.ttft_ms == 10 + 0.1 * 200
     assert found.tpot_ms == 11
-    assert (found.others_ms, found.made_late, found.num_bytes) == (0, MadeLate(), 0)
+    assert (found.others_ms, found.num_made_late, found.num_bytes) == (0, 0, 0)
     assert found.own_ms == 30 + 64 * 11
 
 
@@ -169,46 +170,50 @@ def test_who_decodes_where_a_prompt_is_computed_is_held_up_by_it() -> None:
 def test_answers_are_late_by_what_is_computed_meanwhile_and_by_one_sequence_more() -> None:
     place = busy(4)  # a step takes 14 ms, with one more 15
 
-    def late(bound_ms: float, num_tokens: float = 64, handover: Move | None = None) -> int:
+    def late(bound_ms: float, num_tokens: float = 64, handover: Move | None = None) -> float:
         work = Work(300, 100, 64, slo_tpot_ms=bound_ms, spread_tokens=num_tokens)
         prefill = place if handover is None else IDLE
-        return estimate(replace(work, handover=handover), prefill, place).made_late.num_late
+        return estimate(replace(work, handover=handover), prefill, place).num_made_late
+
+    def four(bound_ms: float, before_ms: float, after_ms: float) -> float:
+        return 4 * missed(after_ms / bound_ms) * (1 - missed(before_ms / bound_ms))
 
     move = Move(0, 0, LINK)
-    assert late(15) == 4, "20 ms more for 64 tokens"
-    assert (late(16), late(15.9, num_tokens=20)) == (0, 4), "the same for 20"
-    assert (late(15, handover=move), late(14.5, handover=move)) == (0, 4), "only one sequence more"
-    assert late(13) == 0, "late anyway"
+    assert late(15) == pytest.approx(four(15, 14, 15 + 20 / 64)), "20 ms more for 64 tokens"
+    assert late(15, num_tokens=20) == pytest.approx(four(15, 14, 15 + 20 / 20)), "the same for 20"
+    assert late(15, handover=move) == pytest.approx(four(15, 14, 15)), "only one sequence more"
+    assert (late(20), late(11)) == (0, 0), "in time all the same, late anyway"
 
 
 def test_answers_known_one_by_one_are_late_by_their_own_bounds_and_lengths() -> None:
-    short = Answer(num_tokens=0, num_left=10, took_ms=0, slo_tpot_ms=15.5)
-    long = Answer(num_tokens=0, num_left=1_000, took_ms=0, slo_tpot_ms=15.5)
-    nearly_done = Answer(num_tokens=99, num_left=1, took_ms=99 * 14, slo_tpot_ms=15.5)
-    lost = Answer(num_tokens=10, num_left=10, took_ms=1_000, slo_tpot_ms=15.5)
+    bound_ms = 19.0  # a step takes 14 ms, with one more 15, the prompt 20
+    short = Answer(num_tokens=0, num_left=2, took_ms=0, slo_tpot_ms=bound_ms)
+    long = Answer(num_tokens=0, num_left=1_000, took_ms=0, slo_tpot_ms=bound_ms)
+    nearly_done = Answer(num_tokens=99, num_left=1, took_ms=99 * 14, slo_tpot_ms=bound_ms)
+    lost = Answer(num_tokens=10, num_left=10, took_ms=1_000, slo_tpot_ms=bound_ms)
     free = replace(short, slo_tpot_ms=0)
     work = Work(300, 100, 64)
     for one, num in ((short, 1), (long, 0), (nearly_done, 0), (lost, 0), (free, 0)):
         place = busy(4, answers=(one,))  # type: ignore[arg-type]
-        assert estimate(work, place, place).made_late.num_late == num
+        assert estimate(work, place, place).num_made_late == num
     place = busy(4, answers=(long, free))  # type: ignore[arg-type]
-    found = estimate(replace(work, slo_tpot_ms=15), place, place)
-    assert found.made_late.num_late == 3, "the bound of all for who has no own one, known or not"
+    found = estimate(replace(work, slo_tpot_ms=bound_ms, spread_tokens=2), place, place)
+    assert found.num_made_late == 3, "the bound of all for who has no own one, known or not"
 
 
 def test_who_waits_for_its_prompt_has_no_pause_of_what_is_queued() -> None:
     queued = busy(0, num_queued_tokens=1_000, num_queued=1, num_coming=1)
-    begun = Answer(0, 10, 0, slo_tpot_ms=20)
+    begun = Answer(0, 10, 0, slo_tpot_ms=15)
     for one, num in ((begun, 0), (replace(begun, has_begun=False), 1)):
         place = replace(queued, answers=(one,))
         found = estimate(Work(1_100, 0, 64), place, place)
-        assert found.made_late.num_late == num, "the one that has begun is late by the queue"
+        assert found.num_made_late == num, "the one that has begun is late by the queue"
 
 
 def test_who_will_decode_by_then_counts_too() -> None:
     place = busy(4, num_coming=2)
-    found = estimate(Work(300, 100, 64, slo_tpot_ms=17), place, place)
-    assert found.made_late.num_late == 6
+    found = estimate(Work(300, 100, 64, slo_tpot_ms=20, spread_tokens=2), place, place)
+    assert found.num_made_late == 6
 
 
 def test_a_long_prompt_comes_during_an_answer_or_does_not() -> None:
@@ -223,6 +228,23 @@ def test_a_long_prompt_comes_during_an_answer_or_does_not() -> None:
     assert (found.tpot_missed(100), found.tpot_missed(8)) == (0, 1)
     even = replace(place, long_prompts=LongPrompts(0.4, 0))
     assert not estimate(Work(300, 100, 50), even, even).stall_chance, "nobody knows of any"
+
+
+def test_a_long_prompt_that_waits_to_go_there_comes() -> None:
+    for known, waiting_ms, stall_ms in (
+        (LongPrompts(), 900, 900),
+        (LongPrompts(0.4, 2_000), 900, 2_000),
+        (LongPrompts(0.4, 2_000), 5_000, 5_000),
+    ):
+        waits = replace(known, waiting_chance=1.0, waiting_ms=waiting_ms)
+        place = replace(IDLE, long_prompts=waits)
+        found = estimate(Work(300, 100, 50), place, place)
+        assert found.stall_chance == 1
+        assert found.stalled_tpot_ms == pytest.approx(found.calm_tpot_ms + stall_ms / 50)
+    half = replace(IDLE, long_prompts=replace(known, waiting_chance=0.5))
+    alone = replace(IDLE, long_prompts=known)
+    chances = [estimate(Work(300, 100, 50), one, one).stall_chance for one in (half, alone)]
+    assert chances[0] == pytest.approx(0.5 + chances[1] / 2), "it or one of those to come"
 
 
 def test_a_hand_over_pays_its_reservation_before_and_its_bytes_after_the_first_token() -> None:
@@ -298,8 +320,7 @@ WORKS = st.builds(
 @given(WORKS, PLACES, PLACES)
 def test_nothing_is_negative_or_no_number(work: Work, prefill: Place, decode: Place) -> None:
     found = estimate(work, prefill, decode if work.handover else prefill)
-    figures = [figure for figure in astuple(found) if not isinstance(figure, tuple)]
-    figures += [*astuple(found.made_late), found.tpot_missed(30)]
+    figures = [*astuple(found), found.tpot_missed(30)]
     assert found.stall_share <= 1
     assert found.stall_chance <= 1
     for figure in (*figures, found.ttft_ms, found.mean_tpot_ms, found.cost_ms(3.0)):

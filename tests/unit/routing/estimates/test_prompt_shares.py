@@ -8,7 +8,11 @@ import pytest
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.estimates.estimate import Estimate, Work, estimate
 from disagg.routing.estimates.place import LongPrompts, Place, StepCost
-from disagg.routing.estimates.prompt_shares import SHARE_HALF_LIFE_MS, PromptShares
+from disagg.routing.estimates.prompt_shares import (
+    SHARE_HALF_LIFE_MS,
+    WAITING_MAX,
+    PromptShares,
+)
 from tests.unit.routing.builders import worker
 
 COST = StepCost(step_ms=1.0, token_ms=1.0, context_token_ms=0.5, decode_ms=0.0, decode_context_ms=0)
@@ -74,6 +78,29 @@ def test_long_prompts_are_known_by_their_share_and_time() -> None:
     assert shares.long_prompts(1_000, C, COST) == LongPrompts(0, 0), "nobody has told of it"
     shares.planned(B.incarnation, prompt(0.0))
     assert shares.long_prompts(1_000, B, COST).each_ms == 0, "it has had none"
+
+
+def test_prompts_that_wait_for_a_worker_are_to_come_there() -> None:
+    shares = known(A, B)
+    shares.waits("long", A.incarnation, prompt(1.0, 800.0))
+    shares.waits("half", A.incarnation, prompt(0.5, 100.0))
+    assert shares.long_prompts(0, A, COST) == LongPrompts(0, 0, 1.0, 850.0)
+    assert shares.long_prompts(0, B, COST) == LongPrompts(0, 0)
+    shares.waits("long", B.incarnation, prompt(1.0, 800.0))
+    assert shares.long_prompts(0, A, COST) == LongPrompts(0, 0, 0.5, 50.0), "it has another plan"
+    assert shares.long_prompts(0, B, COST) == LongPrompts(0, 0, 1.0, 800.0)
+    for _ in range(2):
+        shares.waits_no_more("long")
+        shares.waits_no_more("half")
+    for one in (A, B):
+        assert shares.long_prompts(0, one, COST) == LongPrompts(0, 0)
+
+
+def test_of_many_that_wait_a_few_are_looked_at() -> None:
+    shares = known(A)
+    for number in range(10 * WAITING_MAX):
+        shares.waits(f"{number}", A.incarnation, prompt(1.0, 10.0))
+    assert shares.long_prompts(0, A, COST) == LongPrompts(0, 0, 1.0, WAITING_MAX * 10.0)
 
 
 def test_all_of_it_fades_and_time_goes_not_back() -> None:
