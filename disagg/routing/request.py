@@ -84,6 +84,14 @@ class RoutedRequest:
         self.outcome = ""
         self.error = ""
 
+    @property
+    def expected_ms(self) -> float:
+        """When its first token should be where it is decoded; 0: nobody knows."""
+        current = self.generations[-1] if self.generations else None
+        if current is None or current.estimate is None:
+            return 0.0
+        return current.started_ms + current.estimate.ttft_ms + current.estimate.handover_ms
+
     def assign(self, revision: Revision) -> None:
         """Begin at a revision, or anew at another one, before any token was accepted."""
         self.revision = revision

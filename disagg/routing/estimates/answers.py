@@ -25,13 +25,18 @@ class Answer:
     slo_tpot_ms: float = 0.0
     """Its own bound; 0: that of all."""
     has_begun: bool = True
+    begins_ms: float = 0.0
+    """Until its first token is where it is decoded, as it was planned."""
     num_alike: int = 1
     """Answers of which this is said."""
 
-    def tpot_ms(self, step_ms: float, pause_ms: float) -> float:
-        """Time per token of all of it, if so long is computed for others meanwhile."""
+    def tpot_ms(self, steps: "Steps") -> float:
+        """Time per token of all of it."""
+        pause_ms = steps.pause_ms
+        if not self.has_begun:
+            pause_ms = min(steps.new_pause_ms, max(0.0, steps.new_until_ms - self.begins_ms))
         num = max(1.0, self.num_tokens + self.num_left)
-        return (self.took_ms + self.num_left * step_ms + pause_ms) / num
+        return (self.took_ms + self.num_left * steps.step_ms + pause_ms) / num
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,10 @@ class Steps:
     step_ms: float
     pause_ms: float
     """Once for each answer that has begun."""
-    new_pause_ms: float
-    """Once for each that has not: its own prompt is no pause."""
+    new_pause_ms: float = 0.0
+    """Of that, once for each that has not: its own prompt is no pause."""
+    new_until_ms: float = 0.0
+    """Until that is done: who begins later is not held up by it."""
 
 
 def num_made_late(
@@ -61,11 +68,7 @@ def num_made_late(
         bound_ms = one.slo_tpot_ms or slo_tpot_ms
         if not bound_ms:
             continue
-        old, new = (
-            one.tpot_ms(steps.step_ms, steps.pause_ms if one.has_begun else steps.new_pause_ms)
-            / bound_ms
-            for steps in (before, after)
-        )
+        old, new = (one.tpot_ms(steps) / bound_ms for steps in (before, after))
         num += one.num_alike * missed(new) * (1 - missed(old))
     return num
 
@@ -77,6 +80,11 @@ class Answering(Protocol):
     slo: Slo
     first_token_ms: int | None
     num_tokens: int
+
+    @property
+    def expected_ms(self) -> float:
+        """When its first token should be where it is decoded; 0: nobody knows."""
+        ...
 
     @property
     def num_tokens_left(self) -> int:
@@ -122,7 +130,9 @@ class Answers:
         for one in islice(there.values(), ANSWERS_MAX):
             first_ms, num_left = one.first_token_ms, min(one.num_tokens_left, mean_tokens)
             if first_ms is None:
-                yield Answer(0, max(1.0, num_left - 1), 0.0, one.slo.tpot_ms, has_begun=False)
+                begins_ms = max(0.0, one.expected_ms - now_ms)
+                num_left = max(1.0, num_left - 1)
+                yield Answer(0, num_left, 0.0, one.slo.tpot_ms, False, begins_ms)
             else:
                 yield Answer(
                     one.num_tokens - 1, max(1.0, num_left), now_ms - first_ms, one.slo.tpot_ms

@@ -170,8 +170,8 @@ class Place:
         return num_made_late(
             (*self.answers, Answer(0, mean_tokens, 0.0, num_alike=num_others)),
             slo_tpot_ms,
-            Steps(before, queued_ms, 0.0),
-            Steps(after, queued_ms + held_ms, held_ms),
+            Steps(before, queued_ms),
+            Steps(after, queued_ms + held_ms, held_ms, self.drain_ms + held_ms),
         )
 
     @property
