@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from disagg.messages.identity import Incarnation
-from disagg.routing.estimates.answers import ANSWERS_MAX, Answer, Answers
+from disagg.routing.estimates.answers import ANSWERS_MAX, Answer, Answers, Steps
 from disagg.routing.slo import NO_SLO, Slo
 
 A, B = Incarnation("a", "1"), Incarnation("b", "1")
@@ -16,6 +16,7 @@ class Request:
     first_token_ms: int | None = None
     num_tokens: int = 0
     num_tokens_left: int = 100
+    expected_ms: float = 0.0
 
 
 def test_an_answer_is_expected_to_be_as_long_as_others_but_no_longer_than_it_may_be() -> None:
@@ -54,5 +55,21 @@ def test_of_a_worker_some_are_looked_at() -> None:
 
 def test_time_per_token_is_of_all_of_an_answer() -> None:
     one = Answer(num_tokens=10, num_left=10, took_ms=100)
-    assert one.tpot_ms(20, 0) == (100 + 200) / 20
-    assert one.tpot_ms(20, 60) == (100 + 200 + 60) / 20
+    assert one.tpot_ms(Steps(20, 0)) == (100 + 200) / 20
+    assert one.tpot_ms(Steps(20, 60)) == (100 + 200 + 60) / 20
+
+
+def test_who_begins_later_is_held_up_by_what_is_left_by_then() -> None:
+    steps = Steps(20, 90, new_pause_ms=60, new_until_ms=100)
+    for begins_ms, pause_ms in ((0, 60), (40, 60), (70, 30), (100, 0), (1_000, 0)):
+        one = Answer(0, 10, 0, has_begun=False, begins_ms=begins_ms)
+        assert one.tpot_ms(steps) == (200 + pause_ms) / 10, begins_ms
+    assert Answer(0, 10, 0).tpot_ms(steps) == (200 + 90) / 10, "control: it has begun"
+
+
+def test_an_answer_begins_when_its_plan_says() -> None:
+    answers = Answers()
+    answers.begin(A, Request("planned", expected_ms=1_800))
+    for now_ms, begins_ms in ((1_500, 300), (1_800, 0), (2_000, 0)):
+        (found,) = answers.at(now_ms, A, 50)
+        assert found.begins_ms == begins_ms

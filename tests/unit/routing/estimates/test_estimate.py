@@ -210,6 +210,14 @@ def test_who_waits_for_its_prompt_has_no_pause_of_what_is_queued() -> None:
         assert found.num_made_late == num, "the one that has begun is late by the queue"
 
 
+def test_a_prompt_that_is_done_before_an_answer_begins_is_not_in_its_way() -> None:
+    place = busy(0, num_coming=1)
+    for begins_ms, num in ((0, 1), (60_000, 0)):
+        answer = Answer(0, 2, 0, slo_tpot_ms=20, has_begun=False, begins_ms=begins_ms)
+        there = replace(place, answers=(answer,))
+        assert estimate(Work(300, 100, 64), there, there).num_made_late == num, begins_ms
+
+
 def test_who_will_decode_by_then_counts_too() -> None:
     place = busy(4, num_coming=2)
     found = estimate(Work(300, 100, 64, slo_tpot_ms=20, spread_tokens=2), place, place)
