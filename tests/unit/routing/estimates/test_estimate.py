@@ -213,7 +213,7 @@ def test_who_waits_for_its_prompt_has_no_pause_of_what_is_queued() -> None:
 def test_a_prompt_that_is_done_before_an_answer_begins_is_not_in_its_way() -> None:
     place = busy(0, num_coming=1)
     for begins_ms, num in ((0, 1), (60_000, 0)):
-        answer = Answer(0, 2, 0, slo_tpot_ms=20, has_begun=False, begins_ms=begins_ms)
+        answer = Answer(0, 1, 0, slo_tpot_ms=20, has_begun=False, begins_ms=begins_ms)
         there = replace(place, answers=(answer,))
         assert estimate(Work(300, 100, 64), there, there).num_made_late == num, begins_ms
 
