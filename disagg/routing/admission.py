@@ -215,14 +215,11 @@ class Admission:
         def waits(one: RoutedRequest) -> bool:
             return now_ms < one.held_until_ms
 
-        heads = [
-            (tenant, one)
-            for tenant, one in self._queue.heads(lambda one: (one.revision, waits(one)))
-            if self._holds.is_due(now_ms, one.request_id)
-        ]
+        heads = self._queue.heads(lambda one: (one.revision, waits(one)))
         if len(heads) > HEADS_MAX:
             heads.sort(key=lambda head: waits(head[1]))
         del heads[HEADS_MAX:]
+        heads = [head for head in heads if self._holds.is_due(now_ms, head[1].request_id)]
         firsts = {request.request_id for _, request in heads}
         more = map(self._waiting.__getitem__, self._holds.in_turn(now_ms, firsts, HELD_MAX))
         return heads + [(one.tenant, one) for one in more]

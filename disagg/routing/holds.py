@@ -13,6 +13,9 @@ LOOK_MS_MAX = 50
 """Also where the workers behind which one waits have done nothing, others may be better by then;
 shorter than the work that a worker is left with while one waits for it."""
 
+SEEN_MAX = 16
+"""Of those that wait, at whose workers is looked at one time."""
+
 Load = tuple[tuple[int, int], int, int]
 
 
@@ -60,17 +63,20 @@ class Holds:
         return hold is None or hold.look_ms <= now_ms or _loads(hold.workers) != hold.loads
 
     def in_turn(self, now_ms: int, but: Container[str], num_max: int) -> list[str]:
-        """Those whose turn it is, which goes to others then.
+        """Those whose turn it is, of a few, and who are to be planned.
 
         Args:
             now_ms: the time.
             but: nobody of these.
             num_max: at most so many.
         """
-        due = (one for one in self._holds if one not in but and self.is_due(now_ms, one))
-        found = list(islice(due, num_max))
-        for one in found:
-            self._holds[one] = self._holds.pop(one)
+        found: list[str] = []
+        for one in list(islice(self._holds, SEEN_MAX)):
+            self._holds[one] = self._holds.pop(one)  # the turn goes to others
+            if one not in but and self.is_due(now_ms, one):
+                found.append(one)
+                if len(found) == num_max:
+                    break
         return found
 
 
