@@ -144,6 +144,8 @@ class Replicas:
             self.epochs[name] = said["epoch"]
 
         def ready(router: Router) -> bool:
+            ended = router.process.popen.poll()
+            assert ended is None, f"{router.name} ended, {ended}: {router.process.logged()[-3000:]}"
             with contextlib.suppress(httpx.TransportError):
                 known = router.workers()
                 return router.http.get("/ready").status_code == 200 and all(
