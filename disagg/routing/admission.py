@@ -178,7 +178,7 @@ class Admission:
         if ready and not ready & self._fleet.rooms.roomy:
             return None  # no plan is worth making
         for tenant, request in self._heads(now_ms):
-            self._fleet.speeds.waits_no_more(request.request_id)
+            self._fleet.speeds.waiting.drop(request.request_id)
             try:
                 plan = self._planner.plan_in_turn(now_ms, request, len(self._waiting) - 1)
             except DisaggError as error:
@@ -188,8 +188,9 @@ class Admission:
             if plan is None:
                 continue
             if plan.hold_ms:
-                prefill = plan.prefill.incarnation
-                self._fleet.speeds.waits(request.request_id, prefill, plan.estimate)
+                if plan.estimate is not None:
+                    where = plan.prefill.incarnation
+                    self._fleet.speeds.waiting.put(where, request.request_id, plan.estimate)
                 if self._holds.add(now_ms, request, plan):
                     return []  # it makes way for those behind it
                 continue
@@ -251,7 +252,7 @@ class Admission:
     def _forget(self, request: RoutedRequest) -> None:
         del self._waiting[request.request_id]
         self._holds.end(request.request_id)
-        self._fleet.speeds.waits_no_more(request.request_id)
+        self._fleet.speeds.waiting.drop(request.request_id)
 
     def _fail(self, now_ms: int, request: RoutedRequest, error: DisaggError) -> Fail:
         self._leave(request)

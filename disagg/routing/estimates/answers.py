@@ -6,6 +6,7 @@ from typing import Protocol
 
 from disagg.messages.frozen import dataclass
 from disagg.messages.identity import Incarnation
+from disagg.routing.estimates.by_worker import ByWorker
 from disagg.routing.slo import Slo, missed
 
 ANSWERS_MAX = 32
@@ -96,23 +97,15 @@ class Answers:
     """The answers of this router's requests, by who decodes them."""
 
     def __init__(self) -> None:
-        self._at: dict[Incarnation, dict[str, Answering]] = {}
-        self._where: dict[str, Incarnation] = {}
+        self._requests = ByWorker[Answering]()
 
     def begin(self, worker: Incarnation, request: Answering) -> None:
         """A request's answer will be decoded there, and nowhere else from now on."""
-        self.end(request.request_id)
-        self._where[request.request_id] = worker
-        self._at.setdefault(worker, {})[request.request_id] = request
+        self._requests.put(worker, request.request_id, request)
 
     def end(self, request_id: str) -> None:
         """A request has ended; unknown ones are ignored."""
-        worker = self._where.pop(request_id, None)
-        if worker is not None:
-            there = self._at[worker]
-            del there[request_id]
-            if not there:
-                del self._at[worker]
+        self._requests.drop(request_id)
 
     def at(self, now_ms: int, worker: Incarnation, mean_tokens: float) -> tuple[Answer, ...]:
         """Those of a worker, the oldest first, `ANSWERS_MAX` at most.
@@ -122,12 +115,12 @@ class Answers:
             worker: which.
             mean_tokens: of an answer; so many are still expected of each, if it may have as many.
         """
-        return tuple(self._answers(now_ms, self._at.get(worker, {}), mean_tokens))
+        return tuple(self._answers(now_ms, self._requests.at(worker), mean_tokens))
 
     def _answers(
-        self, now_ms: int, there: dict[str, Answering], mean_tokens: float
+        self, now_ms: int, there: Iterable[Answering], mean_tokens: float
     ) -> Iterator[Answer]:
-        for one in islice(there.values(), ANSWERS_MAX):
+        for one in islice(there, ANSWERS_MAX):
             first_ms, num_left = one.first_token_ms, min(one.num_tokens_left, mean_tokens)
             if first_ms is None:
                 begins_ms = max(0.0, one.expected_ms - now_ms)

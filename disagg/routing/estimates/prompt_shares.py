@@ -1,5 +1,6 @@
 """What share of a worker's time will go to prompts, by what it and its kind lately computed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import log
@@ -82,8 +83,6 @@ class PromptShares:
     def __init__(self) -> None:
         self._workers: dict[Incarnation, _Known] = {}
         self._kinds: dict[tuple[str, str], _Kind] = {}
-        self._waiting: dict[Incarnation, dict[str, Estimate]] = {}
-        self._waiting_for: dict[str, Incarnation] = {}
 
     def planned(self, worker: Incarnation, estimate: Estimate) -> None:
         """A prompt goes to a worker."""
@@ -93,21 +92,6 @@ class PromptShares:
             known.planned_ms = PLANNED_KEEPS * known.planned_ms + took_ms
             known.stalls_ms = PLANNED_KEEPS * known.stalls_ms + took_ms * estimate.stall_share
             known.num_stalls = PLANNED_KEEPS * known.num_stalls + estimate.stall_share
-
-    def waits(self, request_id: str, worker: Incarnation, estimate: Estimate) -> None:
-        """A request waits at the router; as of now its prompt will be computed there."""
-        self.waits_no_more(request_id)
-        self._waiting_for[request_id] = worker
-        self._waiting.setdefault(worker, {})[request_id] = estimate
-
-    def waits_no_more(self, request_id: str) -> None:
-        """A request goes to a worker, is looked at or has ended; unknown ones are ignored."""
-        worker = self._waiting_for.pop(request_id, None)
-        if worker is not None:
-            there = self._waiting[worker]
-            del there[request_id]
-            if not there:
-                del self._waiting[worker]
 
     def computed(self, now_ms: int, worker: WorkerInfo, tokens: float, context: float) -> None:
         """A worker has computed more of prompts: tokens, and their products with what is before.
@@ -149,13 +133,22 @@ class PromptShares:
         short = kind.short.share(now_ms, cost) / kind.num_workers
         return min(1.0, known.long.share(now_ms, cost) + short)
 
-    def long_prompts(self, now_ms: int, worker: WorkerInfo, cost: StepCost) -> LongPrompts:
-        """The long ones among the prompts to come at a worker; arguments as of `share`."""
+    def long_prompts(
+        self, now_ms: int, worker: WorkerInfo, cost: StepCost, waiting: Iterable[Estimate] = ()
+    ) -> LongPrompts:
+        """The long ones among the prompts to come at a worker.
+
+        Args:
+            now_ms: the time.
+            worker: which.
+            cost: of its steps.
+            waiting: plans of those that wait at the router, as of now to be computed there.
+        """
         known = self._workers.get(worker.incarnation)
         if known is None:
             return NO_LONG_PROMPTS
         none, waiting_ms = 1.0, 0.0
-        for one in islice(self._waiting.get(worker.incarnation, {}).values(), WAITING_MAX):
+        for one in islice(waiting, WAITING_MAX):
             none *= 1 - one.stall_share
             waiting_ms += one.stall_share * one.prefill_ms
         share = min(1.0, known.long.share(now_ms, cost))

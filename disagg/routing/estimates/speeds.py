@@ -7,6 +7,7 @@ from disagg.messages.session import PrefillReport, TransferKind, TransferReport,
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, SCALE_TOKENS, StepTimes
 from disagg.routing.estimates.answers import Answers
 from disagg.routing.estimates.arrivals import Arrivals, Newcomers
+from disagg.routing.estimates.by_worker import ByWorker
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.estimates.least_squares import FadingFit
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
@@ -67,6 +68,8 @@ class Speeds:
 
     Attributes:
         answers: who decodes where, told by who begins and ends requests.
+        waiting: plans of requests that wait at the router, by who would compute their prompts, told
+            by who lets them wait.
     """
 
     def __init__(self) -> None:
@@ -83,6 +86,7 @@ class Speeds:
         self._prompt_tokens, self._found_tokens = FadingMean(), FadingMean()
         self._arrivals = Arrivals()
         self.answers = Answers()
+        self.waiting = ByWorker[Estimate]()
         self._shares = PromptShares()
         self._now_ms = 0
 
@@ -151,15 +155,6 @@ class Speeds:
         if estimate is not None:
             self._arrivals.add(now_ms, estimate.prefill_ms, slo_ttft_ms)
             self._shares.planned(worker, estimate)
-
-    def waits(self, request_id: str, worker: Incarnation, estimate: Estimate | None) -> None:
-        """See `PromptShares.waits`; without an estimate it says nothing."""
-        if estimate is not None:
-            self._shares.waits(request_id, worker, estimate)
-
-    def waits_no_more(self, request_id: str) -> None:
-        """See `PromptShares.waits_no_more`."""
-        self._shares.waits_no_more(request_id)
 
     def answered(self, num_tokens: int) -> None:
         """A request ended after so many tokens; without any it says nothing."""
@@ -272,6 +267,8 @@ class Speeds:
             step_tokens_max=step_tokens,
             num_coming=worker.num_coming,
             prompt_share=self._shares.share(self._now_ms, worker.info, cost),
-            long_prompts=self._shares.long_prompts(self._now_ms, worker.info, cost),
+            long_prompts=self._shares.long_prompts(
+                self._now_ms, worker.info, cost, self.waiting.at(worker.info.incarnation)
+            ),
             answers=self.answers.at(self._now_ms, worker.info.incarnation, self.answer_tokens),
         )

@@ -1,12 +1,13 @@
 """Who waits at the router although there is room holds up nobody, nor the router itself."""
 
 from dataclasses import replace
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.admission import HEADS_MAX
-from disagg.routing.holds import LOOK_MS_MAX
+from disagg.routing.holds import LOOK_MS_MAX, SEEN_MAX, Holds
 from disagg.routing.planner import Planner
 from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
@@ -32,6 +33,14 @@ def ask(router: Router, name: str, num_tokens: int, tenant: str = "") -> bool:
 
 def went(router: Router) -> list[str]:
     return [submit.key.request_id for _, submit in router.submits]
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Counts the plans of those that wait; each takes up to a millisecond."""
+    counted: Mock = create_autospec(Planner.plan_in_turn, side_effect=Planner.plan_in_turn)
+    monkeypatch.setattr(Planner, "plan_in_turn", counted)
+    return counted
 
 
 @pytest.mark.parametrize("num_tenants", [HEADS_MAX - 1, HEADS_MAX, 2 * HEADS_MAX])
@@ -76,58 +85,57 @@ def test_many_who_wait_by_choice_are_each_looked_at_again() -> None:
     pytest.fail("it was not looked at again")
 
 
-def test_a_long_line_is_not_looked_at_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_line_is_not_looked_at_in_one_turn(plans: Mock) -> None:
     """Each plan takes up to a millisecond, in which every token stream stands still."""
-    num_plans = 0
-    plan_in_turn = Planner.plan_in_turn
-
-    def counted(self: Planner, now_ms: int, *arguments: object) -> object:
-        nonlocal num_plans
-        num_plans += 1
-        return plan_in_turn(self, now_ms, *arguments)  # type: ignore[arg-type]
-
     router = fleet(ALONE, requests_max=300, worker_prefill_tokens_max=400)
     assert ask(router, "first", 450)
     for number in range(200):
         assert not ask(router, f"long-{number}", 401)
     say(router, ALONE, num_prefill_tokens_queued=3 * EACH, num_prompts_queued=3)
-    monkeypatch.setattr(Planner, "plan_in_turn", counted)
+    plans.reset_mock()
     router.core.cancel(router.now_ms, "first", "it makes room, but all had better wait")
-    assert HEADS_MAX <= num_plans <= 8 * HEADS_MAX
+    assert HEADS_MAX <= plans.call_count <= 8 * HEADS_MAX
     assert router.core.num_waiting == 200
     for _ in range(200 // HEADS_MAX + 1):
-        num_plans = 0
+        plans.reset_mock()
         router.did(router.core.tick(router.now_ms))
-        assert num_plans <= 8 * HEADS_MAX
+        assert plans.call_count <= 8 * HEADS_MAX
     assert len(router.core._admission._holds) == 200, "all were looked at"
     queued(router, 0)
     assert went(router) == ["long-0"], "control: they go in their order, as far as there is room"
 
 
-def test_who_waits_by_choice_is_planned_again_when_its_workers_have_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    num_plans = 0
-    plan_in_turn = Planner.plan_in_turn
-
-    def counted(self: Planner, now_ms: int, *arguments: object) -> object:
-        nonlocal num_plans
-        num_plans += 1
-        return plan_in_turn(self, now_ms, *arguments)  # type: ignore[arg-type]
-
+def test_who_waits_by_choice_is_planned_again_when_its_workers_have_moved(plans: Mock) -> None:
     router = fleet(ALONE)
     queued(router, 6)
     assert not ask(router, "long", 401)
-    monkeypatch.setattr(Planner, "plan_in_turn", counted)
+    plans.reset_mock()
     for _ in range(10):  # steps of decodes, as far as the router knows
         router.now_ms += 1
         queued(router, 6)
-    assert num_plans == 0
+    assert plans.call_count == 0
     queued(router, 5)
-    assert num_plans == 1, "control: a prompt is done"
+    assert plans.call_count == 1, "control: a prompt is done"
     router.now_ms += LOOK_MS_MAX
     queued(router, 5)
-    assert num_plans == 2, "others may be better by now"
+    assert plans.call_count == 2, "others may be better by now"
+
+
+def test_of_a_long_line_a_few_are_looked_at_with_each_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router = fleet(ALONE, requests_max=300)
+    queued(router, 6)
+    for number in range(10 * SEEN_MAX):
+        assert not ask(router, f"long-{number}", 401)
+    looks = create_autospec(Holds.is_due, side_effect=Holds.is_due)
+    monkeypatch.setattr(Holds, "is_due", looks)
+    router.now_ms += 1
+    queued(router, 6)
+    assert 0 < looks.call_count <= HEADS_MAX + SEEN_MAX
+    seen = {one.args[2] for one in looks.call_args_list}
+    queued(router, 6)
+    assert {one.args[2] for one in looks.call_args_list} > seen, "then others"
 
 
 @pytest.mark.parametrize("waits", [False, True])

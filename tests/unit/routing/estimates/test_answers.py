@@ -42,7 +42,7 @@ def test_a_request_is_at_one_worker_until_it_ends() -> None:
     answers.end("one")
     answers.end("one")
     assert not answers.at(0, B, 50)
-    assert (answers._at, answers._where) == ({}, {}), "nothing stays of it"
+    assert (answers._requests._at, answers._requests._where) == ({}, {}), "nothing stays of it"
 
 
 def test_of_a_worker_some_are_looked_at() -> None:

@@ -6,6 +6,7 @@ from math import log
 import pytest
 
 from disagg.messages.registration import WorkerInfo
+from disagg.routing.estimates.by_worker import ByWorker
 from disagg.routing.estimates.estimate import Estimate, Work, estimate
 from disagg.routing.estimates.place import LongPrompts, Place, StepCost
 from disagg.routing.estimates.prompt_shares import (
@@ -81,26 +82,29 @@ def test_long_prompts_are_known_by_their_share_and_time() -> None:
 
 
 def test_prompts_that_wait_for_a_worker_are_to_come_there() -> None:
-    shares = known(A, B)
-    shares.waits("long", A.incarnation, prompt(1.0, 800.0))
-    shares.waits("half", A.incarnation, prompt(0.5, 100.0))
-    assert shares.long_prompts(0, A, COST) == LongPrompts(0, 0, 1.0, 850.0)
-    assert shares.long_prompts(0, B, COST) == LongPrompts(0, 0)
-    shares.waits("long", B.incarnation, prompt(1.0, 800.0))
-    assert shares.long_prompts(0, A, COST) == LongPrompts(0, 0, 0.5, 50.0), "it has another plan"
-    assert shares.long_prompts(0, B, COST) == LongPrompts(0, 0, 1.0, 800.0)
+    shares, waiting = known(A, B), ByWorker[Estimate]()
+
+    def at(worker: WorkerInfo) -> LongPrompts:
+        return shares.long_prompts(0, worker, COST, waiting.at(worker.incarnation))
+
+    waiting.put(A.incarnation, "long", prompt(1.0, 800.0))
+    waiting.put(A.incarnation, "half", prompt(0.5, 100.0))
+    assert at(A) == LongPrompts(0, 0, 1.0, 850.0)
+    assert at(B) == LongPrompts(0, 0)
+    waiting.put(B.incarnation, "long", prompt(1.0, 800.0))
+    assert at(A) == LongPrompts(0, 0, 0.5, 50.0), "it has another plan"
+    assert at(B) == LongPrompts(0, 0, 1.0, 800.0)
     for _ in range(2):
-        shares.waits_no_more("long")
-        shares.waits_no_more("half")
+        waiting.drop("long")
+        waiting.drop("half")
     for one in (A, B):
-        assert shares.long_prompts(0, one, COST) == LongPrompts(0, 0)
+        assert at(one) == LongPrompts(0, 0)
 
 
 def test_of_many_that_wait_a_few_are_looked_at() -> None:
-    shares = known(A)
-    for number in range(10 * WAITING_MAX):
-        shares.waits(f"{number}", A.incarnation, prompt(1.0, 10.0))
-    assert shares.long_prompts(0, A, COST) == LongPrompts(0, 0, 1.0, WAITING_MAX * 10.0)
+    waiting = [prompt(1.0, 10.0)] * 10 * WAITING_MAX
+    found = known(A).long_prompts(0, A, COST, waiting)
+    assert found == LongPrompts(0, 0, 1.0, WAITING_MAX * 10.0)
 
 
 def test_all_of_it_fades_and_time_goes_not_back() -> None:
