@@ -131,6 +131,7 @@ class Preparation:
         self._dispatcher.check_accepts()
         request.check()
         self.check_model(request.model)
+        slo = self._slo.overridden(request.ttft_ms, request.tpot_ms, request.shed)
         if isinstance(request.prompt, Chat) and request.prompt.schemas:
             self._check_tools()
         own_id = caller.own_id(request_id or secrets.token_hex(12))
@@ -189,7 +190,7 @@ class Preparation:
             caller.tenant,
             _claim(caller.tenant, request_id, token_ids) if request_id else b"",
             request.priority,
-            self._slo.overridden(request.ttft_ms, request.tpot_ms, request.shed),
+            slo,
             received_ms=received_ms,
             revision=revision,
         )

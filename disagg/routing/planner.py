@@ -204,9 +204,9 @@ def _shed(demand: Demand, plan: Plan) -> None:
     Raises:
         SloError: with the time after which as much work is done as is too much.
     """
-    found, wanted_ms = plan.estimate, demand.slo.ttft_ms
-    ttft_ms = demand.waited_ms + (found.ttft_ms if found is not None else 0.0)
-    if demand.is_first and demand.slo.is_missed(ttft_ms):
+    own_ms = plan.estimate.ttft_ms if plan.estimate is not None else 0.0
+    if demand.is_shed(own_ms):
+        ttft_ms, wanted_ms = demand.waited_ms + own_ms, demand.slo.ttft_ms
         raise SloError(
             f"the first token is expected after {ttft_ms:.0f} ms, {wanted_ms} are wanted",
             param="disagg.ttft_ms",

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from disagg.errors import RequestError
+
 
 @dataclass(frozen=True, slots=True)
 class Slo:
@@ -19,11 +21,21 @@ class Slo:
         return self.sheds and 0 < self.ttft_ms < ttft_ms
 
     def overridden(self, ttft_ms: int | None, tpot_ms: float | None, sheds: bool | None) -> "Slo":
-        """The same, but what a request says of its own; None: nothing."""
+        """The same, but what a request says of its own; None: nothing.
+
+        Raises:
+            RequestError: it wants to be shed, and there is no bound for its first token.
+        """
         given = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "sheds": sheds}
         if not any(one is not None for one in given.values()):
             return self
-        return replace(self, **{name: one for name, one in given.items() if one is not None})  # type: ignore[arg-type]
+        found = replace(self, **{name: one for name, one in given.items() if one is not None})  # type: ignore[arg-type]
+        if sheds and not found.ttft_ms:
+            raise RequestError(
+                "needs a bound: give disagg.ttft_ms too, as this router has no router.slo_ttft_ms",
+                param="disagg.shed",
+            )
+        return found
 
 
 NO_SLO = Slo()

@@ -8,8 +8,6 @@ RIDGE = 1e-4
 """Share of its own square by which a feature that always came with another is kept apart from it:
 of the two each explains a part, and the fit is right where they come together again."""
 KNOWN_MIN = 1e-9
-OWN_SHARE_NEW = 32
-"""A fit is solved anew when one sample in so many is new."""
 
 
 def solve(
@@ -111,8 +109,8 @@ class FadingFit:
         self._products = [0.0] * (num_features * (num_features + 1) // 2)
         self._timed = [0.0] * num_features
         self._solved: tuple[float | None, ...] = (None,) * num_features
-        self._solved_at = 0, 0
-        """``num_added`` here and in the other fit."""
+        self._solved_with: int | None = None
+        """``num_added`` of the other fit then; None where this one has changed since."""
 
     def add(self, num: int, products: Sequence[float], timed: Sequence[float]) -> None:
         """Count ``num`` samples by their sums."""
@@ -134,7 +132,7 @@ class FadingFit:
         self.weight *= share
         self._products = [share * one for one in self._products]
         self._timed = [share * one for one in self._timed]
-        self._solved_at = 0, 0
+        self._solved_with = None
 
     def mean_product(self, number: int) -> float:
         """Mean of the product of two features, by its place among the products."""
@@ -143,7 +141,7 @@ class FadingFit:
     def coefficients(
         self, other: "FadingFit | None" = None, num_borrowed: float = 0.0
     ) -> tuple[float | None, ...]:
-        """By feature; None for one that no sample had. Solved anew when enough has come.
+        """By feature; None for one that no sample had. Solved anew when samples have come.
 
         Args:
             other: a fit of more samples than these.
@@ -151,12 +149,10 @@ class FadingFit:
                 never or hardly seen here is as it is elsewhere.
         """
         theirs = other.num_added if other is not None else 0
-        ours_before, theirs_before = self._solved_at
-        if (self.num_added - ours_before) * OWN_SHARE_NEW > self.weight or (
-            other is not None and (theirs - theirs_before) * 2 > other.weight
-        ):
+        before = self._solved_with
+        if before is None or (other is not None and (theirs - before) * 2 > other.weight):
             self._solved = self._solve(other, num_borrowed)
-            self._solved_at = self.num_added, theirs
+            self._solved_with = theirs
         return self._solved
 
     def _solve(self, other: "FadingFit | None", num_borrowed: float) -> tuple[float | None, ...]:

@@ -9,7 +9,9 @@ from disagg.routing.estimates.answers import Answers
 from disagg.routing.estimates.arrivals import Arrivals, Newcomers
 from disagg.routing.estimates.by_worker import ByWorker
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
+from disagg.routing.estimates.fading_mean import IDLE_HALF_LIFE_MS, FadingMean
 from disagg.routing.estimates.least_squares import FadingFit
+from disagg.routing.estimates.links import Links
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
 from disagg.routing.estimates.prompt_shares import PromptShares
 from disagg.routing.generation import Generation
@@ -17,31 +19,11 @@ from disagg.routing.worker import Worker
 
 STEPS_HALF_LIFE = 500.0
 FLEET_STEPS_HALF_LIFE = 100_000.0
-READS_HALF_LIFE = 50.0
-IDLE_HALF_LIFE_MS = 10_000
-"""Steps count half after so long without any newer ones. Who was slow for a while is given nothing
-to do, and would be slow for ever by what it then did."""
-BORROWED_STEPS, BORROWED_READS = 16.0, 4.0
-"""A worker or a pair is as all are until it has done more than so many itself."""
-LINKS_MAX = 4096
-MEAN_KEEPS = 0.9
-"""Of an average that fades, with each new figure."""
+BORROWED_STEPS = 16.0
+"""A worker is as all are until it has done more than so many itself."""
 _TOKENS, _CONTEXT = PAIRS.index((0, 1)), PAIRS.index((0, 2))
 _DECODES = PAIRS.index((3, 3))
 _DECODES_CONTEXT = PAIRS.index((3, 4))
-
-
-class FadingMean:
-    """An average in which old figures fade; None before the first one."""
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-
-    def add(self, figure: float) -> None:
-        """Count a figure; less than 0 counts as 0: clocks are read on two machines."""
-        figure = max(0.0, figure)
-        before = figure if self.value is None else self.value
-        self.value = MEAN_KEEPS * before + (1 - MEAN_KEEPS) * figure
 
 
 @dataclass(slots=True)
@@ -76,10 +58,7 @@ class Speeds:
         self._workers: dict[Incarnation, _Measured] = {}
         self._fleet: dict[str, FadingFit] = {}
         """By revision."""
-        self._links: dict[tuple[Incarnation, Incarnation], FadingFit | None] = {}
-        """By owner and reader; None after the first READ, which counts for nothing."""
-        self._reads = FadingFit(2, READS_HALF_LIFE)
-        """Of all pairs."""
+        self._links = Links()
         self._message_ms, self._commit_ms = FadingMean(), FadingMean()
         self._pull_ms, self._reserve_ms = FadingMean(), FadingMean()
         self._answer_tokens = FadingMean()
@@ -123,7 +102,7 @@ class Speeds:
         """A worker has left; what was measured with it stays a part of the fleet's figures."""
         left = self._workers.pop(worker, None)
         self._shares.forget(worker)
-        self._links = {pair: fit for pair, fit in self._links.items() if worker not in pair}
+        self._links.forget(worker)
         if left and all(one.revision != left.revision for one in self._workers.values()):
             self._fleet.pop(left.revision, None)
 
@@ -134,19 +113,23 @@ class Speeds:
                 self._transferred(generation, report)
             return
         if generation.taken_over is None:
-            self._prompt_tokens.add(report.num_prompt_tokens)
-            self._found_tokens.add(report.hit_tokens + report.pulled_tokens)
+            self._prompt_tokens.add(self._now_ms, report.num_prompt_tokens)
+            self._found_tokens.add(self._now_ms, report.hit_tokens + report.pulled_tokens)
         times = report.times
         if times is None or generation.prefill_ms is None or generation.taken_over is not None:
             return
         took_ms = generation.prefill_ms - generation.started_ms
-        self._message_ms.add(took_ms - times.queue_ms - times.transfer_ms - times.compute_ms)
+        self._message_ms.add(
+            self._now_ms, took_ms - times.queue_ms - times.transfer_ms - times.compute_ms
+        )
         if report.pulled_tokens:
             if generation.pull is not None and not generation.pull.failed:
                 reserve_ms = 0.0 if generation.local else self.reserve_ms
-                self._pull_ms.add(times.transfer_ms - generation.pull.read_ms - reserve_ms)
+                self._pull_ms.add(
+                    self._now_ms, times.transfer_ms - generation.pull.read_ms - reserve_ms
+                )
         elif not generation.local:
-            self._reserve_ms.add(times.transfer_ms)
+            self._reserve_ms.add(self._now_ms, times.transfer_ms)
 
     def planned(
         self, now_ms: int, worker: Incarnation, estimate: Estimate | None, slo_ttft_ms: int
@@ -159,7 +142,7 @@ class Speeds:
     def answered(self, num_tokens: int) -> None:
         """A request ended after so many tokens; without any it says nothing."""
         if num_tokens:
-            self._answer_tokens.add(num_tokens)
+            self._answer_tokens.add(self._now_ms, num_tokens)
 
     def _transferred(self, generation: Generation, report: TransferReport) -> None:
         num_bytes = sum(group.pulled_bytes for group in report.groups)
@@ -168,50 +151,44 @@ class Speeds:
         if not num_bytes or not (is_pull or report.read_ms <= report.exposed_ms):
             return
         reader = generation.prefill if is_pull else generation.decode
-        pair = report.owner, reader.incarnation
-        if pair not in self._links:
-            if len(self._links) >= LINKS_MAX:
-                del self._links[next(iter(self._links))]
-            self._links[pair] = None  # connected just now
-            return
-        link = self._links[pair] = self._links[pair] or FadingFit(2, READS_HALF_LIFE)
-        for fit in (link, self._reads):
-            fit.add_sample((1.0, num_bytes / (1 << 20)), report.read_ms)
-        if not is_pull:
-            self._commit_ms.add(report.exposed_ms - report.read_ms)
+        counts = self._links.read(
+            self._now_ms, report.owner, reader.incarnation, num_bytes, report.read_ms
+        )
+        if counts and not is_pull:
+            self._commit_ms.add(self._now_ms, report.exposed_ms - report.read_ms)
 
     # --- what is asked
 
     @property
     def message_ms(self) -> float:
         """A plan's messages on their way, all together."""
-        return self._message_ms.value or 0.0
+        return self._message_ms.at(self._now_ms)
 
     @property
     def reserve_ms(self) -> float:
         """A reservation at a decode worker."""
-        return self._reserve_ms.value or 0.0
+        return self._reserve_ms.at(self._now_ms)
 
     @property
     def pull_ms(self) -> float:
         """A pull besides its READ: its lease at an owner that is busy, its commit."""
-        return self._pull_ms.value or 0.0
+        return self._pull_ms.at(self._now_ms)
 
     @property
     def commit_ms(self) -> float:
         """From the last READ of a hand-over to its commit."""
-        return self._commit_ms.value or 0.0
+        return self._commit_ms.at(self._now_ms)
 
     @property
     def answer_tokens(self) -> float:
         """Of the answers that ended lately, on average; at most `ANSWER_TOKENS`."""
-        return min(self._answer_tokens.value or ANSWER_TOKENS, ANSWER_TOKENS)
+        return min(self._answer_tokens.at(self._now_ms) or ANSWER_TOKENS, ANSWER_TOKENS)
 
     @property
     def found_share(self) -> float:
         """Of the tokens of prompts that came lately, what was in some cache; 0 to 1."""
-        num_tokens = self._prompt_tokens.value
-        return min(1.0, (self._found_tokens.value or 0.0) / num_tokens) if num_tokens else 0.0
+        num_tokens = self._prompt_tokens.at(self._now_ms)
+        return min(1.0, self._found_tokens.at(self._now_ms) / num_tokens) if num_tokens else 0.0
 
     def newcomers(self, slo_ttft_ms: int) -> Newcomers:
         """See `Arrivals.newcomers`."""
@@ -234,12 +211,7 @@ class Speeds:
 
     def link_cost(self, owner: Incarnation, reader: Incarnation) -> LinkCost | None:
         """What a READ takes between two workers; by all pairs where these have not done enough."""
-        link = self._links.get((owner, reader))
-        if link is None:
-            read_ms, mib_ms = self._reads.coefficients()
-        else:
-            read_ms, mib_ms = link.coefficients(self._reads, BORROWED_READS)
-        return None if read_ms is None or mib_ms is None else LinkCost(read_ms, mib_ms)
+        return self._links.cost(self._now_ms, owner, reader)
 
     def place(self, worker: Worker) -> Place | None:
         """A worker as far as times go; None where nobody has measured enough.

@@ -42,7 +42,8 @@ class Estimated:
     most, have the least load or the shortest queue; and each of these with a prefix pulled from a
     third worker. The plan that takes the least time is best: until an answer's first
     `ANSWER_TOKENS`, and, with a weight, what others are held up by, those to come among them. An
-    SLO that is missed counts as time as well, see `MISS_SHARE`.
+    SLO that is missed counts as time as well, see `MISS_SHARE`. For a request that would be shed
+    only plans count by which it is not, if there are any.
 
     A request waits at the router if it would only wait where it goes; and, with a bound for its
     first token and time left until then, if others would miss their bounds by it.
@@ -69,8 +70,9 @@ class Estimated:
                 break
             if _key(one) not in plans:
                 plans[_key(one)] = appraiser.appraise(one)
-        known = [one for one in plans.values() if one.estimate is not None]
-        best = min(known, key=self._cost_ms)
+        known = [(one, found) for one in plans.values() if (found := one.estimate) is not None]
+        kept = [one for one, found in known if not demand.is_shed(found.ttft_ms)]
+        best = min(kept or [one for one, _ in known], key=self._cost_ms)
         hold_ms = self._hold_ms(best.estimate, demand)
         if hold_ms:
             return replace(best, hold_ms=hold_ms)

@@ -170,6 +170,10 @@ class Demand:
         """Tokens that it may still get, as far as plans look ahead."""
         return max(0, min(ANSWER_TOKENS, self.num_tokens_max - self.num_tokens))
 
+    def is_shed(self, ttft_ms: float) -> bool:
+        """Whether it had better not go at all, if its first token is so far from now."""
+        return self.is_first and self.slo.is_missed(self.waited_ms + ttft_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

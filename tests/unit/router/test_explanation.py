@@ -136,6 +136,9 @@ async def test_a_deployment_sheds_and_a_request_may_want_otherwise(open_house):
     assert (await house.http.post("/v1/completions", json=ASK)).status_code == 429
     wants = {"disagg": {"shed": False}}
     assert (await house.http.post("/v1/completions", json=ASK | wants)).status_code == 200
+    assert (
+        await house.http.post("/v1/completions", json=ASK | {"disagg": {"shed": True}})
+    ).status_code == 429
     patient = {"disagg": {"ttft_ms": 60_000}}
     assert (await house.http.post("/v1/completions", json=ASK | patient)).status_code == 200
 
@@ -146,6 +149,8 @@ async def test_a_deployment_sheds_and_a_request_may_want_otherwise(open_house):
         ({"ttft_ms": 0}, "disagg.ttft_ms"),
         ({"tpot_ms": -1}, "disagg.tpot_ms"),
         ({"shed": 1}, "disagg.shed"),
+        ({"shed": True}, "disagg.shed"),
+        ({"shed": True, "tpot_ms": 50}, "disagg.shed"),
         ({"speed": 1}, "disagg.speed"),
     ],
 )

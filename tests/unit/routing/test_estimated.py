@@ -125,6 +125,21 @@ def test_what_no_plan_can_keep_is_shed_if_it_is_asked_for() -> None:
             assert router.record("r").outcome == "failed"
 
 
+def test_a_plan_that_keeps_the_bound_is_taken_before_a_request_is_shed() -> None:
+    """However dear it is for others: by the plan that is best for all it would be refused."""
+    for slo, who in (
+        (Slo(), {"p", "d"}),
+        (Slo(ttft_ms=100), {"p", "d"}),
+        (Slo(ttft_ms=100, sheds=True), {"d"}),
+        (Slo(ttft_ms=1000, sheds=True), {"p", "d"}),
+        (Slo(ttft_ms=20, sheds=True), set()),
+    ):
+        router = fleet(P, D, others_weight=50.0)
+        say(router, P, num_prefill_tokens_queued=700, num_waiting=1)
+        say(router, D, num_running=8)
+        assert set(served(router, slo=slo)) == who, slo
+
+
 def test_who_is_shed_comes_again_within_a_minute() -> None:
     router = fleet(P, D)
     slow = step_times(PREFILL_STEPS + DECODE_STEPS, slower=10_000)

@@ -15,9 +15,10 @@ from disagg.messages.session import (
 )
 from disagg.messages.step_times import StepTimes
 from disagg.routing.estimates.estimate import Estimate, Work, estimate
+from disagg.routing.estimates.fading_mean import IDLE_HALF_LIFE_MS
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
 from disagg.routing.estimates.prompt_shares import SHARE_HALF_LIFE_MS
-from disagg.routing.estimates.speeds import IDLE_HALF_LIFE_MS, Speeds
+from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.generation import Generation
 from disagg.routing.index import PrefixIndex
 from disagg.routing.worker import Worker
@@ -219,6 +220,33 @@ def test_a_link_costs_what_its_reads_have_taken() -> None:
     assert elsewhere is not None, "as all links are"
     speeds.forget(P.incarnation)
     assert speeds.link_cost(P.incarnation, D.incarnation) == pytest.approx(elsewhere)
+
+
+def test_a_network_that_was_slow_for_a_while_is_tried_again() -> None:
+    """Else nothing is handed over any more, and nothing is measured that would say otherwise."""
+    speeds, plan = Speeds(), generation()
+    for _ in range(300):
+        speeds.report(plan, transfer(5, 1))
+    for _ in range(30):
+        speeds.report(plan, transfer(500, 1))
+        slow = generation()
+        speeds.report(slow, reported(slow, PrefillTimes(0, 400, 0)))
+    usual_ms = (300 * 5 + 30 * 500) / 330
+
+    def read_ms(now_ms: int) -> float:
+        speeds.now(now_ms)
+        cost = speeds.link_cost(P.incarnation, D.incarnation)
+        assert cost is not None
+        return cost.ms(1 << 20)
+
+    assert read_ms(IDLE_HALF_LIFE_MS - 1) == read_ms(0) > 3 * usual_ms
+    later = [read_ms(number * IDLE_HALF_LIFE_MS) for number in range(1, 15)]
+    assert later == sorted(later, reverse=True)
+    assert later[-1] == pytest.approx(usual_ms, rel=0.1)
+    for _ in range(3):
+        speeds.report(plan, transfer(500, 1))
+    assert read_ms(14 * IDLE_HALF_LIFE_MS) > 3 * usual_ms, "if it is slow still, READs say so"
+    assert speeds.reserve_ms == pytest.approx(400), "the only ones that there were"
 
 
 def test_a_read_that_waited_for_the_prefill_says_nothing_of_the_link() -> None:
