@@ -25,8 +25,8 @@ from disagg.router.revision_pages import RevisionPages
 from disagg.router.siblings import Siblings
 from disagg.router.status_pages import OBSERVERS, StatusPages
 from disagg.routing.actions import CacheResetEnded
-from disagg.routing.fleet import WorkerView
 from disagg.routing.record import RequestRecord
+from disagg.routing.worker_view import WorkerView
 
 RECORDS = "/v1/disagg/requests/"
 ID_PREFIXES = ("", "cmpl-", "chatcmpl-", "resp_")

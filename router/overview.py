@@ -11,8 +11,8 @@ from disagg.router.callers import Caller
 from disagg.router.dispatch import Dispatcher
 from disagg.router.revision_pages import revision_body
 from disagg.router.worker_statuses import Answer
-from disagg.routing.fleet import WorkerView
 from disagg.routing.record import RequestRecord
+from disagg.routing.worker_view import WorkerView
 from disagg.wire.v1 import identity_pb2, worker_pb2
 
 REQUESTS_MAX = 50

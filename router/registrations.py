@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from disagg.messages.registration import WorkerInfo
-from disagg.routing.fleet import WorkerView
+from disagg.routing.worker_view import WorkerView
 
 logger = logging.getLogger(__name__)
 

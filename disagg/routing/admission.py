@@ -8,9 +8,10 @@ from disagg.routing.end_pace import EndPace
 from disagg.routing.fair_queue import FairQueue
 from disagg.routing.fleet import Fleet
 from disagg.routing.holds import Holds
+from disagg.routing.live_requests import LiveRequests
 from disagg.routing.planner import Planner
 from disagg.routing.request import RoutedRequest
-from disagg.routing.request_table import RequestTable
+from disagg.routing.request_lifecycle import RequestLifecycle
 
 HEADS_MAX = 16
 """Tenants whose first request is tried at one look; a plan costs up to a millisecond."""
@@ -28,6 +29,8 @@ class Admission:
     elsewhere at once.
 
     Args:
+        live: requests that have left the queue; keeps records of those that never do.
+        lifecycle: begins what has its turn.
         turns: the queue; whoever delivers tokens charges it.
         pace: of the ends of requests.
     """
@@ -36,7 +39,8 @@ class Admission:
         self,
         fleet: Fleet,
         planner: Planner,
-        requests: RequestTable,
+        live: LiveRequests,
+        lifecycle: RequestLifecycle,
         turns: FairQueue[RoutedRequest],
         pace: EndPace,
         counters: Counter[tuple[str, str]],
@@ -48,7 +52,8 @@ class Admission:
         self.counters = counters
         self._fleet = fleet
         self._planner = planner
-        self._requests = requests
+        self._live = live
+        self._lifecycle = lifecycle
         self._requests_max = requests_max
         self._request_timeout_ms = request_timeout_ms
         self._router_id = router_id
@@ -76,7 +81,7 @@ class Admission:
             RequestError: the request id is live already, or there is nothing to compute.
             RemoteFault: no worker is ready.
         """
-        if self.find(request.request_id) or self._requests.is_live(request.request_id):
+        if self.find(request.request_id) or request.request_id in self._live:
             raise RequestError(
                 "a request with this id is being served",
                 param="request_id",
@@ -89,7 +94,7 @@ class Admission:
         if self._places_kept.get(request.group):
             self._places_kept[request.group] -= 1
         else:
-            num_taken = len(self._requests) + len(self._waiting) + sum(self._places_kept.values())
+            num_taken = len(self._live) + len(self._waiting) + sum(self._places_kept.values())
             num_missing = num_taken + 1 + request.num_following - self._requests_max
             if num_missing > 0:
                 actions += self._make_places(now_ms, request, num_missing)
@@ -122,7 +127,7 @@ class Admission:
         request = self.find(request_id)
         if request is not None:
             self._leave(request)
-            self._requests.end_unplanned(now_ms, request, "cancelled", reason)
+            self._live.keep(now_ms, request, "cancelled", reason)
         return []
 
     def fail(self, now_ms: int, request_id: str, error: DisaggError) -> list[RouterAction]:
@@ -200,7 +205,7 @@ class Admission:
             self._moved_ms = now_ms
             prefill = plan.prefill.incarnation
             self._fleet.speeds.planned(now_ms, prefill, plan.estimate, request.slo.ttft_ms)
-            return self._requests.begin(now_ms, request, plan)
+            return self._lifecycle.begin(now_ms, request, plan)
         return None
 
     def _heads(self, now_ms: int) -> list[tuple[str, RoutedRequest]]:
@@ -258,5 +263,5 @@ class Admission:
         self._leave(request)
         error.request_id = request.request_id
         said = f"{type(error).__name__}: {error.message}"
-        self._requests.end_unplanned(now_ms, request, "failed", said)
+        self._live.keep(now_ms, request, "failed", said)
         return Fail(request.request_id, error)

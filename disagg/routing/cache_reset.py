@@ -9,7 +9,8 @@ from disagg.errors import CapacityError, RemoteFault
 from disagg.messages.identity import Incarnation
 from disagg.messages.session import PrefixCacheReset, ResetPrefixCache
 from disagg.routing.actions import CacheResetEnded, RouterAction, ToWorker, WorkerReset
-from disagg.routing.fleet import WORKERS_MAX, WorkerView
+from disagg.routing.fleet import WORKERS_MAX
+from disagg.routing.worker_view import WorkerView
 
 ANSWERS_MS = 10_000
 """A worker that has not answered by then counts as not reset."""

@@ -33,13 +33,14 @@ from disagg.routing.admission import Admission
 from disagg.routing.cache_reset import CacheResets
 from disagg.routing.end_pace import EndPace
 from disagg.routing.fair_queue import FairQueue
-from disagg.routing.fleet import Fleet, WorkerView
+from disagg.routing.fleet import Fleet
+from disagg.routing.live_requests import LiveRequests
 from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY, make_policy
 from disagg.routing.record import RequestRecord
 from disagg.routing.request import RoutedRequest
-from disagg.routing.request_table import RequestTable
+from disagg.routing.request_lifecycle import RequestLifecycle
 from disagg.routing.revisions import (
     HasherOf,
     Revision,
@@ -48,7 +49,7 @@ from disagg.routing.revisions import (
     refuse_to_serve_nobody,
 )
 from disagg.routing.rooms import Rooms
-from disagg.routing.worker_bits import bits_of
+from disagg.routing.worker_view import WorkerView
 
 WORKER_PREFILL_TOKENS_MAX = 16_384
 """Some tenths of a second of work: a worker is never idle for lack of it."""
@@ -122,20 +123,22 @@ class RouterCore:
         planner = Planner(self._fleet, rule, self._resets, policy_options.slo_tpot_ms)
         turns: FairQueue[RoutedRequest] = FairQueue(tenant_weights)
         pace = EndPace()
-        self._requests = RequestTable(
+        self._live = LiveRequests(self._fleet, pace, self.counters, records_max)
+        self._lifecycle = RequestLifecycle(
             self._fleet,
             planner,
+            self._live,
             turns,
             pace,
             self.counters,
             replans_max=replans_max,
             request_timeout_ms=request_timeout_ms,
-            records_max=records_max,
         )
         self._admission = Admission(
             self._fleet,
             planner,
-            self._requests,
+            self._live,
+            self._lifecycle,
             turns,
             pace,
             self.counters,
@@ -147,7 +150,7 @@ class RouterCore:
     @property
     def fleet(self) -> tuple[WorkerView, ...]:
         """All workers known now, by id."""
-        return tuple(self._fleet.views(self._requests.num_live()))
+        return tuple(self._fleet.views(self._live.num_by_worker()))
 
     @property
     def full_roles(self) -> frozenset[str]:
@@ -202,13 +205,13 @@ class RouterCore:
 
     def revision_views(self) -> tuple[RevisionView, ...]:
         """All revisions that have a worker or a weight, by name."""
-        running = Counter(one.decode.revision for one in self._requests.generations())
+        running = Counter(one.decode.revision for one in self._live.generations())
         return self._fleet.revision_views(running, self._admission.num_waiting_by_revision())
 
     @property
     def num_live(self) -> int:
         """Requests that are neither finished nor failed, waiting ones included."""
-        return len(self._requests) + len(self._admission)
+        return len(self._live) + len(self._admission)
 
     @property
     def num_waiting(self) -> int:
@@ -284,24 +287,24 @@ class RouterCore:
             case StepOutputs():
                 actions: list[RouterAction] = []
                 for scored in message.prompt_logprobs:
-                    actions += self._requests.scored(now_ms, incarnation, scored)
+                    actions += self._lifecycle.scored(now_ms, incarnation, scored)
                 for output in message.outputs:
-                    actions += self._requests.output(now_ms, incarnation, output)
+                    actions += self._lifecycle.output(now_ms, incarnation, output)
                 return actions + self._admit_freed(now_ms)
             case PartEnded():
-                actions = self._requests.part_ended(now_ms, incarnation, message)
+                actions = self._lifecycle.part_ended(now_ms, incarnation, message)
                 return actions + self._admit_freed(now_ms)
             case PrefillProgress():
-                self._requests.progress(now_ms, incarnation, message)
+                self._lifecycle.progress(now_ms, incarnation, message)
                 return []
             case PrefillReport() | TransferReport():
-                self._requests.report(now_ms, incarnation, message)
+                self._lifecycle.report(now_ms, incarnation, message)
                 return []
             case PrefixCacheReset():
                 return self._resets.answered(now_ms, incarnation, message, self._fleet.views())
             case Superseded(key):
                 error = SupersededError(SENT_AGAIN)
-                actions = self._requests.fail(now_ms, key.request_id, error, key.generation)
+                actions = self._lifecycle.fail(now_ms, key.request_id, error, key.generation)
                 return actions + self._admit_freed(now_ms)
 
     def generate(self, now_ms: int, request: NewRequest) -> list[RouterAction]:
@@ -319,7 +322,7 @@ class RouterCore:
     def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
         """The client went away: nothing more is delivered; unknown ids are ignored."""
         actions = self._admission.cancel(now_ms, request_id, reason)
-        actions += self._requests.cancel(now_ms, request_id, reason)
+        actions += self._lifecycle.cancel(now_ms, request_id, reason)
         return actions + self._admit_freed(now_ms)
 
     def free_places(self, group: int) -> None:
@@ -330,7 +333,7 @@ class RouterCore:
         """Fail a live request because its client sent it again; unknown ids are ignored."""
         error = SupersededError(SENT_AGAIN)
         actions = self._admission.fail(now_ms, request_id, error)
-        actions += self._requests.fail(now_ms, request_id, error)
+        actions += self._lifecycle.fail(now_ms, request_id, error)
         return actions + self._admit_freed(now_ms)
 
     def reset_prefix_caches(self, now_ms: int) -> list[RouterAction]:
@@ -347,19 +350,8 @@ class RouterCore:
     def match(
         self, revision: Revision, num_tokens: int, hashes: Sequence[bytes]
     ) -> tuple[WorkerMatch, ...]:
-        """What each ready worker of a revision holds of a prompt, longest usable prefix first.
-
-        ``usable_tokens`` is at most ``num_tokens - 1``: a prefill computes at least one token.
-        """
-        hits = self._fleet.match(revision, num_tokens, hashes)
-        found = []
-        for bit in bits_of(self._fleet.ready_in(revision)):
-            info = self._fleet.roster.worker(bit).info
-            hit = hits[info.incarnation]
-            found.append(
-                WorkerMatch(info.incarnation, info.role, hit.usable_tokens, hit.group_tokens)
-            )
-        return tuple(sorted(found, key=lambda m: (-m.usable_tokens, m.worker)))
+        """See `Fleet.matches`."""
+        return self._fleet.matches(revision, num_tokens, hashes)
 
     def tick(self, now_ms: int) -> list[RouterAction]:
         """Drop silent workers and expire requests; call it several times a second.
@@ -369,13 +361,13 @@ class RouterCore:
         actions: list[RouterAction] = []
         for incarnation in self._fleet.silent(now_ms, self._awaited):
             actions += self._drop(now_ms, incarnation, "silent")
-        actions += self._resets.expire(now_ms) + self._requests.expire(now_ms)
+        actions += self._resets.expire(now_ms) + self._lifecycle.expire(now_ms)
         return actions + self._admission.expire(now_ms) + self._admission.admit(now_ms)
 
     def record(self, request_id: str) -> RequestRecord | None:
         """Record of a live or recently finished request; None if it is unknown."""
         waiting = self._admission.find(request_id)
-        return waiting.record() if waiting is not None else self._requests.record(request_id)
+        return waiting.record() if waiting is not None else self._live.record(request_id)
 
     def _drop(self, now_ms: int, incarnation: Incarnation, cause: str) -> list[RouterAction]:
         if incarnation not in self._fleet:
@@ -383,13 +375,13 @@ class RouterCore:
         lost = self._fleet.remove(incarnation)
         actions: list[RouterAction] = [Disconnect(incarnation)]
         actions += self._resets.lost(incarnation, cause)
-        actions += self._requests.lost(now_ms, lost, cause)
+        actions += self._lifecycle.lost(now_ms, lost, cause)
         return actions + self._admit_freed(now_ms)
 
     def _awaited(self) -> set[Incarnation]:
-        return {worker for one in self._requests.generations() for worker in one.awaited()}
+        return {worker for one in self._live.generations() for worker in one.awaited()}
 
     def _admit_freed(self, now_ms: int) -> list[RouterAction]:
         """Start what waits, if a request has ended or a prompt was computed since the last look."""
-        freed, self._requests.has_freed = self._requests.has_freed, False
+        freed, self._live.has_freed = self._live.has_freed, False
         return self._admission.admit(now_ms) if freed else []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from disagg.errors import RequestError
 from disagg.messages.session import CallOffDrain, Drain
 from disagg.routing.actions import ToWorker
-from disagg.routing.fleet import WorkerView
+from disagg.routing.worker_view import WorkerView
 
 
 def host_of(address: str) -> str:

@@ -1,16 +1,16 @@
 """The workers of the fleet: which of them are alive and ready, and how loaded they are."""
 
-from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from disagg.errors import ConfigError, WorkerIdTakenError
+from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent
 from disagg.messages.registration import WIRE_MAX, WIRE_MIN, GroupInfo, WorkerInfo
+from disagg.messages.router import WorkerMatch
 from disagg.messages.session import WorkerStats
+from disagg.routing.bad_pairs import BadPairs
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits
 from disagg.routing.revisions import Revision, Revisions, RevisionView
@@ -18,36 +18,17 @@ from disagg.routing.rooms import Rooms
 from disagg.routing.roster import Roster
 from disagg.routing.silence import Silence
 from disagg.routing.worker import Worker
+from disagg.routing.worker_bits import bits_of
+from disagg.routing.worker_lives import WorkerLives
+from disagg.routing.worker_view import WorkerView, view_of
 
 if TYPE_CHECKING:
     from disagg.routing.index import PrefixIndex
 
 ROLES = ("prefill", "decode", "both")
 WORKERS_MAX = 4096
-RETIRED_MAX = 1024
-BAD_PAIRS_MAX = 4096
 _FIXED_FIELDS = ("contract", "groups", "tiers", "revision")
 """Of one incarnation."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """One worker as the router sees it at one moment, for health pages."""
-
-    info: WorkerInfo
-    connected: bool
-    ready: bool
-    """It is connected, and its last stats have ``ready`` set."""
-    stats: WorkerStats | None
-    heard_ms: int
-    """Time of its last registration or message."""
-    planned_requests: int
-    """Requests submitted to it since its last stats."""
-    planned_tokens: int
-    """Tokens that it has to prefill for those."""
-    num_live: int
-    """Live generations in which it has a part."""
-    index_entries: int
 
 
 class LostWorker(NamedTuple):
@@ -71,6 +52,7 @@ class Fleet:
     Attributes:
         roster: the same workers as bits, for plans.
         speeds: what was measured of the workers and of the links between them.
+        bad_pairs: of workers, told of transfers that failed.
     """
 
     def __init__(
@@ -84,15 +66,14 @@ class Fleet:
         self.rooms = rooms
         self.roster = Roster()
         self.speeds = Speeds()
+        self.bad_pairs = BadPairs(silent_ms)
         self._silent_ms = silent_ms
         busy_ms = silent_ms if silent_busy_ms is None else silent_busy_ms
         self._silence = Silence(silent_ms, busy_ms)
         self._workers: dict[str, Worker] = {}
         self._indexes: dict[tuple[str, tuple[GroupInfo, ...]], PrefixIndex] = {}
         """By revision and layout."""
-        self._latest: dict[str, Incarnation] = {}
-        self._retired: deque[Incarnation] = deque(maxlen=RETIRED_MAX)
-        self._bad_pairs: dict[frozenset[Incarnation], int] = {}
+        self._lives = WorkerLives()
 
     def __contains__(self, incarnation: Incarnation) -> bool:
         return self._find(incarnation) is not None
@@ -115,7 +96,7 @@ class Fleet:
         if known is not None and known.info == info:
             self._silence.heard(now_ms, known)
             return False
-        self._check_id(info, known)
+        self._lives.check(info, known.info if known is not None else None)
         self._check(info)
         index = self._indexes.get((info.revision, info.groups))
         if index is None:
@@ -134,7 +115,7 @@ class Fleet:
             self.roster.changed(known)
             self.rooms.put(self.roster.bits.of_one(info.incarnation), known)
             return False
-        self._retire_other_lives(info.incarnation)
+        self._lives.begin(info.incarnation)
         info = self.revisions.add(info)
         self._indexes[info.revision, info.groups] = index
         tiers = [tier.num_blocks for tier in info.tiers]
@@ -249,6 +230,22 @@ class Fleet:
             ]
         )
 
+    def matches(
+        self, revision: Revision, num_tokens: int, hashes: Sequence[bytes]
+    ) -> tuple[WorkerMatch, ...]:
+        """What each ready worker of a revision holds of a prompt, longest usable prefix first.
+
+        ``usable_tokens`` is at most ``num_tokens - 1``: a prefill computes at least one token.
+        """
+        hits, found = self.match(revision, num_tokens, hashes), []
+        for bit in bits_of(self.ready_in(revision)):
+            info = self.roster.worker(bit).info
+            hit = hits[info.incarnation]
+            found.append(
+                WorkerMatch(info.incarnation, info.role, hit.usable_tokens, hit.group_tokens)
+            )
+        return tuple(sorted(found, key=lambda m: (-m.usable_tokens, m.worker)))
+
     def ready_in(self, revision: Revision) -> int:
         """Bits of its ready workers; 0 once it has gone, whoever has its name now."""
         if revision not in self.revisions:
@@ -313,64 +310,14 @@ class Fleet:
         connected = [one.info.incarnation for one in self._workers.values() if one.connected]
         return min(connected, key=lambda one: _weight(name, one), default=None)
 
-    def mark_bad_pair(self, now_ms: int, one: Incarnation, other: Incarnation) -> None:
-        """A transfer between them failed; they rest, then the next request probes them."""
-        self._bad_pairs = {p: t for p, t in self._bad_pairs.items() if t > now_ms}
-        if len(self._bad_pairs) < BAD_PAIRS_MAX:
-            self._bad_pairs[frozenset((one, other))] = now_ms + self._silent_ms
-
-    def bad_pairs(self, now_ms: int) -> frozenset[frozenset[Incarnation]]:
-        """Pairs of workers that rest after a failed transfer."""
-        if not self._bad_pairs:
-            return frozenset()
-        return frozenset(pair for pair, until_ms in self._bad_pairs.items() if until_ms > now_ms)
-
     def views(self, num_live: dict[Incarnation, int] | None = None) -> Iterator[WorkerView]:
         """Views of all workers at this moment, sorted by id."""
         for _, worker in sorted(self._workers.items()):
-            incarnation = worker.info.incarnation
-            yield WorkerView(
-                info=worker.info,
-                connected=worker.connected,
-                ready=worker.ready,
-                stats=worker.stats,
-                heard_ms=worker.heard_ms,
-                planned_requests=worker.planned_requests,
-                planned_tokens=worker.planned_tokens,
-                num_live=(num_live or {}).get(incarnation, 0),
-                index_entries=worker.index.num_entries(incarnation),
-            )
+            yield view_of(worker, (num_live or {}).get(worker.info.incarnation, 0))
 
     def _find(self, incarnation: Incarnation) -> Worker | None:
         worker = self._workers.get(incarnation.worker_id)
         return worker if worker is not None and worker.info.incarnation == incarnation else None
-
-    def _retire_other_lives(self, incarnation: Incarnation) -> None:
-        """Retire the last life of this worker id if it is another, lost or not."""
-        latest = self._latest.pop(incarnation.worker_id, incarnation)
-        if latest != incarnation:
-            self._retired.append(latest)
-        self._latest[incarnation.worker_id] = incarnation
-        if len(self._latest) > WORKERS_MAX:
-            del self._latest[next(iter(self._latest))]
-
-    def _check_id(self, info: WorkerInfo, known: Worker | None) -> None:
-        name = info.incarnation.worker_id
-        if known is not None and known.info.incarnation != info.incarnation:
-            holder = known.info
-            raise WorkerIdTakenError(
-                f"{name!r} is the worker of epoch {holder.incarnation.epoch} at {holder.address}, "
-                f"which is alive; {info.incarnation.epoch} at {info.address} is refused until it "
-                "has gone",
-                param="worker_id",
-            )
-        if info.incarnation in self._retired:
-            # A cut-off process may live on beside its successor; it must not take the place back.
-            raise WorkerIdTakenError(
-                f"{name!r} of epoch {info.incarnation.epoch} at {info.address} was lost, and epoch "
-                f"{self._latest[name].epoch} has taken its place: this process has to end",
-                param="worker_id",
-            )
 
     def _check(self, info: WorkerInfo) -> None:
         if info.role not in ROLES:

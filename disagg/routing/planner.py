@@ -161,7 +161,7 @@ class Planner:
             len(request.stream.tokens),
             request.stream.end,
             request.exclusions,
-            self._fleet.bad_pairs(now_ms),
+            self._fleet.bad_pairs.at(now_ms),
             request.slo,
             max(0, now_ms - request.received_ms),
             not request.generations,

@@ -6,8 +6,8 @@ from typing import Any, get_type_hints
 from pydantic import create_model
 
 from disagg.router.openapi.answers import Answered, Fault
-from disagg.routing.fleet import WorkerView
 from disagg.routing.record import GenerationRecord, RequestRecord
+from disagg.routing.worker_view import WorkerView
 
 PLAIN = (bool, int, str, int | None, bool | None, str | None)
 

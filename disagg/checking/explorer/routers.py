@@ -124,14 +124,14 @@ class Routers:
 def _make_canonical(core: RouterCore) -> None:
     """Forget what no decision depends on: counters and records."""
     core.counters.clear()
-    requests, fleet = core._requests, core._fleet
+    live, fleet = core._live, core._fleet
     fleet.speeds = Speeds()
-    requests._pace._ends_ms.clear()
+    live._pace._ends_ms.clear()
     if not len(core._admission):  # whose turn it was
-        requests.has_freed = False
-        requests._turns._tenants.clear()
-        requests._turns._virtual = requests._turns._num_arrived = 0
-    for request in requests._live.values():
+        live.has_freed = False
+        core._lifecycle._turns._tenants.clear()
+        core._lifecycle._turns._virtual = core._lifecycle._turns._num_arrived = 0
+    for request in live:
         current = request.current
         # Of those given up only the number counts; the rest is for the record.
         request.generations = [current] * len(request.generations)
@@ -139,8 +139,8 @@ def _make_canonical(core: RouterCore) -> None:
         current.estimate, current.considered = None, ()
         ahead = request.stream._ahead
         request.stream._ahead = dict(sorted(ahead.items()))
-    if not requests._live:  # no other request will come
-        requests._last_generation = 0
-        fleet._bad_pairs.clear()
+    if not live:  # no other request will come
+        core._lifecycle._last_generation = 0
+        fleet.bad_pairs.clear()
         for worker in fleet._workers.values():
             worker.planned_requests = worker.planned_tokens = 0

@@ -14,7 +14,7 @@ from disagg.messages.sampling import SamplingParams, TokenLogprobs
 from disagg.messages.session import EndReason, PartEnded
 from disagg.routing.actions import Deliver
 from disagg.routing.core import RouterCore
-from disagg.routing.request_table import AHEAD_MAX
+from disagg.routing.request_lifecycle import AHEAD_MAX
 from disagg.scheduling.step import Step
 from disagg.testing.simulation.config import FaultKind, SimulationConfig
 from disagg.testing.simulation.symbolic_engine import expected_scores, expected_tokens
@@ -95,7 +95,7 @@ def check_router(router: RouterCore, config: SimulationConfig) -> None:
     """
     if router.num_live > config.requests_max:
         raise InvariantViolation(f"{router.num_live} requests, at most {config.requests_max}")
-    for request in router._requests._live.values():
+    for request in router._live:
         if request.stream.num_ahead > AHEAD_MAX:
             raise InvariantViolation(f"{request.request_id}: {request.stream.num_ahead} ahead")
 

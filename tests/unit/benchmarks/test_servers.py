@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.servers import program as program_module
 from benchmarks.servers.environment import check_python, vllm_release
 from benchmarks.servers.program import Program, free_port
 from benchmarks.servers.vllm import UNHINDERED, Plan
@@ -22,6 +23,12 @@ class Healthy(BaseHTTPRequestHandler):
 subprocess.Popen(["sleep", "600"])
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
 """
+
+
+@pytest.fixture(autouse=True)
+def _is_soon_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has started hears of no SIGTERM and is waited for."""
+    monkeypatch.setattr(program_module, "END_S", 1)
 
 
 def _serve(tmp_path: Path) -> Program:

@@ -7,14 +7,14 @@ from disagg.messages.outputs import SequenceOutput, StepOutputs
 from disagg.messages.peer import Seal
 from disagg.messages.session import PartEnded, Submit
 from disagg.routing.actions import RouterAction, ToWorker
-from disagg.routing.request_table import RequestTable
+from disagg.routing.request_lifecycle import RequestLifecycle
 from disagg.routing.token_stream import TokenStream
 from disagg.scheduling.actions import ToRouter
 from disagg.scheduling.handover.decode_side import DecodeSide
 from disagg.scheduling.sequence import Sequence
 
 
-class OutputsOfAnyGeneration(RequestTable):
+class OutputsOfAnyGeneration(RequestLifecycle):
     """Tokens are not asked which generation they are of."""
 
     def output(
@@ -26,7 +26,7 @@ class OutputsOfAnyGeneration(RequestTable):
         return super().output(now_ms, incarnation, output)
 
 
-class OutputsOfAnyGenerationNext(RequestTable):
+class OutputsOfAnyGenerationNext(RequestLifecycle):
     """Nor where they stand, if they are of an old one."""
 
     def output(
@@ -39,7 +39,7 @@ class OutputsOfAnyGenerationNext(RequestTable):
         return super().output(now_ms, incarnation, output)
 
 
-class EndsOfAnyGeneration(RequestTable):
+class EndsOfAnyGeneration(RequestLifecycle):
     """The end of a part counts, whatever generation it was a part of."""
 
     def part_ended(
@@ -51,7 +51,7 @@ class EndsOfAnyGeneration(RequestTable):
         return super().part_ended(now_ms, incarnation, ended)
 
 
-class ForgetsAcceptedTokens(RequestTable):
+class ForgetsAcceptedTokens(RequestLifecycle):
     """A new plan begins with the client's prompt again."""
 
     def _begin(self, now_ms, request, plan):  # type: ignore[no-untyped-def]
@@ -67,7 +67,7 @@ class ForgetsAcceptedTokens(RequestTable):
         return actions
 
 
-class TellsNobodyOfTheNewPlan(RequestTable):
+class TellsNobodyOfTheNewPlan(RequestLifecycle):
     """What is planned anew is cancelled nowhere."""
 
     def _replan(self, now_ms, request, cause, message, *, leased=False):  # type: ignore[no-untyped-def]
@@ -83,7 +83,7 @@ class TellsNobodyOfTheNewPlan(RequestTable):
         return super()._cancels(request, reason, also_over=also_over, keeps_lease=keeps_lease)
 
 
-class TellsNobodyOfTheEnd(RequestTable):
+class TellsNobodyOfTheEnd(RequestLifecycle):
     """What has all its tokens is cancelled nowhere."""
 
     def _cancels(self, request, reason, *, also_over=True, keeps_lease=False):  # type: ignore[no-untyped-def]
@@ -92,7 +92,7 @@ class TellsNobodyOfTheEnd(RequestTable):
         return super()._cancels(request, reason, also_over=also_over, keeps_lease=keeps_lease)
 
 
-class NumbersNothing(RequestTable):
+class NumbersNothing(RequestLifecycle):
     """Every plan is generation 1."""
 
     def _begin(self, now_ms, request, plan):  # type: ignore[no-untyped-def]
@@ -107,7 +107,7 @@ class KeepsEarlyTokens(TokenStream):
         self._finish = None
 
 
-class WithEarlyTokens(RequestTable):
+class WithEarlyTokens(RequestLifecycle):
     """Streams of this kind."""
 
     def _begin(self, now_ms, request, plan):  # type: ignore[no-untyped-def]
@@ -115,7 +115,7 @@ class WithEarlyTokens(RequestTable):
         return super()._begin(now_ms, request, plan)
 
 
-class SeesNoGaps(RequestTable):
+class SeesNoGaps(RequestLifecycle):
     """A token that its prefill worker took along is waited for."""
 
     def _check_gap(self, now_ms, request):  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from disagg.checking.explorer.large_worlds import WORLDS
 from disagg.checking.explorer.setting import Setting
 from disagg.checking.explorer.world import World
 from disagg.routing.core import RouterCore
-from disagg.routing.request_table import RequestTable
+from disagg.routing.request_lifecycle import RequestLifecycle
 from disagg.scheduling.core import WorkerCore
 
 NO_WAY = "from here no way leads to "
@@ -82,11 +82,11 @@ def at(path: str, cls: type) -> Callable[[WorkerCore], None]:
     return mutate
 
 
-def router(cls: type[RequestTable]) -> Callable[[RouterCore], None]:
+def router(cls: type[RequestLifecycle]) -> Callable[[RouterCore], None]:
     """Let the router's requests be of the mutated class."""
 
     def mutate(core: RouterCore) -> None:
-        core._requests.__class__ = cls
+        core._lifecycle.__class__ = cls
 
     return mutate
 
@@ -94,7 +94,7 @@ def router(cls: type[RequestTable]) -> Callable[[RouterCore], None]:
 def mutated(
     name: str,
     mutants: Mapping[str, type] | None = None,
-    planner: type[RequestTable] | None = None,
+    planner: type[RequestLifecycle] | None = None,
     **changes: Any,
 ) -> Setting:
     """The setting of a named world, changed, its workers and router with mutated classes.
@@ -102,7 +102,7 @@ def mutated(
     Args:
         name: of the world.
         mutants: by the path of the object of each worker that becomes one of them.
-        planner: what the router's table of requests becomes.
+        planner: what the router's `RequestLifecycle` becomes.
         changes: of the setting.
     """
 
@@ -125,7 +125,7 @@ def without(
     as_well: str = "",
     *,
     mutants: Mapping[str, type] | None = None,
-    planner: type[RequestTable] | None = None,
+    planner: type[RequestLifecycle] | None = None,
     **changes: Any,
 ) -> TakenAway:
     """A row; the first arguments as in `TakenAway`, the others as in `mutated`."""

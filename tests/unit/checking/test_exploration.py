@@ -118,8 +118,8 @@ def test_a_router_thaws_as_it_was_frozen() -> None:
     moves = Moves(Setting(roles=("prefill", "decode")))
     start = moves.start().router
     core = moves.routers.thaw(start)
-    assert core._fleet is core._requests._fleet
-    assert core.counters is core._requests.counters
+    assert core._fleet is core._lifecycle._fleet
+    assert core.counters is core._lifecycle.counters
     assert moves.routers.freeze(core) == start
     core.cancel(0, "r", "gone")
     assert moves.routers.freeze(core) != start
@@ -134,7 +134,7 @@ def test_a_router_is_the_same_whichever_of_a_pair_was_named_first() -> None:
         frozen = []
         for pair in ((one, other), (other, one)):
             core = moves.routers.thaw(start)
-            core._fleet.mark_bad_pair(0, *pair)
+            core._fleet.bad_pairs.failed(0, *pair)
             frozen.append(moves.routers.freeze(core))
         assert frozen[0] == frozen[1] != start
 

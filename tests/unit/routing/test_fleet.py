@@ -9,7 +9,7 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.messages.registration import Contract, WorkerInfo
 from disagg.messages.session import EndReason, PeerAddress, WorkerIdClaimed
-from disagg.routing import fleet
+from disagg.routing import bad_pairs, fleet, worker_lives
 from disagg.routing.actions import Connect, RefuseRegistration, RouterAction, ToWorker
 from tests.unit.routing.builders import (
     CONTRACT,
@@ -151,7 +151,7 @@ def test_an_id_is_held_while_its_session_is_being_opened() -> None:
 
 
 def test_old_lives_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "RETIRED_MAX", 1)
+    monkeypatch.setattr(worker_lives, "RETIRED_MAX", 1)
     router = Router(P, D)
     second = worker("p", "prefill", epoch="e2"), worker("d", "decode", epoch="e2")
     for first, then in zip((P, D), second, strict=True):
@@ -161,7 +161,7 @@ def test_old_lives_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch)
         router.lost(info)
     taken(router, D)
     assert router.core.register(1, P) == [Connect(P)]  # forgotten: it is taken for a new life
-    monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
+    monkeypatch.setattr(worker_lives, "LATEST_MAX", 2)
     router = Router()
     for info in (P, D, worker("x")):  # the life of p is forgotten for that of x
         router.join(info)
@@ -175,7 +175,7 @@ def test_old_lives_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_life_that_was_seen_last_is_remembered_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "WORKERS_MAX", 2)
+    monkeypatch.setattr(worker_lives, "LATEST_MAX", 2)
     router = Router()
     second, third = (worker("p", "prefill", epoch=epoch) for epoch in ("e2", "e3"))
     for info in (P, D, second, worker("x"), third):  # x takes the place of d, not of p
@@ -193,7 +193,7 @@ def test_an_index_goes_with_its_last_worker() -> None:
 
 
 def test_pairs_that_rest_are_bounded_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "BAD_PAIRS_MAX", 1)
+    monkeypatch.setattr(bad_pairs, "BAD_PAIRS_MAX", 1)
     router = Router(P, D, worker("d2", "decode"), worker_silent_ms=100)
 
     def fails_to(name: str, request_id: str) -> None:

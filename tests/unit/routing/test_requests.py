@@ -29,7 +29,7 @@ from disagg.messages.session import (
     TransferKind,
     TransferReport,
 )
-from disagg.routing import request_table
+from disagg.routing import request_lifecycle
 from disagg.routing.actions import Deliver, NewRequest
 from tests.unit.routing.builders import Router, hashes_of, request, worker
 
@@ -84,7 +84,7 @@ def test_tokens_that_overtake_token_zero_wait_for_it() -> None:
 
 
 def test_too_many_waiting_tokens_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_table, "AHEAD_MAX", 2)
+    monkeypatch.setattr(request_lifecycle, "AHEAD_MAX", 2)
     router, submit = started(P, D)
     assert router.tokens(D, submit, 11, 2, 3) == []
     router.tokens(D, submit, 13, 4)

@@ -50,7 +50,7 @@ def has_room(
 
 def check(world: World) -> None:
     core = world.core
-    generations = list(core._requests.generations())
+    generations = list(core._live.generations())
     fleet, rooms = core._fleet, core._fleet.rooms
     expected = 0
     for view in core.fleet:

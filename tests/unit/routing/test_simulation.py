@@ -9,7 +9,7 @@ from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.outputs import FinishReason, SequenceOutput
 from disagg.routing.actions import Deliver, RouterAction
 from disagg.routing.request import RoutedRequest
-from disagg.routing.request_table import RequestTable
+from disagg.routing.request_lifecycle import RequestLifecycle
 from disagg.routing.token_stream import TokenStream
 from tests.unit.routing.model_workers import World
 
@@ -64,11 +64,11 @@ def assert_found(num_seeds: int = 60) -> None:
 
 def test_control_no_generation_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def any_generation(
-        self: RequestTable, incarnation: Incarnation, key: RequestKey
+        self: RequestLifecycle, incarnation: Incarnation, key: RequestKey
     ) -> RoutedRequest | None:
         return self._live.get(key.request_id)
 
-    monkeypatch.setattr(RequestTable, "_concerned", any_generation)
+    monkeypatch.setattr(RequestLifecycle, "_concerned", any_generation)
     assert_found()
 
 
@@ -82,29 +82,29 @@ def test_control_no_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_control_no_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RequestTable, "_cancels", lambda *_, **__: [])
+    monkeypatch.setattr(RequestLifecycle, "_cancels", lambda *_, **__: [])
     assert_found()
 
 
 def test_control_no_cancel_of_the_other_part_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = RequestTable._cancels
+    original = RequestLifecycle._cancels
 
     def skip_finished(
-        self: RequestTable, request: RoutedRequest, reason: str, **kinds: bool
+        self: RequestLifecycle, request: RoutedRequest, reason: str, **kinds: bool
     ) -> list[RouterAction]:
         return [] if reason == "finished" else original(self, request, reason, **kinds)
 
-    monkeypatch.setattr(RequestTable, "_cancels", skip_finished)
+    monkeypatch.setattr(RequestLifecycle, "_cancels", skip_finished)
     assert_found()
 
 
 def test_control_losses_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RequestTable, "lost", lambda *_: [])
+    monkeypatch.setattr(RequestLifecycle, "lost", lambda *_: [])
     assert_found()
 
 
 def test_control_a_token_lost_with_its_worker_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RequestTable, "_check_gap", lambda *_: [])
+    monkeypatch.setattr(RequestLifecycle, "_check_gap", lambda *_: [])
     assert_found(200)
 
 

@@ -11,7 +11,7 @@ from disagg.messages.identity import RequestKey
 from disagg.routing.admission import Admission
 from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.request import RoutedRequest
-from disagg.routing.request_table import AHEAD_MAX, RequestTable
+from disagg.routing.request_lifecycle import AHEAD_MAX, RequestLifecycle
 from disagg.scheduling.batcher import Batcher
 from disagg.scheduling.handover.budget import HandoverBudget
 from disagg.scheduling.handover.inbound_admission import InboundAdmission
@@ -82,7 +82,7 @@ def keep_all_records(patch: Patch) -> None:
 
 def wait_for_ever(patch: Patch) -> None:
     """The router gives nobody up."""
-    patch.setattr(RequestTable, "expire", lambda self, now_ms: [])
+    patch.setattr(RequestLifecycle, "expire", lambda self, now_ms: [])
 
 
 def hear_no_progress(patch: Patch) -> None:
@@ -137,7 +137,7 @@ def test_a_batch_that_is_too_large_is_found() -> None:
 def test_too_many_tokens_that_wait_for_one_before_them_are_found() -> None:
     stream = SimpleNamespace(num_ahead=AHEAD_MAX)
     requests = {"r": SimpleNamespace(request_id="r", stream=stream)}
-    router: Any = SimpleNamespace(num_live=1, _requests=SimpleNamespace(_live=requests))
+    router: Any = SimpleNamespace(num_live=1, _live=requests.values())
     check_router(router, POOLS_FULL)
     stream.num_ahead += 1
     with pytest.raises(AssertionError, match="ahead"):

@@ -1,7 +1,6 @@
-"""All requests: planned, followed token by token, planned anew, ended."""
+"""A request from its first plan on: followed token by token, planned anew, ended."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 from disagg.errors import (
     CapacityError,
@@ -21,14 +20,12 @@ from disagg.messages.session import (
 )
 from disagg.routing.actions import Deliver, Fail, RouterAction
 from disagg.routing.end_pace import EndPace
-from disagg.routing.ended_requests import EndedRequests
 from disagg.routing.exclusions import TRANSFER_FAULTS, first_cause
 from disagg.routing.fair_queue import FairQueue
 from disagg.routing.fleet import Fleet, LostWorker
-from disagg.routing.generation import Generation
+from disagg.routing.live_requests import LiveRequests
 from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import Plan
-from disagg.routing.record import RequestRecord
 from disagg.routing.report_counters import count_report
 from disagg.routing.request import RoutedRequest
 
@@ -36,65 +33,42 @@ AHEAD_MAX = 1024
 """Tokens of a request that may wait for one before them."""
 
 
-class RequestTable:
-    """Requests that were begun, and the records of ended ones; see `RouterCore` for the arguments.
+class RequestLifecycle:
+    """What becomes of requests once they are planned; see `RouterCore` for the other arguments.
 
     Args:
+        live: the requests, which begin and end here.
         turns: charged with what tenants are served.
-        pace: told of every end.
-
-    Attributes:
-        has_freed: a request has ended or a prompt was computed, until the reader sets it back.
+        pace: of the ends of requests.
     """
 
     def __init__(
         self,
         fleet: Fleet,
         planner: Planner,
+        live: LiveRequests,
         turns: FairQueue[RoutedRequest],
         pace: EndPace,
         counters: Counter[tuple[str, str]],
         *,
         replans_max: int,
         request_timeout_ms: int,
-        records_max: int,
     ) -> None:
         self.counters = counters
         self._fleet = fleet
         self._replans_max = replans_max
         self._request_timeout_ms = request_timeout_ms
         self._planner = planner
+        self._live = live
         self._turns = turns
         self._pace = pace
-        self._live: dict[str, RoutedRequest] = {}
-        self._ended = EndedRequests(records_max)
-        self.has_freed = False
         # Counted over all requests, so that a request id used twice never repeats a key.
         self._last_generation = 0
 
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def num_live(self) -> Counter[Incarnation]:
-        """Number of live generations in which each worker has a part."""
-        return Counter(worker for one in self.generations() for worker in one.workers)
-
-    def is_live(self, request_id: str) -> bool:
-        """Whether a request of that id was begun and has not ended."""
-        return request_id in self._live
-
-    def generations(self) -> Iterator[Generation]:
-        """The current generation of every request."""
-        return (request.current for request in self._live.values())
-
     def begin(self, now_ms: int, request: RoutedRequest, plan: Plan) -> list[RouterAction]:
         """Submit a request that has not begun yet."""
-        self._live[request.request_id] = request
+        self._live.add(request)
         return self._begin(now_ms, request, plan)
-
-    def end_unplanned(self, now_ms: int, request: RoutedRequest, outcome: str, error: str) -> None:
-        """Keep the record of a request that ended before it had its turn."""
-        self._keep(now_ms, request, outcome, error)
 
     def cancel(self, now_ms: int, request_id: str, reason: str) -> list[RouterAction]:
         """See `RouterCore.cancel`."""
@@ -102,7 +76,7 @@ class RequestTable:
         if request is None:
             return []
         actions = self._cancels(request, reason)
-        self._end(now_ms, request, "cancelled", reason)
+        self._live.end(now_ms, request, "cancelled", reason)
         return actions
 
     def fail(
@@ -164,14 +138,14 @@ class RequestTable:
         is_first = not request.current.num_tokens
         request.delivered(now_ms, num)
         if is_first:  # its prompt is computed
-            self.has_freed = True
+            self._live.has_freed = True
             self._fleet.rooms.count(request.request_id, request.current)
         self._turns.charge(request.tenant, num)
         self.counters["tokens", ""] += num
         actions: list[RouterAction] = [delivery]
         if delivery.finish_reason:
             actions += self._cancels(request, "finished", also_over=False)
-            self._end(now_ms, request, str(delivery.finish_reason))
+            self._live.end(now_ms, request, str(delivery.finish_reason))
             return actions
         return actions + self._check_gap(now_ms, request) if request.stream.num_ahead else actions
 
@@ -198,7 +172,7 @@ class RequestTable:
         prefill, decode = generation.prefill.incarnation, generation.decode.incarnation
         request.exclusions.learn(cause, ended_by=incarnation, prefill=prefill, decode=decode)
         if cause in TRANSFER_FAULTS and not generation.local:
-            self._fleet.mark_bad_pair(now_ms, prefill, decode)
+            self._fleet.bad_pairs.failed(now_ms, prefill, decode)
         leased = incarnation == decode and ended.reason is EndReason.PEER_LOST
         leased |= generation.keeps(incarnation, ended)
         return self._replan(now_ms, request, ended.reason.value, ended.message, leased=leased)
@@ -215,7 +189,7 @@ class RequestTable:
         self, now_ms: int, incarnation: Incarnation, report: PrefillReport | TransferReport
     ) -> None:
         """Keep a report; of a request that ended meanwhile only the record changes."""
-        request = self._live.get(report.key.request_id) or self._ended.get(report.key.request_id)
+        request = self._live.find(report.key.request_id)
         if request is None or request.current.key != report.key:
             return
         if request.current.accepts(now_ms, incarnation, report):
@@ -228,7 +202,7 @@ class RequestTable:
         incarnation = lost.incarnation
         self.counters["workers_lost", cause] += 1
         actions: list[RouterAction] = []
-        for request in list(self._live.values()):
+        for request in self._live:
             generation = request.current
             if incarnation not in generation.workers:
                 continue
@@ -251,7 +225,7 @@ class RequestTable:
     def expire(self, now_ms: int) -> list[RouterAction]:
         """Fail requests that made no progress for too long."""
         actions: list[RouterAction] = []
-        for request in list(self._live.values()):
+        for request in self._live:
             waited_ms = now_ms - request.progress_ms
             if waited_ms > self._request_timeout_ms:
                 error = ExpiredError(
@@ -260,11 +234,6 @@ class RequestTable:
                 )
                 actions += self._fail(now_ms, request, error)
         return actions
-
-    def record(self, request_id: str) -> RequestRecord | None:
-        """See `RouterCore.record`."""
-        request = self._live.get(request_id) or self._ended.get(request_id)
-        return None if request is None else request.record()
 
     # --- inside
 
@@ -371,22 +340,8 @@ class RequestTable:
         error.request_id = request.request_id
         if isinstance(error, CapacityError):
             error.retry_after_s = self._pace.retry_after_s(now_ms, 1)
-        self._end(now_ms, request, "failed", f"{type(error).__name__}: {error.message}")
+        self._live.end(now_ms, request, "failed", f"{type(error).__name__}: {error.message}")
         return [Fail(request.request_id, error)]
-
-    def _end(self, now_ms: int, request: RoutedRequest, outcome: str, error: str = "") -> None:
-        del self._live[request.request_id]
-        self._fleet.rooms.forget(request.request_id)
-        self._fleet.speeds.answers.end(request.request_id)
-        self.has_freed = True
-        self._pace.note(now_ms)
-        self._fleet.speeds.answered(request.num_tokens)
-        self._keep(now_ms, request, outcome, error)
-
-    def _keep(self, now_ms: int, request: RoutedRequest, outcome: str, error: str) -> None:
-        request.end(now_ms, outcome, error)
-        self.counters["requests_ended", outcome] += 1
-        self._ended.add(request)
 
     def _concerned(self, incarnation: Incarnation, key: RequestKey) -> RoutedRequest | None:
         """The live request whose current generation this is, and the worker has a part in it."""

@@ -1,0 +1,87 @@
+"""The requests that were begun and have not ended, and the records of the last ones that have."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from disagg.messages.identity import Incarnation
+from disagg.routing.end_pace import EndPace
+from disagg.routing.ended_requests import EndedRequests
+from disagg.routing.fleet import Fleet
+from disagg.routing.generation import Generation
+from disagg.routing.record import RequestRecord
+from disagg.routing.request import RoutedRequest
+
+
+class LiveRequests:
+    """Live requests by id; whoever has to know of an end is told here.
+
+    Args:
+        fleet: whose rooms and speeds count what is live.
+        pace: told of every end.
+        counters: of ends, by their outcome.
+        records_max: ended requests whose record is kept.
+
+    Attributes:
+        has_freed: a request has ended or a prompt was computed, until the reader sets it back.
+    """
+
+    def __init__(
+        self, fleet: Fleet, pace: EndPace, counters: Counter[tuple[str, str]], records_max: int
+    ) -> None:
+        self._fleet = fleet
+        self._pace = pace
+        self._counters = counters
+        self._requests: dict[str, RoutedRequest] = {}
+        self._ended = EndedRequests(records_max)
+        self.has_freed = False
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __iter__(self) -> Iterator[RoutedRequest]:
+        """Of those that are live now; they may end meanwhile."""
+        return iter(list(self._requests.values()))
+
+    def get(self, request_id: str) -> RoutedRequest | None:
+        """The live request of that id."""
+        return self._requests.get(request_id)
+
+    def find(self, request_id: str) -> RoutedRequest | None:
+        """The live request of that id, or the last one that has ended."""
+        return self._requests.get(request_id) or self._ended.get(request_id)
+
+    def record(self, request_id: str) -> RequestRecord | None:
+        """Record of a live or recently ended request; None if it is unknown."""
+        request = self.find(request_id)
+        return None if request is None else request.record()
+
+    def generations(self) -> Iterator[Generation]:
+        """The current generation of every request."""
+        return (request.current for request in self._requests.values())
+
+    def num_by_worker(self) -> Counter[Incarnation]:
+        """Number of live generations in which each worker has a part."""
+        return Counter(worker for one in self.generations() for worker in one.workers)
+
+    def add(self, request: RoutedRequest) -> None:
+        """A request begins."""
+        self._requests[request.request_id] = request
+
+    def end(self, now_ms: int, request: RoutedRequest, outcome: str, error: str = "") -> None:
+        """A live request ends: what it took is free again."""
+        del self._requests[request.request_id]
+        self._fleet.rooms.forget(request.request_id)
+        self._fleet.speeds.answers.end(request.request_id)
+        self.has_freed = True
+        self._pace.note(now_ms)
+        self._fleet.speeds.answered(request.num_tokens)
+        self.keep(now_ms, request, outcome, error)
+
+    def keep(self, now_ms: int, request: RoutedRequest, outcome: str, error: str) -> None:
+        """Keep the record of a request that has ended, or ends before it had its turn."""
+        request.end(now_ms, outcome, error)
+        self._counters["requests_ended", outcome] += 1
+        self._ended.add(request)
