@@ -30,6 +30,9 @@ from disagg.workers.limits import worker_limits
 from disagg.workers.options import WorkerOptions
 
 WORKERS_MAX = 4096
+BLOCKS_MAX = 1 << 27
+"""Of all pools together: each takes some 120 bytes here, and a kernel that has no more memory ends
+the process without a word."""
 POLICIES_COMPARED = "estimated,prefix_then_load,local"
 SLOS = Slos(2_000, 100.0)
 """Where neither a flag nor a setting says others."""
@@ -178,7 +181,7 @@ def fleet_of(settings: Settings, curves: Curves, slos: Slos) -> FleetPlan:
     One router stands for as many as there are: it takes as many requests as all workers run.
 
     Raises:
-        ConfigError: there are too many workers, or none.
+        ConfigError: there are too many workers or blocks, or no workers.
     """
     cluster, router, limits = settings.cluster, settings.router, settings.limits
     num_workers = cluster.num_prefill + cluster.num_decode + cluster.num_both
@@ -196,6 +199,12 @@ def fleet_of(settings: Settings, curves: Curves, slos: Slos) -> FleetPlan:
     )
     if isinstance(settings.worker.num_blocks, int):
         curves = replace(curves, num_blocks=settings.worker.num_blocks)
+    if num_workers * curves.num_blocks > BLOCKS_MAX:
+        raise ConfigError(
+            f"{num_workers} workers of {curves.num_blocks:,} blocks have more than the "
+            f"{BLOCKS_MAX:,} that are simulated (worker.num_blocks)",
+            param="worker.num_blocks",
+        )
     tokens = min(options.max_model_tokens or curves.max_model_tokens, curves.max_model_tokens)
     policy = {one.name: getattr(router, one.name) for one in fields(PolicyOptions)}
     policy["slo_tpot_ms"] = policy["slo_tpot_ms"] or slos.tpot_ms

@@ -102,6 +102,10 @@ def test_progress_goes_to_the_other_stream(measured: str) -> None:
         (("--trace", "missing.jsonl"), "missing.jsonl"),
         (("--mix", "short-chat", "--rate", "1", "--plot", "x.pdf", *LIGHT), ".svg or .png"),
         (("--mix", "short-chat", "--rate", "1", "--prefill", "5000"), "prefill"),
+        (
+            ("--mix", "short-chat", "--rate", "1", "--set", "worker.num_blocks=2147483648"),
+            "2 workers of 2,147,483,648 blocks have more than",
+        ),
         (("--trace", "packed.jsonl"), "is to be unpacked first, as by gzip -dc"),
         (("--mix", "short-chat", "--rate", "1", "--plot", "folder.svg"), "is a directory"),
         (("--mix", "short-chat", "--rate", "1", "--slo-tpot-ms", "inf"), "router.slo_tpot_ms"),
