@@ -93,13 +93,22 @@ class AdminApp:
         """
         request_id = exchange.path.removeprefix(RECORDS)
         owner = record_owner(exchange)
+        if found := await self._found(owner, request_id):
+            await exchange.answer(HTTPStatus.OK, found)
+            return
+        shown = clip(request_id)
+        if await self._found(owner, f"{request_id}-0"):
+            raise RouteError(
+                f"request {shown!r} has several choices, each with a record of its own: "
+                f"{shown}-0, {shown}-1, …"
+            )
+        raise RouteError(f"no request {shown!r} is known, or it was too long ago")
+
+    async def _found(self, owner: Caller, request_id: str) -> bytes:
         found = find_record(self._dispatcher, owner, request_id)
         if not found and self._siblings is not None:
             found = await self._siblings.find_record(owner.tenant, request_id)
-        if found:
-            await exchange.answer(HTTPStatus.OK, found)
-            return
-        raise RouteError(f"no request {clip(request_id)!r} is known, or it was too long ago")
+        return found
 
     async def _reset(self, exchange: Exchange) -> None:
         """POST /reset_prefix_cache, as in vLLM: every worker forgets what it has cached.

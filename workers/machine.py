@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from disagg.errors import ConfigError
+
 _ROOT = Path("/")
 
 
@@ -29,8 +31,13 @@ def device_memory(device: str, root: Path = _ROOT) -> Memory:
 
     The host's is bounded by the control groups of this process (a container's limit). Memory that
     only caches files counts as available.
+
+    Raises:
+        ConfigError: there is no CUDA device.
     """
     if device != "cpu":
+        if not has_gpu():
+            raise ConfigError(f"worker.device={device}: torch finds no GPU", param="worker.device")
         free, total = torch.cuda.mem_get_info(torch.device(device))
         return Memory(total, free)
     words = [line.split() for line in (root / "proc/meminfo").read_text().splitlines()]

@@ -35,13 +35,16 @@ SETTING_OF = {
     "grpc_port": "router.grpc_port",
     "prefill": "cluster.num_prefill",
     "decode": "cluster.num_decode",
+    "both": "cluster.num_both",
     "ray_address": "cluster.ray_address",
+    "slo_ttft_ms": "router.slo_ttft_ms",
+    "slo_tpot_ms": "router.slo_tpot_ms",
 }
 """The setting of each option above that has one, by the option's parameter."""
 
 
 def read_effective(
-    config: Path | None, given: list[str] | None, **options: str | int | None
+    config: Path | None, given: list[str] | None, **options: str | float | None
 ) -> Effective:
     """Merge file, variables and flags into the settings of this run.
 

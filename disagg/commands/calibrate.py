@@ -17,6 +17,7 @@ from disagg.commands.arguments import Config, Model, Set, read_effective
 from disagg.commands.fitted_fleet import fitted, with_serving
 from disagg.commands.fleet_requests import RunningFleet, prompt_of
 from disagg.commands.measured_fleet import PROMPT_TOKENS, ask_fleet, ask_shapes
+from disagg.commands.new_file import check_writable, write_whole
 from disagg.commands.signals import exit_on_signals
 from disagg.config.options import model_name
 from disagg.config.settings import Settings
@@ -76,10 +77,7 @@ def calibrate(
         raise ConfigError("--admin: of which fleet? Give --fleet as well", param="--fleet")
     settings = read_effective(config, settings_given, model=model).settings
     name = model_name(settings)
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out: {out.parent} is no directory", param="out")
-    if out.is_dir():
-        raise ConfigError(f"--out: {out} is a directory", param="out")
+    check_writable(out, "--out")
     running = RunningFleet(fleet, name, admin) if fleet else None
     if running is not None:  # where it does not answer that is known before minutes have gone by
         running.wait_until_idle()
@@ -93,12 +91,7 @@ def calibrate(
         measured["fleet"] = {"repeats": repeats, **fitted(curves, settings, answers)}
     measured["took_s"] = round(time.monotonic() - began_s, 1)
     text = json.dumps(curves_to_json(curves, measured), indent=1)
-    beside = out.with_name(f"{out.name}.new")
-    try:
-        beside.write_text(text + "\n", "utf-8")
-        beside.replace(out)
-    except OSError as error:
-        raise ConfigError(f"--out: {out}: {error.strerror}", param="out") from None
+    write_whole(out, f"{text}\n".encode(), "--out")
     _say(f"{out} after {measured['took_s']:g} s; errors of the fit: {measured['errors']}")
 
 

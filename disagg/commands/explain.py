@@ -12,12 +12,14 @@ from rich.text import Text
 
 from disagg.commands.router_client import call_router
 from disagg.commands.status import DEFAULT_URL, PIPE_COLUMNS, TIMEOUT_S, Timeout, Url
+from disagg.errors import ConfigError
 
+ID_HELP = "As the answer's x-request-id says it; with -0, -1, … behind it of several choices."
 TENANT_HELP = "Whose request, with an admin's key; else the key's own tenant."
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="As the answer's x-request-id says it.")],
+    request_id: Annotated[str, typer.Argument(help=ID_HELP)],
     url: Url = DEFAULT_URL,
     tenant: Annotated[str, typer.Option("--tenant", help=TENANT_HELP)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -29,6 +31,8 @@ def explain(
     API keys, DISAGG_API_KEY has one of the request's tenant, or an admin's. The exit code is 2 when
     the router does not know the request.
     """
+    if not request_id:
+        raise ConfigError("which request? Its id is empty", param="request_id")
     query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
     path = f"/v1/disagg/requests/{quote(request_id, safe='')}{query}"
     record = call_router(url, path, timeout_s, scope="see this request", unknown=request_id)
@@ -78,8 +82,10 @@ def draw(record: dict[str, Any]) -> RenderableType:
     if not record["generations"]:
         parts.append(Text("it was never planned"))
     ttft, tpot = measured_ttft_ms(record), measured_tpot_ms(record)
-    said = f"measured: TTFT {_shown(ttft)} ms after the plan, TPOT {_shown(tpot)} ms"
-    parts.append(Text(f"{said}; {record['outcome'] or 'it lives'} {record['error']}".rstrip()))
+    said = f"measured: TTFT {_shown(ttft)} ms after the plan, TPOT {_shown(tpot)} ms; "
+    if ttft is None:
+        said = ""
+    parts.append(Text(f"{said}{record['outcome'] or 'it lives'} {record['error']}".rstrip()))
     return Group(*parts)
 
 

@@ -19,6 +19,7 @@ from disagg.messages.session import Cancel, Role, Submit
 from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepShape
 from disagg.routing.estimates.least_squares import solve
 from disagg.routing.estimates.place import StepCost
+from disagg.scheduling.admission import served_tokens_max
 from disagg.scheduling.core import WorkerCore
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.step_meter import shape_of
@@ -98,7 +99,12 @@ class StepRig:
     # --- what is measured
 
     def warm_up(self) -> None:
-        """Let every size of step be computed once: engines compile and allocate in the first."""
+        """Let every size of step be computed once: engines compile and allocate in the first.
+
+        Raises:
+            ConfigError: the settings, or the pool, allow no such steps.
+        """
+        self._check_limits()
         for num_tokens in (self.limits.max_step_tokens, 64, 1):
             self._prompt_ms(self._prompt(num_tokens))
         keys = self._filled([self._prompt(64) for _ in range(min(4, self.limits.max_sequences))])
@@ -195,6 +201,21 @@ class StepRig:
 
     # --- inside
 
+    def _check_limits(self) -> None:
+        most, sequences = self.limits.max_step_tokens, self.limits.max_sequences
+        if most < sequences:
+            raise ConfigError(
+                f"{sequences} sequences (scheduling.max_sequences) do not decode in one step of "
+                f"{most} tokens (scheduling.max_step_tokens), so it cannot be measured: set fewer",
+                param="scheduling.max_sequences",
+            )
+        if most >= self.limits.max_model_tokens:
+            raise ConfigError(
+                f"no prompt of {self.limits.max_model_tokens:,} tokens at most fills a step of "
+                f"{most} (scheduling.max_step_tokens): set less",
+                param="scheduling.max_step_tokens",
+            )
+
     def _prompt(self, num_tokens: int) -> list[int]:
         return [self._random.randrange(FIRST_TOKEN, NUM_TOKENS) for _ in range(num_tokens)]
 
@@ -250,10 +271,8 @@ class StepRig:
 
     def _filled(self, prompts: Sequence[Sequence[int]]) -> list[RequestKey]:
         """Sequences that decode, after their prompts."""
-        keys = [
-            self._submit(prompt, self.limits.max_model_tokens - len(prompt) - 1)
-            for prompt in prompts
-        ]
+        most = served_tokens_max(self.limits, self._core.kv)
+        keys = [self._submit(prompt, max(1, most - len(prompt) - 1)) for prompt in prompts]
         for _ in range(STEPS_MAX_IN_PROMPT):
             running = [self._core.sequences[key] for key in keys if key in self._core.sequences]
             if len(running) < len(keys):  # the first ones ended before the last one had room
@@ -274,7 +293,8 @@ class StepRig:
     def _too_small(self, num: int, num_tokens: int) -> ConfigError:
         return ConfigError(
             f"{num} sequences of {num_tokens} tokens and their answers do not fit the pool of "
-            f"{self._core.kv.num_usable_blocks} blocks (worker.num_blocks)",
+            f"{self._core.kv.num_usable_blocks} blocks (worker.num_blocks), or steps of "
+            f"{self.limits.max_step_tokens} tokens (scheduling.max_step_tokens) are too short",
             param="worker.num_blocks",
         )
 

@@ -11,6 +11,8 @@ from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
 ANSWER_BYTES_MAX = 64 << 20
+NO_RECORD = ("no request ", "request ")
+"""So a router begins what it says of an id without a record; other servers say something else."""
 
 
 def call_router(
@@ -60,7 +62,7 @@ def call_router(
             raise RequestError(f"{router_url}: {reason_of(error)}") from error
         if error.code == 404:
             said = reason_of(error) if unknown else ""
-            if unknown and unknown in said and not said.startswith("there is no /"):
+            if unknown and said.startswith(NO_RECORD):
                 raise RequestError(f"{router_url}: {said}") from error
             why = (
                 f"{url} answered 404: this is not the admin port of a router that has this page "

@@ -11,6 +11,7 @@ from disagg.commands.arguments import Config, Decode, Prefill, Set, read_effecti
 from disagg.commands.signals import exit_on_signals
 from disagg.commands.simulated_runs import PROCESSES_MAX, simulate_all
 from disagg.commands.simulation_view import check_plot, plot, table
+from disagg.config import Effective
 from disagg.config.settings import Settings
 from disagg.errors import ConfigError
 from disagg.routing.policy.protocol import PolicyOptions
@@ -29,6 +30,12 @@ from disagg.workers.limits import worker_limits
 from disagg.workers.options import WorkerOptions
 
 WORKERS_MAX = 4096
+BLOCKS_MAX = 1 << 27
+"""Of all pools together: each takes some 120 bytes here, and a kernel that has no more memory ends
+the process without a word."""
+POLICIES_COMPARED = "estimated,prefix_then_load,local"
+SLOS = Slos(2_000, 100.0)
+"""Where neither a flag nor a setting says others."""
 
 
 def simulate(
@@ -48,19 +55,40 @@ def simulate(
         float, typer.Option("--scale", min=0.001, max=100, help="Of a mix's lengths.")
     ] = 1.0,
     policy: Annotated[
-        str, typer.Option("--policy", help="Several as a,b; all: every one there is.")
-    ] = "estimated,prefix_then_load,local",
+        str,
+        typer.Option(
+            "--policy",
+            help="Several as a,b; all: every one there is.",
+            show_default=f"{POLICIES_COMPARED}, and router.policy where it is set",
+        ),
+    ] = "",
     prefill: Prefill = None,
     decode: Decode = None,
     both: Annotated[
-        int | None, typer.Option("--both", min=0, help="Number of workers of both roles.")
+        int | None, typer.Option("--both", help="Number of workers of both roles.")
     ] = None,
     ratios: Annotated[
         bool,
         typer.Option("--ratios", help="Split the workers between the roles in several ways."),
     ] = False,
-    slo_ttft_ms: Annotated[int, typer.Option("--slo-ttft-ms", min=1)] = 2_000,
-    slo_tpot_ms: Annotated[float, typer.Option("--slo-tpot-ms", min=0.1)] = 100.0,
+    slo_ttft_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--slo-ttft-ms",
+            min=1,
+            help="From arrival to first token, to count as goodput; as router.slo_ttft_ms.",
+            show_default=f"{SLOS.ttft_ms:g}",
+        ),
+    ] = None,
+    slo_tpot_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--slo-tpot-ms",
+            min=0.1,
+            help="Mean time per token after it; as router.slo_tpot_ms.",
+            show_default=f"{SLOS.tpot_ms:g}",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
     processes: Annotated[
         int,
@@ -93,41 +121,43 @@ def simulate(
     exit_on_signals()
     if plot_file is not None:
         check_plot(plot_file)
-    given = read_effective(config, settings_given, prefill=prefill, decode=decode)
+    given = read_effective(
+        config,
+        settings_given,
+        prefill=prefill,
+        decode=decode,
+        both=both,
+        slo_ttft_ms=slo_ttft_ms,
+        slo_tpot_ms=slo_tpot_ms,
+    )
     settings = given.settings
-    if both is not None:
-        settings = settings.model_copy(
-            update={"cluster": settings.cluster.model_copy(update={"num_both": both})}
-        )
     measured = read_curves(curves)
-    slos = Slos(slo_ttft_ms, slo_tpot_ms)
+    slos = Slos(
+        settings.router.slo_ttft_ms or SLOS.ttft_ms, settings.router.slo_tpot_ms or SLOS.tpot_ms
+    )
     fleet = fleet_of(settings, measured, slos)
-    plans = [fleet.with_policy(name) for name in _policies(policy)]
+    plans = [fleet.with_policy(name) for name in _policies(policy, given)]
     if ratios:
         plans = [plan.with_ratio(*split) for plan in plans for split in splits(len(fleet.roles))]
     load = _Load(trace, mix, seconds, Lengths(fleet.limits.max_model_tokens, scale), seed)
     rates = load.rates(rate)
     comparison = Comparison(plans, rates, load.at, slos, seed)
     found = simulate_all(comparison, processes, quiet=quiet)
-    if plot_file is not None:
-        plot(found, plot_file, measured.name)
     best = best_ratio(found) if ratios else {}
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "curves": measured.name,
-                    "slo_ttft_ms": slo_ttft_ms,
-                    "slo_tpot_ms": slo_tpot_ms,
-                    "seed": seed,
-                    "runs": [one.as_json() for one in found],
-                    "best_ratios": [one.as_json() for one in best.values()],
-                },
-                indent=2,
-            )
-        )
-        return
-    table(found, best)
+        whole = {
+            "curves": measured.name,
+            "slo_ttft_ms": slos.ttft_ms,
+            "slo_tpot_ms": slos.tpot_ms,
+            "seed": seed,
+            "runs": [one.as_json() for one in found],
+            "best_ratios": [one.as_json() for one in best.values()],
+        }
+        print(json.dumps(whole, indent=2), flush=True)
+    else:
+        table(found, best)
+    if plot_file is not None:  # at the end: where it fails the figures have been shown
+        plot(found, plot_file, measured.name)
 
 
 def read_curves(path: Path) -> Curves:
@@ -151,7 +181,7 @@ def fleet_of(settings: Settings, curves: Curves, slos: Slos) -> FleetPlan:
     One router stands for as many as there are: it takes as many requests as all workers run.
 
     Raises:
-        ConfigError: there are too many workers, or none.
+        ConfigError: there are too many workers or blocks, or no workers.
     """
     cluster, router, limits = settings.cluster, settings.router, settings.limits
     num_workers = cluster.num_prefill + cluster.num_decode + cluster.num_both
@@ -169,6 +199,12 @@ def fleet_of(settings: Settings, curves: Curves, slos: Slos) -> FleetPlan:
     )
     if isinstance(settings.worker.num_blocks, int):
         curves = replace(curves, num_blocks=settings.worker.num_blocks)
+    if num_workers * curves.num_blocks > BLOCKS_MAX:
+        raise ConfigError(
+            f"{num_workers} workers of {curves.num_blocks:,} blocks have more than the "
+            f"{BLOCKS_MAX:,} that are simulated (worker.num_blocks)",
+            param="worker.num_blocks",
+        )
     tokens = min(options.max_model_tokens or curves.max_model_tokens, curves.max_model_tokens)
     policy = {one.name: getattr(router, one.name) for one in fields(PolicyOptions)}
     policy["slo_tpot_ms"] = policy["slo_tpot_ms"] or slos.tpot_ms
@@ -193,15 +229,33 @@ def fleet_of(settings: Settings, curves: Curves, slos: Slos) -> FleetPlan:
     )
 
 
-def _policies(text: str) -> list[str]:
-    names = list(POLICIES) if text == "all" else [one.strip() for one in text.split(",")]
+def _policies(text: str, given: Effective) -> list[str]:
+    if not text:
+        text = POLICIES_COMPARED
+        if given.sources["router.policy"] != "default":
+            text += f",{given.settings.router.policy}"
+    names = POLICIES if text == "all" else dict.fromkeys(one.strip() for one in text.split(","))
     for name in names:
         if name not in POLICIES:
             raise ConfigError(
                 f"--policy: no policy is named {name!r}; known: {', '.join(POLICIES)}",
                 param="policy",
             )
-    return names
+    return list(names)
+
+
+def _read_trace(path: Path) -> list[TraceRequest]:
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            return read_trace(lines, str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", param="trace") from None
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{path}: no UTF-8 text. A compressed trace is to be unpacked first, "
+            "as by gzip -dc FILE.gz > FILE",
+            param="trace",
+        ) from None
 
 
 class _Load:
@@ -219,11 +273,7 @@ class _Load:
         self._mix, self._seconds, self._lengths, self._seed = mix, seconds, lengths, seed
         self._requests: list[TraceRequest] = []
         if trace is not None:
-            try:
-                with trace.open(encoding="utf-8") as lines:
-                    self._requests = read_trace(lines, str(trace))
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{trace}: {error}", param="trace") from None
+            self._requests = _read_trace(trace)
 
     def rates(self, text: str) -> list[float]:
         """Those that were given; of a trace without any, its own."""
@@ -237,7 +287,7 @@ class _Load:
             raise ConfigError(f"--rate: numbers are wanted, not {text!r}", param="rate") from None
         if any(not 0 < one <= 1_000_000 for one in found):
             raise ConfigError("--rate: above 0, at most 1,000,000", param="rate")
-        return found
+        return list(dict.fromkeys(found))
 
     def at(self, rate: float) -> tuple[list[TraceRequest], float]:
         """The requests at a rate, and for how many seconds they come."""

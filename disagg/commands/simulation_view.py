@@ -1,5 +1,6 @@
 """What `disagg simulate` shows: the table, the best ratios, the plot."""
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -8,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from disagg.commands.new_file import check_writable, write_whole
 from disagg.errors import ConfigError
 from disagg.simulation.figures import PERCENTS, Figures
 from disagg.simulation.fleet_plan import roles_name
@@ -69,10 +71,9 @@ def check_plot(path: Path) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--plot: {path}: .svg or .png is wanted", param="plot")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot: {path.parent} is no directory", param="plot")
     if find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'disagg[plot]'", param="plot")
+    check_writable(path, "--plot")
 
 
 def plot(found: Sequence[Figures], path: Path, name: str) -> None:
@@ -104,10 +105,9 @@ def plot(found: Sequence[Figures], path: Path, name: str) -> None:
     axes.legend()
     axes.grid(visible=True, alpha=0.3)
     axes.set_ylim(bottom=0)
-    try:
-        # Without a date and with fixed ids equal figures make equal files.
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        with mpl.rc_context({"svg.hashsalt": "disagg", "svg.fonttype": "none"}):
-            figure.savefig(path, metadata=metadata)
-    except OSError as error:
-        raise ConfigError(f"--plot: {path}: {error.strerror}", param="plot") from None
+    # Without a date and with fixed ids equal figures make equal files.
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    drawn = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "disagg", "svg.fonttype": "none"}):
+        figure.savefig(drawn, format=path.suffix[1:], metadata=metadata)
+    write_whole(path, drawn.getvalue(), "--plot")

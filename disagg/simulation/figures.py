@@ -97,7 +97,7 @@ def summarise(
     num_kept = sum(map(slos.kept_by, outcomes))
     first = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]
     later = [one.tpot_ms for one in outcomes if one.finished and one.tpot_ms is not None]
-    num_planned = sum(one.first_ms is not None for one in outcomes)
+    num_planned = sum(one.planned for one in outcomes)
     num_tokens = sum(one.request.num_prompt for one in outcomes)
     prefill, decode, both = workers
     return Figures(

@@ -56,6 +56,8 @@ class Outcome:
     """Tokens of its prompt that were not computed."""
     second_ms: float | None = None
     """Its second token at the client."""
+    planned: bool = False
+    """Workers were chosen for it, whatever became of it."""
 
     @property
     def finished(self) -> bool:
@@ -259,6 +261,7 @@ class World:
         self._num_ended += 1
         record = self.router.record(request_id)
         if record is not None and record.generations:
+            outcome.planned = True
             outcome.handed_over = not record.generations[-1].local
             outcome.num_cached = record.cached_tokens
 

@@ -121,6 +121,8 @@ def _request_error(error: ValidationError) -> RequestError:
         message = "is required"
     elif kind == "value_error":
         message = str(first["ctx"]["error"])
+    elif kind == "model_type":  # pydantic's text names a class
+        message = "Input should be a valid object"
     else:
         message = first["msg"]
     return RequestError(message, param=param)

@@ -1,5 +1,6 @@
 """`disagg simulate` as a process."""
 
+import gzip
 import json
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,17 +102,77 @@ def test_progress_goes_to_the_other_stream(measured: str) -> None:
         (("--trace", "missing.jsonl"), "missing.jsonl"),
         (("--mix", "short-chat", "--rate", "1", "--plot", "x.pdf", *LIGHT), ".svg or .png"),
         (("--mix", "short-chat", "--rate", "1", "--prefill", "5000"), "prefill"),
+        (
+            ("--mix", "short-chat", "--rate", "1", "--set", "worker.num_blocks=2147483648"),
+            "2 workers of 2,147,483,648 blocks have more than",
+        ),
+        (("--trace", "packed.jsonl"), "is to be unpacked first, as by gzip -dc"),
+        (("--mix", "short-chat", "--rate", "1", "--plot", "folder.svg"), "is a directory"),
+        (("--mix", "short-chat", "--rate", "1", "--slo-tpot-ms", "inf"), "router.slo_tpot_ms"),
     ],
 )
 def test_mistakes_end_with_one_line(
     measured: str, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"timestamp": null}\n')
-    given = [str(tmp_path / one) if one.endswith((".jsonl", ".pdf")) else one for one in arguments]
+    (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b"{}\n"))
+    (tmp_path / "folder.svg").mkdir()
+    files = (".jsonl", ".pdf", ".svg")
+    given = [str(tmp_path / one) if one.endswith(files) else one for one in arguments]
     run = simulate("--curves", measured, *given)
     assert run.returncode == 2, run.stdout
     assert said in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def simulated(measured: str, *arguments: str) -> dict[str, Any]:
+    load = ("--mix", "short-chat", "--rate", "4", *LIGHT, "--json")
+    run = simulate("--curves", measured, *load, *arguments)
+    assert (run.returncode, run.stderr) == (0, "")
+    answer: dict[str, Any] = json.loads(run.stdout)
+    return answer
+
+
+def test_settings_hold_where_no_flag_says_otherwise(measured: str) -> None:
+    plain = simulated(measured, "--policy", "local")
+    assert (plain["slo_ttft_ms"], plain["slo_tpot_ms"]) == (2_000, 100)
+    bounds = ("--set", "router.slo_ttft_ms=1", "--set", "router.slo_tpot_ms=50")
+    answer = simulated(measured, *bounds, "--set", "router.policy=cache_affinity")
+    assert (answer["slo_ttft_ms"], answer["slo_tpot_ms"]) == (1, 50)
+    assert {one["kept_share"] for one in answer["runs"]} == {0}
+    known = ["estimated", "prefix_then_load", "local", "cache_affinity"]
+    assert [one["policy"] for one in answer["runs"]] == known
+
+
+def test_a_fleet_of_both_roles_alone(measured: str) -> None:
+    roles = ("--prefill", "0", "--decode", "0", "--both", "2")
+    (one,) = simulated(measured, "--policy", "local", *roles)["runs"]
+    assert [one[f"num_{role}"] for role in ("prefill", "decode", "both")] == [0, 0, 2]
+
+
+def test_what_is_named_twice_is_simulated_once(measured: str) -> None:
+    assert len(simulated(measured, "--policy", "local,local", "--rate", "4,4")["runs"]) == 1
+
+
+def test_a_trace_may_begin_with_a_byte_order_mark(measured: str, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    line = {"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": [0]}
+    trace.write_bytes(b"\xef\xbb\xbf" + json.dumps(line).encode() + b"\r\n")
+    run = simulate("--curves", measured, "--trace", str(trace), "--policy", "local", "--quiet")
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_figures_are_shown_where_the_plot_fails(measured: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    load = ("--mix", "short-chat", "--rate", "4", *LIGHT, "--policy", "local")
+    plot = tmp_path / "full.svg"
+    plot.symlink_to("/dev/full")
+    run = simulate("--curves", measured, *load, "--plot", str(plot))
+    assert (run.returncode, run.stderr) == (
+        2,
+        f"disagg: --plot: {plot}: No space left on device\n",
+    )
+    assert "100.0%" in run.stdout
 
 
 def test_curves_that_are_none(tmp_path: Path) -> None:

@@ -106,6 +106,10 @@ async def test_ids_and_records_of_choices(seeded):
     for index in range(2):
         record = (await seeded.admin.get(f"/v1/disagg/requests/mine-{index}")).json()
         assert (record["request_id"], record["outcome"]) == (f"mine-{index}", "length")
+    missing = await seeded.admin.get("/v1/disagg/requests/cmpl-mine")
+    assert missing.status_code == 404
+    assert "cmpl-mine-0, cmpl-mine-1, …" in missing.json()["error"]["message"]
+    assert (await seeded.admin.get(f"/v1/disagg/requests/{answer.json()['id']}-1")).is_success
     # One choice has the id itself.
     await seeded.http.post("/v1/completions", json=BODY, headers=headers)
     assert (await seeded.admin.get("/v1/disagg/requests/mine")).status_code == 200

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from disagg.errors import RequestError
+from disagg.commands.explain import explain
+from disagg.errors import ConfigError, RequestError
 from disagg.router.callers import OBSERVE, SERVE, Caller, ForbiddenError
 from disagg.router.explanation import wants_debug
 from disagg.testing.scripted_worker import READY
@@ -152,12 +153,14 @@ async def test_a_deployment_sheds_and_a_request_may_want_otherwise(open_house):
         ({"shed": True}, "disagg.shed"),
         ({"shed": True, "tpot_ms": 50}, "disagg.shed"),
         ({"speed": 1}, "disagg.speed"),
+        (7, "disagg"),
     ],
 )
 async def test_what_cannot_be_wanted_is_refused_by_name(told, wants, field):
     answer = await told.http.post("/v1/completions", json=ASK | {"disagg": wants})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
+    assert "DisaggFields" not in answer.text  # a class of ours
 
 
 async def test_responses_and_chats_take_them_too(told):
@@ -182,3 +185,21 @@ async def test_the_time_of_preparation_is_a_part_of_what_was_waited(told):
     (new,) = seen
     record = told.app.dispatcher.core.record("mine")
     assert new.received_ms == record.received_ms <= record.submitted_ms
+
+
+@pytest.mark.parametrize(
+    ("request_id", "said"),
+    [("several", "several-0, several-1, …"), ("none", "no request 'none'"), ("it's", "no request")],
+)
+async def test_the_command_says_which_records_there_are(told, request_id, said):
+    several = {"headers": {"x-request-id": "several"}}
+    await told.http.post("/v1/completions", json=ASK | {"n": 2}, **several)
+    url = f"http://127.0.0.1:{told.app.admin_port}"
+    with pytest.raises(RequestError) as raised:
+        await asyncio.to_thread(explain, request_id, url)
+    assert said in raised.value.message
+
+
+def test_the_command_wants_an_id():
+    with pytest.raises(ConfigError, match="Its id is empty"):
+        explain("")

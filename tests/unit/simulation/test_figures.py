@@ -1,5 +1,7 @@
 """Percentiles, goodput, ratios."""
 
+from dataclasses import replace
+
 import pytest
 
 from disagg.errors import ConfigError, InvariantViolation
@@ -34,6 +36,19 @@ def test_goodput_counts_what_keeps_both() -> None:
     assert found.ttft_ms == (50, 500, 500)
     assert found.cached_share == 100 / 250
     assert found.as_json()["tpot_ms"] == {"p50": 10, "p90": 90, "p99": 90}
+
+
+def test_who_was_handed_over_and_had_no_token_was_planned_too() -> None:
+    given_up = replace(outcome(None, error="timeout"), planned=True, handed_over=True)
+    alone = replace(outcome(50), planned=True)
+    found = summarise(
+        [given_up, alone, outcome(None, error="capacity_exceeded")],
+        Slos(100, 50),
+        policy="p",
+        workers=(1, 1, 0),
+        lasts_s=1,
+    )
+    assert found.handed_over_share == 0.5
 
 
 def test_nothing_came() -> None:

@@ -35,7 +35,7 @@ def test_a_request_alone_takes_what_the_curves_say() -> None:
     # 3 ms of HTTP, messages: submit, reservation there and back, the token; a step of 500 tokens.
     step = fleet().curves.prefill.at(500, 0)
     assert outcome.ttft_ms == pytest.approx(3 + 4 * 0.5 + step, abs=0.01)
-    assert outcome.handed_over
+    assert (outcome.planned, outcome.handed_over) == (True, True)
     assert outcome.num_tokens == 5
     # Before the second token the rest is read and committed; four steps follow.
     assert outcome.tpot_ms is not None

@@ -250,3 +250,9 @@ def test_cores(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
     assert num_cores(write(tmp_path, files)) == cores
+
+
+def test_a_gpu_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_gpu", lambda: False)
+    with pytest.raises(ConfigError, match=r"^worker\.device=cuda: torch finds no GPU$"):
+        device_memory("cuda")
