@@ -189,5 +189,6 @@ def record_body(record: RequestRecord, owner: Caller) -> dict[str, Any]:
             if transfer is not None:
                 shown[name]["owner"] = transfer.owner._asdict()
                 del shown[name]["key"]
+    body["refused"] = [considered_body(one) for one in record.refused]
     body["cached_tokens"] = record.cached_tokens
     return body

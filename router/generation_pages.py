@@ -99,8 +99,8 @@ class GenerationPages:
         shown, texts = self._reading(body, prompts, id_prefix + request_id)
         choices = Choices(self._dispatcher, prompts, body.form.num_each, texts, call)
         exchange.on_left(lambda: choices.cancel("client left"))
+        exchange.request_id = request_id  # also of one that is refused: its record says why
         await choices.start()
-        exchange.request_id = request_id
         try:
             await self._answer(exchange, body, choices, shown, explains=explains)
         finally:

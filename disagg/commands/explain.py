@@ -52,6 +52,7 @@ def explanation(record: dict[str, Any]) -> dict[str, Any]:
     return {
         "request_id": record["request_id"],
         "plans": plans,
+        "refused": record.get("refused", []),
         "ttft_ms": measured_ttft_ms(record),
         "tpot_ms": measured_tpot_ms(record),
         "outcome": record["outcome"],
@@ -79,7 +80,9 @@ def draw(record: dict[str, Any]) -> RenderableType:
         parts += [Text(f"plan {number}: {plan['reason']}"), _candidates(plan["considered"])]
         if plan["cause"]:
             parts.append(Text(f"given up: {plan['cause']}", style="red"))
-    if not record["generations"]:
+    if refused := record.get("refused"):  # a router of an earlier release says nothing of it
+        parts += [Text("shed, as none of these would be in time:"), _candidates(refused)]
+    elif not record["generations"]:
         parts.append(Text("it was never planned"))
     ttft, tpot = measured_ttft_ms(record), measured_tpot_ms(record)
     said = f"measured: TTFT {_shown(ttft)} ms after the plan, TPOT {_shown(tpot)} ms; "

@@ -7,7 +7,7 @@ from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault, S
 from disagg.routing.cache_reset import CacheResets
 from disagg.routing.end_pace import RETRY_AFTER_MAX_S
 from disagg.routing.fleet import Fleet
-from disagg.routing.policy.appraisal import Appraiser
+from disagg.routing.policy.appraisal import Appraiser, considered
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import Policy
 from disagg.routing.policy.protocol import Demand, Plan
@@ -62,7 +62,7 @@ class Planner:
         demand = self._demand(now_ms, request, num_behind)
         candidates = self._able(request, revision, ready)
         plan = self._plan(demand, candidates)
-        _shed(demand, plan)
+        _shed(request, demand, plan)
         roomy = self._fleet.rooms.roomy
         chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
         if chosen & ~roomy:
@@ -198,7 +198,7 @@ class Planner:
         )
 
 
-def _shed(demand: Demand, plan: Plan) -> None:
+def _shed(request: RoutedRequest, demand: Demand, plan: Plan) -> None:
     """Refuse what wants its first token sooner than the best plan, or than now, if it wants that.
 
     Raises:
@@ -207,6 +207,7 @@ def _shed(demand: Demand, plan: Plan) -> None:
     own_ms = plan.estimate.ttft_ms if plan.estimate is not None else 0.0
     if demand.is_shed(own_ms):
         ttft_ms, wanted_ms = demand.waited_ms + own_ms, demand.slo.ttft_ms
+        request.refused = plan.considered or (considered(plan),)
         raise SloError(
             f"the first token is expected after {ttft_ms:.0f} ms, {wanted_ms} are wanted",
             param="disagg.ttft_ms",

@@ -80,6 +80,8 @@ class RequestRecord:
     """"" while it lives; then ``stop``, ``length``, ``cancelled`` or ``failed``."""
     error: str
     """Why the request failed or was cancelled, "" when it did not and was not."""
+    refused: tuple[Considered, ...] = ()
+    """Of a request that was shed: the plans that were weighed then, none of which was in time."""
 
     @property
     def cached_tokens(self) -> int:

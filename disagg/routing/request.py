@@ -10,6 +10,7 @@ from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Claim, EndReason, PeerAddress, PullPlan, Role, Submit
 from disagg.routing.actions import NewRequest, RouterAction, ToWorker
+from disagg.routing.estimates.considered import Considered
 from disagg.routing.exclusions import Exclusions
 from disagg.routing.fleet import LostWorker
 from disagg.routing.generation import Generation
@@ -83,6 +84,7 @@ class RoutedRequest:
         self.num_tokens = 0
         self.outcome = ""
         self.error = ""
+        self.refused: tuple[Considered, ...] = ()
 
     @property
     def expected_ms(self) -> float:
@@ -262,6 +264,7 @@ class RoutedRequest:
             generations=tuple(generation.record() for generation in self.generations),
             outcome=self.outcome,
             error=self.error,
+            refused=self.refused,
         )
 
 

@@ -46,7 +46,12 @@ Generation = create_model(
 Record = create_model(
     "Record",
     __base__=Answered,
-    **_fields(RequestRecord, generations=list[Generation], cached_tokens=int),  # type: ignore[valid-type]
+    **_fields(
+        RequestRecord,
+        generations=list[Generation],  # type: ignore[valid-type]
+        refused=list[dict[str, Any]],
+        cached_tokens=int,
+    ),
 )
 
 

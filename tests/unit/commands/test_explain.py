@@ -79,6 +79,10 @@ def test_a_request_that_never_began_and_one_that_lives() -> None:
     never = record(generations=[], first_token_ms=None, outcome="failed", error="SloError: late")
     assert "never planned" in text_of(never)
     assert text_of(never).splitlines()[-1] == "failed SloError: late"  # and no times
+    shed = text_of(never | {"refused": [candidate("p0"), candidate("p1")]})
+    assert "none of these would be in time" in shed
+    assert [line.split()[0] for line in shed.splitlines()[2:4]] == ["p0", "p1"]
+    assert "never planned" not in shed
     assert "it lives" in text_of(record(outcome="", finished_ms=None))
 
 

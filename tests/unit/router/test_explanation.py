@@ -125,6 +125,10 @@ async def test_a_request_says_what_it_wants_and_is_shed_by_it(told):
     ):
         answer = await told.http.post("/v1/completions", json=ASK | {"disagg": wants})
         assert answer.status_code == status, (wants, answer.text)
+        page = f"/v1/disagg/requests/{answer.headers['x-request-id']}"
+        record = (await told.admin.get(page)).json()
+        assert bool(record["refused"]) == bool(status == 429) == (not record["generations"])
+        assert all(one["estimate"]["ttft_ms"] > 1 for one in record["refused"])
         if status == 429:
             error = answer.json()["error"]
             assert (error["code"], error["param"]) == ("slo_unattainable", "disagg.ttft_ms")
