@@ -293,7 +293,7 @@ class RouterApp:
         for watch in self._watching:
             watch.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._preparation.close()
+        self._preparation.prompts.close()
         logger.info("router stopped")
 
 
