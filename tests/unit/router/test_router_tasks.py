@@ -89,7 +89,7 @@ async def test_a_failed_message_ends_the_session_and_the_next_one_serves(house, 
 
 async def test_a_message_that_cannot_be_written_ends_the_session(house, monkeypatch):
     core, worker = house.app.dispatcher.core, house.workers[0]
-    [session] = house.app.dispatcher._sessions.values()
+    [session] = house.app.dispatcher.sessions
     session.send("no message at all")
     await house.until(lambda: not core.fleet, "the loss")
     await worker.register(house.app.grpc_port)
