@@ -7,6 +7,7 @@ from urllib.parse import parse_qs
 
 from disagg.errors import RemoteFault, RequestError
 from disagg.router.callers import ADMIN, Caller
+from disagg.router.client_text import clip
 from disagg.router.dispatch import Dispatcher
 from disagg.router.drain_pages import DrainPages
 from disagg.router.explanation import considered_body, estimate_body
@@ -20,7 +21,6 @@ from disagg.router.openai.sse import to_json
 from disagg.router.openapi import operations
 from disagg.router.options import RouterOptions
 from disagg.router.queue_pages import QueuePages
-from disagg.router.request_preparation import clip
 from disagg.router.revision_pages import RevisionPages
 from disagg.router.siblings import Siblings
 from disagg.router.status_pages import OBSERVERS, StatusPages

@@ -1,11 +1,10 @@
-"""The router process: its servers, its start and its end."""
+"""The router: its servers, its start and its end."""
 
 import asyncio
 import contextlib
 import logging
 import os
 import secrets
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,22 +17,19 @@ from disagg.router.dispatch import Dispatcher
 from disagg.router.followed_servers import FollowedServers
 from disagg.router.grpc_service import GrpcService
 from disagg.router.http import HttpApp
-from disagg.router.http_server import HttpServer, bind
+from disagg.router.http_server import HttpServer
 from disagg.router.inherited import BOUND, SERVING, Inherited
 from disagg.router.keys_file import KeysFile
 from disagg.router.metrics import Metrics
 from disagg.router.open_streams import OpenStreams
 from disagg.router.options import RouterOptions, check_origins, why_exposed
+from disagg.router.ports import bind_ports, bracketed
 from disagg.router.request_preparation import Preparation
 from disagg.router.request_spans import RequestSpans
 from disagg.router.router_id import name_of_process
 from disagg.router.siblings import Siblings
 from disagg.router.tokenizer import Tokenizer
-from disagg.router.tokenizer_loading import do_without_torch
-from disagg.router.worker_session import MESSAGE_BYTES_MAX
 from disagg.telemetry.exporters import exporter_named_in, tracer_for
-from disagg.telemetry.garbage_collector import spare_garbage_collector
-from disagg.telemetry.log_format import configure_logging
 from disagg.tls.addresses import check_exposure
 from disagg.tls.connections import Connections
 from disagg.wire.v1.registration_pb2 import RegisterRequest
@@ -41,17 +37,10 @@ from disagg.wire.v1.router_pb2_grpc import add_RouterServicer_to_server
 
 logger = logging.getLogger(__name__)
 
-FORCED_EXIT_CODE = 130
 WORKERS_WAIT_S = 60.0
 """A router that takes another one's place waits so long for its workers, then it serves."""
 STILL_KNOWN_S = 1.0
 POLL_S = 0.05
-GRPC_OPTIONS = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
 
 
 class RouterApp:
@@ -122,29 +111,10 @@ class RouterApp:
         options, ring = self._options, self._keys.ring
         if inherited is not None and inherited.folder:
             options = replace(options, name=name_of_process(options.name, inherited.number))
-        with contextlib.ExitStack() as bound:
-            size = options.send_buffer_bytes
-            if inherited is not None:
-                http_socket, admin_socket = map(bound.enter_context, inherited.sockets())
-            else:
-                http_socket = bound.enter_context(
-                    bind("http_port", options.host, options.http_port, size)
-                )
-                admin_socket = bound.enter_context(
-                    bind("admin_port", options.admin_host, options.admin_port, size)
-                )
-            # Two routers on one port must be an error, not a lottery, unless one follows the other.
-            reuse = ("grpc.so_reuseport", int(inherited is not None))
-            self._grpc_server = self._connections.server((reuse, *GRPC_OPTIONS))
-            address = f"{_bracketed(options.host)}:{options.grpc_port}"
-            try:
-                self.grpc_port = self._connections.listen(self._grpc_server, address)
-            except RuntimeError as error:
-                fault = f"cannot listen on {address}: {error}"
-                raise ConfigError(fault, param="grpc_port") from error
-            bound.pop_all()
-        self.http_port = http_socket.getsockname()[1]
-        self.admin_port = admin_socket.getsockname()[1]
+        ports = bind_ports(options, self._connections, inherited)
+        self._grpc_server, self.grpc_port = ports.grpc_server, ports.grpc_port
+        self.http_port = ports.http.getsockname()[1]
+        self.admin_port = ports.admin.getsockname()[1]
         self._metrics = Metrics(options.model_name)
         self._metrics.registry.register(self._followed)
         spans = RequestSpans(self._tracer, options.model_name)
@@ -173,8 +143,8 @@ class RouterApp:
             if inherited.waits:
                 await self._until_ready()
         self._tasks = [
-            asyncio.create_task(self._http_server.serve([http_socket]), name="http"),
-            asyncio.create_task(self._admin_server.serve([admin_socket]), name="admin"),
+            asyncio.create_task(self._http_server.serve([ports.http]), name="http"),
+            asyncio.create_task(self._admin_server.serve([ports.admin]), name="admin"),
         ]
         self._watching = [asyncio.create_task(self._connections.watch_expiry(), name="certificate")]
         if options.api_keys_file:
@@ -191,11 +161,11 @@ class RouterApp:
             "router serves %s on http://%s:%d, operators on http://%s:%d, workers register at "
             "%s:%d; %s",
             options.model_name,
-            _bracketed(options.host),
+            bracketed(options.host),
             self.http_port,
-            _bracketed(options.admin_host),
+            bracketed(options.admin_host),
             self.admin_port,
-            _bracketed(options.host),
+            bracketed(options.host),
             self.grpc_port,
             "anybody may call" if ring.is_open else "callers need API keys",
         )
@@ -293,63 +263,8 @@ class RouterApp:
         for watch in self._watching:
             watch.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._preparation.close()
+        self._preparation.prompts.close()
         logger.info("router stopped")
-
-
-def run(options: RouterOptions, inherited: Inherited | None = None) -> int:
-    """Run a router until SIGINT or SIGTERM, then drain it; a second signal ends it at once.
-
-    SIGHUP, where it has inherited its sockets, says that another router is to take its place.
-
-    Returns:
-        The process's exit code: 0 after a clean stop, 1 when it could not go on, 2 when it could
-        not start.
-    """
-    log_as(options)
-    do_without_torch()
-    try:
-        return asyncio.run(_serve(RouterApp(options), inherited))
-    except ConfigError as error:
-        logger.error("%s: %s", error.param, error.message)
-        return 2
-
-
-def log_as(options: RouterOptions) -> None:
-    """Let this process log to standard error, in the format that is set."""
-    configure_logging(
-        options.log_format, "%(asctime)s %(levelname)s %(name)s: %(message)s", {"role": "router"}
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-
-async def _serve(app: RouterApp, inherited: Inherited | None = None) -> int:
-    stop = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            logger.warning("second signal: forced exit")
-            # Nothing in the process may delay this; only the log is worth a flush.
-            logging.shutdown()
-            os._exit(FORCED_EXIT_CODE)
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    await app.start(inherited)
-    spare_garbage_collector()
-    if inherited is not None:
-        loop.add_signal_handler(signal.SIGHUP, app.give_up_workers)
-    broken = app.dispatcher.broken
-    waits = [asyncio.create_task(event.wait()) for event in (stop, broken)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
-    if not broken.is_set():
-        await app.drain()
-    await app.stop()
-    return 1 if broken.is_set() else 0
 
 
 async def _until(state: Callable[[], bool]) -> None:
@@ -357,7 +272,3 @@ async def _until(state: Callable[[], bool]) -> None:
         if state():
             return
         await asyncio.sleep(POLL_S)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

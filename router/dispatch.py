@@ -6,22 +6,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
-from disagg.errors import CapacityError, DuplicateRequestError, StoppingError
+from disagg.errors import DuplicateRequestError, StoppingError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEventBatch, KVSnapshot
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import (
-    Submit,
-    ToRouterMessage,
-    ToWorkerMessage,
-    TransferReport,
-    WorkerStats,
-)
+from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
 from disagg.router.client_stream import STOP_STRING, ClientStream, Unread
+from disagg.router.live_requests import LiveRequests
 from disagg.router.metrics import Metrics
 from disagg.router.new_core import new_core
 from disagg.router.observed_call import CANCELLED, STOP, ObservedCall, ObservedChoice, Observers
@@ -32,7 +25,9 @@ from disagg.router.request_spans import RequestSpans
 from disagg.router.revision_metrics import RevisionCollector
 from disagg.router.router_id import new_router_id
 from disagg.router.ticker import tick_forever
-from disagg.router.worker_session import SessionEvents, WorkerSession
+from disagg.router.wanted_roles import WantedRoles
+from disagg.router.worker_session import SessionEvents
+from disagg.router.worker_sessions import WorkerSessions
 from disagg.routing.actions import (
     CacheResetEnded,
     Connect,
@@ -44,19 +39,9 @@ from disagg.routing.actions import (
     RouterAction,
     ToWorker,
 )
-from disagg.routing.record import RequestRecord
 from disagg.tls.connections import Connections
-from disagg.wire.session_encoder import SessionEncoder
 
 logger = logging.getLogger(__name__)
-
-PROMPT_LOGPROBS_SHARE = 8
-"""All live requests may have so many times what one may."""
-
-
-class _Live(NamedTuple):
-    stream: ClientStream
-    observed: ObservedChoice
 
 
 class Dispatcher:
@@ -71,6 +56,8 @@ class Dispatcher:
         recent_ids: of requests by when they came; one that was sent again stands there twice.
         new_group: a new number for the requests of one client's request.
         unread: a new account of what waits for a client.
+        sessions: with all workers, those that are being dialled among them.
+        roles: of which workers should be there before requests come.
         broken: set when nothing here can be relied on any more; the process should end.
     """
 
@@ -88,48 +75,26 @@ class Dispatcher:
         metrics.registry.register(RevisionCollector(self.core.revision_views))
         self.draining = self.stopping = False
         self.broken = asyncio.Event()
-        self._was_complete = False
-        self._options = options
-        self._connections, self._encoder = connections, SessionEncoder()
+        self.roles = WantedRoles(self.core, options.roles_wanted)
         self._metrics = metrics
         self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
-        self._live: dict[str, _Live] = {}
+        self._live = LiveRequests(self.core.record, options.prompt_logprobs_max)
         self.new_group = itertools.count(1).__next__
         self.unread = partial(Unread, options.unread_tokens_max)
         self.open_answers = OpenAnswers()
         self.recent_ids: deque[str] = deque(maxlen=options.records_max)
-        self._sessions: dict[Incarnation, WorkerSession] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        # Room for a submit and a cancel of every request at every re-plan.
+        outgoing_max = 2 * options.requests_max * (1 + options.replans_max)
+        self.sessions = WorkerSessions(self.router_id, outgoing_max, connections)
         self._reset: asyncio.Future[CacheResetEnded] | None = None
         self._ticker = asyncio.create_task(
             tick_forever(self._tick, self._metrics, self.broken.set), name="router tick"
         )
 
     @property
-    def can_serve(self) -> bool:
-        """A request could be served now, by one worker if need be."""
-        return self.core.ready and not self.draining
-
-    @property
     def ready(self) -> bool:
-        """Requests should come here: they can be served, and every role wanted has been there.
-
-        A fleet that is half started is not ready: its first requests would not be handed over. A
-        role that is lost later does not change this while a worker is left, which still serves
-        every request; clients would get nothing if a load balancer took the router out.
-        """
-        return self.can_serve and self._was_complete
-
-    @property
-    def missing_roles(self) -> list[str]:
-        """Roles wanted for which no worker is ready now, in the most complete revision serving."""
-        ready = {(view.info.revision, view.info.role) for view in self.core.fleet if view.ready}
-        wanted = self._options.roles_wanted
-        missing = [
-            [role for role in wanted if ready.isdisjoint(((one.name, role), (one.name, "both")))]
-            for one in self.core.serving
-        ]
-        return min(missing, key=len, default=list(wanted))
+        """Requests should come here: some worker serves, and every role wanted has been there."""
+        return self.core.ready and not self.draining and self.roles.were_complete
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch as of the start, never going backwards."""
@@ -145,7 +110,7 @@ class Dispatcher:
         if self.stopping:
             return
         actions = self.core.register(self.now_ms(), info)
-        if (session := self._sessions.get(info.incarnation)) is not None:
+        if (session := self.sessions.get(info.incarnation)) is not None:
             session.info = info  # with the role it has now
         if any(isinstance(action, Connect) for action in actions):
             warn_of_strangers(info, self.core.fleet)
@@ -153,11 +118,6 @@ class Dispatcher:
         for action in actions:
             if isinstance(action, RefuseRegistration):
                 raise action.error
-
-    @property
-    def sessions(self) -> tuple[WorkerSession, ...]:
-        """With all workers, those that are being dialled among them."""
-        return tuple(self._sessions.values())
 
     def check_accepts(self) -> None:
         """Raise StoppingError if no new request is accepted any more."""
@@ -198,39 +158,26 @@ class Dispatcher:
                     "a live request has this id", param="request_id", request_id=request.request_id
                 )
             self._do(self.core.replace(self.now_ms(), request.request_id))
-        self._check_prompt_logprobs(request)
+        self._live.check_prompt_logprobs(request)
         actions = self.core.generate(self.now_ms(), request)
         unread = unread or self.unread()
         stream = ClientStream(request, self.cancel, unread, self.open_answers.close)
         self.open_answers.add(stream)
-        observed = ObservedChoice(call, request, shares_prompt=shares_prompt)
-        self._live[request.request_id] = _Live(stream, observed)
+        self._live.add(stream, ObservedChoice(call, request, shares_prompt=shares_prompt))
         self.recent_ids.append(request.request_id)
         self._do(actions)
         return stream
-
-    def _check_prompt_logprobs(self, request: NewRequest) -> None:
-        """Raise CapacityError where the live requests would have too many to be kept."""
-        if not request.num_prompt_numbers:
-            return
-        num = sum(live.stream.request.num_prompt_numbers for live in self._live.values())
-        bound = PROMPT_LOGPROBS_SHARE * self._options.prompt_logprobs_max
-        if num + request.num_prompt_numbers > bound:
-            raise CapacityError(
-                f"live requests have {num} log-probabilities of their prompts, at most {bound}",
-                request_id=request.request_id,
-            )
 
     def cancel(self, request_id: str, reason: str) -> None:
         """End a request at all workers; unknown ids are ignored."""
         self._end(request_id, reason, STOP if reason == STOP_STRING else CANCELLED)
 
     def _end(self, request_id: str, reason: str, outcome: str) -> None:
-        live = self._live.pop(request_id, None)
+        live = self._live.pop(request_id)
         if live is None:
             return
         actions = self.core.cancel(self.now_ms(), request_id, reason)
-        live.observed.ended(outcome, self._record(request_id))
+        live.observed.ended(outcome, self._live.record(request_id))
         self._do(actions)
 
     async def reset_prefix_caches(self) -> CacheResetEnded:
@@ -272,18 +219,15 @@ class Dispatcher:
     async def stop(self) -> None:
         """Cancel what lives, inform the workers, close all streams."""
         self.draining = self.stopping = True
-        for request_id, live in list(self._live.items()):
+        for live in self._live:
+            request_id = live.stream.request_id
             self._end(request_id, "router stops", StoppingError.code)
             live.stream.fail(StoppingError(request_id=request_id))
         if self._reset is not None and not self._reset.done():
             self._reset.set_exception(StoppingError())
         self._ticker.cancel()
         await asyncio.gather(self._ticker, return_exceptions=True)
-        sessions = list(self._sessions.values())
-        for session in sessions:
-            await session.drain()
-            session.close()
-        await asyncio.gather(*(session.wait_closed() for session in sessions), *self._closing)
+        await self.sessions.stop()
 
     # --- what the core wishes
 
@@ -291,17 +235,12 @@ class Dispatcher:
         for action in actions:
             match action:
                 case Deliver():
-                    self._deliver(action)
+                    self._live.deliver(action)
                 case ToWorker(worker, message):
-                    session = self._sessions.get(worker)
-                    if session is not None:
-                        session.send(self._traced(message))
+                    if (session := self.sessions.get(worker)) is not None:
+                        session.send(self._live.traced(message))
                 case Fail(request_id, error):
-                    live = self._live.pop(request_id, None)
-                    if live is not None:
-                        record = self._record(request_id)
-                        live.observed.ended(error.code, record, error.message)
-                        live.stream.fail(error)
+                    self._live.fail(request_id, error)
                 case Connect(info):
                     self._connect(info)
                 case Disconnect(worker):
@@ -310,29 +249,6 @@ class Dispatcher:
                     self._reset_ended(action)
                 case RefuseRegistration():
                     pass  # told to whoever registers
-
-    def _deliver(self, delta: Deliver) -> None:
-        live = self._live.get(delta.request_id)
-        if live is None:
-            return
-        live.observed.delivered(len(delta.token_ids), self._record)
-        if delta.finish_reason:
-            del self._live[delta.request_id]
-            live.observed.ended(delta.finish_reason.value, self._record(delta.request_id))
-        live.stream.put(delta)
-
-    def _record(self, request_id: str) -> RequestRecord:
-        """Of a request that lives, or has ended just now."""
-        record = self.core.record(request_id)
-        assert record is not None
-        return record
-
-    def _traced(self, message: ToWorkerMessage) -> ToWorkerMessage:
-        """A message for a worker; a submit with the trace context of its request."""
-        if isinstance(message, Submit) and (live := self._live.get(message.key.request_id)):
-            context = live.observed.traceparent
-            return replace(message, traceparent=context) if context else message
-        return message
 
     def _connect(self, info: WorkerInfo) -> None:
         worker = info.incarnation
@@ -345,24 +261,15 @@ class Dispatcher:
             failed=self._metrics.task_failed,
             broken=self.broken.set,
         )
-        # Room for a submit and a cancel of every request at every re-plan.
-        outgoing_max = 2 * self._options.requests_max * (1 + self._options.replans_max)
-        self._sessions[worker] = WorkerSession(
-            self.router_id, info, events, outgoing_max, self._connections, self._encoder
-        )
+        self.sessions.open(info, events)
 
     def _disconnect(self, worker: Incarnation) -> None:
-        session = self._sessions.pop(worker, None)
-        if session is None:
+        if self.sessions.get(worker) is None:
             return
         logger.info("worker %s (epoch %s) left", worker.worker_id, worker.epoch)
         self._metrics.worker_left(worker.worker_id)
-        if not self.core.ready:
-            self._was_complete = False  # nobody is left: a new fleet starts
-        session.close()
-        closing = asyncio.create_task(session.wait_closed())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self.roles.worker_left()
+        self.sessions.close(worker)
 
     # --- events of the sessions
 
@@ -375,14 +282,13 @@ class Dispatcher:
         self._do(self.core.session_up(self.now_ms(), worker))
 
     def _message(self, worker: Incarnation, message: ToRouterMessage) -> None:
-        if isinstance(message, WorkerStats) and worker in self._sessions:
-            role = self._sessions[worker].info.role
-            self._metrics.worker_stats(worker.worker_id, role, message)
+        if isinstance(message, WorkerStats) and (session := self.sessions.get(worker)):
+            self._metrics.worker_stats(worker.worker_id, session.info.role, message)
         elif isinstance(message, TransferReport):
             self._metrics.transfer(message)
         self._do(self.core.from_worker(self.now_ms(), worker, message))
-        if not self._was_complete and isinstance(message, WorkerStats):
-            self._was_complete = not self.missing_roles
+        if isinstance(message, WorkerStats):
+            self.roles.worker_heard()
 
     def _lost(self, worker: Incarnation, reason: str) -> None:
         logger.warning("session to worker %s ended: %s", worker.worker_id, reason)
@@ -391,7 +297,7 @@ class Dispatcher:
     def _kv_batch(self, worker: Incarnation, epoch: str, batch: KVEventBatch | KVSnapshot) -> bool:
         if isinstance(batch, KVEventBatch):
             return self.core.kv_events(worker, epoch, batch.first_seq, False, batch.events)
-        session = self._sessions.get(worker)
+        session = self.sessions.get(worker)
         events = session.events_of(batch) if session is not None else []
         return self.core.kv_events(worker, epoch, batch.next_seq, True, events)
 

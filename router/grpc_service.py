@@ -13,6 +13,7 @@ from disagg.kv.hashing import tenant_salt
 from disagg.messages.router import CacheMatch
 from disagg.router.callers import SERVE, Caller, presented_key
 from disagg.router.client_stream import SlowReaderError
+from disagg.router.client_text import usable_as_request_id
 from disagg.router.dispatch import Dispatcher
 from disagg.router.generation_request import GenerationRequest, check_cache_salt
 from disagg.router.keys import KeyRing
@@ -21,7 +22,8 @@ from disagg.router.observed_call import ObservedCall
 from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
-from disagg.router.request_preparation import Preparation, usable_as_request_id
+from disagg.router.registrations import check_tokenizer
+from disagg.router.request_preparation import Preparation
 from disagg.router.text_stream import TextReader, next_piece
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.followed.followed_caches import FollowedCaches
@@ -108,7 +110,7 @@ class GrpcService(RouterServicer):
         try:
             info = worker_info_from_wire(request)
             self._preparation.check_model(info.model)
-            self._preparation.check_tokenizer(info)
+            check_tokenizer(info, self._tokenizer.digest)
             self._dispatcher.register(info)
         except DisaggError as error:
             refusal = f"registration of {request.worker.worker_id[:128]}: {error.message}"
@@ -211,7 +213,7 @@ class GrpcService(RouterServicer):
             salt = tenant_salt(caller.tenant, request.cache_salt)
             # Without a worker only the prompt's size in bytes bounds it.
             limit = max(map(core.max_model_tokens_of, revisions), default=TOKENS_MAX)
-            token_ids, hashes = await self._preparation.tokens(
+            token_ids, hashes = await self._preparation.prompts.tokens(
                 prompt, field, limit, salt, caller.tenant, revisions=revisions
             )
             caches = await self._match_followed(token_ids, salt, caller.tenant)
@@ -235,7 +237,7 @@ class GrpcService(RouterServicer):
         if not self._followed:
             return []
         work = functools.partial(self._followed.hashes, token_ids, salt)
-        chain = await self._preparation.in_thread(tenant, len(token_ids), work)
+        chain = await self._preparation.prompts.in_thread(tenant, len(token_ids), work)
         return self._followed.match(len(token_ids), chain)
 
     def _caller(self, context: Context) -> Caller:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from disagg.errors import CancelledError, DisaggError, RequestError
 from disagg.router.callers import NOBODY, SCOPES, AccessError, presented_key
+from disagg.router.client_text import clip
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
 from disagg.router.keys import KeyRing
 from disagg.router.metrics import Metrics
@@ -16,7 +17,6 @@ from disagg.router.openapi.document import Route, document_of
 from disagg.router.openapi.operation import Operation
 from disagg.router.openapi.operations import DOCUMENT
 from disagg.router.options import RouterOptions
-from disagg.router.request_preparation import clip
 
 logger = logging.getLogger(__name__)
 

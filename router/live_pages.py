@@ -56,7 +56,7 @@ class LivePages:
     def __init__(self, options: RouterOptions, keys: KeyRing, dispatcher: Dispatcher) -> None:
         self._keys = keys
         self._overview = Overview(options.model_name, dispatcher)
-        self._statuses = WorkerStatuses(lambda: dispatcher.sessions)
+        self._statuses = WorkerStatuses(lambda: tuple(dispatcher.sessions))
         self._observers_max = options.observers_max
         self._num_observers = 0
         self._closed = asyncio.Event()

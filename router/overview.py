@@ -47,7 +47,7 @@ class Overview:
                 "model": self._model_name,
                 "status": "stopping" if dispatcher.draining else "ok",
                 "ready": dispatcher.ready,
-                "missing": dispatcher.missing_roles,
+                "missing": dispatcher.roles.missing,
                 "num_requests": core.num_live,
                 "num_waiting": core.num_waiting,
             },

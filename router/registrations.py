@@ -1,12 +1,35 @@
-"""What operators are told of a registration."""
+"""What is looked at in a registration before a worker is taken in, and what operators are told."""
 
 import logging
 from collections.abc import Iterable
 
+from disagg.errors import ConfigError
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.worker_view import WorkerView
 
 logger = logging.getLogger(__name__)
+
+
+def check_tokenizer(info: WorkerInfo, ours: str) -> None:
+    """Refuse a worker whose checkpoint has another tokenizer than this router's.
+
+    Prompts and answers would be other text there.
+
+    Args:
+        info: of the worker.
+        ours: digest of the router's tokenizer.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    theirs = info.tokenizer_digest
+    if ours and theirs and ours != theirs:
+        raise ConfigError(
+            f"the checkpoint of {info.incarnation.worker_id} has another tokenizer or "
+            f"vocabulary than this router's model.dir ({theirs[:16]} there, {ours[:16]} here): "
+            "it needs a router of its own",
+            param="tokenizer_digest",
+        )
 
 
 def warn_of_strangers(info: WorkerInfo, fleet: Iterable[WorkerView]) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from disagg.errors import RequestError
+from disagg.router.client_text import usable_as_request_id
 from disagg.router.http_exchange import BodyBudget, Exchange
 from disagg.router.options import RouterOptions
-from disagg.router.request_preparation import usable_as_request_id
 
 LARGEST_BODIES_MAX = 8
 """So many bodies of the largest size may be on their way at once."""

@@ -3,11 +3,10 @@
 import dataclasses
 import functools
 import hashlib
-import re
 import secrets
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from disagg.errors import (
     ConfigError,
@@ -16,45 +15,27 @@ from disagg.errors import (
     RequestError,
 )
 from disagg.kv.hashing import tenant_salt
-from disagg.messages.registration import WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import CLAIM_BYTES
 from disagg.router.callers import Caller
 from disagg.router.chat import Chat
+from disagg.router.client_text import clip
 from disagg.router.dispatch import Dispatcher
-from disagg.router.fair_threads import FairThreads
-from disagg.router.generation_request import GenerationRequest, Prompt
+from disagg.router.generation_request import GenerationRequest
 from disagg.router.options import RouterOptions
+from disagg.router.prompt_tokenizer import PromptTokenizer
 from disagg.router.tokenizer import Tokenizer
 from disagg.routing.actions import NewRequest
-from disagg.routing.fair_queue import parse_weights
 from disagg.routing.revisions import Revision
 from disagg.routing.slo import Slo
 
-UTF8_BYTES_MAX = 4
-"""Of one character."""
-INLINE_CHARS_MAX = 2_000
-"""Shorter prompts are tokenised on the event loop; a thread costs more."""
-THREADS = 2
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@|~,;\-]{1,128}")
-"""What may be logged, echoed in a header and written into a path. UUIDs, hex, base64, trace ids of
-proxies such as ``Root=1-67891233-abcdef`` and ``a/b`` fit."""
-SHOWN_CHARS_MAX = 128
-_T = TypeVar("_T")
-
-
-def usable_as_request_id(given: str) -> bool:
-    """Whether a client's id can be logged and echoed safely."""
-    return REQUEST_ID.fullmatch(given) is not None
-
-
-def clip(text: str) -> str:
-    """Text of a client for an error, at most ``SHOWN_CHARS_MAX`` characters of it."""
-    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
-
 
 class Preparation:
-    """Nothing reaches the core, let alone a worker, that was not checked here."""
+    """Nothing reaches the core, let alone a worker, that was not checked here.
+
+    Attributes:
+        prompts: tokenises them; its threads end when it is closed.
+    """
 
     def __init__(self, options: RouterOptions, tokenizer: Tokenizer, dispatcher: Dispatcher):
         """Raise ConfigError where the checkpoint's own sampling defaults are out of bounds."""
@@ -62,8 +43,7 @@ class Preparation:
         self._tokenizer = tokenizer
         self._grammars = tokenizer.grammars
         self._dispatcher = dispatcher
-        weights = parse_weights(options.tenant_weights)
-        self._threads = FairThreads(THREADS, options.requests_max, weights)
+        self.prompts = PromptTokenizer(options, tokenizer)
         self._slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms, options.slo_shed)
         defaults: Any = tokenizer.sampling_defaults
         try:
@@ -73,10 +53,6 @@ class Preparation:
                 f"generation_config.json: {error.param} {error.message}", param="model"
             ) from error
 
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.close()
-
     def check_model(self, model: str) -> None:
         """Raise ModelNotFoundError unless ``model`` is served here."""
         if model != self._options.model_name:
@@ -84,23 +60,6 @@ class Preparation:
                 f"the model {clip(model)!r} does not exist; "
                 f"{self._options.model_name!r} is served here",
                 param="model",
-            )
-
-    def check_tokenizer(self, info: WorkerInfo) -> None:
-        """Refuse a worker whose checkpoint has another tokenizer than this router's.
-
-        Prompts and answers would be other text there.
-
-        Raises:
-            ConfigError: naming both.
-        """
-        ours, theirs = self._tokenizer.digest, info.tokenizer_digest
-        if ours and theirs and ours != theirs:
-            raise ConfigError(
-                f"the checkpoint of {info.incarnation.worker_id} has another tokenizer or "
-                f"vocabulary than this router's model.dir ({theirs[:16]} there, {ours[:16]} here): "
-                "it needs a router of its own",
-                param="tokenizer_digest",
             )
 
     async def prepare(
@@ -140,7 +99,7 @@ class Preparation:
             revision = core.assign(own_id)
         limit = core.max_model_tokens_of(revision)
         salt = tenant_salt(caller.tenant, request.cache_salt)
-        token_ids, (hashes,) = await self.tokens(
+        token_ids, (hashes,) = await self.prompts.tokens(
             request.prompt,
             request.prompt_field,
             limit,
@@ -173,8 +132,8 @@ class Preparation:
                 param=request.max_tokens_field,
             )
         request.check_min_tokens(max_tokens)
-        self.check_ids([token for token, _ in request.logit_bias], "logit_bias")
-        self.check_ids(request.stop_token_ids, "stop_token_ids")
+        self.prompts.check_ids([token for token, _ in request.logit_bias], "logit_bias")
+        self.prompts.check_ids(request.stop_token_ids, "stop_token_ids")
         self._check_prompt_logprobs(request, len(token_ids))
         if isinstance(request.prompt, Chat):
             request = self._with_grammar(request, request.prompt, token_ids)
@@ -194,68 +153,6 @@ class Preparation:
             received_ms=received_ms,
             revision=revision,
         )
-
-    async def tokens(
-        self,
-        prompt: Prompt,
-        field: str,
-        limit: int,
-        salt: bytes,
-        tenant: str,
-        add_special_tokens: bool | None = None,
-        *,
-        revisions: Sequence[Revision],
-    ) -> tuple[tuple[int, ...], list[list[bytes]]]:
-        """Tokens of a prompt, and its block hashes by revision; in a thread when it is long.
-
-        See ``GenerationRequest.add_special_tokens``.
-
-        Raises:
-            RequestError: an id outside the vocabulary, or a prompt certainly too long.
-            CapacityError: too many requests are being prepared.
-        """
-        size = self.check_size(prompt, field, limit)
-        if size <= INLINE_CHARS_MAX:
-            found = self._tokens(prompt, field, salt, add_special_tokens, revisions)
-        else:
-            work = functools.partial(
-                self._tokens, prompt, field, salt, add_special_tokens, revisions
-            )
-            found = await self.in_thread(tenant, size, work)
-        most, why = self._tokens_max(limit)
-        if why and len(found[0]) > most:
-            raise ContextLengthError(
-                f"has {len(found[0])} tokens; {most} are possible{why}", param=field
-            )
-        return found
-
-    async def in_thread(self, tenant: str, size: int, work: Callable[[], _T]) -> _T:
-        """Do what takes longer than a thread costs; see `FairThreads.run`."""
-        return await self._threads.run(tenant, max(size, 1), work)
-
-    def check_size(self, prompt: Prompt, field: str, limit: int) -> int:
-        """Refuse a prompt that is not worth tokenising; returns its characters, or its token ids.
-
-        Raises:
-            RequestError: it has more text than is taken.
-            ContextLengthError: it cannot fit.
-        """
-        if isinstance(prompt, tuple):
-            size, per_unit = len(prompt), 1
-        else:
-            texts = (prompt,) if isinstance(prompt, str) else prompt.texts
-            size, per_unit = sum(map(len, texts)), self._tokenizer.token_chars_max
-            if size * UTF8_BYTES_MAX > self._options.prompt_bytes_max:
-                self._check_bytes(texts, field)
-        most, why = self._tokens_max(limit)
-        if size > most * per_unit:
-            raise ContextLengthError(f"is too long; {most} tokens are possible{why}", param=field)
-        return size
-
-    def _tokens_max(self, limit: int) -> tuple[int, str]:
-        """What a prompt may have at most, and the setting that says so if it is one."""
-        own = self._options.prompt_tokens_max
-        return (own, " (limits.prompt_tokens_max)") if 0 < own < limit else (limit, "")
 
     def _check_tools(self) -> None:
         """Raise RequestError unless calls of tools can be found in what the model writes."""
@@ -292,16 +189,6 @@ class Preparation:
         request.check()
         return request
 
-    def _check_bytes(self, texts: Sequence[str], field: str) -> None:
-        """Raise RequestError for more text than is worth looking at; token ids have their own."""
-        num_bytes = sum(len(text.encode()) for text in texts)
-        if num_bytes > self._options.prompt_bytes_max:
-            raise RequestError(
-                f"has {num_bytes} bytes, at most {self._options.prompt_bytes_max} are taken "
-                "(limits.prompt_bytes_max)",
-                param=field,
-            )
-
     def _check_prompt_logprobs(self, request: GenerationRequest, num_tokens: int) -> None:
         """Raise RequestError where there would be more than the router keeps of one request."""
         if request.num_prompt_logprobs is None:
@@ -321,37 +208,7 @@ class Preparation:
             raise RequestError("the checkpoint names no token that ends an answer", param=field)
         if not self._grammars.knows(grammar):
             check = functools.partial(self._grammars.check, grammar, field)
-            await self.in_thread(tenant, len(grammar), check)
-
-    def _tokens(
-        self,
-        prompt: Prompt,
-        field: str,
-        salt: bytes,
-        add_special: bool | None,
-        revisions: Sequence[Revision],
-    ) -> tuple[tuple[int, ...], list[list[bytes]]]:
-        token_ids: tuple[int, ...]
-        if isinstance(prompt, str):
-            special = add_special is not False
-            token_ids = self._tokenizer.encode(prompt, add_special_tokens=special)
-        elif isinstance(prompt, Chat):
-            special = bool(add_special)
-            token_ids = self._tokenizer.encode_chat(prompt, add_special_tokens=special)
-        else:
-            token_ids = prompt
-        if not token_ids:
-            raise RequestError("has no tokens", param=field)
-        self.check_ids(token_ids, field)
-        return token_ids, [revision.hashes(token_ids, salt) for revision in revisions]
-
-    def check_ids(self, token_ids: Sequence[int], field: str) -> None:
-        """Raise RequestError, naming ``field``, where an id is none of the vocabulary."""
-        # An id the model lacks would fail the step of every sequence in the batch.
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._tokenizer.vocab_size:
-            raise RequestError(
-                f"token ids must be from 0 to {self._tokenizer.vocab_size - 1}", param=field
-            )
+            await self.prompts.in_thread(tenant, len(grammar), check)
 
     def _sampling(
         self, request: GenerationRequest, max_tokens: int, num_prompt_tokens: int

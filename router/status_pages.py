@@ -45,7 +45,7 @@ class StatusPages:
             fleet = self._dispatcher.core.fleet
             summary |= {
                 "router": self._dispatcher.router_id,
-                "missing": self._dispatcher.missing_roles,
+                "missing": self._dispatcher.roles.missing,
                 "model": self._model_name,
                 "revisions": [one.name for one in self._dispatcher.core.serving],
                 "num_workers": len(fleet),

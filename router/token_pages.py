@@ -29,6 +29,7 @@ class TokenPages:
     ) -> None:
         self._tokenizer = tokenizer
         self._preparation = preparation
+        self._prompts = preparation.prompts
         self._dispatcher = dispatcher
         self._bodies = bodies
 
@@ -38,9 +39,9 @@ class TokenPages:
         self._check_model(request.model)
         limit = self._dispatcher.core.max_model_tokens
         given = request.chat() if request.prompt is None else request.prompt
-        size = self._preparation.check_size(given, request.prompt_field, limit or ANY_TOKENS)
+        size = self._prompts.check_size(given, request.prompt_field, limit or ANY_TOKENS)
         work = partial(self._encode, request)
-        ids = await self._preparation.in_thread(exchange.caller.tenant, size, work)
+        ids = await self._prompts.in_thread(exchange.caller.tenant, size, work)
         name = self._tokenizer.token_bytes
         await exchange.json(
             {
@@ -59,10 +60,10 @@ class TokenPages:
         """POST /detokenize: the text of ids, special tokens by name."""
         request = await self._bodies.read(exchange, parse_detokenize)
         self._check_model(request.model)
-        self._preparation.check_ids(request.tokens, "tokens")
+        self._prompts.check_ids(request.tokens, "tokens")
         work = partial(self._tokenizer.decode_all, request.tokens)
         tenant, size = exchange.caller.tenant, len(request.tokens)
-        text = await self._preparation.in_thread(tenant, size, work)
+        text = await self._prompts.in_thread(tenant, size, work)
         await exchange.json({"prompt": text})
 
     def _encode(self, request: TokenizeRequest) -> tuple[int, ...]:

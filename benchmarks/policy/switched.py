@@ -10,8 +10,9 @@ import sys
 from dataclasses import replace
 from typing import ClassVar
 
-from disagg.router.app import RouterApp, log_as
+from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
+from disagg.router.process import log_as
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import Policy
 from disagg.routing.policy.protocol import Demand, Plan, PolicyOptions

@@ -6,25 +6,18 @@ from collections.abc import Callable
 
 import ray
 
-from disagg.cluster.counts import BY_HAND, BY_LOAD, BY_SETTINGS, Counts, Fleet, Wish
-from disagg.cluster.fleet_report import FleetReport
-from disagg.cluster.load_watch import watch_load
+from disagg.cluster.counts import Counts, Fleet, Wish
+from disagg.cluster.demand import Demand
 from disagg.cluster.places import Places
 from disagg.cluster.roles import assign_roles, own_role
-from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet, write_wish
+from disagg.cluster.roster import Roster
+from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet
 from disagg.cluster.supervised import Report, Supervised
-from disagg.cluster.turnover import Standing, find_next_to_leave
-from disagg.cluster.worker_actors import (
-    ActorName,
-    create_actor,
-    describe_free,
-    end_actor,
-    find_actors,
-)
+from disagg.cluster.worker_actors import create_actor, describe_free, end_actor, find_actors
 from disagg.cluster.worker_plans import WorkerPlans
 from disagg.config import Settings
 from disagg.errors import ConfigError, ExpiredError
-from disagg.workers.actor import WORKER_PATH, WorkerState
+from disagg.workers.actor import WORKER_PATH
 
 _POLL_S = 0.5
 _FOUND_WAIT_S = 15.0
@@ -47,6 +40,9 @@ class Supervisor:
     again.
 
     Nothing is changed unless ``confirm`` returns, which raises where this process is not in charge.
+
+    Attributes:
+        roster: the workers, and how they are.
     """
 
     def __init__(
@@ -63,36 +59,17 @@ class Supervisor:
         self._worker_path = worker_path
         self._lasting = lasting
         self._confirm = confirm
-        self._counts = Counts.of_settings(settings)
-        self._by = ""
         self._prefix = settings.cluster.worker_id_prefix
-        roles = assign_roles(self._counts, prefix=self._prefix)
-        self._plans = WorkerPlans(settings, worker_path, roles)
+        roles = assign_roles(Counts.of_settings(settings), prefix=self._prefix)
+        plans = WorkerPlans(settings, worker_path, roles)
+        self.roster = Roster(plans, report, settings.cluster.start_timeout_s)
+        self._demand = Demand(settings, report)
         self._places = Places()
-        self._load_watch = watch_load(settings)
-        self._workers: list[Supervised] = []
         self._told: Fleet | None = None
         self._hurried = False
         self._was_complete = False
         self._look_at_s = 0.0
         self._place_at_s = 0.0
-
-    @property
-    def states(self) -> list[WorkerState]:
-        """Last known state of every wanted worker that has served."""
-        return [w.state for w in self._workers if w.is_wanted and w.state is not None]
-
-    @property
-    def all_serve(self) -> bool:
-        """Whether every wanted worker answered last, with role and settings as they are."""
-        return all(map(self._is_as_wanted, self._workers))
-
-    def describe(self) -> FleetReport:
-        """How many workers are as they are to be, and known to a router; why others are not."""
-        wanted = [worker for worker in self._workers if worker.is_wanted]
-        missing = {w.worker_id: why for w in wanted if (why := self._why_not(w))}
-        ended = tuple(w.worker_id for w in wanted if w.fault and not w.serves)
-        return FleetReport(len(wanted) - len(missing), missing, ended)
 
     def find(self) -> None:
         """Take over the workers that run already."""
@@ -101,20 +78,21 @@ class Supervisor:
         told = read_fleet()
         roles = told.roles if told is not None else {}
         for name, actor in find_actors().items():
-            worker = self._supervised(roles.get(name.worker_id) or own_role(name.worker_id), name)
-            worker.actor = actor
-            self._workers.append(worker)
-        if self._workers:
-            self._report(f"found workers {', '.join(sorted(w.worker_id for w in self._workers))}")
+            role = roles.get(name.worker_id) or own_role(name.worker_id)
+            self.roster.add_found(name, role, actor)
+        if self.roster.workers:
+            self._report(
+                f"found workers {', '.join(sorted(w.worker_id for w in self.roster.workers))}"
+            )
             self._place_at_s = time.monotonic() + _FOUND_WAIT_S
 
     def start(self) -> None:
         """Find the workers that run already, and begin with the others; `poll` goes on."""
         self.find()
         self._follow(read_wish())
-        if any(worker.actor is None for worker in self._workers):
-            settings = self._counts.into(self._settings)
-            self._places.wait_for_hosts(settings, self._plans, self._confirm)
+        if any(worker.actor is None for worker in self.roster.workers):
+            settings = self._demand.counts.into(self._settings)
+            self._places.wait_for_hosts(settings, self.roster.plans, self._confirm)
 
     def wait(self) -> None:
         """Return when every worker serves, for whoever cannot do with fewer.
@@ -124,13 +102,13 @@ class Supervisor:
             ExpiredError: not all serve after ``cluster.start_timeout_s``.
         """
         deadline = time.monotonic() + self._settings.cluster.start_timeout_s
-        while not self.all_serve:
+        while not self.roster.all_serve:
             self.poll()
-            for worker in self._workers:
+            for worker in self.roster.workers:
                 if worker.fault:
                     raise ConfigError(f"worker {worker.worker_id}: {worker.fault}")
             if time.monotonic() > deadline:
-                missing = [w.worker_id for w in self._workers if not w.serves]
+                missing = [w.worker_id for w in self.roster.workers if not w.serves]
                 raise ExpiredError(
                     f"workers {', '.join(missing)} do not serve after"
                     f" {self._settings.cluster.start_timeout_s:g} s",
@@ -146,13 +124,13 @@ class Supervisor:
         """
         began_s = time.monotonic()
         self._hear()
-        for worker in list(self._workers):
+        for worker in list(self.roster.workers):
             self._confirm()
             self._go_on(worker)
         if time.monotonic() >= self._look_at_s:
             self._look_at_s = time.monotonic() + _LOOK_S
             self._follow(read_wish())
-            self._places.look(self._plans)
+            self._places.look(self.roster.plans)
             for change in (
                 self._clear_hosts,
                 self._create_missing,
@@ -172,33 +150,22 @@ class Supervisor:
         Args:
             drain: what goes on may end first, for ``worker.drain_timeout_ms``.
         """
-        for worker in self._workers:
+        for worker in self.roster.workers:
             if worker.actor is not None and worker.leaving is None:
                 worker.ask_to_leave(self._stop_s, self._drain_s if drain else 0.0)
-        waiting = [worker.leaving for worker in self._workers if worker.leaving is not None]
-        deadline = max((worker.left_by_s for worker in self._workers), default=0.0)
+        waiting = [worker.leaving for worker in self.roster.workers if worker.leaving is not None]
+        deadline = max((worker.left_by_s for worker in self.roster.workers), default=0.0)
         while waiting and time.monotonic() < deadline and not self._hurried:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
             self._confirm()
-        for worker in self._workers:
+        for worker in self.roster.workers:
             if worker.actor is not None:
                 end_actor(worker.name, worker.actor)
-        self._workers.clear()
+        self.roster.workers.clear()
 
     def hurry(self) -> None:
         """Let nothing that goes on end any more; for a signal handler, while `stop` runs."""
         self._hurried = True
-
-    def _why_not(self, worker: Supervised) -> str:
-        """Why a worker is not as it is to be; "" where it is."""
-        if worker.state is None or not worker.serves:
-            return worker.said or "it starts, or waits for a host with room"
-        if not self._is_as_wanted(worker):
-            return "it still has its last settings, or role"
-        return worker.state.unregistered
-
-    def _is_as_wanted(self, worker: Supervised) -> bool:
-        return worker.serves_as_wanted and self._plans.is_current(worker.name)
 
     @property
     def _stop_s(self) -> float:
@@ -212,72 +179,21 @@ class Supervisor:
 
     def _follow(self, wish: Wish | None) -> None:
         """Want as many workers as settings, the load or `disagg scale` say, if that has changed."""
-        counts, by = Counts.of_settings(self._settings), BY_SETTINGS
-        if wish is not None and wish.by_hand:
-            counts, by = wish.counts, BY_HAND
-        elif self._load_watch is not None:
-            counts, by = wish.counts if wish is not None else counts, BY_LOAD
-            decided, why = self._load_watch.decide(counts, self._serving())
-            if decided != counts:
-                self._report(why)
-                write_wish(Wish(decided, by_hand=False))
-            counts = decided
-        if (counts, by) == (self._counts, self._by):
+        if not self._demand.follow(wish, self.roster.serving):
             return
-        if by != BY_SETTINGS or self._by:
-            self._report(f"wanted, by {by}: {counts}")
-        self._counts, self._by = counts, by
-        self._want(
-            assign_roles(
-                counts,
-                self._present(),
-                may_change=not self._settings.cluster.role_resources,
-                prefix=self._prefix,
-            )
+        counts = self._demand.counts
+        roles = assign_roles(
+            counts,
+            self.roster.present,
+            may_change=not self._settings.cluster.role_resources,
+            prefix=self._prefix,
         )
-
-    def _present(self) -> dict[str, str]:
-        """Role by id of the workers that need not leave, those first that should stay."""
-        there = [worker for worker in self._workers if worker.leaving is None]
-        there.sort(
-            key=lambda worker: (
-                not worker.is_wanted,
-                not (worker.serves or worker.is_unheard),
-                own_role(worker.worker_id) != worker.role,
-                int(worker.worker_id.rpartition("-")[2]),
-            )
-        )
-        present: dict[str, str] = {}
-        for worker in there:
-            present.setdefault(worker.worker_id, worker.role)
-        return present
-
-    def _want(self, roles: dict[str, str]) -> None:
-        self._plans = WorkerPlans(self._counts.into(self._settings), self._worker_path, roles)
-        kept: set[str] = set()
-        # Of two with one id, which a supervisor left that was ended, the current one stays.
-        for worker in sorted(
-            self._workers, key=lambda worker: not self._plans.is_current(worker.name)
-        ):
-            worker_id = worker.worker_id
-            worker.is_wanted = worker_id in roles and worker_id not in kept
-            if worker.is_wanted:
-                worker.role = roles[worker_id]
-            kept.add(worker_id)
-        new = [self._supervised(role, self._plans.names[one]) for one, role in roles.items()
-               if one not in kept]  # fmt: skip
-        if new:
-            self._report(f"starting workers {', '.join(each.worker_id for each in new)}")
-        self._workers += new
-
-    def _supervised(self, role: str, name: ActorName) -> Supervised:
-        late_at_s = time.monotonic() + self._settings.cluster.start_timeout_s
-        return Supervised(name, role, self._report, late_at_s)
+        self.roster.want(WorkerPlans(counts.into(self._settings), self._worker_path, roles))
 
     # What is done
 
     def _hear(self) -> None:
-        asked = {worker.asked: worker for worker in self._workers if worker.asked is not None}
+        asked = {worker.asked: worker for worker in self.roster.workers if worker.asked is not None}
         if asked:
             answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_POLL_S)
             self._confirm()
@@ -289,35 +205,35 @@ class Supervisor:
         worker.end_if_left()
         if worker.actor is None and not worker.is_wanted:
             self._report(f"worker {worker.worker_id} has ended")
-            self._workers.remove(worker)
+            self.roster.workers.remove(worker)
         else:
-            worker.ask(takes_roles=worker.is_wanted and self._plans.is_current(worker.name))
+            worker.ask(takes_roles=worker.is_wanted and self.roster.plans.is_current(worker.name))
 
     def _clear_hosts(self) -> None:
         """Let the workers go elsewhere whose hosts are about to be taken away."""
-        for worker, left_s in self._places.find_drained(self._workers, time.time()):
+        for worker, left_s in self._places.find_drained(self.roster.workers, time.time()):
             self._report(f"worker {worker.worker_id} leaves its host, which Ray drains")
             worker.leave(self._stop_s, min(self._drain_s, left_s))
 
     def _create_missing(self) -> None:
         now_s = time.monotonic()
-        if now_s < self._place_at_s and any(worker.is_unheard for worker in self._workers):
+        if now_s < self._place_at_s and any(worker.is_unheard for worker in self.roster.workers):
             return
-        for worker in self._workers:
+        for worker in self.roster.workers:
             if worker.actor is None and worker.is_wanted and now_s >= worker.create_at_s:
                 self._confirm()
-                self._places.seat(worker, self._workers, self._plans)
+                self._places.seat(worker, self.roster.workers, self.roster.plans)
                 self._create(worker)
 
     def _create(self, worker: Supervised) -> None:
         worker_id = worker.worker_id
-        worker.name = self._plans.names[worker_id]
+        worker.name = self.roster.plans.names[worker_id]
         try:
             worker.actor = create_actor(
                 worker.name,
-                self._plans.resolve(worker_id),
+                self.roster.plans.resolve(worker_id),
                 self._worker_path,
-                self._plans.needs(worker_id),
+                self.roster.plans.needs(worker_id),
                 worker.node_id,
                 lasting=self._lasting,
             )
@@ -326,31 +242,17 @@ class Supervisor:
 
     def _turn_over(self) -> None:
         """Let one worker leave whose settings have changed, or that is not wanted any more."""
-        if time.monotonic() < self._place_at_s and any(w.is_unheard for w in self._workers):
+        if time.monotonic() < self._place_at_s and any(w.is_unheard for w in self.roster.workers):
             return  # who was found may serve, and then drains
-        here = {host.node_id for host in self._places.hosts}
-        standing = [
-            Standing(
-                f"{w.name}",
-                is_wanted=w.is_wanted,
-                is_current=w.actor is None or self._plans.is_current(w.name),
-                serves=w.serves,
-                is_leaving=w.leaving is not None,
-                is_awaited=w.is_awaited,
-                has_place=w.node_id in here,
-            )
-            for w in self._workers
-        ]
-        name = find_next_to_leave(standing)
-        for worker in self._workers:
-            if name is not None and str(worker.name) == name:
-                why = "has new settings" if worker.is_wanted else "is not wanted any more"
-                self._report(f"worker {worker.worker_id} {why}, it leaves")
-                worker.leave(self._stop_s, self._drain_s)
+        worker = self.roster.find_next_to_leave({host.node_id for host in self._places.hosts})
+        if worker is not None:
+            why = "has new settings" if worker.is_wanted else "is not wanted any more"
+            self._report(f"worker {worker.worker_id} {why}, it leaves")
+            worker.leave(self._stop_s, self._drain_s)
 
     def _rebalance(self) -> None:
         """Move a worker when hosts have become unequal."""
-        move = self._places.find_move(self._workers, self._plans)
+        move = self._places.find_move(self.roster.workers, self.roster.plans)
         if move is not None:
             worker, host = move
             self._report(
@@ -363,7 +265,7 @@ class Supervisor:
 
     def _report_late(self) -> None:
         patience_s = self._settings.cluster.start_timeout_s
-        for worker in self._workers:
+        for worker in self.roster.workers:
             if worker.is_late(time.monotonic(), patience_s):
                 self._report(
                     f"worker {worker.worker_id} does not serve after"
@@ -372,19 +274,17 @@ class Supervisor:
 
     def _tell(self) -> None:
         """Say what there is, here and in the cluster, when it has changed."""
-        if self.all_serve != self._was_complete:
-            self._was_complete = self.all_serve
-            self._report("all workers serve" if self._was_complete else "not all workers serve")
-        waiting = {w.worker_id: w.said for w in self._workers if w.is_wanted and w.said}
-        fleet = Fleet(self._counts, self._by, self._plans.roles, self._serving(), waiting)
+        all_serve = self.roster.all_serve
+        if all_serve != self._was_complete:
+            self._was_complete = all_serve
+            self._report("all workers serve" if all_serve else "not all workers serve")
+        fleet = Fleet(
+            self._demand.counts,
+            self._demand.by,
+            self.roster.plans.roles,
+            self.roster.serving,
+            self.roster.waiting,
+        )
         if fleet != self._told:
             write_fleet(fleet)
             self._told = fleet
-
-    def _serving(self) -> dict[str, str]:
-        """Role by id of the workers that serve, or end what they have begun."""
-        return {
-            w.worker_id: w.state.role
-            for w in self._workers
-            if w.state is not None and (w.serves or (w.leaving is not None and not w.is_wanted))
-        }

@@ -169,8 +169,8 @@ def router(
     if effective.settings.router.processes > 1 and not inherited:
         _route_in_processes(effective.settings)
         return
-    from disagg.router.app import run
     from disagg.router.inherited import Inherited
+    from disagg.router.process import run
 
     options = router_options(effective.settings)
     has = Inherited.from_text(inherited) if inherited else None
@@ -291,7 +291,7 @@ def workers(
 
         def tell(supervisor: Supervisor) -> None:
             if report_file is not None:
-                supervisor.describe().write(report_file)
+                supervisor.roster.describe().write(report_file)
 
         supervision = LastingSupervision(settings, log.info)
         try:

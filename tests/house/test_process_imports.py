@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 COMPUTING = ("torch", "transformers", "safetensors", "nixl", "vllm", "ray", "sympy")
 """Packages of those who compute, move KV, or start processes."""
 PROCESSES = {
-    "disagg.router.app": (*COMPUTING, "zmq"),
+    "disagg.router.process": (*COMPUTING, "zmq"),
     "disagg.commands.main": (*COMPUTING, "uvicorn", "numpy"),
     "disagg.config": (*COMPUTING, "grpc", "uvicorn", "numpy"),
     "disagg.workers.actor": ("torch", "transformers", "nixl", "vllm", "ray"),

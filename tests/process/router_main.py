@@ -5,8 +5,9 @@ import json
 import os
 import sys
 
-from disagg.router.app import RouterApp, log_as
+from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
+from disagg.router.process import log_as
 from disagg.telemetry.garbage_collector import spare_garbage_collector
 
 

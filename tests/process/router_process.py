@@ -4,8 +4,8 @@ import json
 import os
 import sys
 
-from disagg.router.app import run
 from disagg.router.options import RouterOptions
+from disagg.router.process import run
 
 if __name__ == "__main__":
     code = run(RouterOptions(**json.loads(sys.argv[1])))

@@ -18,8 +18,8 @@ from tests.checkpoints import make_checkpoint
 BOUND_S = 60
 MAIN = """
 import gc, sys
-from disagg.router.app import run
 from disagg.router.options import RouterOptions
+from disagg.router.process import run
 ports = {"http_port": int(sys.argv[2]), "admin_port": 0, "grpc_port": 0}
 code = run(RouterOptions(sys.argv[1], "tiny", hash_key="k" * 32, **ports))
 sys.stderr.write(f"frozen {gc.get_freeze_count()}\\n")

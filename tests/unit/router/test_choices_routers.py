@@ -239,7 +239,7 @@ async def test_a_drain_waits_for_an_answer_that_a_stop_string_ended(seeded):
     worker.gate = asyncio.Semaphore(0)
     asked = post(seeded, n=2, stop=[text[2]])
     await worker.until(lambda: len(worker.submits) == 3, "both choices")
-    streams = [one.stream for one in seeded.app.dispatcher._live.values()]
+    streams = [one.stream for one in seeded.app.dispatcher._live]
     streams[0].cancel("stop string")
     assert len(seeded.app.dispatcher.open_answers) == 2
     streams[0].cancel("client left")

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from disagg.router import app as router_app
 from disagg.router import ticker
 from disagg.router.app import RouterApp
 from disagg.router.options import RouterOptions
+from disagg.router.process import serve
 from disagg.routing.core import RouterCore
 from tests.unit.router.conftest import ROUTER
 from tests.unit.router.scripted_worker import BOUND_S, stored
@@ -53,7 +53,7 @@ async def test_a_router_whose_ticks_never_succeed_ends(model_dir, monkeypatch):
     tick = Failing(None, 10**9)
     monkeypatch.setattr(RouterCore, "tick", tick)
     app = RouterApp(RouterOptions(str(model_dir), "tiny", **ROUTER))
-    serving = asyncio.create_task(router_app._serve(app))
+    serving = asyncio.create_task(serve(app))
     async with asyncio.timeout(BOUND_S):
         assert await serving == 1
     assert tick.num_raised == ticker.TICK_FAILURES_MAX
@@ -89,7 +89,7 @@ async def test_a_failed_message_ends_the_session_and_the_next_one_serves(house, 
 
 async def test_a_message_that_cannot_be_written_ends_the_session(house, monkeypatch):
     core, worker = house.app.dispatcher.core, house.workers[0]
-    [session] = house.app.dispatcher._sessions.values()
+    [session] = house.app.dispatcher.sessions
     session.send("no message at all")
     await house.until(lambda: not core.fleet, "the loss")
     await worker.register(house.app.grpc_port)

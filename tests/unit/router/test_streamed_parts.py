@@ -159,7 +159,7 @@ async def test_a_format_that_fails_ends_its_own_answer_alone(open_house, monkeyp
     gate = asyncio.Semaphore(0)
     house = await open_house()
     worker = await house.add(gate=gate)
-    sessions = house.app.dispatcher.sessions
+    sessions = list(house.app.dispatcher.sessions)
     real, calls = CompletionFormat.chunk, []
 
     def failing(self, index, piece):
@@ -180,4 +180,4 @@ async def test_a_format_that_fails_ends_its_own_answer_alone(open_house, monkeyp
     for _ in range(NUM_TOKENS):
         gate.release()
     assert (await house.http.post("/v1/completions", json=ASKED)).status_code == 200
-    assert house.app.dispatcher.sessions == sessions, "the worker was lost for it"
+    assert list(house.app.dispatcher.sessions) == sessions, "the worker was lost for it"

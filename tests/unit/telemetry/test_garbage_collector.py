@@ -54,7 +54,7 @@ __import__("os")._exit(0)
 """
 ROUTER = """
 import asyncio, gc, os, signal
-from disagg.router import app
+from disagg.router import process
 
 class Fresh:
     def __init__(self):
@@ -67,7 +67,7 @@ class Fresh:
     async def stop(self): print(gc.get_freeze_count() > 1000)
 
 async def serve():
-    await app._serve(Fresh())
+    await process.serve(Fresh())
 
 asyncio.run(serve())
 """

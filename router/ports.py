@@ -1,0 +1,80 @@
+"""A router's ports: for clients, for operators, for workers; all bound, or none."""
+
+import contextlib
+import socket
+from dataclasses import dataclass
+
+import grpc
+
+from disagg.errors import ConfigError
+from disagg.router.http_server import bind
+from disagg.router.inherited import Inherited
+from disagg.router.options import RouterOptions
+from disagg.router.worker_session import MESSAGE_BYTES_MAX
+from disagg.tls.connections import Connections
+
+GRPC_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # Workers ping idle channels every few seconds; gRPC's default would cut them off for it.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Bound; nobody listens yet.
+
+    Attributes:
+        http: socket of the clients' port.
+        admin: of the operators'.
+        grpc_server: to be started, of the workers' port.
+        grpc_port: its number.
+    """
+
+    http: socket.socket
+    admin: socket.socket
+    grpc_server: grpc.aio.Server
+    grpc_port: int
+
+
+def bind_ports(
+    options: RouterOptions, connections: Connections, inherited: Inherited | None
+) -> Ports:
+    """Bind all ports; where one cannot be, the others are free again.
+
+    Args:
+        options: hosts and numbers; 0 for any free one.
+        connections: what the workers' port is made of.
+        inherited: the HTTP sockets, where another process has bound them.
+
+    Raises:
+        ConfigError: a port is taken or the host is not ours.
+    """
+    with contextlib.ExitStack() as bound:
+        size = options.send_buffer_bytes
+        if inherited is not None:
+            http_socket, admin_socket = map(bound.enter_context, inherited.sockets())
+        else:
+            http_socket = bound.enter_context(
+                bind("http_port", options.host, options.http_port, size)
+            )
+            admin_socket = bound.enter_context(
+                bind("admin_port", options.admin_host, options.admin_port, size)
+            )
+        # Two routers on one port must be an error, not a lottery, unless one follows the other.
+        reuse = ("grpc.so_reuseport", int(inherited is not None))
+        server = connections.server((reuse, *GRPC_OPTIONS))
+        address = f"{bracketed(options.host)}:{options.grpc_port}"
+        try:
+            grpc_port = connections.listen(server, address)
+        except RuntimeError as error:
+            fault = f"cannot listen on {address}: {error}"
+            raise ConfigError(fault, param="grpc_port") from error
+        bound.pop_all()
+    return Ports(http_socket, admin_socket, server, grpc_port)
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,68 @@
+"""A router's ports: where one is taken the others are free again."""
+
+import socket
+from dataclasses import replace
+
+import pytest
+
+from disagg.errors import ConfigError
+from disagg.router.options import RouterOptions
+from disagg.router.ports import bind_ports, bracketed
+from disagg.tls.connections import Connections
+
+HOST = "127.77.0.1"
+"""Used by nobody else, so that a number that was free here stays so."""
+FREE = RouterOptions(
+    "no model", "tiny", host=HOST, admin_host=HOST, http_port=0, admin_port=0, grpc_port=0
+)
+
+
+def hold(port: int = 0) -> socket.socket:
+    """Listen on a port that nobody has.
+
+    Raises:
+        OSError: somebody has it.
+    """
+    held = socket.socket()
+    try:
+        held.bind((HOST, port))
+    except OSError:
+        held.close()
+        raise
+    held.listen()
+    return held
+
+
+def port_of(held: socket.socket) -> int:
+    number: int = held.getsockname()[1]
+    return number
+
+
+@pytest.mark.parametrize("taken", ["http_port", "admin_port", "grpc_port"])
+async def test_where_one_is_taken_the_others_stay_free(taken):
+    with hold() as http, hold() as admin:
+        numbers = {"http_port": port_of(http), "admin_port": port_of(admin)}
+    with hold() as held:
+        wanted = replace(FREE, **(numbers | {taken: port_of(held)}))
+        with pytest.raises(ConfigError, match="cannot listen on") as refused:
+            bind_ports(wanted, Connections(""), None)
+    assert refused.value.param == taken
+    for name, number in numbers.items():
+        if name != taken:
+            hold(number).close()
+
+
+async def test_what_was_bound_is_held():
+    """Control: a port that was not freed is seen."""
+    ports = bind_ports(FREE, Connections(""), None)
+    for number in (port_of(ports.http), port_of(ports.admin), ports.grpc_port):
+        with pytest.raises(OSError, match="in use"):
+            hold(number)
+    ports.http.close()
+    ports.admin.close()
+    await ports.grpc_server.stop(None)
+
+
+@pytest.mark.parametrize(("host", "shown"), [(HOST, HOST), ("::1", "[::1]"), ("a.b", "a.b")])
+def test_a_host_stands_before_a_port(host, shown):
+    assert bracketed(host) == shown
