@@ -13,8 +13,8 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEventBatch, KVSnapshot
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
+from disagg.router.client_requests import ClientRequests
 from disagg.router.client_stream import STOP_STRING, ClientStream, Unread
-from disagg.router.live_requests import LiveRequests
 from disagg.router.metrics import Metrics
 from disagg.router.new_core import new_core
 from disagg.router.observed_call import CANCELLED, STOP, ObservedCall, ObservedChoice, Observers
@@ -78,7 +78,7 @@ class Dispatcher:
         self.roles = WantedRoles(self.core, options.roles_wanted)
         self._metrics = metrics
         self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
-        self._live = LiveRequests(self.core.record, options.prompt_logprobs_max)
+        self._live = ClientRequests(self.core.record, options.prompt_logprobs_max)
         self.new_group = itertools.count(1).__next__
         self.unread = partial(Unread, options.unread_tokens_max)
         self.open_answers = OpenAnswers()

@@ -11,10 +11,10 @@ from typing import Any
 from disagg.errors import CancelledError, DisaggError, RequestError
 from disagg.router.chat import Chat
 from disagg.router.choices import Choices, Texts
+from disagg.router.client_requests import PROMPT_LOGPROBS_SHARE
 from disagg.router.dispatch import Dispatcher
 from disagg.router.explanation import plan_header, wants_debug
 from disagg.router.http_exchange import Exchange
-from disagg.router.live_requests import PROMPT_LOGPROBS_SHARE
 from disagg.router.observed_call import ObservedCall
 from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.answer import Answer, Format

@@ -76,7 +76,7 @@ class LocalCluster:
     @property
     def workers(self) -> list[WorkerState]:
         """Last known state of every worker."""
-        return self._supervisor.roster.states if self._supervisor is not None else []
+        return self._supervisor.workforce.states if self._supervisor is not None else []
 
     @property
     def router_pid(self) -> int:

@@ -10,11 +10,11 @@ from disagg.cluster.counts import Counts, Fleet, Wish
 from disagg.cluster.demand import Demand
 from disagg.cluster.places import Places
 from disagg.cluster.roles import assign_roles, own_role
-from disagg.cluster.roster import Roster
 from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet
 from disagg.cluster.supervised import Report, Supervised
 from disagg.cluster.worker_actors import create_actor, describe_free, end_actor, find_actors
 from disagg.cluster.worker_plans import WorkerPlans
+from disagg.cluster.workforce import Workforce
 from disagg.config import Settings
 from disagg.errors import ConfigError, ExpiredError
 from disagg.workers.actor import WORKER_PATH
@@ -42,7 +42,7 @@ class Supervisor:
     Nothing is changed unless ``confirm`` returns, which raises where this process is not in charge.
 
     Attributes:
-        roster: the workers, and how they are.
+        workforce: the workers, and how they are.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Supervisor:
         self._prefix = settings.cluster.worker_id_prefix
         roles = assign_roles(Counts.of_settings(settings), prefix=self._prefix)
         plans = WorkerPlans(settings, worker_path, roles)
-        self.roster = Roster(plans, report, settings.cluster.start_timeout_s)
+        self.workforce = Workforce(plans, report, settings.cluster.start_timeout_s)
         self._demand = Demand(settings, report)
         self._places = Places()
         self._told: Fleet | None = None
@@ -79,10 +79,10 @@ class Supervisor:
         roles = told.roles if told is not None else {}
         for name, actor in find_actors().items():
             role = roles.get(name.worker_id) or own_role(name.worker_id)
-            self.roster.add_found(name, role, actor)
-        if self.roster.workers:
+            self.workforce.add_found(name, role, actor)
+        if self.workforce.workers:
             self._report(
-                f"found workers {', '.join(sorted(w.worker_id for w in self.roster.workers))}"
+                f"found workers {', '.join(sorted(w.worker_id for w in self.workforce.workers))}"
             )
             self._place_at_s = time.monotonic() + _FOUND_WAIT_S
 
@@ -90,9 +90,9 @@ class Supervisor:
         """Find the workers that run already, and begin with the others; `poll` goes on."""
         self.find()
         self._follow(read_wish())
-        if any(worker.actor is None for worker in self.roster.workers):
+        if any(worker.actor is None for worker in self.workforce.workers):
             settings = self._demand.counts.into(self._settings)
-            self._places.wait_for_hosts(settings, self.roster.plans, self._confirm)
+            self._places.wait_for_hosts(settings, self.workforce.plans, self._confirm)
 
     def wait(self) -> None:
         """Return when every worker serves, for whoever cannot do with fewer.
@@ -102,13 +102,13 @@ class Supervisor:
             ExpiredError: not all serve after ``cluster.start_timeout_s``.
         """
         deadline = time.monotonic() + self._settings.cluster.start_timeout_s
-        while not self.roster.all_serve:
+        while not self.workforce.all_serve:
             self.poll()
-            for worker in self.roster.workers:
+            for worker in self.workforce.workers:
                 if worker.fault:
                     raise ConfigError(f"worker {worker.worker_id}: {worker.fault}")
             if time.monotonic() > deadline:
-                missing = [w.worker_id for w in self.roster.workers if not w.serves]
+                missing = [w.worker_id for w in self.workforce.workers if not w.serves]
                 raise ExpiredError(
                     f"workers {', '.join(missing)} do not serve after"
                     f" {self._settings.cluster.start_timeout_s:g} s",
@@ -124,13 +124,13 @@ class Supervisor:
         """
         began_s = time.monotonic()
         self._hear()
-        for worker in list(self.roster.workers):
+        for worker in list(self.workforce.workers):
             self._confirm()
             self._go_on(worker)
         if time.monotonic() >= self._look_at_s:
             self._look_at_s = time.monotonic() + _LOOK_S
             self._follow(read_wish())
-            self._places.look(self.roster.plans)
+            self._places.look(self.workforce.plans)
             for change in (
                 self._clear_hosts,
                 self._create_missing,
@@ -150,18 +150,20 @@ class Supervisor:
         Args:
             drain: what goes on may end first, for ``worker.drain_timeout_ms``.
         """
-        for worker in self.roster.workers:
+        for worker in self.workforce.workers:
             if worker.actor is not None and worker.leaving is None:
                 worker.ask_to_leave(self._stop_s, self._drain_s if drain else 0.0)
-        waiting = [worker.leaving for worker in self.roster.workers if worker.leaving is not None]
-        deadline = max((worker.left_by_s for worker in self.roster.workers), default=0.0)
+        waiting = [
+            worker.leaving for worker in self.workforce.workers if worker.leaving is not None
+        ]
+        deadline = max((worker.left_by_s for worker in self.workforce.workers), default=0.0)
         while waiting and time.monotonic() < deadline and not self._hurried:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
             self._confirm()
-        for worker in self.roster.workers:
+        for worker in self.workforce.workers:
             if worker.actor is not None:
                 end_actor(worker.name, worker.actor)
-        self.roster.workers.clear()
+        self.workforce.workers.clear()
 
     def hurry(self) -> None:
         """Let nothing that goes on end any more; for a signal handler, while `stop` runs."""
@@ -179,21 +181,23 @@ class Supervisor:
 
     def _follow(self, wish: Wish | None) -> None:
         """Want as many workers as settings, the load or `disagg scale` say, if that has changed."""
-        if not self._demand.follow(wish, self.roster.serving):
+        if not self._demand.follow(wish, self.workforce.serving):
             return
         counts = self._demand.counts
         roles = assign_roles(
             counts,
-            self.roster.present,
+            self.workforce.present,
             may_change=not self._settings.cluster.role_resources,
             prefix=self._prefix,
         )
-        self.roster.want(WorkerPlans(counts.into(self._settings), self._worker_path, roles))
+        self.workforce.want(WorkerPlans(counts.into(self._settings), self._worker_path, roles))
 
     # What is done
 
     def _hear(self) -> None:
-        asked = {worker.asked: worker for worker in self.roster.workers if worker.asked is not None}
+        asked = {
+            worker.asked: worker for worker in self.workforce.workers if worker.asked is not None
+        }
         if asked:
             answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_POLL_S)
             self._confirm()
@@ -205,35 +209,37 @@ class Supervisor:
         worker.end_if_left()
         if worker.actor is None and not worker.is_wanted:
             self._report(f"worker {worker.worker_id} has ended")
-            self.roster.workers.remove(worker)
+            self.workforce.workers.remove(worker)
         else:
-            worker.ask(takes_roles=worker.is_wanted and self.roster.plans.is_current(worker.name))
+            worker.ask(
+                takes_roles=worker.is_wanted and self.workforce.plans.is_current(worker.name)
+            )
 
     def _clear_hosts(self) -> None:
         """Let the workers go elsewhere whose hosts are about to be taken away."""
-        for worker, left_s in self._places.find_drained(self.roster.workers, time.time()):
+        for worker, left_s in self._places.find_drained(self.workforce.workers, time.time()):
             self._report(f"worker {worker.worker_id} leaves its host, which Ray drains")
             worker.leave(self._stop_s, min(self._drain_s, left_s))
 
     def _create_missing(self) -> None:
         now_s = time.monotonic()
-        if now_s < self._place_at_s and any(worker.is_unheard for worker in self.roster.workers):
+        if now_s < self._place_at_s and any(worker.is_unheard for worker in self.workforce.workers):
             return
-        for worker in self.roster.workers:
+        for worker in self.workforce.workers:
             if worker.actor is None and worker.is_wanted and now_s >= worker.create_at_s:
                 self._confirm()
-                self._places.seat(worker, self.roster.workers, self.roster.plans)
+                self._places.seat(worker, self.workforce.workers, self.workforce.plans)
                 self._create(worker)
 
     def _create(self, worker: Supervised) -> None:
         worker_id = worker.worker_id
-        worker.name = self.roster.plans.names[worker_id]
+        worker.name = self.workforce.plans.names[worker_id]
         try:
             worker.actor = create_actor(
                 worker.name,
-                self.roster.plans.resolve(worker_id),
+                self.workforce.plans.resolve(worker_id),
                 self._worker_path,
-                self.roster.plans.needs(worker_id),
+                self.workforce.plans.needs(worker_id),
                 worker.node_id,
                 lasting=self._lasting,
             )
@@ -242,9 +248,11 @@ class Supervisor:
 
     def _turn_over(self) -> None:
         """Let one worker leave whose settings have changed, or that is not wanted any more."""
-        if time.monotonic() < self._place_at_s and any(w.is_unheard for w in self.roster.workers):
+        if time.monotonic() < self._place_at_s and any(
+            w.is_unheard for w in self.workforce.workers
+        ):
             return  # who was found may serve, and then drains
-        worker = self.roster.find_next_to_leave({host.node_id for host in self._places.hosts})
+        worker = self.workforce.find_next_to_leave({host.node_id for host in self._places.hosts})
         if worker is not None:
             why = "has new settings" if worker.is_wanted else "is not wanted any more"
             self._report(f"worker {worker.worker_id} {why}, it leaves")
@@ -252,7 +260,7 @@ class Supervisor:
 
     def _rebalance(self) -> None:
         """Move a worker when hosts have become unequal."""
-        move = self._places.find_move(self.roster.workers, self.roster.plans)
+        move = self._places.find_move(self.workforce.workers, self.workforce.plans)
         if move is not None:
             worker, host = move
             self._report(
@@ -265,7 +273,7 @@ class Supervisor:
 
     def _report_late(self) -> None:
         patience_s = self._settings.cluster.start_timeout_s
-        for worker in self.roster.workers:
+        for worker in self.workforce.workers:
             if worker.is_late(time.monotonic(), patience_s):
                 self._report(
                     f"worker {worker.worker_id} does not serve after"
@@ -274,16 +282,16 @@ class Supervisor:
 
     def _tell(self) -> None:
         """Say what there is, here and in the cluster, when it has changed."""
-        all_serve = self.roster.all_serve
+        all_serve = self.workforce.all_serve
         if all_serve != self._was_complete:
             self._was_complete = all_serve
             self._report("all workers serve" if all_serve else "not all workers serve")
         fleet = Fleet(
             self._demand.counts,
             self._demand.by,
-            self.roster.plans.roles,
-            self.roster.serving,
-            self.roster.waiting,
+            self.workforce.plans.roles,
+            self.workforce.serving,
+            self.workforce.waiting,
         )
         if fleet != self._told:
             write_fleet(fleet)

@@ -291,7 +291,7 @@ def workers(
 
         def tell(supervisor: Supervisor) -> None:
             if report_file is not None:
-                supervisor.roster.describe().write(report_file)
+                supervisor.workforce.describe().write(report_file)
 
         supervision = LastingSupervision(settings, log.info)
         try:

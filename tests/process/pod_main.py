@@ -40,9 +40,9 @@ def main(model_dir: Path) -> int:
     try:
         supervisor.start()
         deadline = time.monotonic() + BOUND_S
-        while not supervisor.roster.all_serve and time.monotonic() < deadline:
+        while not supervisor.workforce.all_serve and time.monotonic() < deadline:
             supervisor.poll()
-        pids = sorted(state.pid for state in supervisor.roster.states)
+        pids = sorted(state.pid for state in supervisor.workforce.states)
         print(f"workers {pids} found {sorted(p.pid for p in find_workers_here())}", flush=True)
         os.kill(pids[0], signal.SIGSTOP)
         run_hook("--set", "worker.drain_timeout_ms=15000", "--set", "cluster.stop_timeout_s=5")

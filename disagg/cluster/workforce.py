@@ -13,7 +13,7 @@ from disagg.cluster.worker_plans import WorkerPlans
 from disagg.workers.actor import WorkerState
 
 
-class Roster:
+class Workforce:
     """What is known of all workers; no actor is asked or ended here. Not thread-safe.
 
     Args:

@@ -22,7 +22,7 @@ class LiveRequest(NamedTuple):
     observed: ObservedChoice
 
 
-class LiveRequests:
+class ClientRequests:
     """By their id, from the accepted request to its end. Used from one event loop.
 
     What is said of others is ignored: their client has gone before.

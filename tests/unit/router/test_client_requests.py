@@ -6,7 +6,7 @@ import pytest
 
 from disagg.errors import CapacityError, RemoteFault
 from disagg.messages.outputs import FinishReason
-from disagg.router.live_requests import PROMPT_LOGPROBS_SHARE, LiveRequests
+from disagg.router.client_requests import PROMPT_LOGPROBS_SHARE, ClientRequests
 from disagg.routing.actions import Deliver
 
 
@@ -45,7 +45,7 @@ def record_of(request_id):
 
 @pytest.fixture
 def live():
-    return LiveRequests(record_of, 10)
+    return ClientRequests(record_of, 10)
 
 
 def add(live, request_id, num_prompt_numbers=0):
