@@ -1,5 +1,6 @@
 """Blocks in the order in which they were stored, and who holds them: one mask per run."""
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +18,7 @@ class Runs:
     __slots__ = ("masks", "starts")
 
     def __init__(self) -> None:
-        self.starts = [0]
+        self.starts = array("H", [0])  # a look-up reads them all: ints would lie far apart
         self.masks = [0]
 
     def cut(self, at: int, end: int) -> int:
@@ -37,7 +38,7 @@ class Runs:
             if masks[number] == masks[number - 1]:
                 del masks[number], starts[number]
 
-    def between(self, begin: int, end: int) -> tuple[list[int], list[int]]:
+    def between(self, begin: int, end: int) -> tuple[Sequence[int], list[int]]:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
         first, last = bisect_right(self.starts, begin), bisect_left(self.starts, end)
         starts = self.starts[first - 1 : last]
@@ -231,8 +232,7 @@ class Chain:
 
 def _kept(runs: Runs, ranges: Sequence[tuple[int, int]]) -> Runs | None:
     kept, at = Runs(), 0
-    kept.starts.clear()
-    kept.masks.clear()
+    del kept.starts[:], kept.masks[:]
     for begin, end in ranges:
         for start, mask in zip(*runs.between(begin, end), strict=True):
             if not kept.masks or kept.masks[-1] != mask:
