@@ -4,7 +4,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, reduce
-from itertools import accumulate, chain, compress, islice, repeat
+from itertools import accumulate, compress, islice, repeat
 from operator import and_, ne
 from typing import Protocol
 
@@ -162,26 +162,20 @@ class Trailing:
             return 0
         theirs, holders = self._runs(first, highest)
         starts, wanted = leading.between(first, highest)
-        alike = len(theirs) == len(starts) and list(theirs) == starts
-        if alike and list(map(and_, wanted, holders)) == wanted:
+        if theirs == starts and list(map(and_, wanted, holders)) == wanted:
             return 0  # and it takes half as long to see this
-        # Whose level is behind a run's start, and who of them needs only what comes after the run.
-        by_level = zip(chain(ends, (highest + 1,)), masks, strict=True)
-        firsts = map(self._firsts.__getitem__, ends)
-        by_first = zip(chain(firsts, (highest,)), masks, strict=True)
-        level, behind = next(by_level)
-        needed, later = next(by_first)
-        found = 0
-        while level <= first:
-            level, behind = next(by_level)
-        for past, held in zip(chain(theirs[1:], (highest,)), holders, strict=True):
-            while needed < past:
-                needed, later = next(by_first)
-            if behind ^ later != held:  # mostly nobody else holds it
-                needing = behind ^ later
-                found |= needing & held ^ needing
-            while level <= past:
-                level, behind = next(by_level)
+        firsts = [*map(self._firsts.__getitem__, ends), highest]
+        ends = [*ends, highest + 1]
+        begin = end = found = 0
+        for start, past, held in zip(theirs, [*theirs[1:], highest], holders, strict=True):
+            while ends[begin] <= start:
+                begin += 1
+            while firsts[end] < past:
+                end += 1
+            if begin < end:
+                needing = masks[begin] ^ masks[end]
+                if needing != held:  # mostly nobody else holds it
+                    found |= needing & held ^ needing
         return found
 
     def narrowed(self, bits: int, low: int, end: int) -> "Trailing":

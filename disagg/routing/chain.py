@@ -1,6 +1,5 @@
 """Blocks in the order in which they were stored, and who holds them: one mask per run."""
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +17,7 @@ class Runs:
     __slots__ = ("masks", "starts")
 
     def __init__(self) -> None:
-        self.starts = array("H", [0])  # a look-up reads them all: ints would lie far apart
+        self.starts = [0]
         self.masks = [0]
 
     def cut(self, at: int, end: int) -> int:
@@ -38,7 +37,7 @@ class Runs:
             if masks[number] == masks[number - 1]:
                 del masks[number], starts[number]
 
-    def between(self, begin: int, end: int) -> tuple[Sequence[int], list[int]]:
+    def between(self, begin: int, end: int) -> tuple[list[int], list[int]]:
         """Starts and masks of the runs in a range; the first one starts at ``begin``."""
         first, last = bisect_right(self.starts, begin), bisect_left(self.starts, end)
         starts = self.starts[first - 1 : last]
@@ -232,7 +231,8 @@ class Chain:
 
 def _kept(runs: Runs, ranges: Sequence[tuple[int, int]]) -> Runs | None:
     kept, at = Runs(), 0
-    del kept.starts[:], kept.masks[:]
+    kept.starts.clear()
+    kept.masks.clear()
     for begin, end in ranges:
         for start, mask in zip(*runs.between(begin, end), strict=True):
             if not kept.masks or kept.masks[-1] != mask:

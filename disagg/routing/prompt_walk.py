@@ -63,7 +63,7 @@ class PromptWalk:
                 break
         return starts, masks, end
 
-    def runs(self, layers: Sequence[int], begin: int, end: int) -> tuple[Sequence[int], list[int]]:
+    def runs(self, layers: Sequence[int], begin: int, end: int) -> tuple[list[int], list[int]]:
         """Starts and holders of the runs in a range of blocks; the first starts at ``begin``."""
         starts: list[int] = []
         masks: list[int] = []
@@ -77,8 +77,6 @@ class PromptWalk:
             stop, found, offset = piece
             stop, back = min(stop, end), offset - begin
             more, theirs = _united(found, layers, offset, stop + back)
-            if stop == end and not back and not starts:  # mostly, and copying takes a while
-                return more, theirs
             starts += [at - back for at in more] if back else more
             masks += theirs
             begin = stop
@@ -104,7 +102,7 @@ class PromptWalk:
 
 def _united(
     chain: Chain, layers: Sequence[int], begin: int, end: int
-) -> tuple[Sequence[int], list[int]]:
+) -> tuple[list[int], list[int]]:
     """Starts and masks of the runs in a range of a chain, over several layers."""
     if len(layers) == 1:
         only = chain.layers[layers[0]]

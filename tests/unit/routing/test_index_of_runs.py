@@ -1,6 +1,5 @@
 """The index of runs against sets of keys, whatever workers tell and in whatever order."""
 
-from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
@@ -21,21 +20,12 @@ from disagg.messages.kv_events import (
     TierRemoved,
     TierStored,
 )
-from disagg.routing import (
-    boundaries,
-    buckets,
-    chain,
-    chain_store,
-    levels,
-    positions,
-    prompt_walk,
-)
+from disagg.routing import boundaries, buckets, chain, chain_store, levels, positions
 from disagg.routing.boundaries import Trailing
 from disagg.routing.chain import Chain, Runs
 from disagg.routing.index import PrefixIndex
 from disagg.routing.positions import PositionTable
 from disagg.routing.prefix_hits import PrefixHit
-from disagg.routing.prompt_walk import PromptWalk
 from tests.unit.routing.test_index import brute_force, group
 from tests.unit.routing.test_levels import nobody_has_anything_lower
 from tests.unit.routing.test_tier_index import Keys, loads_of
@@ -234,48 +224,7 @@ def _insert_again(self: PositionTable, values: Sequence[bytes], packed: bytes, f
     return len(values)
 
 
-def _runs_as_the_chain_counts_them(
-    self: PromptWalk, layers: Sequence[int], begin: int, end: int
-) -> tuple[Sequence[int], list[int]]:
-    """Also where the chain does not begin with the prompt."""
-    piece = self._piece(begin)
-    if piece is None or piece[0] < end:
-        return runs(self, layers, begin, end)
-    _, found, offset = piece
-    return prompt_walk._united(found, layers, offset, offset + end - begin)
-
-
-def _runs_of_the_first_chain(
-    self: PromptWalk, layers: Sequence[int], begin: int, end: int
-) -> tuple[Sequence[int], list[int]]:
-    piece = self._piece(begin)
-    return runs(self, layers, begin, min(end, piece[0]) if piece is not None else end)
-
-
-runs = PromptWalk.runs
-
-
-def runs_of_two_chains() -> tuple[list[int], list[int]]:
-    """Of a prompt whose end was told before its beginning."""
-    index = PrefixIndex(LAYOUTS[0], 4)
-    index.add(A, 100)
-    end, beginning = (tuple(PROMPTS[0][at : at + 4]) for at in (4, 0))
-    index.apply(A, 0, False, [BlocksStored(0, one, None, 0, 4) for one in (end, beginning)])
-    starts, masks = index.match(33, PROMPTS[0][:8])._walks[4].runs([0], 1, 7)
-    return list(starts), masks
-
-
-def test_runs_of_a_prompt_in_several_chains() -> None:
-    assert runs_of_two_chains() == ([1, 4], [1, 1])
-
-
-def test_control_the_first_chain_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PromptWalk, "runs", _runs_of_the_first_chain)
-    assert runs_of_two_chains() != ([1, 4], [1, 1])
-
-
 BROKEN = [
-    (PromptWalk, "runs", _runs_as_the_chain_counts_them),
     (PositionTable, "insert", _insert_again),
     (Chain, "append", _append_that_lets_runs_go_on),
     (Runs, "merge", _merge_without_looking),
@@ -284,38 +233,13 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "broken"),
-    BROKEN,
-    ids=[getattr(broken, "__name__", name) for _, name, broken in BROKEN],
-)
+@pytest.mark.parametrize(("owner", "name", "broken"), BROKEN, ids=[name for _, name, _ in BROKEN])
 def test_control_a_broken_index_is_found(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Any
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises((AssertionError, InvariantViolation, LookupError, ValueError)):
         run_state_machine_as_test(IndexAgainstSets, settings=CONTROL)
-
-
-def begin_a_run_with_the_last_block() -> tuple[Sequence[int], list[int]]:
-    """Runs of the longest chain, whose last block alone somebody holds."""
-    one = Chain(1)
-    one.append(bytearray(chain.BLOCKS_MAX * chain.VALUE_BYTES))
-    one.hold(0, chain.BLOCKS_MAX - 1, chain.BLOCKS_MAX, 1)
-    runs = one.layers[0]
-    assert runs is not None
-    return runs.between(0, chain.BLOCKS_MAX)
-
-
-def test_a_run_begins_anywhere_in_the_longest_chain() -> None:
-    starts, masks = begin_a_run_with_the_last_block()
-    assert (list(starts), masks) == ([0, chain.BLOCKS_MAX - 1], [0, 1])
-
-
-def test_control_starts_that_are_too_small_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "array", lambda _, starts: array("B", starts))
-    with pytest.raises(OverflowError):
-        begin_a_run_with_the_last_block()
 
 
 A, B = Incarnation("a", "1"), Incarnation("b", "1")
