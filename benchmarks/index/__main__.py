@@ -9,7 +9,8 @@ of it; ratio: peer / ours, higher is better. Layouts with windows, chunks and st
 they are held against ours with full attention alone, in the same turns, where all groups hold the
 same and, *of ends only*, where the others hold what a query at each worker's end needs. A decision
 is all that the router does between a request of that length (*nothing*: of 100 tokens) and its
-submits. ``--setup`` first creates the peer's environment.
+submits; *tiers*: partly, and workers have a tier, empty. ``--decisions`` measures these alone.
+``--setup`` first creates the peer's environment.
 """
 
 import argparse
@@ -152,20 +153,32 @@ def decisions(*, quick: bool) -> bool:
     """From a request to its submits, with all workers idle."""
     reached = True
     for workers in (100,) if quick else (10, 100, 1000):
+        order: Order = {"workers": workers, "block_tokens": 64 if quick else 16}
         for shape in ("nothing", "unknown", *SHAPES):
             for groups in ("full", *(HYBRIDS if shape != "nothing" else ()), *WITHOUT_FULL):
-                order = {"shape": shape, "workers": workers, "groups": groups, "samples": 11}
-                ours = run("decision", order | {"block_tokens": 64 if quick else 16})
-                reached &= report(
-                    f"decision, {groups}, {shape}, {workers} workers",
-                    "ms CPU",
-                    ours["ms"],
-                    None,
-                    target=DECISION_MS_MAX,
-                    ok=ours["ms"] < DECISION_MS_MAX,
-                    note=f"median of 11; the first one {ours['first_ms']:.3f}",
-                )
+                reached &= decision(shape, order | {"shape": shape, "groups": groups})
+        order |= {"shape": "partly"}
+        for groups in ("full", *HYBRIDS):
+            reached &= decision("tiers", order | {"groups": groups, "tiers": True})
+        for groups in HYBRIDS:
+            for lacking in (0.05, 0.2, 1.0):
+                irregular = {"groups": groups, "ends": True, "lacking": lacking}
+                reached &= decision(f"{lacking:.0%} lack their last block", order | irregular)
     return reached
+
+
+def decision(name: str, order: Order) -> bool:
+    """One case of them."""
+    ours = run("decision", order | {"samples": 11})
+    return report(
+        f"decision, {order['groups']}, {name}, {order['workers']} workers",
+        "ms CPU",
+        ours["ms"],
+        None,
+        target=DECISION_MS_MAX,
+        ok=ours["ms"] < DECISION_MS_MAX,
+        note=f"median of 11; the first one {ours['first_ms']:.3f}",
+    )
 
 
 def main() -> int:
@@ -173,10 +186,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setup", action="store_true", help="create the peer's environment")
     parser.add_argument("--quick", action="store_true", help="blocks of 64, up to 100 workers")
+    parser.add_argument("--decisions", action="store_true", help="the decisions alone")
     chosen = parser.parse_args()
     if chosen.setup:
         set_up()
         return 0
+    if chosen.decisions:
+        return 0 if decisions(quick=chosen.quick) else 1
     samples, reached = (5 if chosen.quick else 21), True
     for block_tokens in (64,) if chosen.quick else (16, 64):
         for shape in SHAPES:

@@ -1,18 +1,18 @@
 """The router's whole decision, from a request to its submits: one case."""
 
 import json
+import random
 import statistics
 import sys
 import time
 from dataclasses import replace
 from itertools import cycle
 
-from benchmarks.index.ours import groups_of, value
-from benchmarks.index.workload import Block, Event, holdings, prompt_blocks
+from benchmarks.index.ours import groups_of, told, value
+from benchmarks.index.workload import Block, holdings, prompt_blocks
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import BlocksStored
-from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import WorkerStats
 from disagg.routing.actions import NewRequest, ToWorker
@@ -22,7 +22,9 @@ IDLE = WorkerStats(0, 0, 0, 1 << 20, 1 << 20, 0, 0, 0, 0, ready=True)
 ROLES = ("prefill", "decode", "both")
 
 
-def fleet(num_workers: int, groups: list[GroupInfo]) -> tuple[RouterCore, list[Incarnation]]:
+def fleet(
+    num_workers: int, groups: list[GroupInfo], tiers: tuple[TierInfo, ...]
+) -> tuple[RouterCore, list[Incarnation]]:
     """A router and its workers, all idle: the hardest case, as load chooses none of them."""
     block_tokens = groups[0].block_tokens
     core = RouterCore(
@@ -37,7 +39,7 @@ def fleet(num_workers: int, groups: list[GroupInfo]) -> tuple[RouterCore, list[I
     workers = [Incarnation(f"worker-{number}", "1") for number in range(num_workers)]
     for name, role in zip(workers, cycle(ROLES), strict=False):
         info = WorkerInfo(
-            name, "a:1", role, "m", contract, tuple(groups), 1 << 20, 1 << 20, 1 << 30
+            name, "a:1", role, "m", contract, tuple(groups), 1 << 20, 1 << 20, 1 << 30, tiers
         )
         core.register(0, info)
         core.session_up(0, name)
@@ -45,28 +47,22 @@ def fleet(num_workers: int, groups: list[GroupInfo]) -> tuple[RouterCore, list[I
     return core, workers
 
 
-def tell(core: RouterCore, worker: Incarnation, event: Event, groups: list[GroupInfo]) -> None:
-    """A worker has blocks of every group."""
-    values = tuple(map(value, event.blocks))
-    parent = value(event.parent) if event.parent is not None else None
-    stored = [
-        BlocksStored(number, values, parent, 0, group.block_tokens)
-        for number, group in enumerate(groups)
-    ]
-    assert core.kv_events(worker, worker.epoch, core.kv_sequence(worker), False, stored)
-
-
 def main() -> None:
     """Fill the caches, then let requests in one after the other, each ended before the next."""
     order = json.loads(sys.argv[1])
     groups = groups_of(order)
     block_tokens = order["block_tokens"]
-    core, workers = fleet(order["workers"], groups)
+    tiers = (TierInfo("host", 1 << 20),) if order.get("tiers") else ()
+    core, workers = fleet(order["workers"], groups, tiers)
+    ends, lacking, chance = order.get("ends", False), order.get("lacking", 0.0), random.Random(1)
     num_blocks = 0
     if order["shape"] != "nothing":
         num_blocks = prompt_blocks(block_tokens)
         for event in holdings(order["shape"], order["workers"], block_tokens):
-            tell(core, workers[event.worker], event, groups)
+            worker = workers[event.worker]
+            lacks = event.blocks[0].index == 0 and chance.random() < lacking
+            stored = told(event, groups, ends=ends, lacking=lacks)
+            assert core.kv_events(worker, "1", core.kv_sequence(worker), False, stored)
     token_ids = tuple(range(num_blocks * block_tokens + 100))
     spent: list[float] = []
     for sample in range(order["samples"] + 1):

@@ -3,12 +3,13 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
 from benchmarks.index.turns import serve
 from benchmarks.index.workload import Block, Event
-from disagg.kv.kinds.registry import KINDS
+from disagg.kv.kinds.registry import KINDS, sees_everything
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.messages.registration import GroupInfo
@@ -36,6 +37,33 @@ def groups_of(order: dict[str, Any]) -> list[GroupInfo]:
     return [GroupInfo(kind, size, window, 1, 64) for kind, window in GROUPS[order["groups"]]]
 
 
+def told(
+    event: Event, groups: Sequence[GroupInfo], *, ends: bool = False, lacking: bool = False
+) -> list[BlocksStored | BlocksRemoved]:
+    """The same of every group.
+
+    With ``ends`` each has only the blocks that a query at the end needs; ``lacking``: groups that
+    do not need everything have not even the last one of these.
+    """
+    values = tuple(map(value, event.blocks))
+    parent = value(event.parent) if event.parent is not None else None
+    events: list[BlocksStored | BlocksRemoved] = []
+    for number, group in enumerate(groups):
+        if event.removed:
+            events.append(BlocksRemoved(number, values))
+            continue
+        first, before, last = 0, parent, len(values)
+        if ends:
+            needed = KINDS[group.kind].first_needed(group, event.blocks[-1].index + 1)
+            first = min(max(0, needed - event.blocks[0].index), len(values) - 1)
+            before = values[first - 1] if first else parent
+            last -= int(lacking and not sees_everything(group))
+        if first < last:
+            tokens = group.block_tokens
+            events.append(BlocksStored(number, values[first:last], before, 0, tokens))
+    return events
+
+
 class Ours:
     """The index and its workers; see `benchmarks.index.turns.Side`."""
 
@@ -53,20 +81,8 @@ class Ours:
         return sum(map(self._index.num_entries, self._workers))
 
     def take_in(self, event: Event) -> tuple[int, int]:
-        """The same of every group; with ``ends`` only the last blocks, which a query needs."""
-        values = tuple(map(value, event.blocks))
-        parent = value(event.parent) if event.parent is not None else None
-        events: list[BlocksStored | BlocksRemoved] = []
-        for number, group in enumerate(self._groups):
-            first, before, end = 0, parent, event.blocks[-1].index + 1
-            if self._ends:
-                needed = KINDS[group.kind].first_needed(group, end) - event.blocks[0].index
-                first = min(max(0, needed), len(values) - 1)
-                before = values[first - 1] if first else parent
-            if event.removed:
-                events.append(BlocksRemoved(number, values))
-            else:
-                events.append(BlocksStored(number, values[first:], before, 0, self._block_tokens))
+        """See `told`."""
+        events = told(event, self._groups, ends=self._ends)
         worker = self._workers[event.worker]
         number = self._index.next_sequence(worker)
         start = time.process_time_ns()

@@ -90,7 +90,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     def reached_by(self, worker: Incarnation) -> tuple[int, tuple[tuple[int, int], ...]]:
         """`PrefixHit.reach_tokens` and `PrefixHit.loads` of one worker, in the same way."""
         bit = self._bits[worker]
-        if self.reached is None or not bit & self.loading:
+        if not bit & self.loading or self.reached is None:
             return 0, ()
         reach = self.reached.most_of(bit)
         return reach, self._loads(bit, reach)
@@ -131,7 +131,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     @cached_property
     def loading(self) -> int:
         """Workers whose tiers have more of the prompt than their pools."""
-        if self.reached is None:  # as where nobody has tiers
+        if not self._tiers_may_help() or self.reached is None:  # before all levels are found
             return 0
         found, as_far, short = 0, iter(self.usable), self._everybody
         tokens, mask = next(as_far, (0, 0))
@@ -141,6 +141,23 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
                 tokens, mask = next(as_far, (0, 0))
             found |= theirs & short
         return found
+
+    def _tiers_may_help(self) -> bool:
+        """False: no tier has a block that a prefix longer than what pools have would need."""
+        tiers = self._places[1:]
+        everything = [number for number in self._numbers if not self._first_needed(number)]
+        if not tiers or not everything:
+            return bool(tiers)
+        # Nobody goes on behind what pools have of such a group without the next block of it.
+        seeing = self._leading(everything[0], self._places[:1])
+        num_tokens = min(self._num_tokens_max, (seeing.num_blocks + 1) * seeing.block_tokens)
+        for number in self._numbers:
+            block_tokens = self._groups[number].block_tokens
+            walk = self._walks[block_tokens]
+            _, masks = walk.runs(self._layers(number, tiers), 0, num_tokens // block_tokens)
+            if any(masks):
+                return True
+        return False
 
     def _agreed(self, numbers: Sequence[int], places: Sequence[int], num_tokens: int) -> Levels:
         """Prefixes of at most so many tokens on which these groups agree."""

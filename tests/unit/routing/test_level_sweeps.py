@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from disagg.kv.kinds.registry import KINDS
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored, KVEvent
 from disagg.routing import boundaries as boundaries_module
@@ -84,6 +85,53 @@ def test_who_cannot_go_on_where_the_first_group_ends_is_found_apart(
 
 
 lacking = Trailing.lacking
+
+
+def check_who_lacks(seed: int) -> bool:
+    """Runs of eight workers in two groups; whether any of them lacks something at its end."""
+    rng = random.Random(seed)
+    window = group("sliding_window", 4, rng.choice((5, 21)))
+    ends = sorted(rng.sample(range(1, NUM_BLOCKS), 8))
+    starts, masks = [0, *ends[:-1]], [255 >> number << number for number in range(8)]
+    blocks = [0] * NUM_BLOCKS
+    for number, end in enumerate(ends):
+        first = KINDS[window.kind].first_needed(window, end)
+        for block in range(max(0, first - rng.choice((0, 0, 2))), end - rng.choice((0, 0, 0, 1))):
+            blocks[block] |= 1 << number
+
+    def held(begin: int, end: int) -> tuple[list[int], list[int]]:
+        begins = [at for at in range(begin, end) if at == begin or blocks[at] != blocks[at - 1]]
+        return begins, [blocks[at] for at in begins]
+
+    one, low = Trailing(window, held, ends[-1]), rng.randrange(7)
+    leading = Leading(group("full_attention"), starts, masks, ends[-1])
+    found = one.lacking(leading, ends[low:], [*masks[low:], 0])
+    wanted = 0
+    for number in range(low, 8):
+        first = KINDS[window.kind].first_needed(window, ends[number])
+        if not all(blocks[at] >> number & 1 for at in range(first, ends[number])):
+            wanted |= 1 << number
+    assert found == wanted, f"seed {seed}"
+    return wanted != 0
+
+
+def test_nobody_is_found_apart_without_need() -> None:
+    lacks = [check_who_lacks(seed) for seed in range(300)]
+    assert 50 < sum(lacks) < 250
+
+
+def test_control_who_is_found_apart_without_need_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trailing, "lacking", _a_block_more)
+    with pytest.raises(AssertionError, match="seed"):
+        test_nobody_is_found_apart_without_need()
+
+
+def _a_block_more(
+    self: Trailing, leading: Leading, ends: Sequence[int], masks: Sequence[int]
+) -> int:
+    """Each boundary is taken to need a block more than it does."""
+    self._firsts = [max(0, first - 1) for first in self._firsts]
+    return lacking(self, leading, ends, masks)
 
 
 def _as_far_as_the_boundaries_go(

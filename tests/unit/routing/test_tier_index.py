@@ -16,9 +16,11 @@ from disagg.messages.kv_events import (
     TierStored,
 )
 from disagg.messages.registration import GroupInfo
+from disagg.routing import prefix_hits
 from disagg.routing.boundaries import Trailing
 from disagg.routing.index import PrefixHit, PrefixIndex
 from disagg.routing.levels import levels
+from disagg.routing.prefix_hits import PrefixHits
 from tests.unit.routing.test_index import A, B, brute_force, chain, group, random_groups
 from tests.unit.routing.test_levels import blocks_of
 
@@ -74,6 +76,9 @@ def check_against_brute_force(seed: int) -> None:
     assert max(hit.usable_tokens, hit.reach_tokens) == reach, f"seed {seed}: {groups}"
     assert dict(hit.loads) == loads_of(groups, places, usable, reach, hashes), f"seed {seed}"
     assert index.num_entries(A) == sum(map(len, places)), f"seed {seed}"
+    afresh = index.match(num_tokens, hashes)
+    assert afresh.loading == (2 if reach > usable else 0), f"seed {seed}: {groups}"
+    assert afresh.reached_by(A) == (hit.reach_tokens, hit.loads), f"seed {seed}"
 
 
 def loads_of(
@@ -110,6 +115,44 @@ def test_control_a_window_counted_one_block_short_is_found(
     )
     with pytest.raises(AssertionError, match="seed"):
         test_equals_brute_force()
+
+
+def test_control_tiers_looked_at_as_far_as_pools_go_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def as_far_as_pools_go(self: PrefixHits) -> bool:
+        longest, parts = self._num_tokens_max, [self._leading(0, range(1))]
+        self._num_tokens_max = min(one.num_blocks * one.block_tokens for one in parts)
+        try:
+            return may_help(self)
+        finally:
+            self._num_tokens_max = longest
+
+    may_help = PrefixHits._tiers_may_help
+    monkeypatch.setattr(PrefixHits, "_tiers_may_help", as_far_as_pools_go)
+    with pytest.raises(AssertionError, match="seed"):
+        test_equals_brute_force()
+
+
+def who_loads(monkeypatch: pytest.MonkeyPatch, *events: KVEvent) -> int:
+    """Who loads something of a prompt; fails if levels have to be found for that."""
+    hashes = chain(4 * 8)
+    index = PrefixIndex([group("full_attention"), group("sliding_window", 4, 9)], 4)
+    index.add(A, KEYS_MAX, (KEYS_MAX,))
+    told(index, *(BlocksStored(number, tuple(hashes[:5]), None, 0, 4) for number in (0, 1)))
+    told(index, *events)
+    monkeypatch.setattr(prefix_hits, "levels", None)
+    return index.match(4 * 8 + 1, hashes).loading
+
+
+def test_no_levels_are_found_where_tiers_have_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert who_loads(monkeypatch) == 0
+    assert who_loads(monkeypatch, TierStored(0, 0, tuple(chain(4 * 8)[6:]))) == 0
+
+
+def test_control_levels_are_found_where_a_tier_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError):
+        who_loads(monkeypatch, TierStored(0, 0, tuple(chain(4 * 8)[5:])))
 
 
 @pytest.mark.parametrize(
