@@ -67,7 +67,7 @@ class KVCacheCoordinator:
         self.max_model_tokens = max_model_tokens
         self.num_lookahead_tokens = num_lookahead_tokens
         num_groups = len(layout.groups)  # and one index for what follows a state's first block
-        self.events = KVEventLog(lambda: self.pool.cached_hashes(), num_groups, events_max)
+        self.events = KVEventLog(lambda: self.pool.cache.values(), num_groups, events_max)
         self.pool = BlockPool(num_blocks, num_groups + 1, self.events.append, policy)
         self.policy = policy
         self.events_with_tokens = events_with_tokens

@@ -71,9 +71,9 @@ def test_group_by_group_would_evict_another_groups_hit() -> None:
 def test_a_failed_allocation_changes_nothing() -> None:
     kv, again = two_full_groups_where_the_hit_is_the_oldest()
     hit = kv.find_longest_cache_hit(again, 79)
-    before = (kv.num_free_blocks, kv.events.next_seq, kv.pool.cached_hashes())
+    before = (kv.num_free_blocks, kv.events.next_seq, kv.pool.cache.values())
     assert not kv.allocate(again, num_new_tokens=17, hit=hit)
-    assert before == (kv.num_free_blocks, kv.events.next_seq, kv.pool.cached_hashes())
+    assert before == (kv.num_free_blocks, kv.events.next_seq, kv.pool.cache.values())
     assert kv.held("c") == (0, 0)
     kv.check()
 

@@ -63,7 +63,7 @@ def test_drafts_are_counted_before_a_prompt_is_let_in_and_are_not_published() ->
     made = sequence(8)
     assert kv.allocate(made, num_new_tokens=8)
     kv.publish("a", 8)
-    assert [len(values) for values in kv.pool.cached_hashes()] == [2, 2, 0]
+    assert [len(values) for values in kv.pool.cache.values()] == [2, 2, 0]
     assert kv.held("a") == (3, 3)
     kv.free("a")
     kv.check()

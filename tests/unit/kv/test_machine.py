@@ -331,7 +331,7 @@ class Machine(RuleBasedStateMachine):
                 steps = [runs for _, runs in self.steps if any(run.key == key for run in runs)]
                 self.world.check_table(live, len(steps))
         for group, spec in enumerate(self.world.specs):
-            for block in self.kv.pool.index(group).values():
+            for block in self.kv.pool.cache.index(group).values():
                 assert block in self.world.memory, f"block {block} of {spec} published unwritten"
 
     def teardown(self) -> None:

@@ -69,13 +69,13 @@ def test_a_run_ends_where_the_first_value_is_missing(seed: int, deduplicate: boo
             )
         place += size
     for lost in sorted(chance.sample(range(500), chance.randrange(4)), reverse=True):
-        pool.forget([pool.index(0)[wanted[lost]]])
+        pool.forget([pool.cache.index(0)[wanted[lost]]])
         end = chance.randrange(len(wanted))
         expected = []
         for value in wanted[:end]:
-            if value not in pool.index(0):
+            if value not in pool.cache.index(0):
                 break
-            expected.append(pool.index(0)[value])
+            expected.append(pool.cache.index(0)[value])
         found = pool.cache.leading_run(0, wanted, end)
         assert found == expected, f"seed {seed}"
 

@@ -35,7 +35,7 @@ def test_old_followers_are_not_taken_for_the_new_states() -> None:
     # Evict tokens' blocks and the state's first block: its followers stay cached.
     taken = kv.pool.allocate(kv.num_free_blocks - 2)
     assert first in taken
-    assert all(map(kv.pool.is_cached, followers))
+    assert all(map(kv.pool.cache.has, followers))
     # The same state is computed again, and its first block happens to be the same one.
     taken.remove(first)
     others = sorted(taken)[-4:]

@@ -131,7 +131,7 @@ def test_states_computed_twice_are_not_mixed(deduplicate: bool) -> None:
     kv.free("b")
     kv.check()
     # The older state leaves; with both cached the other one, whole, takes its place.
-    while kv.pool.index(STATE).get(third.hashes[1]) == states[0][0]:
+    while kv.pool.cache.index(STATE).get(third.hashes[1]) == states[0][0]:
         kv.pool.allocate(1)
     found = kv.find_longest_cache_hit(third, 8).block_ids[STATE][3:]
     assert found == ([] if deduplicate else states[1])
@@ -225,7 +225,7 @@ def takes_any_part(self: LinearStateManager, index: Mapping[bytes, int], value: 
         return []
     found = [index[value]]
     for part in range(1, self.blocks_per_state):
-        for key, block in self.pool.index(self.pool.num_groups - 1).items():
+        for key, block in self.pool.cache.index(self.pool.num_groups - 1).items():
             if key.startswith(value) and key.endswith(bytes([part])):
                 found.append(block)
                 break
