@@ -85,3 +85,13 @@ class SequenceState:
             raise InvariantViolation(f"{self.request.key!r} has no uncommitted external tokens")
         num_external, self.num_external = self.num_external, None
         return num_external
+
+
+class SequenceStates(dict[Hashable, SequenceState]):
+    """Sequences with tables, by key; to ask for another one raises InvariantViolation."""
+
+    __slots__ = ()
+
+    def __missing__(self, key: Hashable) -> SequenceState:
+        """Raise, as there is no sequence of that key."""
+        raise InvariantViolation(f"{key!r} has no tables")

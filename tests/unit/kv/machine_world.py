@@ -187,7 +187,7 @@ class World:
         """Blocks held are exactly those from the first needed one up to the last slot."""
         key = live.request.key
         for group, (spec, table) in enumerate(
-            zip(self.specs, self.kv.block_table(key), strict=True)
+            zip(self.specs, self.kv.tables.blocks(key), strict=True)
         ):
             held = [place for place, block in enumerate(table) if block != NULL_BLOCK]
             if not isinstance(spec, CrossAttentionSpec):

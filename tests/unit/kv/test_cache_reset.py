@@ -37,7 +37,7 @@ class ResetMachine(Machine):
     @invariant()
     def nothing_from_before_is_found(self) -> None:
         for key in getattr(self, "silent", set()) & set(getattr(self, "live", {})):
-            for table in self.kv.block_table(key):
+            for table in self.kv.tables.blocks(key):
                 assert not any(map(self.kv.pool.cache.has, filter(None, table)))
 
 

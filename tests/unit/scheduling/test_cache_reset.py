@@ -81,7 +81,7 @@ def test_what_runs_goes_on_and_is_named_as_in_use() -> None:
     serve(core, "a", range(16), max_tokens=8)
     answer = reset(core)
     assert answer.num_forgotten
-    assert answer.in_use == (("sequence", sum(core.kv.held(RequestKey("a", 1)))),)
+    assert answer.in_use == (("sequence", sum(core.kv.tables.num_held(RequestKey("a", 1)))),)
     for _ in range(7):
         step, _ = core.next_step(0)
         assert step is not None

@@ -292,7 +292,7 @@ def test_lacking_slots_it_goes_without_drafts_and_nobody_is_preempted(
         step, _ = core.batcher._in_flight[0]
         assert end(core, step, r=(4, 1, 2, 3)[: number + 1])
     assert core.batcher.num_preemptions == 0
-    assert core.kv.held(KEY) == ((3,) if scarce else (4,))
+    assert core.kv.tables.num_held(KEY) == ((3,) if scarce else (4,))
 
 
 @pytest.mark.parametrize("steps_max", [1, 2, 3])

@@ -89,7 +89,7 @@ def test_a_window_is_found_wherever_it_is(seed: int) -> None:
     assert kv.allocate(asked, num_new_tokens=2000)
     kv.publish("a", 2000)
     holes = set(chance.sample(range(500), chance.choice([0, 1, 10, 60, 250, 499])))
-    kv.pool.forget([kv.block_table("a")[0][hole] for hole in holes])
+    kv.pool.forget([kv.tables.blocks("a")[0][hole] for hole in holes])
     need = -(-(window - 1) // 4)
     ends = [
         end for end in range(500) if all(b not in holes for b in range(max(0, end - need), end))
@@ -138,8 +138,8 @@ def test_decodes_at_once_are_decodes_one_by_one() -> None:
         for asked in (asked for pair in pairs for asked in pair):
             asked.token_ids.append(step)
             hasher.extend(asked.hashes, asked.token_ids)
-        assert [one.block_table(m.key) for m, _ in pairs] == [
-            many.block_table(m.key) for m, _ in pairs
+        assert [one.tables.blocks(m.key) for m, _ in pairs] == [
+            many.tables.blocks(m.key) for m, _ in pairs
         ]
         assert one.events.snapshot() == many.events.snapshot()
         many.check()

@@ -105,7 +105,7 @@ def test_a_block_that_somebody_else_holds_stays() -> None:
     BlockHasher(b"test", 16).extend(first.hashes, first.token_ids)
     assert kv.allocate(first, num_new_tokens=64)
     kv.publish("1", 64)
-    blocks = kv.block_table("1")[1][:4]
+    blocks = kv.tables.blocks("1")[1][:4]
     kv.pool.hold("lease", blocks[:1])
     assert kv.allocate(first, num_new_tokens=64)
     kv.publish("1", 128)

@@ -87,13 +87,13 @@ def computed(kv: KVCacheCoordinator, key: str) -> list[int]:
     held: list[int] = []
     for new, done in ((8, 8), (2, 10)):
         assert kv.allocate(made, num_new_tokens=new)
-        held += kv.held(key)
+        held += kv.tables.num_held(key)
         kv.hold_step(done, [key])
         kv.publish(key, done)
         kv.release_out_of_window(key, done)
         kv.release_step(done)
         kv.check()
-    return [*held, *kv.held(key)]
+    return [*held, *kv.tables.num_held(key)]
 
 
 def allocate(kind: Kind) -> None:
@@ -146,9 +146,9 @@ def publish(kind: Kind) -> None:
 def transfer(kind: Kind) -> None:
     kv = coordinator(kind.spec)
     computed(kv, "r")
-    (blocks,) = kv.in_window_blocks("r", 10)
+    (blocks,) = kv.tables.in_window_blocks("r", 10)
     assert [place for place, _ in blocks] == kind.seen
-    table = kv.block_table("r")[0]
+    table = kv.tables.blocks("r")[0]
     assert all(table[place] == block != NULL_BLOCK for place, block in blocks)
     kv.pool.hold("lease", [block for _, block in blocks])
     kv.free("r")
