@@ -17,7 +17,7 @@ from disagg.kv.chunking import Chunking
 from disagg.kv.event_log import KVEventLog
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.publication import Publication
-from disagg.kv.sequence import NEVER, KVSequence, SequenceState, SequenceStates
+from disagg.kv.sequence import NEVER, KVSequence, SequenceState, sequence_of
 from disagg.kv.sequence_tables import SequenceTables, alignment_tokens, create_managers
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.kv.slots import Slots
@@ -98,7 +98,7 @@ class KVCacheCoordinator:
         self._steps = StepHolds(self.pool, steps_max)
         self.admission = Admission(self.managers, self.pool)
         self._promises = self.admission.promises
-        self._sequences = SequenceStates()
+        self._sequences: dict[Hashable, SequenceState] = {}
         self.slots = Slots(self._sequences, num_lookahead_tokens, max_model_tokens)
 
     # -- looking up ---------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class KVCacheCoordinator:
 
     def commit_external(self, key: Hashable) -> None:
         """The external tokens are valid now: publish their full blocks."""
-        self.publish(key, self._sequences[key].commit_external())
+        self.publish(key, sequence_of(self._sequences, key).commit_external())
 
     # -- after a step -------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class KVCacheCoordinator:
         """``publish`` for all (key, computed tokens) of a step that has completed."""
         sequences = self._sequences
         for key, num_computed_tokens in parts:
-            sequence = sequences[key]
+            sequence = sequences.get(key) or sequence_of(sequences, key)
             if num_computed_tokens > sequence.num_scheduled:
                 raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
             sequence.num_computed = num_computed_tokens
@@ -290,7 +290,7 @@ class KVCacheCoordinator:
 
     def num_scheduled_tokens(self, key: Hashable) -> int:
         """Tokens computed or in a launched step, external ones included."""
-        return self._sequences[key].num_scheduled
+        return sequence_of(self._sequences, key).num_scheduled
 
     @property
     def num_free_blocks(self) -> int:

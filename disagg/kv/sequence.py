@@ -1,6 +1,6 @@
 """A sequence: what its owner keeps of it, and what the coordinator knows besides its tables."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from disagg.errors import InvariantViolation
@@ -87,11 +87,9 @@ class SequenceState:
         return num_external
 
 
-class SequenceStates(dict[Hashable, SequenceState]):
-    """Sequences with tables, by key; to ask for another one raises InvariantViolation."""
-
-    __slots__ = ()
-
-    def __missing__(self, key: Hashable) -> SequenceState:
-        """Raise, as there is no sequence of that key."""
-        raise InvariantViolation(f"{key!r} has no tables")
+def sequence_of(sequences: Mapping[Hashable, SequenceState], key: Hashable) -> SequenceState:
+    """A sequence with tables, by key; raises InvariantViolation where there is none."""
+    try:
+        return sequences[key]
+    except KeyError:
+        raise InvariantViolation(f"{key!r} has no tables") from None

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 
 from disagg.errors import InvariantViolation
-from disagg.kv.sequence import SequenceState
+from disagg.kv.sequence import SequenceState, sequence_of
 
 
 class Slots:
@@ -31,7 +31,7 @@ class Slots:
 
     def num_for_drafts(self, key: Hashable) -> int:
         """Slots there are behind the scheduled tokens, of ``num_lookahead_tokens`` at most."""
-        sequence = self._sequences[key]
+        sequence = sequence_of(self._sequences, key)
         num_slots = min(sequence.room_end, self._max_model_tokens) - sequence.num_scheduled
         return min(num_slots, self._num_lookahead_tokens)
 
@@ -45,4 +45,4 @@ class Slots:
         """
         if num_tokens > self.num_for_drafts(key):
             raise InvariantViolation(f"{key!r} accepts drafts that have no slots")
-        self._sequences[key].num_scheduled += num_tokens
+        sequence_of(self._sequences, key).num_scheduled += num_tokens

@@ -3,7 +3,7 @@
 import pytest
 
 from disagg.errors import InvariantViolation
-from disagg.kv.sequence import KVSequence, SequenceState, SequenceStates
+from disagg.kv.sequence import KVSequence, SequenceState
 from disagg.kv.slots import Slots
 
 MAX_TOKENS, DRAFTS = 40, 3
@@ -11,7 +11,7 @@ MAX_TOKENS, DRAFTS = 40, 3
 
 def slots_of(num_scheduled: int, room_end: int) -> tuple[Slots, SequenceState]:
     state = SequenceState(KVSequence("a"), num_scheduled, num_scheduled, room_end=room_end)
-    return Slots(SequenceStates(a=state), DRAFTS, MAX_TOKENS), state
+    return Slots({"a": state}, DRAFTS, MAX_TOKENS), state
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(0, 3), (10, 13), (38, 40), (40, 40)])
