@@ -90,7 +90,7 @@ class Coordinator:
         del self.requests[key]
 
     def held(self, key: str) -> list[int]:
-        return list(self.kv.held(key))
+        return list(self.kv.tables.num_held(key))
 
     def free_blocks(self) -> int:
         return self.kv.num_free_blocks

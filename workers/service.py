@@ -187,7 +187,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             kv_sequence=core.kv.events.next_seq,
             groups=[
                 worker_pb2.GroupBlocks(num_held=group.num_held, num_cached=group.num_cached)
-                for group in core.kv.count_blocks()
+                for group in core.kv.tables.count_blocks(core.kv.pool.cache)
             ],
             version=self._version,
         )

@@ -68,7 +68,7 @@ class Case:
         every = self.order["missing_every"]
         for group, window in enumerate(self.order["windows"]) if every else ():
             if window:
-                holes = [self.kv.pool.index(group)[value] for value in known.hashes[::every]]
+                holes = [self.kv.pool.cache.index(group)[value] for value in known.hashes[::every]]
                 self.kv.pool.touch(holes)
                 self.kv.pool.forget(holes)
                 self.kv.pool.release(holes)

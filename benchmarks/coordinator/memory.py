@@ -35,7 +35,7 @@ def main() -> None:
     del made, hashes
     gc.collect()
     assert kv.num_free_blocks == num_blocks
-    assert len(kv.pool.index(0)) == num_blocks
+    assert len(kv.pool.cache.index(0)) == num_blocks
     print((resident_bytes() - before) / num_blocks)
 
 

@@ -17,10 +17,11 @@ from disagg.kv.chunking import Chunking
 from disagg.kv.event_log import KVEventLog
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.publication import Publication
-from disagg.kv.sequence import NEVER, KVSequence, SequenceState
-from disagg.kv.sequence_tables import GroupBlocks, SequenceTables, alignment_tokens, create_managers
+from disagg.kv.sequence import NEVER, KVSequence, SequenceState, sequence_of
+from disagg.kv.sequence_tables import SequenceTables, alignment_tokens, create_managers
 from disagg.kv.shapes.layout import KVCacheLayout
-from disagg.kv.transfer_plan import moved_blocks
+from disagg.kv.slots import Slots
+from disagg.kv.transfer_plan import reservation_of
 
 
 class KVCacheCoordinator:
@@ -43,6 +44,8 @@ class KVCacheCoordinator:
         events_with_tokens: carry token ids in ``BlocksStored``.
 
     Attributes:
+        tables: block tables of all sequences, to read.
+        slots: how many slots sequences get, those for drafts included.
         alignment_tokens: every hit is a multiple of it.
         chunking: where chunks of a prompt should end.
     """
@@ -67,7 +70,7 @@ class KVCacheCoordinator:
         self.max_model_tokens = max_model_tokens
         self.num_lookahead_tokens = num_lookahead_tokens
         num_groups = len(layout.groups)  # and one index for what follows a state's first block
-        self.events = KVEventLog(lambda: self.pool.cached_hashes(), num_groups, events_max)
+        self.events = KVEventLog(lambda: self.pool.cache.values(), num_groups, events_max)
         self.pool = BlockPool(num_blocks, num_groups + 1, self.events.append, policy)
         self.policy = policy
         self.events_with_tokens = events_with_tokens
@@ -80,13 +83,13 @@ class KVCacheCoordinator:
             eagle_groups=eagle_groups,
             num_lookahead_tokens=num_lookahead_tokens,
         )
-        self._tables = SequenceTables(self.managers)
+        self.tables = SequenceTables(self.managers)
         self.alignment_tokens = alignment_tokens(layout)
         self._matcher = PrefixMatcher(self.managers, self.alignment_tokens, frozenset(eagle_groups))
         self.chunking = Chunking(self.managers, self._matcher)
         self._publication = Publication(
             self.managers,
-            self._tables.moving,
+            self.tables.moving,
             self._matcher,
             layout.hash_block_tokens,
             policy,
@@ -96,6 +99,7 @@ class KVCacheCoordinator:
         self.admission = Admission(self.managers, self.pool)
         self._promises = self.admission.promises
         self._sequences: dict[Hashable, SequenceState] = {}
+        self.slots = Slots(self._sequences, num_lookahead_tokens, max_model_tokens)
 
     # -- looking up ---------------------------------------------------------------------------
 
@@ -125,7 +129,7 @@ class KVCacheCoordinator:
         """
         if key in self._sequences:
             raise InvariantViolation(f"{key!r} is admitted after it began")
-        return self.admission.admit(key, self.num_slots(num_tokens_total), hit)
+        return self.admission.admit(key, self.slots.total(num_tokens_total), hit)
 
     def unpromise(self, key: Hashable) -> None:
         """Give up what is left of a promise; idempotent."""
@@ -173,12 +177,12 @@ class KVCacheCoordinator:
             return self._go_on(sequence, num_new_tokens)
         hit = self._promises.admitted_hit(key, hit)
         computed = (hit.num_tokens if hit else 0) + num_external_tokens
-        total = self.num_slots(computed + num_new_tokens)
+        total = self.slots.total(computed + num_new_tokens)
         if not self.admission.fits(key, total, hit, computed):
             return False
         sequence = self._begin(request, hit, computed, bool(num_external_tokens))
         sequence.num_external = computed if delay_publication else None
-        sequence.room_end = self._tables.grow(key, total)
+        sequence.room_end = self.tables.grow(key, total)
         self._launched(sequence, computed + num_new_tokens)
         return True
 
@@ -212,20 +216,17 @@ class KVCacheCoordinator:
         key, computed = request.key, num_external_tokens
         if key in self._sequences or key in self._promises:
             raise InvariantViolation(f"{key!r} exists already")
-        total = self.num_slots(computed + num_new_tokens)
+        total = self.slots.total(computed + num_new_tokens)
         hit = self._matcher.find_always_visible(request.hashes, computed)
         if not self.admission.fits(key, total, hit, computed):
             return None
         self._begin(request, hit, computed, True).num_external = computed
-        self._tables.grow(key, total)
-        hits = [len(blocks) for blocks in hit.block_ids]
-        lacks = moved_blocks(self.managers, key, computed, hits)
-        spans = (m.spanned_tokens(n) for m, n in zip(self.managers, hits, strict=True))
-        return ExternalReservation(computed, tuple(spans), lacks)
+        self.tables.grow(key, total)
+        return reservation_of(self.managers, key, hit, computed)
 
     def commit_external(self, key: Hashable) -> None:
         """The external tokens are valid now: publish their full blocks."""
-        self.publish(key, self._sequence(key).commit_external())
+        self.publish(key, sequence_of(self._sequences, key).commit_external())
 
     # -- after a step -------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class KVCacheCoordinator:
         """``publish`` for all (key, computed tokens) of a step that has completed."""
         sequences = self._sequences
         for key, num_computed_tokens in parts:
-            sequence = sequences.get(key) or self._sequence(key)
+            sequence = sequences.get(key) or sequence_of(sequences, key)
             if num_computed_tokens > sequence.num_scheduled:
                 raise InvariantViolation(f"{key!r} would publish tokens that were never scheduled")
             sequence.num_computed = num_computed_tokens
@@ -255,7 +256,7 @@ class KVCacheCoordinator:
         """
         if sequence := self._sequences.get(key):
             self._publication.forget_skipped(sequence, num_computed_tokens)
-        for manager in self._tables.moving:
+        for manager in self.tables.moving:
             manager.drop_skipped(key, num_computed_tokens)
         if key in self._promises:
             self.admission.update(key)
@@ -263,7 +264,7 @@ class KVCacheCoordinator:
     def free(self, key: Hashable) -> None:
         """End a sequence, its promise included; idempotent. Steps in flight keep its blocks."""
         self._promises.end(key)
-        self._tables.free(key, self._steps.drop)
+        self.tables.free(key, self._steps.drop)
         self._steps.forget(key)
         self._sequences.pop(key, None)
 
@@ -287,48 +288,9 @@ class KVCacheCoordinator:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def in_window_blocks(self, key: Hashable, num_tokens: int) -> tuple[list[tuple[int, int]], ...]:
-        """Per group the (block index, block id) pairs a query at position num_tokens reads."""
-        return self._tables.in_window_blocks(key, num_tokens)
-
-    def block_table(self, key: Hashable) -> tuple[list[int], ...]:
-        """Per group the live table (do not change it): block ids, NULL_BLOCK out of window."""
-        return self._tables.blocks(key)
-
-    def tables(self) -> Iterable[list[int]]:
-        """The live tables of all sequences in all groups (do not change them)."""
-        return self._tables.all_blocks()
-
-    def count_blocks(self) -> tuple[GroupBlocks, ...]:
-        """Per group the blocks in tables, and those besides that can be found."""
-        return self._tables.count_blocks(self.pool.cache)
-
-    def held(self, key: Hashable) -> tuple[int, ...]:
-        """Per group the number of blocks the sequence holds (zeros if unknown)."""
-        return self._tables.num_held(key)
-
-    def num_slots(self, num_tokens: int) -> int:
-        """Slots of a sequence of so many tokens, those of drafts behind them included."""
-        return min(num_tokens + self.num_lookahead_tokens, self.max_model_tokens)
-
-    def num_draft_slots(self, key: Hashable) -> int:
-        """Slots there are behind the scheduled tokens, of ``num_lookahead_tokens`` at most."""
-        sequence = self._sequence(key)
-        num_slots = min(sequence.room_end, self.max_model_tokens) - sequence.num_scheduled
-        return min(num_slots, self.num_lookahead_tokens)
-
-    def accept_drafts(self, key: Hashable, num_tokens: int) -> None:
-        """So many drafts behind the scheduled tokens were right: they are scheduled tokens too.
-
-        The step that computed them has completed. The others' slots are written again.
-        """
-        if num_tokens > self.num_draft_slots(key):
-            raise InvariantViolation(f"{key!r} accepts drafts that have no slots")
-        self._sequence(key).num_scheduled += num_tokens
-
     def num_scheduled_tokens(self, key: Hashable) -> int:
         """Tokens computed or in a launched step, external ones included."""
-        return self._sequence(key).num_scheduled
+        return sequence_of(self._sequences, key).num_scheduled
 
     @property
     def num_free_blocks(self) -> int:
@@ -347,23 +309,17 @@ class KVCacheCoordinator:
 
     def check(self) -> None:
         """Verify all invariants; raises InvariantViolation (linear in the pool)."""
-        self._tables.check(self._sequences.keys())
-        self.pool.check(self.tables())
+        self.tables.check(self._sequences.keys())
+        self.pool.check(self.tables.all_blocks())
         self._promises.check()
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _sequence(self, key: Hashable) -> SequenceState:
-        try:
-            return self._sequences[key]
-        except KeyError:
-            raise InvariantViolation(f"{key!r} has no tables") from None
 
     def _begin(
         self, request: KVSequence, hit: CacheHit | None, num_computed: int, external: bool
     ) -> SequenceState:
         """Start all tables: every group's hit is held before any group allocates."""
-        self._tables.start(request.key, hit, num_computed, external=external)
+        self.tables.start(request.key, hit, num_computed, external=external)
         sequence = self._sequences[request.key] = SequenceState(request, num_computed, num_computed)
         self._publication.begin(sequence, hit)
         return sequence
@@ -375,11 +331,11 @@ class KVCacheCoordinator:
         in_flight = self._steps.in_flight(key)
         self.release_out_of_window(key, sequence.num_computed if in_flight else computed)
         end = computed + num_new_tokens
-        for total in (self.num_slots(end), end):  # drafts go without rather than wait for memory
+        for total in (self.slots.total(end), end):  # drafts go without rather than wait for memory
             if total <= sequence.room_end:
                 break
             if self.admission.fits(key, total, None, computed):
-                sequence.room_end = self._tables.grow(key, total)
+                sequence.room_end = self.tables.grow(key, total)
                 break
         else:
             return False
@@ -392,7 +348,7 @@ class KVCacheCoordinator:
             room_end = min(sequence.room_end, self.max_model_tokens)
             if room_end < self.max_model_tokens:
                 room_end -= self.num_lookahead_tokens
-            sequence.quiet_end = self._tables.quiet_end(key, num_scheduled, room_end)
+            sequence.quiet_end = self.tables.quiet_end(key, num_scheduled, room_end)
         if key in self._promises:
             self._promises.adopted(key)
             self.admission.update(key)

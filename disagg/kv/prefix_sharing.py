@@ -10,7 +10,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.kinds.manager import GroupManager
 from disagg.kv.prefix_match import PrefixMatcher
 from disagg.kv.sequence import KVSequence
-from disagg.kv.transfer_plan import first_blocks, moved_blocks
+from disagg.kv.transfer_plan import first_blocks, reservation_of
 
 UNKNOWN = b""
 """Stands for chain values that were not sent; no block is cached under it."""
@@ -103,10 +103,7 @@ class PrefixSharing:
         if not num_external:  # windows and states come from outside all the same
             for manager in kv.managers:
                 manager.grow_external(key, num_tokens)
-        first = self._first_lacked(hit)
-        lacks = moved_blocks(kv.managers, key, num_tokens, first)
-        spans = (m.spanned_tokens(n) for m, n in zip(kv.managers, first, strict=True))
-        return ExternalReservation(num_tokens, tuple(spans), lacks)
+        return reservation_of(kv.managers, key, hit, num_tokens)
 
     def wanted(
         self, request: KVSequence, reservation: ExternalReservation, own_tokens: int
@@ -187,11 +184,6 @@ class PrefixSharing:
                 end = min(end, reached)
         blocks = tuple(map(_seen, managers, runs, firsts, [end] * len(managers)))
         return SharedPrefix(end, blocks) if end and any(blocks) else None
-
-    # -- inside -------------------------------------------------------------------------------
-
-    def _first_lacked(self, hit: CacheHit) -> tuple[int, ...]:
-        return tuple(map(len, hit.block_ids))
 
 
 def _seen(

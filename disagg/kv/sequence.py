@@ -1,6 +1,6 @@
 """A sequence: what its owner keeps of it, and what the coordinator knows besides its tables."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from disagg.errors import InvariantViolation
@@ -85,3 +85,11 @@ class SequenceState:
             raise InvariantViolation(f"{self.request.key!r} has no uncommitted external tokens")
         num_external, self.num_external = self.num_external, None
         return num_external
+
+
+def sequence_of(sequences: Mapping[Hashable, SequenceState], key: Hashable) -> SequenceState:
+    """A sequence with tables, by key; raises InvariantViolation where there is none."""
+    try:
+        return sequences[key]
+    except KeyError:
+        raise InvariantViolation(f"{key!r} has no tables") from None

@@ -104,7 +104,7 @@ class SequenceTables:
         return tuple(manager.in_window_blocks(key, num_tokens) for manager in self._managers)
 
     def blocks(self, key: Hashable) -> tuple[list[int], ...]:
-        """Per group the live table: block ids, NULL_BLOCK out of window."""
+        """Per group the live table (do not change it): block ids, NULL_BLOCK out of window."""
         return tuple(manager.tables[key].blocks for manager in self._managers)
 
     def num_held(self, key: Hashable) -> tuple[int, ...]:
@@ -112,11 +112,11 @@ class SequenceTables:
         return tuple(m.tables[key].held if key in m.tables else 0 for m in self._managers)
 
     def all_blocks(self) -> Iterator[list[int]]:
-        """The tables of all sequences in all groups."""
+        """The live tables of all sequences in all groups (do not change them)."""
         return (table.blocks for manager in self._managers for table in manager.tables.values())
 
     def count_blocks(self, cache: PrefixCache) -> tuple[GroupBlocks, ...]:
-        """Per group its blocks at this moment; linear in the tables."""
+        """Per group the blocks in tables, and those besides that can be found; linear in them."""
         counts = []
         for manager in self._managers:
             held = set().union(*(table.blocks for table in manager.tables.values())) - {NULL_BLOCK}

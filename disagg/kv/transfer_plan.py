@@ -16,6 +16,7 @@ all kinds.
 
 from collections.abc import Hashable, Sequence
 
+from disagg.kv.blocks.hits import CacheHit, ExternalReservation
 from disagg.kv.kinds.manager import GroupManager
 
 Blocks = tuple[tuple[tuple[int, int], ...], ...]
@@ -30,6 +31,16 @@ def moved_blocks(
         tuple(pair for pair in manager.in_window_blocks(key, num_tokens) if pair[0] >= start)
         for manager, start in zip(managers, first, strict=True)
     )
+
+
+def reservation_of(
+    managers: Sequence[GroupManager], key: Hashable, hit: CacheHit, num_tokens: int
+) -> ExternalReservation:
+    """What a reader with tables up to ``num_tokens`` that begin with ``hit`` has and lacks."""
+    first = [len(blocks) for blocks in hit.block_ids]
+    hit_tokens = (m.spanned_tokens(n) for m, n in zip(managers, first, strict=True))
+    lacks = moved_blocks(managers, key, num_tokens, first)
+    return ExternalReservation(num_tokens, tuple(hit_tokens), lacks)
 
 
 def first_lacked(managers: Sequence[GroupManager], key: Hashable, lacks: Blocks) -> tuple[int, ...]:

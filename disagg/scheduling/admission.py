@@ -9,7 +9,7 @@ from disagg.scheduling.limits import WorkerLimits
 
 def num_blocks_for(kv: KVCacheCoordinator, num_tokens: int) -> int:
     """Most blocks a sequence of so many tokens holds at once, over all groups."""
-    num_slots = kv.num_slots(num_tokens)
+    num_slots = kv.slots.total(num_tokens)
     return sum(min(m.num_blocks(num_slots), m.peak_blocks) for m in kv.managers)
 
 

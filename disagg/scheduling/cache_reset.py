@@ -43,7 +43,7 @@ def in_use(kv: KVCacheCoordinator) -> tuple[tuple[str, int], ...]:
     held: Counter[str] = Counter()
     for holder, blocks in kv.pool.holders().items():
         held[str(holder[0] if isinstance(holder, tuple) else holder)] += len(blocks)
-    in_tables = {block for blocks in kv.tables() for block in blocks} - {NULL_BLOCK}
+    in_tables = {block for blocks in kv.tables.all_blocks() for block in blocks} - {NULL_BLOCK}
     if in_tables:
         held["sequence"] = len(in_tables)
     return tuple(sorted(held.items()))

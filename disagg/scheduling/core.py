@@ -25,25 +25,7 @@ from disagg.kv.coordinator import KVCacheCoordinator
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import KVCacheLayout
 from disagg.messages.identity import Incarnation, RequestKey
-from disagg.messages.peer import (
-    AskLease,
-    AskOffers,
-    Commit,
-    CommitAnswer,
-    CommitSeen,
-    Ended,
-    LeaseLoading,
-    LeaseRefused,
-    Offers,
-    PeerMessage,
-    ReadProgress,
-    Release,
-    Reserve,
-    Reserved,
-    TakeOver,
-    WithdrawLease,
-    WrongEpoch,
-)
+from disagg.messages.peer import PeerMessage
 from disagg.messages.session import (
     CallOffDrain,
     Cancel,
@@ -79,12 +61,12 @@ from disagg.scheduling.handover.prefix_pull import PrefixPullSide
 from disagg.scheduling.handover.worker_state import create_state
 from disagg.scheduling.limits import WorkerLimits
 from disagg.scheduling.parts import Parts
+from disagg.scheduling.peer_side import PeerSide
 from disagg.scheduling.sequence import Phase, Sequence
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.step_side import StepSide
 from disagg.scheduling.tiers.index import TierSetting
 from disagg.scheduling.tiers.tier_side import TierSide
-from disagg.transfer.actions import READ_FAULTS
 from disagg.transfer.read_plan import ReadPlan
 
 
@@ -107,7 +89,7 @@ class WorkerCore:
         worker = create_state(me, coordinator, hasher, limits)
         self.counters, self.budget, self._out = worker.counters, worker.budget, worker.out
         self.batcher, self.generations = worker.batcher, worker.generations
-        self.admission, self._plans = worker.admission, worker.plans
+        self.admission = worker.admission
         self.leases, self.lease_answers = worker.leases, worker.lease_answers
         self.inbound, self.lease_requests = worker.inbound, worker.lease_requests
         self._checksums = worker.checksums
@@ -119,6 +101,7 @@ class WorkerCore:
         self.parts = Parts(
             worker, self.prefill_side, self.decode_side, self.prefix_pull, self.tiers
         )
+        self._peers = PeerSide(worker, self.parts, self.prefill_side, self.decode_side, self.tiers)
         self._moving = Moving(worker, self.prefill_side, self.parts)
         self._steps = StepSide(worker, self.parts, self.prefill_side, self.prefix_pull, self.tiers)
         self._draining = Draining(limits.drain_ms)
@@ -217,89 +200,19 @@ class WorkerCore:
             peer: the incarnation.
             plan: how its blocks are read; None: whole, as its blocks are like this worker's.
         """
-        if plan is None:
-            self._plans.pop(peer, None)
-        else:
-            self._plans[peer] = plan
+        self._peers.known(peer, plan)
 
     def on_peer_message(
         self, now_ms: int, sender: Incarnation, message: PeerMessage
     ) -> list[WorkerAction]:
         """Handle another worker's message; unknown or ended generations change nothing."""
-        match message:
-            case Reserve():
-                self.tiers.end_prefetch(message.key)
-                self.decode_side.on_reserve(now_ms, sender, message)
-            case Reserved():
-                self.prefill_side.on_reserved(now_ms, sender, message)
-            case Release():
-                self.decode_side.on_release(sender, message)
-            case Offers(request_number=None):
-                self.inbound.on_offers(now_ms, sender, message)
-            case Offers():
-                self.lease_requests.on_offers(now_ms, sender, message)
-            case LeaseRefused():
-                self.lease_requests.on_refused(now_ms, sender, message)
-            case LeaseLoading():
-                self.lease_requests.on_loading(now_ms, sender, message)
-            case ReadProgress():
-                self.leases.on_read_progress(now_ms, sender, message)
-            case CommitAnswer():
-                self.inbound.on_commit_answer(now_ms, sender, message)
-            case AskOffers():
-                self.leases.on_ask(sender, message)
-            case Commit():
-                self.leases.on_commit(sender, message)
-            case CommitSeen():
-                self.leases.on_seen(sender, message)
-            case AskLease():
-                self.tiers.lending.on_ask_lease(now_ms, sender, message)
-            case TakeOver():
-                self.prefill_side.on_take_over(now_ms, sender, message)
-            case WithdrawLease():
-                self._doubt(sender, message.reason)
-                self.tiers.lending.on_withdraw(sender, message)
-                self.lease_answers.on_withdraw(sender, message)
-            case Ended():
-                self._doubt(sender, message.reason)
-                self._peer_ended(sender, message)
-            case WrongEpoch():
-                pass  # The addressee is another life of that worker: ours is gone.
+        self._peers.on_message(now_ms, sender, message)
         return self._out.take()
 
     def on_peer_lost(self, now_ms: int, peer: Incarnation) -> list[WorkerAction]:
         """A stream's end or a new epoch counts as the peer's abort of everything with it."""
-        self._plans.pop(peer, None)  # what it says later comes behind another hello
-        if any(lease.reader == peer for lease in self.leases.statuses()):
-            # Perhaps it ended because its READs from here did not.
-            self._out.add(CheckTransport(f"{peer} was lost while it read from here"))
-        self.prefill_side.on_peer_lost(peer)
-        self.tiers.lending.on_peer_lost(peer)
-        self.lease_answers.on_peer_lost(peer)
-        self.leases.on_peer_lost(now_ms, peer)
-        self.lease_requests.on_peer_lost(now_ms, peer)
-        self.inbound.on_peer_lost(now_ms, peer)
-        self.decode_side.on_peer_lost(peer)
-        for seq in list(self.sequences.values()):
-            if seq.role is Role.PREFILL and seq.peer.incarnation == peer:
-                self.parts.end(seq, EndReason.PEER_LOST, f"{peer} was lost")
+        self._peers.lost(now_ms, peer)
         return self._out.take()
-
-    def _peer_ended(self, sender: Incarnation, message: Ended) -> None:
-        """The peer of a hand-over ended its part; anybody else changes nothing."""
-        seq = self.sequences.get(message.key)
-        if seq is None:
-            self.leases.on_ended(sender, message)
-        elif seq.submit.peer is None or seq.submit.peer.incarnation != sender:
-            return
-        elif seq.role is Role.PREFILL or self.decode_side.find(seq.key) is not None:
-            # A decode worker that has committed needs the prefill worker's part no more.
-            self.parts.end(seq, EndReason.PEER_ENDED, message.reason, tell_peer=False)
-
-    def _doubt(self, reader: Incarnation, reason: str) -> None:
-        """A reader's READs failed. It looks at its own transport; ours may be at fault as well."""
-        if reason in READ_FAULTS:
-            self._out.add(CheckTransport(f"{reader} reported {reason}"))
 
     # --- engine
 

@@ -27,7 +27,7 @@ def draft_of(seq: Sequence, kv: KVCacheCoordinator, room: int) -> tuple[int, ...
     """
     if seq.num_scheduled != seq.num_tokens - 1:
         return ()  # its token is not known yet
-    return _draft(seq, min(room, kv.num_draft_slots(seq.key), _num_acceptable(seq)))
+    return _draft(seq, min(room, kv.slots.num_for_drafts(seq.key), _num_acceptable(seq)))
 
 
 def waits_to_draft(seq: Sequence) -> bool:

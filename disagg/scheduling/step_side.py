@@ -153,5 +153,5 @@ class StepSide:
         self._counters.add("draft_tokens", seq.num_drafts)
         self._counters.add("accepted_draft_tokens", num_right)
         seq.accept_drafts(num_right)
-        self._kv.accept_drafts(seq.key, num_right)
+        self._kv.slots.accept_drafts(seq.key, num_right)
         self._kv.publish(seq.key, seq.num_computed)

@@ -62,7 +62,7 @@ def compute(kv: KVCacheCoordinator, key: str) -> KVSequence:
 def test_allocate_match_and_free() -> None:
     kv = coordinator()
     compute(kv, "r")
-    assert kv.held("r") == (2, 8), "at 32 a chunk begins: the chunk before it is seen"
+    assert kv.tables.num_held("r") == (2, 8), "at 32 a chunk begins: the chunk before it is seen"
     hit = kv.find_longest_cache_hit(request("s", 33), 32)
     assert hit.num_tokens == 32
     assert [block != NULL_BLOCK for block in hit.block_ids[0]] == [False] * 6 + [True] * 2

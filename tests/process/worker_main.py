@@ -190,7 +190,7 @@ class WorkerUnderTest:
         assert self.engine is not None
         pool = self.worker.control.core.kv.pool
         blocks = range(1, self.pool.shape[0])
-        self.fill_with_nan(b for b in blocks if not pool.num_holds(b) and not pool.is_cached(b))
+        self.fill_with_nan(b for b in blocks if not pool.num_holds(b) and not pool.cache.has(b))
 
     @property
     def pool(self) -> torch.Tensor:

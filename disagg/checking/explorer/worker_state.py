@@ -122,7 +122,7 @@ def facts_of(core: WorkerCore, vocabulary: Vocabulary) -> Facts:
         cached=tuple(
             (vocabulary.contents[value], block)
             for group in range(len(kv.layout.groups))
-            for value, block in kv.pool.index(group).items()
+            for value, block in kv.pool.cache.index(group).items()
         ),
         inbound_held=frozenset(
             block
@@ -194,7 +194,7 @@ def make_canonical(core: WorkerCore) -> None:
     pool, steps = core.kv.pool, core.kv._steps
     if not steps._given_up:
         steps._num_records = 0
-    for counts in vars(pool).values():
+    for counts in (*vars(pool).values(), *vars(pool.slack).values()):
         if isinstance(counts, dict) and all(isinstance(block, int) for block in counts):
             for block, count in sorted(counts.items()):
                 del counts[block]

@@ -11,6 +11,7 @@ from disagg.kv.blocks.cache_policy import CachePolicy
 from disagg.kv.blocks.free_blocks import UncachedBlocks
 from disagg.kv.blocks.prefix_cache import PrefixCache
 from disagg.kv.blocks.residency import BlockResidency
+from disagg.kv.blocks.slack import Slack
 from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
 
 NULL_BLOCK = 0
@@ -36,6 +37,8 @@ class BlockPool:
         policy: what is cached, and what is evicted first.
 
     Attributes:
+        cache: what can be found in which block.
+        slack: blocks kept back, as promises count on shared ones.
         residency: the times of the blocks that are observed, if any are.
     """
 
@@ -60,9 +63,7 @@ class BlockPool:
         self.residency = BlockResidency(every, num_blocks) if every else None
         self.cache = PrefixCache([NULL_BLOCK, *sorted(self._uncached)], num_groups)
         self._holds: dict[Hashable, list[int]] = {}
-        self._returnable: dict[int, int] = {}
-        self._slack: dict[int, int] = {}
-        self.num_slack = 0
+        self.slack = Slack(self.num_holds)
 
     @property
     def num_usable(self) -> int:
@@ -117,8 +118,8 @@ class BlockPool:
         else:
             for block in held:
                 more[block] = more.get(block, 0) + 1
-        if self._returnable:
-            self._count_slack(block_ids)
+        if self.slack.expected:
+            self.slack.holds_changed(block_ids)
 
     def release(self, block_ids: list[int], *, evict_first: bool = False) -> int:
         """Take one hold off each block; returns how many became free.
@@ -143,8 +144,8 @@ class BlockPool:
             self._uncached.add(uncached)
         if cached:
             self._cached_free.add(cached, evict_first=evict_first)
-        if self._returnable:
-            self._count_slack(block_ids)
+        if self.slack.expected:
+            self.slack.holds_changed(block_ids)
         return len(freed)
 
     def next_evicted(self, num_blocks: int) -> list[int]:
@@ -212,26 +213,18 @@ class BlockPool:
 
     def num_holds(self, block: int) -> int:
         """Holds on a block, 0 if it is free."""
-        if self._private[block] or (self.is_cached(block) and block not in self._cached_free):
+        if self._private[block] or (self.cache.has(block) and block not in self._cached_free):
             return 1 + self._more_holds.get(block, 0)
         return 0
 
     def _check_holdable(self, block_ids: Sequence[int]) -> None:
         for block in block_ids:
-            if not self._private[block] and not self.is_cached(block):
+            if not self._private[block] and not self.cache.has(block):
                 raise InvariantViolation(f"block {block} is null, or free and not cached")
         if len(set(block_ids)) != len(block_ids):
             raise InvariantViolation("a block is named twice")
 
     # -- the prefix cache ---------------------------------------------------------------------
-
-    def index(self, group: int) -> Mapping[bytes, int]:
-        """Live view: chain value -> block that was cached first under it and still is."""
-        return self.cache.index(group)
-
-    def is_cached(self, block: int) -> bool:
-        """Whether the block can be found in the prefix cache."""
-        return self.cache.has(block)
 
     def publish(
         self,
@@ -271,10 +264,6 @@ class BlockPool:
                 )
             )
 
-    def cached_hashes(self) -> tuple[tuple[bytes, ...], ...]:
-        """Per group every value that can be found now."""
-        return self.cache.values()
-
     def clear_cache(self) -> int:
         """Forget all cached contents; held blocks stay held, free ones become uncached.
 
@@ -300,7 +289,7 @@ class BlockPool:
 
     def forget(self, block_ids: Sequence[int]) -> None:
         """Take cached blocks out of the cache that have exactly one hold; others stay."""
-        alone = [b for b in block_ids if b not in self._more_holds and self.is_cached(b)]
+        alone = [b for b in block_ids if b not in self._more_holds and self.cache.has(b)]
         if self.residency is not None:
             self.residency.forgotten(alone)
         self._take_out(alone)
@@ -311,39 +300,6 @@ class BlockPool:
         self._cached_free.gone(block_ids)
         for group, values in self.cache.take_out(block_ids).items():
             self._emit(BlocksRemoved(group, tuple(values)))
-
-    # -- blocks that a promise expects back (see promises) ------------------------------------
-
-    def expect_back(self, block_ids: Iterable[int], delta: int) -> None:
-        """Note that ``delta`` more promised requests will drop these blocks as windows move."""
-        for block in block_ids:
-            count = self._returnable.get(block, 0) + delta
-            if count:
-                self._returnable[block] = count
-            else:
-                self._returnable.pop(block, None)
-            self._set_slack(block)
-
-    def _count_slack(self, block_ids: Iterable[int]) -> None:
-        for block in self._returnable.keys() & block_ids:
-            self._set_slack(block)
-
-    def _set_slack(self, block: int) -> None:
-        """A promised request that drops a shared block frees nothing: keep one back for it."""
-        new = max(0, min(self._returnable.get(block, 0), self.num_holds(block) - 1))
-        self.num_slack += new - self._slack.get(block, 0)
-        if new:
-            self._slack[block] = new
-        else:
-            self._slack.pop(block, None)
-
-    def slack_if_touched(self, block_ids: Iterable[int], extra_expected: int = 0) -> int:
-        """How much ``num_slack`` grows if each block gets one hold (and is expected back)."""
-        grown = 0
-        for block in block_ids:
-            expected = self._returnable.get(block, 0) + extra_expected
-            grown += min(expected, self.num_holds(block)) - self._slack.get(block, 0)
-        return grown
 
     # -- invariants ---------------------------------------------------------------------------
 
@@ -369,16 +325,10 @@ class BlockPool:
         if not held.keys().isdisjoint(free):
             raise InvariantViolation(f"held blocks {held.keys() & free} are free")
         private = [block for block, flag in enumerate(self._private) if flag]
-        if any(map(self.is_cached, (*self._uncached, *private))):
+        if any(map(self.cache.has, (*self._uncached, *private))):
             raise InvariantViolation("an uncached free or private block has a value")
-        if not all(map(self.is_cached, self._cached_free)):
+        if not all(map(self.cache.has, self._cached_free)):
             raise InvariantViolation("a cached free block has no value")
         self._cached_free.check()
         self.cache.check()
-        expected = {
-            block: slack
-            for block, count in self._returnable.items()
-            if (slack := min(count, self.num_holds(block) - 1)) > 0
-        }
-        if expected != self._slack or sum(expected.values()) != self.num_slack:
-            raise InvariantViolation("slack is not what the shared blocks require")
+        self.slack.check()

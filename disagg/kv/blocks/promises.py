@@ -45,11 +45,11 @@ class PromiseBook:
     @property
     def num_promised(self) -> int:
         """Free blocks that unpromised requests may not take."""
-        return self._total + self._pool.num_slack
+        return self._total + self._pool.slack.num_blocks
 
     def available(self, key: Hashable) -> int:
         """Free blocks that ``key`` may take (negative while named holders overdraw)."""
-        left = self._pool.num_free - self._total - self._pool.num_slack
+        left = self._pool.num_free - self._total - self._pool.slack.num_blocks
         own = self._promises.get(key)
         return left + own.num_blocks if own else left
 
@@ -69,7 +69,7 @@ class PromiseBook:
     def sharing_cost(self, key: Hashable, hit_blocks: Iterable[int]) -> int:
         """Slack that ``key`` must pay to adopt blocks which promises expect back."""
         own = set(self._pool.holders().get(("promise", key), ()))
-        return self._pool.slack_if_touched(block for block in hit_blocks if block not in own)
+        return self._pool.slack.growth(block for block in hit_blocks if block not in own)
 
     def give(
         self,
@@ -95,15 +95,15 @@ class PromiseBook:
         pool = self._pool
         own = set(returning)
         cost = num_blocks + pool.num_leaving(hit_blocks)
-        cost += pool.slack_if_touched(own, 1)
-        cost += pool.slack_if_touched(block for block in hit_blocks if block not in own)
+        cost += pool.slack.growth(own, 1)
+        cost += pool.slack.growth(block for block in hit_blocks if block not in own)
         if cost > self.available(key):
             return False
         if hit_blocks:
             pool.hold(("promise", key), hit_blocks)
         self._promises[key] = _Promise(num_blocks, num_tokens, hit, own)
         self._total += num_blocks
-        pool.expect_back(own, 1)
+        pool.slack.expect_back(own, 1)
         return True
 
     def update(self, key: Hashable, num_blocks: int) -> None:
@@ -112,8 +112,8 @@ class PromiseBook:
         self._total += num_blocks - promise.num_blocks
         promise.num_blocks = num_blocks
         now = set(self._returning_blocks(key))
-        self._pool.expect_back(now - promise.expected, 1)
-        self._pool.expect_back(promise.expected - now, -1)
+        self._pool.slack.expect_back(now - promise.expected, 1)
+        self._pool.slack.expect_back(promise.expected - now, -1)
         promise.expected = now
 
     def adopted(self, key: Hashable) -> None:
@@ -125,7 +125,7 @@ class PromiseBook:
         promise = self._promises.pop(key, None)
         if promise is not None:
             self._total -= promise.num_blocks
-            self._pool.expect_back(promise.expected, -1)
+            self._pool.slack.expect_back(promise.expected, -1)
             self._pool.drop(("promise", key))
 
     def check(self) -> None:

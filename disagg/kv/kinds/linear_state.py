@@ -140,7 +140,7 @@ class LinearStateManager(GroupManager):
         drop_last: bool,
     ) -> tuple[list[int], ...]:
         """The right-most aligned state that all groups have."""
-        indexes = [self.pool.index(group) for group in groups]
+        indexes = [self.pool.cache.index(group) for group in groups]
         step = alignment_tokens // self.block_tokens
         end = min(max_tokens // self.block_tokens, len(hashes))
         end -= end % step
@@ -156,7 +156,7 @@ class LinearStateManager(GroupManager):
 
     def cached_blocks(self, value: bytes) -> list[int]:
         """All blocks of the state that is cached under a chain value, or none."""
-        return self._find(self.pool.index(self.group), value)
+        return self._find(self.pool.cache.index(self.group), value)
 
     def stored_values(self, value: bytes) -> list[bytes]:
         """The value for the first block of a state; with a number behind it for the others."""
@@ -168,7 +168,7 @@ class LinearStateManager(GroupManager):
         first = index.get(value)
         if first is None:
             return []
-        followers = self.pool.index(self._followers_index)
+        followers = self.pool.cache.index(self._followers_index)
         found = [followers.get(key) for key in self._follower_keys(value, first)]
         return [] if None in found else [first, *filter(None, found)]
 
@@ -288,7 +288,7 @@ class LinearStateManager(GroupManager):
             return
         value = hashes[num_tokens // self.block_tokens * self.hash_ratio - 1]
         keys = self._follower_keys(value, first)
-        if not self.pool.index(self._followers_index).keys().isdisjoint(keys):
+        if not self.pool.cache.index(self._followers_index).keys().isdisjoint(keys):
             return  # left over from an earlier state in the same first block: stays private
         start = num_tokens - self.block_tokens
         self.pool.publish(
@@ -301,7 +301,7 @@ class LinearStateManager(GroupManager):
             token_ids=token_ids[start:num_tokens],
             deduplicate=deduplicate,
         )
-        if others and self.pool.is_cached(first):
+        if others and self.pool.cache.has(first):
             self.pool.publish(
                 self._followers_index,
                 others,

@@ -269,7 +269,7 @@ class GroupManager:
 
     def cached_blocks(self, value: bytes) -> list[int]:
         """The blocks that are cached under a chain value; none if one of them is lacking."""
-        block = self.pool.index(self.group).get(value)
+        block = self.pool.cache.index(self.group).get(value)
         return [] if block is None else [block]
 
     def stored_values(self, value: bytes) -> list[bytes]:

@@ -110,7 +110,7 @@ class SlidingWindowManager(GroupManager):
         A missing block rules out every end whose window covers it, so the next candidate ends
         there: as in Boyer and Moore's search, a total miss takes one probe per window.
         """
-        indexes = [self.pool.index(group) for group in groups]
+        indexes = [self.pool.cache.index(group) for group in groups]
         extra = int(drop_last)
         per_alignment = alignment_tokens // self.block_tokens
         need = self.num_window_blocks + extra

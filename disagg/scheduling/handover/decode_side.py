@@ -247,7 +247,7 @@ class DecodeSide:
         reservation = self._kv.reserve_external(seq.request, num_tokens)
         if reservation is None:
             return None, "no memory"
-        if not self._budget.take(seq.key, sum(self._kv.held(seq.key))):
+        if not self._budget.take(seq.key, sum(self._kv.tables.num_held(seq.key))):
             self._kv.free(seq.key)
             return None, "hand-over share used up"
         return reservation, ""

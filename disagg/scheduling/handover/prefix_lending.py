@@ -35,7 +35,7 @@ class PrefixLender:
         if shared is not None:
             blocks = [block for pairs in shared.blocks for _, block in pairs]
             pool = self._kv.pool
-            cost = pool.num_leaving(blocks) + pool.slack_if_touched(blocks)
+            cost = pool.num_leaving(blocks) + pool.slack.growth(blocks)
             fits = cost <= self._kv.num_available_blocks
             if fits and self._budget.take(request, len(blocks)):
                 self._answers.open_sealed(now_ms, request, shared.blocks, shared.num_tokens, self)

@@ -41,7 +41,7 @@ def committed_report(
     block_bytes = kv.layout.block_bytes
     groups = []
     for group, table, lacks in zip(
-        kv.layout.groups, kv.block_table(key), reservation.lacks, strict=True
+        kv.layout.groups, kv.tables.blocks(key), reservation.lacks, strict=True
     ):
         num_positions = kv.managers[group.group].num_blocks(num_tokens)
         block_map = bytearray(map(bool, table[:num_positions])).translate(_HAD)

@@ -167,7 +167,7 @@ class TierLoads:
         reservation = self._prefixes.reserve(request, num_tokens, num_tokens, prefix.hit)
         if reservation is None:
             return False
-        if not self._budget.take(request.key, sum(kv.held(request.key))):
+        if not self._budget.take(request.key, sum(kv.tables.num_held(request.key))):
             kv.free(request.key)
             return False
         self._counters.add("tier_prefetches")

@@ -43,7 +43,7 @@ def failed_read(core: WorkerCore, read: PostRead) -> FailedRead:
             frozenset(
                 position
                 for position, value in enumerate(manager.chain(hashes))
-                if value in core.kv.pool.index(manager.group)
+                if value in core.kv.pool.cache.index(manager.group)
             )
             for manager in core.kv.managers
         ),

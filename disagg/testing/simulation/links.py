@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Protocol
 
+ROUTER = "router"
+"""Its end of a link; a worker's end has the worker's name."""
+
 
 class Clock(Protocol):
     """What links need of the world."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from disagg.errors import DisaggError
 from disagg.kv.hashing import BlockHasher
@@ -43,16 +42,16 @@ from disagg.routing.core import RouterCore
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.scheduling.stats import check_core
 from disagg.testing.simulation.bounds import Client, Patience, check_router
-from disagg.testing.simulation.config import FaultKind, PlannedFault, SimulationConfig
+from disagg.testing.simulation.config import SimulationConfig
 from disagg.testing.simulation.failed_read import FailedRead, failed_read
-from disagg.testing.simulation.links import SimulatedLinks
+from disagg.testing.simulation.faults import Faults
+from disagg.testing.simulation.links import ROUTER, SimulatedLinks
 from disagg.testing.simulation.load import plan_requests
 from disagg.testing.simulation.symbolic_tier import SimulatedTier, SymbolicStore
 from disagg.testing.simulation.worker_model import WorkerModel
 from disagg.transfer.actions import PostRead
 
 HASH_KEY = b"simulation"
-ROUTER = "router"
 
 
 class Simulation:
@@ -90,6 +89,7 @@ class Simulation:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._num_planned = 0
         self._links = SimulatedLinks(self)
+        self._faults = Faults(self, self._links)
         self._num_epochs = 0
         self._infos: dict[Incarnation, WorkerInfo] = {}
         self._stores: dict[tuple[str, str], SymbolicStore] = {}
@@ -103,9 +103,9 @@ class Simulation:
             AssertionError: wrong tokens, a request without an end, or blocks that stayed held.
         """
         for number, role in enumerate(self.config.roles):
-            self._start_worker(f"w{number}", role)
+            self.start_worker(f"w{number}", role)
         plan_requests(self)
-        self._plan_faults()
+        self._faults.plan()
         self._every(self.config.heartbeat_ms, self._heartbeat)
         self._every(self.config.tick_ms, self._tick)
         while not self._at_rest():
@@ -130,9 +130,7 @@ class Simulation:
 
         def numbered() -> None:
             self.num_events += 1
-            for fault in self.config.faults:
-                if fault.event == self.num_events and fault.at_ms is None:
-                    self._suffer(fault)
+            self._faults.before_event(self.num_events)
             happen()
 
         self.later(delay_ms, numbered)
@@ -289,82 +287,24 @@ class Simulation:
         except DisaggError as error:
             self._over(request_id, f"{error.code}: {error.message}")
 
-    # --- faults
+    # --- what faults do
 
-    def _plan_faults(self) -> None:
-        for num, fault in (
-            (self.config.num_kills, self._kill_one),
-            (self.config.num_cuts, self._cut_one),
-            (self.config.num_cancels, self._cancel_one),
-            (self.config.num_resets, self.reset_prefix_caches),
-        ):
-            for _ in range(num):
-                self.later(self.draw(50, 2_500), fault)
-        for one in self.config.faults:
-            if one.at_ms is not None:
-                self.later(one.at_ms, partial(self._suffer, one))
-
-    def _suffer(self, fault: PlannedFault) -> None:
-        match fault.kind:
-            case FaultKind.KILL:
-                self._kill(fault.worker)
-            case FaultKind.LOSE:
-                self._kill(fault.worker, returns=False)
-            case FaultKind.STALL:
-                self.workers[fault.worker].stall(fault.stall_ms)
-            case FaultKind.CUT:
-                self._cut(fault.worker, fault.other)
-            case FaultKind.EXPIRE:
-                self.workers[fault.worker].expire_leases()
-            case FaultKind.PREEMPT:
-                self.workers[fault.worker].preempt()
-            case FaultKind.CANCEL:
-                for request_id in self.unfinished():
-                    self._cancel(request_id)
+    def cancel(self, request_id: str) -> None:
+        """A client goes away."""
+        self._over(request_id, "cancelled")
+        self._perform(self.router.cancel(self.now_ms, request_id, "client"))
 
     def reset_prefix_caches(self) -> None:
         """An operator asks for it; the router may refuse."""
         with suppress(DisaggError):
             self._perform(self.router.reset_prefix_caches(self.now_ms))
 
-    def _kill_one(self) -> None:
-        self._kill(self.random.choice(sorted(self.workers)))
+    def lose_session(self, worker: Incarnation) -> None:
+        """The router notices that a worker is gone."""
+        self._perform(self.router.session_lost(self.now_ms, worker))
 
-    def _kill(self, name: str, *, returns: bool = True) -> None:
-        victim = self.workers[name]
-        if not victim.alive:
-            return
-        victim.alive = False
-        for other in (ROUTER, *self.workers):
-            self._links.cut(name, other)
-        self.later(self.draw(1, 50), lambda: self._notice_death(victim))
-        if returns:
-            self.later(self.draw(100, 800), lambda: self._start_worker(name, victim.role))
-
-    def _notice_death(self, victim: WorkerModel) -> None:
-        self._perform(self.router.session_lost(self.now_ms, victim.me))
-        for worker in self.workers.values():
-            if worker is not victim:
-                worker.on_peer_lost(victim.me)
-
-    def _cut_one(self) -> None:
-        self._cut(*self.random.sample(sorted(self.workers), 2))
-
-    def _cut(self, one: str, other: str) -> None:
-        self._links.cut(one, other)
-        self.workers[one].on_peer_lost(self.workers[other].me)
-        self.workers[other].on_peer_lost(self.workers[one].me)
-
-    def _cancel_one(self) -> None:
-        live = self.unfinished()
-        if live:
-            self._cancel(self.random.choice(live))
-
-    def _cancel(self, request_id: str) -> None:
-        self._over(request_id, "cancelled")
-        self._perform(self.router.cancel(self.now_ms, request_id, "client"))
-
-    def _start_worker(self, name: str, role: str) -> None:
+    def start_worker(self, name: str, role: str) -> None:
+        """A worker begins its first life, or one more."""
         self._num_epochs += 1
         layouts = self.config.layouts
         layout = layouts[int(name[1:])] if layouts else self.config.layout

@@ -90,7 +90,7 @@ class PublishedBeforeCommit(DecodeSide):
     def on_reserve(self, now_ms: int, sender: Incarnation, message: Reserve) -> None:
         super().on_reserve(now_ms, sender, message)
         if message.key in self.pulls and self._kv.num_free_blocks:
-            self._kv._sequence(message.key).num_external = None
+            self._kv._sequences[message.key].num_external = None
             self._kv.publish(message.key, 2)
 
 
@@ -203,7 +203,7 @@ class PublishesNothing(KVCacheCoordinator):
     """What was pulled is used, but not found by others."""
 
     def commit_external(self, key: Hashable) -> None:
-        self._sequence(key).num_external = None
+        self._sequences[key].num_external = None
 
 
 def any_epoch(kind: type[PeerMessage]) -> type[WorkerCore]:

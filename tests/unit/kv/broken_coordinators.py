@@ -51,8 +51,8 @@ def ignores_promises(kv: Any) -> None:
 
 def ignores_slack(kv: Any) -> None:
     """Sharing a block that a promise expects back costs nothing."""
-    kv.pool._set_slack = lambda block: None
-    kv.pool.slack_if_touched = lambda blocks, extra_expected=0: 0
+    kv.pool.slack._set = lambda block: None
+    kv.pool.slack.growth = lambda blocks, extra_expected=0: 0
 
 
 def loses_a_hold(kv: Any) -> None:

@@ -55,7 +55,7 @@ def longest_hit(kv: KVCacheCoordinator, request: KVSequence, max_tokens: int) ->
     for length in range(max_tokens - max_tokens % aligned, 0, -aligned):
         if length // size <= len(request.hashes) and all(
             request.hashes[(place + 1) * group.spec.block_tokens // size - 1]
-            in kv.pool.index(group.group)
+            in kv.pool.cache.index(group.group)
             for group in kv.layout.groups
             for place in needed_blocks(group.spec, length)
         ):
@@ -132,7 +132,7 @@ class World:
         """The device stores what it computed at ``position``."""
         assert block != NULL_BLOCK, f"group {group} writes position {position} to the null block"
         assert self.kv.pool.num_holds(block), f"block {block} is written without a holder"
-        assert not self.kv.pool.is_cached(block), f"block {block} is written after publication"
+        assert not self.kv.pool.cache.has(block), f"block {block} is written after publication"
         offset = position % self.specs[group].block_tokens
         if isinstance(self.specs[group], LinearStateSpec):
             offset = 0
@@ -187,7 +187,7 @@ class World:
         """Blocks held are exactly those from the first needed one up to the last slot."""
         key = live.request.key
         for group, (spec, table) in enumerate(
-            zip(self.specs, self.kv.block_table(key), strict=True)
+            zip(self.specs, self.kv.tables.blocks(key), strict=True)
         ):
             held = [place for place, block in enumerate(table) if block != NULL_BLOCK]
             if not isinstance(spec, CrossAttentionSpec):

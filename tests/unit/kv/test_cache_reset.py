@@ -32,13 +32,13 @@ class ResetMachine(Machine):
         assert not any(self.indexes())
 
     def indexes(self) -> list[Any]:
-        return [self.kv.pool.index(group) for group in range(self.kv.pool.num_groups)]
+        return [self.kv.pool.cache.index(group) for group in range(self.kv.pool.num_groups)]
 
     @invariant()
     def nothing_from_before_is_found(self) -> None:
         for key in getattr(self, "silent", set()) & set(getattr(self, "live", {})):
-            for table in self.kv.block_table(key):
-                assert not any(map(self.kv.pool.is_cached, filter(None, table)))
+            for table in self.kv.tables.blocks(key):
+                assert not any(map(self.kv.pool.cache.has, filter(None, table)))
 
 
 def test_machine_with_resets() -> None:
@@ -94,7 +94,7 @@ def test_what_a_running_sequence_computes_afterwards_is_not_found() -> None:
     BlockHasher(b"test", 4).extend(running.hashes, running.token_ids)
     assert kv.allocate(running, num_new_tokens=20)
     kv.publish("a", 60)
-    assert kv.pool.cached_hashes() == ((),) * 3
+    assert kv.pool.cache.values() == ((),) * 3
     assert compute(kv, prompt("b")) == 0  # and what begins after it is found again
     assert compute(kv, prompt("c")) == 36
     for key in "abc":

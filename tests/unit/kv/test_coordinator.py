@@ -53,7 +53,7 @@ def test_all_hits_are_held_before_any_group_allocates() -> None:
     hit = kv.find_longest_cache_hit(again, 79)
     assert hit.num_tokens == 64
     assert kv.allocate(again, num_new_tokens=16, hit=hit)
-    assert [table[:4] for table in kv.block_table("c")] == list(hit.block_ids)
+    assert [table[:4] for table in kv.tables.blocks("c")] == list(hit.block_ids)
     assert kv.num_free_blocks == 0
     kv.check()
 
@@ -71,10 +71,10 @@ def test_group_by_group_would_evict_another_groups_hit() -> None:
 def test_a_failed_allocation_changes_nothing() -> None:
     kv, again = two_full_groups_where_the_hit_is_the_oldest()
     hit = kv.find_longest_cache_hit(again, 79)
-    before = (kv.num_free_blocks, kv.events.next_seq, kv.pool.cached_hashes())
+    before = (kv.num_free_blocks, kv.events.next_seq, kv.pool.cache.values())
     assert not kv.allocate(again, num_new_tokens=17, hit=hit)
-    assert before == (kv.num_free_blocks, kv.events.next_seq, kv.pool.cached_hashes())
-    assert kv.held("c") == (0, 0)
+    assert before == (kv.num_free_blocks, kv.events.next_seq, kv.pool.cache.values())
+    assert kv.tables.num_held("c") == (0, 0)
     kv.check()
 
 
@@ -134,7 +134,7 @@ def test_an_admitted_prompt_never_waits() -> None:
         kv.publish("a", computed)
         kv.release_out_of_window("a", computed)
         kv.check()
-    assert kv.held("a") == (16, 2)
+    assert kv.tables.num_held("a") == (16, 2)
     assert kv.num_available_blocks == kv.num_free_blocks  # all of the promise was drawn or ended
     kv.free("a")
     kv.free("c")
@@ -160,7 +160,7 @@ def test_an_admitted_hit_is_kept_until_it_is_adopted() -> None:
     assert kv.allocate(request("c", 80, first=999), num_new_tokens=80)  # all that is left
     assert not kv.allocate(request("d", 16, first=555), num_new_tokens=16)
     assert kv.allocate(second, num_new_tokens=32)
-    assert kv.block_table("b")[0][:4] == hit.block_ids[0]
+    assert kv.tables.blocks("b")[0][:4] == hit.block_ids[0]
     assert dict(kv.pool.holders()) == {}
     kv.check()
 
@@ -207,7 +207,7 @@ def test_a_duplicate_stays_private() -> None:
     kv.publish("a", 64)
     kv.publish("b", 64)
     assert kv.events.next_seq == 1
-    assert kv.find_longest_cache_hit(request("c", 65), 64).block_ids[0] == kv.block_table("a")[0]
+    assert kv.find_longest_cache_hit(request("c", 65), 64).block_ids[0] == kv.tables.blocks("a")[0]
     kv.free("a")
     kv.free("b")
     kv.check()
@@ -216,29 +216,29 @@ def test_a_duplicate_stays_private() -> None:
 def test_blocks_are_counted_per_group_once_however_many_share_them() -> None:
     kv = coordinator(FULL, WINDOW, num_blocks=40, max_step_tokens=96)
     compute(kv, request("a", 96))
-    assert kv.count_blocks() == ((6, 0), (6, 0))
+    assert kv.tables.count_blocks(kv.pool.cache) == ((6, 0), (6, 0))
     kv.release_out_of_window("a", 96)
-    full, window = kv.count_blocks()
+    full, window = kv.tables.count_blocks(kv.pool.cache)
     assert full == (6, 0)
     assert window.num_held + window.num_cached == 6
     assert window.num_held < 6
     twin = request("b", 100)
     assert kv.allocate(twin, num_new_tokens=4, hit=kv.find_longest_cache_hit(twin, 99))
-    shared = kv.count_blocks()
+    shared = kv.tables.count_blocks(kv.pool.cache)
     assert shared[0] == (7, 0)  # six of them in two tables
     kv.free("a")
     kv.free("b")
-    assert [group.num_held for group in kv.count_blocks()] == [0, 0]
-    assert sum(group.num_cached for group in kv.count_blocks()) == kv.num_usable_blocks - len(
-        list(kv.pool._uncached)
-    )
+    assert [group.num_held for group in kv.tables.count_blocks(kv.pool.cache)] == [0, 0]
+    assert sum(
+        group.num_cached for group in kv.tables.count_blocks(kv.pool.cache)
+    ) == kv.num_usable_blocks - len(list(kv.pool._uncached))
     kv.check()
 
 
 def test_lease_outlives_its_request() -> None:
     kv = coordinator(FULL, WINDOW, num_blocks=40)
     compute(kv, request("a", 100))
-    offered = [block for group in kv.in_window_blocks("a", 100) for _, block in group]
+    offered = [block for group in kv.tables.in_window_blocks("a", 100) for _, block in group]
     kv.pool.hold("lease", offered)
     kv.free("a")
     assert kv.num_free_blocks == 39 - len(offered)

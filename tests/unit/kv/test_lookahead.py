@@ -31,7 +31,7 @@ def sequence(num_tokens: int) -> KVSequence:
 
 
 def slots(kv: KVCacheCoordinator) -> int:
-    return 4 * min(len(table) for table in kv.block_table("a"))
+    return 4 * min(len(table) for table in kv.tables.blocks("a"))
 
 
 def decode_to_the_end(kv: KVCacheCoordinator) -> None:
@@ -63,8 +63,8 @@ def test_drafts_are_counted_before_a_prompt_is_let_in_and_are_not_published() ->
     made = sequence(8)
     assert kv.allocate(made, num_new_tokens=8)
     kv.publish("a", 8)
-    assert [len(values) for values in kv.pool.cached_hashes()] == [2, 2, 0]
-    assert kv.held("a") == (3, 3)
+    assert [len(values) for values in kv.pool.cache.values()] == [2, 2, 0]
+    assert kv.tables.num_held("a") == (3, 3)
     kv.free("a")
     kv.check()
     assert kv.num_free_blocks == kv.num_usable_blocks

@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
     def launch(self, parts: list[tuple[Live, int]]) -> None:
         runs = []
         for live, new in parts:
-            tables = tuple(list(table) for table in self.kv.block_table(live.request.key))
+            tables = tuple(list(table) for table in self.kv.tables.blocks(live.request.key))
             start, live.launched = live.launched, live.launched + new
             tokens = tuple(live.request.token_ids)
             assert isinstance(live.request.key, int)
@@ -249,7 +249,7 @@ class Machine(RuleBasedStateMachine):
         live.next_query = live.launched
         if not self.kv.allocate(request, num_new_tokens=1):
             return
-        num_drafts = self.kv.num_draft_slots(key)
+        num_drafts = self.kv.slots.num_for_drafts(key)
         num_right = data.draw(st.integers(0, num_drafts))
         right = [first + at for at in range(request.num_tokens, request.num_tokens + num_right)]
         self.launch([(live, 1)])
@@ -259,7 +259,7 @@ class Machine(RuleBasedStateMachine):
         self.steps.clear()
         self.world.execute(run, alive=True)
         self.kv.release_step(number)
-        self.kv.accept_drafts(key, num_right)
+        self.kv.slots.accept_drafts(key, num_right)
         request.token_ids += right
         self.world.hasher.extend(request.hashes, request.token_ids)
         live.launched += num_right
@@ -290,7 +290,7 @@ class Machine(RuleBasedStateMachine):
         blocks = [
             (block, dict(self.world.memory[block]))
             for spec, pairs in zip(
-                self.world.specs, self.kv.in_window_blocks(key, live.done), strict=True
+                self.world.specs, self.kv.tables.in_window_blocks(key, live.done), strict=True
             )
             for place, block in pairs
             if (place + 1) * spec.block_tokens <= live.done
@@ -331,7 +331,7 @@ class Machine(RuleBasedStateMachine):
                 steps = [runs for _, runs in self.steps if any(run.key == key for run in runs)]
                 self.world.check_table(live, len(steps))
         for group, spec in enumerate(self.world.specs):
-            for block in self.kv.pool.index(group).values():
+            for block in self.kv.pool.cache.index(group).values():
                 assert block in self.world.memory, f"block {block} of {spec} published unwritten"
 
     def teardown(self) -> None:

@@ -60,7 +60,7 @@ class Worker:
     def forget(self, rng: random.Random, share: float) -> None:
         """Let some cached blocks be evicted, any of them."""
         for group in range(len(self.kv.layout.groups)):
-            for block in list(self.kv.pool.index(group).values()):
+            for block in list(self.kv.pool.cache.index(group).values()):
                 if rng.random() < share:
                     self.kv.pool.touch([block])
                     self.kv.pool.forget([block])
@@ -71,7 +71,7 @@ class Worker:
         manager = self.kv.managers[group]
         per_state = manager.blocks_per_state
         value = manager.chain(request.hashes)[position // per_state]
-        return value in self.kv.pool.index(group)
+        return value in self.kv.pool.cache.index(group)
 
 
 def ask(reader: Worker, num_tokens: int, own: int = 0) -> tuple[KVSequence, WantedPrefix]:

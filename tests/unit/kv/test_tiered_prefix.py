@@ -77,7 +77,7 @@ def test_the_longest_boundary_at_which_all_groups_have_what_is_seen(layout: str)
             size = manager.blocks_per_state
             lacked = {index // size for index, _ in lacks}
             assert lacked <= tiers[manager.group], f"seed {seed}"
-            table = worker.kv.block_table(request.key)[manager.group]
+            table = worker.kv.tables.blocks(request.key)[manager.group]
             chain = manager.chain(request.hashes)
             for place in needed(manager.spec, expected) - lacked:  # type: ignore[arg-type]
                 own = table[place * size : (place + 1) * size]

@@ -183,7 +183,7 @@ def end_with(patch: pytest.MonkeyPatch, request_id: str) -> None:
         if all(part.key.request_id != request_id for part in step.slices):
             run(self)
         elif self.alive:  # what it said before is on its way for up to 5 ms
-            self._world.later(6, lambda: self._world._kill(self.me.worker_id))  # type: ignore[attr-defined]
+            self._world.later(6, lambda: self._world._faults.kill(self.me.worker_id))  # type: ignore[attr-defined]
 
     patch.setattr(WorkerModel, "_run", deadly)
 

@@ -99,7 +99,7 @@ def differences(core: WorkerCore, tables: BlockTables, step: Step) -> list[Reque
     return [
         part.key
         for part in step.slices
-        if [list(table) for table in tables[part.key]] != list(core.kv.block_table(part.key))
+        if [list(table) for table in tables[part.key]] != list(core.kv.tables.blocks(part.key))
     ]
 
 
@@ -185,7 +185,7 @@ def test_two_steps_in_flight_carry_the_changes_of_each() -> None:
         is_new, sent = sent is None, sent or SentTables(kv, key)
         part = SequenceSlice(key, (0,) * num_new, 0, is_new, sent.take_changes())
         steps.append(Step(number, (part,)))
-        at_launch.append([list(table) for table in kv.block_table(key)])
+        at_launch.append([list(table) for table in kv.tables.blocks(key)])
         kv.hold_step(number, [key])
         if number:
             tables.apply(steps[number - 1])
@@ -239,7 +239,7 @@ def test_a_decode_step_copies_what_changed(num_tokens: int) -> None:
     # Each new entry is copied here; dropping and publishing look at each once or twice more.
     assert CountedBlocks.num_read <= 4 * num_sent
     # Control: whole tables would be counted.
-    for table in core.kv.block_table(RequestKey("0", 1)):
+    for table in core.kv.tables.blocks(RequestKey("0", 1)):
         tuple(table)
     assert CountedBlocks.num_read > num_tokens // 4
 

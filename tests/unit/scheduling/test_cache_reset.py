@@ -81,7 +81,7 @@ def test_what_runs_goes_on_and_is_named_as_in_use() -> None:
     serve(core, "a", range(16), max_tokens=8)
     answer = reset(core)
     assert answer.num_forgotten
-    assert answer.in_use == (("sequence", sum(core.kv.held(RequestKey("a", 1)))),)
+    assert answer.in_use == (("sequence", sum(core.kv.tables.num_held(RequestKey("a", 1)))),)
     for _ in range(7):
         step, _ = core.next_step(0)
         assert step is not None
@@ -99,11 +99,11 @@ def test_a_hand_over_on_its_way_publishes_nothing_later_and_who_waits_does() -> 
     core.on_peer_message(0, OWNER, Reserve(decode.key, 1))
     assert dict(reset(core).in_use)["inbound"] > 0
     core.kv.commit_external(decode.key)
-    assert core.kv.pool.cached_hashes() == ((), (), ())
+    assert core.kv.pool.cache.values() == ((), (), ())
     step, _ = core.next_step(0)
     assert step is not None
     core.on_step_done(0, StepResult(step.step_id, (SampledToken(7),)))
-    assert all(core.kv.pool.cached_hashes()[:2])
+    assert all(core.kv.pool.cache.values()[:2])
 
 
 def test_who_waits_pulls_nothing_any_more() -> None:

@@ -182,7 +182,7 @@ def test_right_drafts_come_at_once_and_their_blocks_are_published() -> None:
     assert end(core, step, r=(4, 1, 9, 5)) == [(4, 1, 9)]
     counts = core.counters.counts
     assert (counts["draft_tokens"], counts["accepted_draft_tokens"]) == (3, 2)
-    assert len(core.kv.pool.index(0)) == 2, "blocks of four of the nine tokens computed"
+    assert len(core.kv.pool.cache.index(0)) == 2, "blocks of four of the nine tokens computed"
     (part,) = launch(core).slices
     assert (part.token_ids[0], part.start) == (9, 9)
 
@@ -223,7 +223,7 @@ def test_it_stops_inside_its_drafts_as_without(stop: int, received: tuple[int, .
     core = core_with(stop_token_ids=(stop,))
     assert end(core, drafting_step(core), r=(4, 1, 2, 8)) == [received]
     assert not core.sequences
-    assert len(core.kv.pool.index(0)) == (6 + len(received)) // 4
+    assert len(core.kv.pool.cache.index(0)) == (6 + len(received)) // 4
     assert core.kv.num_free_blocks == core.kv.num_usable_blocks
     core.kv.check()
 
@@ -292,7 +292,7 @@ def test_lacking_slots_it_goes_without_drafts_and_nobody_is_preempted(
         step, _ = core.batcher._in_flight[0]
         assert end(core, step, r=(4, 1, 2, 3)[: number + 1])
     assert core.batcher.num_preemptions == 0
-    assert core.kv.held(KEY) == ((3,) if scarce else (4,))
+    assert core.kv.tables.num_held(KEY) == ((3,) if scarce else (4,))
 
 
 @pytest.mark.parametrize("steps_max", [1, 2, 3])

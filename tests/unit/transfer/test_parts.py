@@ -95,7 +95,7 @@ def test_all_that_is_offered_is_known_and_all_that_is_seen_arrives(
         (group,), (by_block,), (surplus,) = plan.groups, parts.by_block, parts.surplus
         assert set(offered) == by_block.keys() | surplus
         assert by_block.keys().isdisjoint(surplus)
-        table = reader.kv.block_table("request")[0]
+        table = reader.kv.tables.blocks("request")[0]
         bytes_read = set()
         for at, reads in by_block.items():
             for part in reads:

@@ -75,7 +75,7 @@ def test_an_engine_that_drafts_has_slots_for_it_and_shorter_hits() -> None:
                 asked.hashes, asked.token_ids
             )
             hits.append(kv.find_longest_cache_hit(asked, asked.num_tokens - 1).num_tokens)
-            slots.append(kv.num_slots(10))
+            slots.append(kv.slots.total(10))
         finally:
             assert worker.stop()
     assert slots == [10, 13]

@@ -34,7 +34,7 @@ async def snapshot_of_a_long_log(core: WorkerCore) -> Any:
 def test_a_router_that_comes_late_has_the_whole_picture() -> None:
     core = core_with()
     serve(core, "a", range(16))
-    cached = core.kv.pool.cached_hashes()
+    cached = core.kv.pool.cache.values()
     assert any(cached)
     snapshot = asyncio.run(snapshot_of_a_long_log(core))
     assert isinstance(snapshot, KVSnapshot)

@@ -69,13 +69,13 @@ def test_a_run_ends_where_the_first_value_is_missing(seed: int, deduplicate: boo
             )
         place += size
     for lost in sorted(chance.sample(range(500), chance.randrange(4)), reverse=True):
-        pool.forget([pool.index(0)[wanted[lost]]])
+        pool.forget([pool.cache.index(0)[wanted[lost]]])
         end = chance.randrange(len(wanted))
         expected = []
         for value in wanted[:end]:
-            if value not in pool.index(0):
+            if value not in pool.cache.index(0):
                 break
-            expected.append(pool.index(0)[value])
+            expected.append(pool.cache.index(0)[value])
         found = pool.cache.leading_run(0, wanted, end)
         assert found == expected, f"seed {seed}"
 
@@ -89,7 +89,7 @@ def test_a_window_is_found_wherever_it_is(seed: int) -> None:
     assert kv.allocate(asked, num_new_tokens=2000)
     kv.publish("a", 2000)
     holes = set(chance.sample(range(500), chance.choice([0, 1, 10, 60, 250, 499])))
-    kv.pool.forget([kv.block_table("a")[0][hole] for hole in holes])
+    kv.pool.forget([kv.tables.blocks("a")[0][hole] for hole in holes])
     need = -(-(window - 1) // 4)
     ends = [
         end for end in range(500) if all(b not in holes for b in range(max(0, end - need), end))
@@ -138,8 +138,8 @@ def test_decodes_at_once_are_decodes_one_by_one() -> None:
         for asked in (asked for pair in pairs for asked in pair):
             asked.token_ids.append(step)
             hasher.extend(asked.hashes, asked.token_ids)
-        assert [one.block_table(m.key) for m, _ in pairs] == [
-            many.block_table(m.key) for m, _ in pairs
+        assert [one.tables.blocks(m.key) for m, _ in pairs] == [
+            many.tables.blocks(m.key) for m, _ in pairs
         ]
         assert one.events.snapshot() == many.events.snapshot()
         many.check()

@@ -85,7 +85,7 @@ def two_in_flight(num_usable: int) -> tuple[KVCacheCoordinator, KVSequence]:
         if step == 1:
             kv.publish("a", 32)
             kv.release_step(1)
-    assert kv.held("a") == (6,)
+    assert kv.tables.num_held("a") == (6,)
     kv.check()
     return kv, first
 
@@ -104,7 +104,7 @@ def test_what_a_step_has_computed_is_published_though_the_next_one_was_launched(
     kv.publish("a", 64)
     kv.release_step(2)
     assert kv.allocate(first, num_new_tokens=32)
-    assert kv.held("a") == (6,), "the window has moved"
+    assert kv.tables.num_held("a") == (6,), "the window has moved"
     for num_tokens in (16, 32, 48, 64):
         shorter = sequence("b", num_tokens + 1)
         assert kv.find_longest_cache_hit(shorter, num_tokens).num_tokens == num_tokens
@@ -180,7 +180,7 @@ def test_of_the_blocks_that_leave_a_window_the_last_is_evicted_first() -> None:
     assert kv.allocate(made, num_new_tokens=128)
     kv.publish("a", 128)
     kv.release_out_of_window("a", 128)
-    assert kv.held("a") == (2,)
+    assert kv.tables.num_held("a") == (2,)
     kv.pool.allocate(4 + 1)  # those never used, and one that is cached
     batch = kv.events.since(0)
     assert batch is not None

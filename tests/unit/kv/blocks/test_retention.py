@@ -94,7 +94,7 @@ def test_what_is_forgotten_is_told_and_free_at_once() -> None:
             known |= set(event.hashes)
         elif isinstance(event, BlocksRemoved) and event.group == 1:
             known -= set(event.hashes)
-    assert known == set(kv.pool.index(1))
+    assert known == set(kv.pool.cache.index(1))
     assert len(known) == 3  # two positions at the end of the prompt, one block apart
     assert kv.num_free_blocks == kv.num_usable_blocks
 
@@ -105,12 +105,12 @@ def test_a_block_that_somebody_else_holds_stays() -> None:
     BlockHasher(b"test", 16).extend(first.hashes, first.token_ids)
     assert kv.allocate(first, num_new_tokens=64)
     kv.publish("1", 64)
-    blocks = kv.block_table("1")[1][:4]
+    blocks = kv.tables.blocks("1")[1][:4]
     kv.pool.hold("lease", blocks[:1])
     assert kv.allocate(first, num_new_tokens=64)
     kv.publish("1", 128)
     kv.release_out_of_window("1", 128)
-    assert [kv.pool.is_cached(block) for block in blocks] == [True, False, False, False]
+    assert [kv.pool.cache.has(block) for block in blocks] == [True, False, False, False]
     kv.pool.drop("lease")
     kv.check()
 

@@ -23,7 +23,7 @@ def store(pool: BlockPool, numbers: list[int]) -> list[int]:
 
 
 def found(pool: BlockPool, number: int) -> bool:
-    return value(number) in pool.index(0)
+    return value(number) in pool.cache.index(0)
 
 
 @pytest.mark.parametrize(("eviction", "kept"), [("segmented_lru", True), ("lru", False)])

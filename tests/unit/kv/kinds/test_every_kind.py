@@ -87,13 +87,13 @@ def computed(kv: KVCacheCoordinator, key: str) -> list[int]:
     held: list[int] = []
     for new, done in ((8, 8), (2, 10)):
         assert kv.allocate(made, num_new_tokens=new)
-        held += kv.held(key)
+        held += kv.tables.num_held(key)
         kv.hold_step(done, [key])
         kv.publish(key, done)
         kv.release_out_of_window(key, done)
         kv.release_step(done)
         kv.check()
-    return [*held, *kv.held(key)]
+    return [*held, *kv.tables.num_held(key)]
 
 
 def allocate(kind: Kind) -> None:
@@ -138,7 +138,7 @@ def external(kind: Kind) -> None:
 def publish(kind: Kind) -> None:
     kv = coordinator(kind.spec)
     computed(kv, "r")
-    values = kv.pool.index(0)
+    values = kv.pool.cache.index(0)
     assert set(values) <= set(request("s").hashes[:2])
     assert (request("s").hashes[1] in values) == (kind.hit is not None)
 
@@ -146,9 +146,9 @@ def publish(kind: Kind) -> None:
 def transfer(kind: Kind) -> None:
     kv = coordinator(kind.spec)
     computed(kv, "r")
-    (blocks,) = kv.in_window_blocks("r", 10)
+    (blocks,) = kv.tables.in_window_blocks("r", 10)
     assert [place for place, _ in blocks] == kind.seen
-    table = kv.block_table("r")[0]
+    table = kv.tables.blocks("r")[0]
     assert all(table[place] == block != NULL_BLOCK for place, block in blocks)
     kv.pool.hold("lease", [block for _, block in blocks])
     kv.free("r")
@@ -162,13 +162,13 @@ def tier(kind: Kind) -> None:
     kv = coordinator(kind.spec)
     computed(kv, "r")
     hit = kv.find_longest_cache_hit(request("s"), 11)
-    cached = sorted({*hit.block_ids[0], *kv.pool.index(0).values()} - {NULL_BLOCK})
+    cached = sorted({*hit.block_ids[0], *kv.pool.cache.index(0).values()} - {NULL_BLOCK})
     assert bool(cached) == (kind.hit is not None)
     kv.pool.hold(("tier-write", 1), cached)
     kv.free("r")
     others = kv.pool.allocate(kv.num_free_blocks)  # everybody else's memory is needed
     assert not set(others) & set(cached)
-    assert all(map(kv.pool.is_cached, cached))
+    assert all(map(kv.pool.cache.has, cached))
     kv.pool.release(others)
     kv.pool.drop(("tier-write", 1))
     kv.check()
@@ -178,7 +178,7 @@ def tier(kind: Kind) -> None:
         reserved = kv.reserve_external(request("r"), 8)
         assert reserved is not None
         kv.pool.hold(("tier-read", number), [block for _, block in reserved.lacks[0]])
-        assert not kv.pool.index(0), "found before it is there"
+        assert not kv.pool.cache.index(0), "found before it is there"
         if arrives:
             kv.commit_external("r")
         kv.free("r")

@@ -29,20 +29,20 @@ def sequence(key: str) -> KVSequence:
 def test_old_followers_are_not_taken_for_the_new_states() -> None:
     kv = coordinator()
     assert kv.allocate(sequence("a"), num_new_tokens=8)
-    first, *followers = kv.block_table("a")[STATE][3:]
+    first, *followers = kv.tables.blocks("a")[STATE][3:]
     kv.publish("a", 8)
     kv.free("a")
     # Evict tokens' blocks and the state's first block: its followers stay cached.
     taken = kv.pool.allocate(kv.num_free_blocks - 2)
     assert first in taken
-    assert all(map(kv.pool.is_cached, followers))
+    assert all(map(kv.pool.cache.has, followers))
     # The same state is computed again, and its first block happens to be the same one.
     taken.remove(first)
     others = sorted(taken)[-4:]
     for blocks in ([first], others):
         kv.pool.release(blocks)
     assert kv.allocate(sequence("b"), num_new_tokens=8)
-    computed = kv.block_table("b")[STATE][3:]
+    computed = kv.tables.blocks("b")[STATE][3:]
     assert computed[0] == first
     assert not set(computed[1:]) & {*followers, NULL_BLOCK}
     kv.publish("b", 8)

@@ -54,14 +54,14 @@ def test_a_step_takes_a_whole_state() -> None:
     kv = coordinator(40)
     first = request("a", list(range(20)))
     run(kv, first, 8)
-    assert kv.held("a") == (2, 3)
-    table = kv.block_table("a")[STATE]
+    assert kv.tables.num_held("a") == (2, 3)
+    table = kv.tables.blocks("a")[STATE]
     assert table[:3] == [NULL_BLOCK] * 3  # the state at 4 was never computed
     assert NULL_BLOCK not in table[3:]
-    assert kv.in_window_blocks("a", 8)[STATE] == list(enumerate(table[3:], 3))
+    assert kv.tables.in_window_blocks("a", 8)[STATE] == list(enumerate(table[3:], 3))
     assert kv.admission.num_needed("a", 9, None, 8, False) == 1 + 3
     assert kv.allocate(first, num_new_tokens=4)
-    assert kv.held("a") == (3, 6)  # the state it starts from is still there
+    assert kv.tables.num_held("a") == (3, 6)  # the state it starts from is still there
     kv.free("a")
     kv.check()
     assert kv.num_free_blocks == kv.num_usable_blocks
@@ -78,7 +78,7 @@ def test_a_state_that_does_not_fit_takes_nothing() -> None:
 def test_a_published_state_is_found_and_announced_once() -> None:
     kv = coordinator(40)
     run(kv, request("a", list(range(20))), 8)
-    state = kv.block_table("a")[STATE][3:]
+    state = kv.tables.blocks("a")[STATE][3:]
     kv.free("a")
     again = request("b", list(range(20)))
     hit = kv.find_longest_cache_hit(again, 19)
@@ -94,7 +94,7 @@ def test_a_published_state_is_found_and_announced_once() -> None:
     ]
     assert kv.events.snapshot().hashes == (tuple(again.hashes[:2]), (again.hashes[1],))
     assert kv.allocate(again, num_new_tokens=4, hit=hit)
-    assert kv.block_table("b")[STATE][3:6] == state
+    assert kv.tables.blocks("b")[STATE][3:6] == state
     kv.check()
 
 
@@ -122,7 +122,7 @@ def test_states_computed_twice_are_not_mixed(deduplicate: bool) -> None:
     first, second = (request(key, list(range(9))) for key in "ab")
     for made in (first, second):
         assert kv.allocate(made, num_new_tokens=8)
-    states = [kv.block_table(key)[STATE][3:] for key in "ab"]
+    states = [kv.tables.blocks(key)[STATE][3:] for key in "ab"]
     for key in "ab":
         kv.publish(key, 8)
     third = request("c", list(range(9)))
@@ -131,7 +131,7 @@ def test_states_computed_twice_are_not_mixed(deduplicate: bool) -> None:
     kv.free("b")
     kv.check()
     # The older state leaves; with both cached the other one, whole, takes its place.
-    while kv.pool.index(STATE).get(third.hashes[1]) == states[0][0]:
+    while kv.pool.cache.index(STATE).get(third.hashes[1]) == states[0][0]:
         kv.pool.allocate(1)
     found = kv.find_longest_cache_hit(third, 8).block_ids[STATE][3:]
     assert found == ([] if deduplicate else states[1])
@@ -141,7 +141,7 @@ def test_a_state_is_pulled_block_by_block() -> None:
     owner, reader = coordinator(60), coordinator(60)
     prompt = list(range(10))
     run(owner, request("a", prompt), 10)
-    offered = owner.in_window_blocks("a", 10)[STATE]
+    offered = owner.tables.in_window_blocks("a", 10)[STATE]
     made = request("b", [*prompt, 99])
     reserved = reader.reserve_external(made, 10)
     assert reserved is not None
@@ -149,11 +149,11 @@ def test_a_state_is_pulled_block_by_block() -> None:
     assert [place for place, _ in offered] == [6, 7, 8]
     assert reserved.hit_tokens == (0, 0)
     reader.commit_external("b")
-    assert reader.held("b") == (3, 3)  # the next token's state is in the same range
+    assert reader.tables.num_held("b") == (3, 3)  # the next token's state is in the same range
     reader.check()
     at_boundary = reader.reserve_external(request("c", list(range(50, 59))), 8)
     assert at_boundary is not None
-    assert reader.held("c") == (3, 6)
+    assert reader.tables.num_held("c") == (3, 6)
     reader.commit_external("c")
     assert reader.find_longest_cache_hit(request("d", list(range(50, 59))), 8).num_tokens == 8
 
@@ -169,7 +169,7 @@ class Memory:
     def write(self, key: str, value: bytes) -> None:
         self.count += 1
         size = self.kv.managers[STATE].blocks_per_state
-        for part, block in enumerate(self.kv.block_table(key)[STATE][-size:]):
+        for part, block in enumerate(self.kv.tables.blocks(key)[STATE][-size:]):
             assert block != NULL_BLOCK
             self.content[block] = (value, self.count, part)
 
@@ -225,7 +225,7 @@ def takes_any_part(self: LinearStateManager, index: Mapping[bytes, int], value: 
         return []
     found = [index[value]]
     for part in range(1, self.blocks_per_state):
-        for key, block in self.pool.index(self.pool.num_groups - 1).items():
+        for key, block in self.pool.cache.index(self.pool.num_groups - 1).items():
             if key.startswith(value) and key.endswith(bytes([part])):
                 found.append(block)
                 break
@@ -264,7 +264,7 @@ def test_more_blocks_per_state_change_no_hit() -> None:
                     continue
                 assert kv.allocate(made, num_new_tokens=end - done, hit=hit if first else None)
                 first = False
-                needed.append(kv.held(made.key))
+                needed.append(kv.tables.num_held(made.key))
                 kv.publish(made.key, end)
                 kv.release_out_of_window(made.key, end)
             kv.free(made.key)
@@ -364,7 +364,7 @@ def test_random_lives_leak_nothing() -> None:
         elif kind == "lease" and key and key not in pulls:
             if leases and rng.random() < 0.6:
                 kv.pool.drop(leases.pop(0))
-            (_, state) = kv.in_window_blocks(key, kv.num_scheduled_tokens(key))
+            (_, state) = kv.tables.in_window_blocks(key, kv.num_scheduled_tokens(key))
             assert len(state) == 3
             kv.pool.hold(step, [block for _, block in state])
             leases.append(step)

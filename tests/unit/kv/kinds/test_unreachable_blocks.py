@@ -91,7 +91,7 @@ def cached_indexes(kv: KVCacheCoordinator, num_tokens: int) -> list[int]:
     """Indexes of the window group's blocks that can be found after so many tokens."""
     made = sequence("r", list(range(num_tokens)))
     serve(kv, made)
-    index = kv.pool.index(1)
+    index = kv.pool.cache.index(1)
     return [i for i, value in enumerate(kv.managers[1].chain(made.hashes)) if value in index]
 
 

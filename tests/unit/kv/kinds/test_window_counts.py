@@ -66,7 +66,7 @@ def test_in_window_blocks_of_a_prompt(num_tokens: int, indexes: list[int]) -> No
     assert [place for place, _ in full] == list(range(-(-num_tokens // 16)))
     assert [place for place, _ in local] == indexes
     assert all(block != NULL_BLOCK for _, block in (*full, *local))
-    table = kv.block_table("r")[1]
+    table = kv.tables.blocks("r")[1]
     assert table[: indexes[0]] == [NULL_BLOCK] * indexes[0]
     assert len(table) == -(-(num_tokens + 1) // 16)  # with room for the token to be computed
     kv.check()
@@ -77,7 +77,7 @@ def test_window_of_one_token_needs_nothing_from_before() -> None:
     reserved = kv.reserve_external(request("r", 80), 80)
     assert reserved is not None
     assert reserved.lacks[1] == ()
-    assert kv.held("r") == (6, 1)
+    assert kv.tables.num_held("r") == (6, 1)
 
 
 def test_the_window_moves_while_a_prompt_is_computed() -> None:
@@ -86,11 +86,11 @@ def test_the_window_moves_while_a_prompt_is_computed() -> None:
     held = []
     for computed in (128, 256, 384, 400):
         assert kv.allocate(long, num_new_tokens=computed - kv_computed(kv))
-        held.append(kv.held("r"))
+        held.append(kv.tables.num_held("r"))
         kv.publish("r", computed)
         kv.release_out_of_window("r", computed)
     assert held == [(8, 8, 8), (16, 12, 12), (24, 12, 12), (25, 5, 5)]
-    assert kv.held("r") == (25, 4, 4)  # position 400 sees 337..399: blocks 21..24
+    assert kv.tables.num_held("r") == (25, 4, 4)  # position 400 sees 337..399: blocks 21..24
     kv.free("r")
     assert kv.num_free_blocks == kv.num_usable_blocks
 
@@ -108,7 +108,7 @@ def test_two_equal_windows_are_looked_up_jointly() -> None:
     assert hit.num_tokens == 304
     assert [len(ids) - ids.count(NULL_BLOCK) for ids in hit.block_ids] == [19, 4, 4]
     # Without one block of one group its windows over that block are gone for both.
-    lost = kv.block_table("a")[2][17]
+    lost = kv.tables.blocks("a")[2][17]
     del kv.pool.cache._index[2][first.hashes[17]]
     kv.pool.cache._value_of[lost] = None
     hit = kv.find_longest_cache_hit(request("b", 320), 319)
@@ -168,7 +168,7 @@ def test_70k_prefix_fits_where_all_layers_full_would_not() -> None:
     reserved = kv.reserve_external(request("r", 70_000), prefix)
     assert reserved is not None
     assert sorted(map(len, reserved.lacks)) == [64] * 6 + [4368]
-    assert sorted(kv.held("r")) == [65] * 6 + [4369]
+    assert sorted(kv.tables.num_held("r")) == [65] * 6 + [4369]
     assert kv.num_free_blocks == 0
     kv.commit_external("r")
     kv.check()

@@ -116,7 +116,7 @@ def test_no_more_is_held_at_once_than_allowed(layout: str) -> None:
     cached = {
         (group, value)
         for group in range(len(worker.kv.managers))
-        for value in worker.kv.pool.index(group)
+        for value in worker.kv.pool.cache.index(group)
     }
     assert cached <= worker.stores["host"].keys(), "all of it in the end"
 

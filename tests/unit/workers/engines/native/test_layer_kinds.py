@@ -65,7 +65,7 @@ def test_a_copy_of_the_blocks_is_a_hand_over(
         there = Runs(other, coordinator(other), here.sequence.token_ids)
         reserved = there.kv.reserve_external(there.sequence, num_known)
         assert reserved is not None
-        blocks = here.kv.in_window_blocks(here.sequence.key, num_known)
+        blocks = here.kv.tables.in_window_blocks(here.sequence.key, num_known)
         last_group = len(blocks) - 1
         for group, (mine, theirs) in enumerate(zip(blocks, reserved.lacks, strict=True)):
             assert [index for index, _ in mine] == [index for index, _ in theirs]

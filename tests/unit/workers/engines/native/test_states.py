@@ -63,7 +63,7 @@ def test_a_copy_of_the_blocks_is_a_hand_over(
         there = Runs(other, coordinator(other), here.sequence.token_ids)
         reserved = there.kv.reserve_external(there.sequence, num_known)
         assert reserved is not None
-        blocks = here.kv.in_window_blocks(here.sequence.key, num_known)
+        blocks = here.kv.tables.in_window_blocks(here.sequence.key, num_known)
         if fault == "a state one token later":
             here.step(1)
         for group, (mine, theirs) in enumerate(zip(blocks, reserved.lacks, strict=True)):
@@ -96,7 +96,7 @@ def test_a_hit_goes_on_from_a_snapshot(
     for num in (5, 15, 4, 2):  # ends at two block ends, 20 and 24, and beyond
         first.step(num)
         size = engine.layout.groups[group].blocks_per_state
-        snapshots[first.computed] = kv.block_table(first.sequence.key)[group][-size:]
+        snapshots[first.computed] = kv.tables.blocks(first.sequence.key)[group][-size:]
     kv.free(first.sequence.key)
     engine.pool.tensor[snapshots[24]] = engine.pool.tensor[snapshots[at]].clone()
     before = engine.pool.tensor[snapshots[24]].clone()
