@@ -9,6 +9,8 @@ import pytest
 
 from tests import longest_first
 
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a line for each server that is stopped, else
+
 REQUIRED = "DISAGG_TEST_VLLM"
 """Set by ``make test-vllm``: a run in which all of them are skipped must not look green."""
 
