@@ -7,11 +7,11 @@ from collections.abc import Callable
 import ray
 
 from disagg.cluster.counts import Counts, Fleet, Wish
-from disagg.cluster.demand import Demand
 from disagg.cluster.places import Places
 from disagg.cluster.roles import assign_roles, own_role
 from disagg.cluster.scale_record import read_fleet, read_wish, write_fleet
 from disagg.cluster.supervised import Report, Supervised
+from disagg.cluster.wanted_counts import WantedCounts
 from disagg.cluster.worker_actors import create_actor, describe_free, end_actor, find_actors
 from disagg.cluster.worker_plans import WorkerPlans
 from disagg.cluster.workforce import Workforce
@@ -63,7 +63,7 @@ class Supervisor:
         roles = assign_roles(Counts.of_settings(settings), prefix=self._prefix)
         plans = WorkerPlans(settings, worker_path, roles)
         self.workforce = Workforce(plans, report, settings.cluster.start_timeout_s)
-        self._demand = Demand(settings, report)
+        self._wanted = WantedCounts(settings, report)
         self._places = Places()
         self._told: Fleet | None = None
         self._hurried = False
@@ -91,7 +91,7 @@ class Supervisor:
         self.find()
         self._follow(read_wish())
         if any(worker.actor is None for worker in self.workforce.workers):
-            settings = self._demand.counts.into(self._settings)
+            settings = self._wanted.counts.into(self._settings)
             self._places.wait_for_hosts(settings, self.workforce.plans, self._confirm)
 
     def wait(self) -> None:
@@ -181,9 +181,9 @@ class Supervisor:
 
     def _follow(self, wish: Wish | None) -> None:
         """Want as many workers as settings, the load or `disagg scale` say, if that has changed."""
-        if not self._demand.follow(wish, self.workforce.serving):
+        if not self._wanted.follow(wish, self.workforce.serving):
             return
-        counts = self._demand.counts
+        counts = self._wanted.counts
         roles = assign_roles(
             counts,
             self.workforce.present,
@@ -287,8 +287,8 @@ class Supervisor:
             self._was_complete = all_serve
             self._report("all workers serve" if all_serve else "not all workers serve")
         fleet = Fleet(
-            self._demand.counts,
-            self._demand.by,
+            self._wanted.counts,
+            self._wanted.by,
             self.workforce.plans.roles,
             self.workforce.serving,
             self.workforce.waiting,

@@ -27,7 +27,3 @@ class BadPairs:
         if not self._until_ms:
             return frozenset()
         return frozenset(pair for pair, until_ms in self._until_ms.items() if until_ms > now_ms)
-
-    def clear(self) -> None:
-        """Nobody rests any more."""
-        self._until_ms.clear()

@@ -36,9 +36,11 @@ class WorkerLives:
             )
         if info.incarnation in self._retired:
             # A cut-off process may live on beside its successor; it must not take the place back.
+            latest = self._latest.get(name)  # forgotten where many ids have come since
+            successor = f"epoch {latest.epoch}" if latest is not None else "another one"
             raise WorkerIdTakenError(
-                f"{name!r} of epoch {epoch} at {info.address} was lost, and epoch "
-                f"{self._latest[name].epoch} has taken its place: this process has to end",
+                f"{name!r} of epoch {epoch} at {info.address} was lost, and {successor} has taken "
+                "its place: this process has to end",
                 param="worker_id",
             )
 

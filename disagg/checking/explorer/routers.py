@@ -141,6 +141,6 @@ def _make_canonical(core: RouterCore) -> None:
         request.stream._ahead = dict(sorted(ahead.items()))
     if not live:  # no other request will come
         core._lifecycle._last_generation = 0
-        fleet.bad_pairs.clear()
+        fleet.bad_pairs._until_ms.clear()
         for worker in fleet._workers.values():
             worker.planned_requests = worker.planned_tokens = 0

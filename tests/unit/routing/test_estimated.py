@@ -8,6 +8,7 @@ from disagg.errors import SloError
 from disagg.messages.identity import RequestKey
 from disagg.messages.session import Role, TransferKind
 from disagg.routing.actions import Fail
+from disagg.routing.generation import Generation
 from disagg.routing.policy.estimated import HOLD_MS_MAX
 from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
@@ -61,6 +62,30 @@ def test_a_prefix_is_pulled_where_reading_takes_less_than_computing() -> None:
 
 def test_an_idle_machine_serves_alone_where_that_is_faster() -> None:
     assert roles(served(fleet(P, D, link_ms=500))) == {"d": Role.LOCAL}
+
+
+def test_a_network_that_was_slow_for_a_while_is_handed_over_by_again() -> None:
+    router = fleet(P, D)
+    say(router, D, num_running=8)
+    speeds, plan = router.core._fleet.speeds, Generation(RequestKey("w", 1), 0, P, D, "", 0, 9)
+
+    def read(num: int, read_ms: int) -> None:
+        for _ in range(num):
+            speeds.report(plan, transfer(plan.key, P.incarnation, 4096, read_ms))
+
+    def is_handed_over() -> bool:
+        found = served(router)
+        router.core.cancel(router.now_ms, "r", "asked")
+        return "p" in found
+
+    read(9_000, 3)
+    assert is_handed_over()
+    read(60, 1_000)
+    assert not is_handed_over()
+    router.now_ms = 5_000
+    assert not is_handed_over(), "control: a moment later"
+    router.now_ms = 120_000
+    assert is_handed_over(), "and its READs will say how it is"
 
 
 def test_what_others_lose_has_a_weight() -> None:

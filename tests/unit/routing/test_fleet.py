@@ -184,6 +184,17 @@ def test_the_life_that_was_seen_last_is_remembered_longest(monkeypatch: pytest.M
     taken(router, second)
 
 
+def test_who_was_followed_by_a_life_that_is_forgotten_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_lives, "LATEST_MAX", 1)
+    router = Router()
+    for info in (P, worker("p", "prefill", epoch="e2"), D):
+        router.join(info)
+        router.lost(info)
+    assert "another one has taken its place" in taken(router, P)
+
+
 def test_an_index_goes_with_its_last_worker() -> None:
     contract = replace(CONTRACT, groups=("full",), page_format="another")
     other = worker("x", groups=(FULL,), contract=contract)

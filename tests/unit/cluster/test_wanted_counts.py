@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from disagg.cluster import demand
+from disagg.cluster import wanted_counts
 from disagg.cluster.counts import BY_HAND, BY_LOAD, BY_SETTINGS, Counts, Wish
-from disagg.cluster.demand import Demand
+from disagg.cluster.wanted_counts import WantedCounts
 from disagg.config import Settings
 
 SETTINGS = Settings.model_validate(
@@ -33,14 +33,14 @@ def said() -> list[str]:
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Wish | None]:
     wishes: list[Wish | None] = []
-    monkeypatch.setattr(demand, "write_wish", wishes.append)
+    monkeypatch.setattr(wanted_counts, "write_wish", wishes.append)
     return wishes
 
 
 def test_settings_hold_until_an_operator_wants_others(
     said: list[str], written: list[Wish | None]
 ) -> None:
-    wanted = Demand(SETTINGS, said.append)
+    wanted = WantedCounts(SETTINGS, said.append)
     assert (wanted.counts, wanted.by) == (OWN, "")
     assert wanted.follow(None, {}), "the first ones are new"
     assert not wanted.follow(None, {})
@@ -62,8 +62,8 @@ def test_what_the_load_says_is_written_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch, said: list[str], written: list[Wish | None]
 ) -> None:
     watch = Watch()
-    monkeypatch.setattr(demand, "watch_load", lambda settings: watch)
-    wanted = Demand(SETTINGS, said.append)
+    monkeypatch.setattr(wanted_counts, "watch_load", lambda settings: watch)
+    wanted = WantedCounts(SETTINGS, said.append)
     assert wanted.follow(None, {})
     assert (wanted.counts, wanted.by, written) == (OWN, BY_LOAD, [])
     watch.counts = Counts(3, 1)

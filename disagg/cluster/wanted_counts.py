@@ -9,7 +9,7 @@ from disagg.cluster.supervised import Report
 from disagg.config import Settings
 
 
-class Demand:
+class WantedCounts:
     """Begins with the counts of the settings. Not thread-safe.
 
     Attributes:
