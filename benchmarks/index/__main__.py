@@ -9,7 +9,9 @@ of it; ratio: peer / ours, higher is better. Layouts with windows, chunks and st
 they are held against ours with full attention alone, in the same turns, where all groups hold the
 same and, *of ends only*, where the others hold what a query at each worker's end needs. A decision
 is all that the router does between a request of that length (*nothing*: of 100 tokens) and its
-submits; *tiers*: partly, and workers have a tier, empty. ``--decisions`` measures these alone.
+submits; *tiers*: partly, and each worker has a tier: empty, with the same blocks as its pool, with
+more, with the whole prompt, that of three workers alone, or all that there is, as pools have lost
+it. ``--decisions`` measures these alone.
 ``--setup`` first creates the peer's environment.
 """
 
@@ -26,6 +28,7 @@ from benchmarks.index.workload import SHAPES
 
 HYBRIDS = ("full + window 1024", "full + chunks 8192", "full + state")
 WITHOUT_FULL = ("window 1024", "window 1024 + state", "state")
+TIERS = ("empty", "same", "more", "whole", "few", "alone")
 BYTES_MAX = 64
 DECISION_MS_MAX = 1.0
 
@@ -159,7 +162,8 @@ def decisions(*, quick: bool) -> bool:
                 reached &= decision(shape, order | {"shape": shape, "groups": groups})
         order |= {"shape": "partly"}
         for groups in ("full", *HYBRIDS):
-            reached &= decision("tiers", order | {"groups": groups, "tiers": True})
+            for held in TIERS:
+                reached &= decision(f"tiers: {held}", order | {"groups": groups, "tiers": held})
         for groups in HYBRIDS:
             for lacking in (0.05, 0.2, 1.0):
                 irregular = {"groups": groups, "ends": True, "lacking": lacking}

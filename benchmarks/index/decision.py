@@ -9,9 +9,10 @@ from dataclasses import replace
 from itertools import cycle
 
 from benchmarks.index.ours import groups_of, told, value
-from benchmarks.index.workload import Block, holdings, prompt_blocks
+from benchmarks.index.workload import Block, Event, holdings, prompt_blocks
 from disagg.kv.hashing import BlockHasher
 from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import KVEvent, TierStored
 from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import WorkerStats
@@ -19,6 +20,7 @@ from disagg.routing.actions import NewRequest, ToWorker
 from disagg.routing.core import RouterCore
 
 IDLE = WorkerStats(0, 0, 0, 1 << 20, 1 << 20, 0, 0, 0, 0, ready=True)
+FEW = 3
 ROLES = ("prefill", "decode", "both")
 
 
@@ -47,12 +49,22 @@ def fleet(
     return core, workers
 
 
+def in_tier(what: str, event: Event, num_blocks: int, chance: random.Random) -> int:
+    """Blocks of the prompt in a worker's tier: ``what`` says how many beside its pool's."""
+    length = len(event.blocks)
+    few = num_blocks if event.worker < FEW else 0
+    more = chance.randint(length, num_blocks)
+    held = {"empty": 0, "same": length, "alone": length, "few": few, "more": more}
+    return {**held, "whole": num_blocks}[what]
+
+
 def main() -> None:
     """Fill the caches, then let requests in one after the other, each ended before the next."""
     order = json.loads(sys.argv[1])
     groups = groups_of(order)
     block_tokens = order["block_tokens"]
-    tiers = (TierInfo("host", 1 << 20),) if order.get("tiers") else ()
+    held_by_tiers = order.get("tiers")
+    tiers = (TierInfo("host", 1 << 20),) if held_by_tiers else ()
     core, workers = fleet(order["workers"], groups, tiers)
     ends, lacking, chance = order.get("ends", False), order.get("lacking", 0.0), random.Random(1)
     num_blocks = 0
@@ -61,7 +73,14 @@ def main() -> None:
         for event in holdings(order["shape"], order["workers"], block_tokens):
             worker = workers[event.worker]
             lacks = event.blocks[0].index == 0 and chance.random() < lacking
-            stored = told(event, groups, ends=ends, lacking=lacks)
+            stored: list[KVEvent] = [*told(event, groups, ends=ends, lacking=lacks)]
+            if tiers and event.blocks[0].index == 0:
+                length = in_tier(held_by_tiers, event, num_blocks, chance)
+                values = tuple(value(Block(0, i)) for i in range(length))
+                if held_by_tiers == "alone":
+                    stored = []
+                if length:
+                    stored += [TierStored(0, number, values) for number in range(len(groups))]
             assert core.kv_events(worker, "1", core.kv_sequence(worker), False, stored)
     token_ids = tuple(range(num_blocks * block_tokens + 100))
     spent: list[float] = []

@@ -77,7 +77,7 @@ class Leading:
 
     def narrowed(self, bits: int, low: int, end: int) -> "Leading":
         """The same for these workers alone, from one boundary down to behind another one."""
-        return Leading(self._group, *_narrowed(*self.between(low, end), bits), end)
+        return Leading(self._group, *narrowed(*self.between(low, end), bits), end)
 
 
 class Trailing:
@@ -181,7 +181,7 @@ class Trailing:
     def narrowed(self, bits: int, low: int, end: int) -> "Trailing":
         """See `Leading.narrowed`."""
         one = Trailing(self._group, self._runs, end)
-        starts, masks = _narrowed(*self._runs(self._firsts[low], end), bits)
+        starts, masks = narrowed(*self._runs(self._firsts[low], end), bits)
         one._starts, one._masks = starts[::-1], masks[::-1]
         return one
 
@@ -216,9 +216,7 @@ class Trailing:
         return self._upper[self._middle - 1 - top] & self._lower
 
 
-def _narrowed(
-    starts: Sequence[int], masks: Sequence[int], bits: int
-) -> tuple[list[int], list[int]]:
+def narrowed(starts: Sequence[int], masks: Sequence[int], bits: int) -> tuple[list[int], list[int]]:
     """Runs of these workers alone: much fewer where they are few."""
     masks = list(map(and_, masks, repeat(bits)))
     begins = [True, *map(ne, masks, islice(masks, 1, None))]

@@ -31,17 +31,13 @@ class FleetHits:
             return self._parts[0]
         return next(part for part in self._parts if worker in part)
 
-    @property
-    def loading(self) -> int:
-        """Workers whose tiers have more of the prompt than their pools."""
-        found = 0
-        for part in self._parts:
-            found |= part.loading
-        return found
-
     def usable(self) -> "Iterator[Level]":
         """Prefixes on which all groups agree, in pools: longest first."""
         return joined([part.usable for part in self._parts])
+
+    def loading(self) -> "Iterator[Level]":
+        """Prefixes of those whose tiers have more than their pools; some levels are of nobody."""
+        return joined([part.loading() for part in self._parts])
 
     def always_visible(self) -> "Iterator[Level]":
         """The same of those groups alone that see everything."""

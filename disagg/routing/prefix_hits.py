@@ -12,8 +12,8 @@ from disagg.kv.kinds.registry import KINDS, sees_everything
 from disagg.messages.identity import Incarnation
 from disagg.messages.lazy import cached_property
 from disagg.messages.registration import GroupInfo
-from disagg.routing.boundaries import Boundaries, Leading, Trailing
-from disagg.routing.levels import Levels, levels
+from disagg.routing.boundaries import Boundaries, Leading, Trailing, narrowed
+from disagg.routing.levels import Level, Levels, levels
 from disagg.routing.prompt_walk import PromptWalk
 
 
@@ -81,7 +81,7 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
             reach = self.reached.tokens.get(bit, 0)
         if reach <= tokens:
             return PrefixHit(tokens, alone)
-        return PrefixHit(tokens, alone, reach, self._loads(bit, reach))
+        return PrefixHit(tokens, alone, reach, self._loads(bit, tokens, reach))
 
     def usable_by(self, worker: Incarnation) -> int:
         """`PrefixHit.usable_tokens` of one worker, without looking at those that have less."""
@@ -90,10 +90,10 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     def reached_by(self, worker: Incarnation) -> tuple[int, tuple[tuple[int, int], ...]]:
         """`PrefixHit.reach_tokens` and `PrefixHit.loads` of one worker, in the same way."""
         bit = self._bits[worker]
-        if not bit & self.loading or self.reached is None:
+        if self.reached is None:
             return 0, ()
-        reach = self.reached.most_of(bit)
-        return reach, self._loads(bit, reach)
+        reach, tokens = self.reached.most_of(bit), self.usable.most_of(bit)
+        return (reach, self._loads(bit, tokens, reach)) if reach > tokens else (0, ())
 
     def always_visible_by(self, worker: Incarnation) -> int:
         """Of one worker the longest prefix in its pool of all groups that see everything."""
@@ -106,8 +106,8 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
 
     @cached_property
     def reached(self) -> Levels | None:
-        """Prefixes on which all groups agree, in pools and tiers; None: nobody has tiers."""
-        if len(self._places) == 1:
+        """Prefixes on which all groups agree, in pools and tiers; None: tiers have no more."""
+        if not self._tiers_may_help():
             return None
         return self._agreed(self._numbers, self._places, self._num_tokens_max)
 
@@ -128,19 +128,20 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         """
         return tuple(self._agreed([n], self._places[:1], self._num_tokens) for n in self._numbers)
 
-    @cached_property
-    def loading(self) -> int:
-        """Workers whose tiers have more of the prompt than their pools."""
-        if not self._tiers_may_help() or self.reached is None:  # before all levels are found
-            return 0
-        found, as_far, short = 0, iter(self.usable), self._everybody
+    def loading(self) -> Iterator[Level]:
+        """Where workers can go on by their tiers, and who of them has less in its pool.
+
+        At some boundaries that is nobody.
+        """
+        if self.reached is None:
+            return
+        short, as_far = self._everybody, iter(self.usable)
         tokens, mask = next(as_far, (0, 0))
         for reach, theirs in self.reached:
             while tokens >= reach:
                 short &= ~mask
                 tokens, mask = next(as_far, (0, 0))
-            found |= theirs & short
-        return found
+            yield reach, theirs & short
 
     def _tiers_may_help(self) -> bool:
         """False: no tier has a block that a prefix longer than what pools have would need."""
@@ -198,20 +199,22 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         num_blocks = self._walks[group.block_tokens].num_values
         return KINDS[group.kind].first_needed(group, num_blocks)
 
-    def _loads(self, bit: int, num_tokens: int) -> tuple[tuple[int, int], ...]:
-        """What a worker reads for a boundary: each block from the first tier that has it."""
+    def _loads(self, bit: int, usable: int, reach: int) -> tuple[tuple[int, int], ...]:
+        """What a worker reads to go on later: each block from the first tier that has it."""
         blocks: Counter[int] = Counter()
         for number, group in enumerate(self._groups):
-            end = num_tokens // group.block_tokens
-            first = KINDS[group.kind].first_needed(group, end)
+            end = reach // group.block_tokens
+            # What a query needs of the blocks before, its pool has: it can go on there already.
+            first = max(KINDS[group.kind].first_needed(group, end), usable // group.block_tokens)
             walk = self._walks[group.block_tokens]
             by_place = [
-                walk.runs(self._layers(number, [place]), first, end) for place in self._places
+                narrowed(*walk.runs(self._layers(number, [place]), first, end), bit)
+                for place in self._places
             ]
             begins = sorted({end}.union(*(starts for starts, _ in by_place)))
             for begin, after in pairwise(begins):
                 for place, (starts, masks) in enumerate(by_place):
-                    if masks[bisect_right(starts, begin) - 1] & bit:
+                    if masks[bisect_right(starts, begin) - 1]:
                         blocks[place] += after - begin
                         break
         del blocks[0]

@@ -1,10 +1,11 @@
 """A prompt's blocks looked up in a chain store: who holds them, run by run."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial, reduce
 from itertools import accumulate
 from itertools import chain as joined
-from operator import and_
+from operator import and_, or_
 
 from disagg.routing.chain import Chain
 from disagg.routing.chain_store import ChainStore
@@ -110,13 +111,16 @@ def _united(
     used = [runs for layer in layers if (runs := chain.layers[layer]) is not None]
     if not used:
         return [begin], [0]
-    pieces = [dict(zip(*runs.between(begin, end), strict=True)) for runs in used]
-    starts = sorted(set(joined.from_iterable(pieces)))
-    now, masks = [0] * len(used), []
-    for start in starts:
-        mask = 0
-        for i, piece in enumerate(pieces):
-            now[i] = piece.get(start, now[i])
-            mask |= now[i]
-        masks.append(mask)
-    return starts, masks
+    pieces = [runs.between(begin, end) for runs in used]
+    starts = pieces[0][0]
+    if any(theirs != starts for theirs, _ in pieces):
+        starts = sorted(set(joined.from_iterable(theirs for theirs, _ in pieces)))
+    return starts, list(reduce(partial(map, or_), (_spread(*piece, starts) for piece in pieces)))
+
+
+def _spread(starts: list[int], masks: list[int], over: list[int]) -> Iterable[int]:
+    """The masks of runs at more starts than their own; the first one is the same."""
+    if starts == over:
+        return masks
+    number_after = accumulate(map(set(starts).__contains__, over))
+    return map([0, *masks].__getitem__, number_after)

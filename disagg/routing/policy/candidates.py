@@ -1,18 +1,23 @@
 """The ready workers of a revision and what they hold of a prompt: all at once, or one by one."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, overload
 
 from disagg.messages.identity import Incarnation
 from disagg.routing.estimates.speeds import Speeds
-from disagg.routing.fleet_hits import FleetHits, joined
+from disagg.routing.fleet_hits import FleetHits
 from disagg.routing.policy.protocol import Candidate, Demand
 from disagg.routing.roster import Roster
-from disagg.routing.worker_bits import bits_of
+from disagg.routing.worker_bits import bits_of, is_single
 
 if TYPE_CHECKING:  # or each command would import numpy
     from disagg.routing.levels import Level
+
+LOADERS_MAX = 8
+"""Workers who are asked for one order what loading saves: each has its own price, and to find out
+what one would read takes some 50 us where a thousand hold parts of the prompt."""
 
 
 class Candidates(Sequence[Candidate]):
@@ -45,6 +50,7 @@ class Candidates(Sequence[Candidate]):
         self.can_prefill = can_prefill
         self.can_decode = can_decode
         self.speeds = speeds or Speeds()
+        self._known: dict[int, Candidate] = {}
 
     def __len__(self) -> int:
         return self.everybody.bit_count()
@@ -67,14 +73,17 @@ class Candidates(Sequence[Candidate]):
         )
 
     def of_bit(self, bit: int) -> Candidate:
-        """The candidate that this bit stands for."""
-        worker = self._roster.worker(bit)
-        return Candidate(
-            worker,
-            self._hits.part_of(worker.info.incarnation),
-            bool(bit & self.can_prefill),
-            bool(bit & self.can_decode),
-        )
+        """The candidate that this bit stands for; always one object, as it learns what it has."""
+        known = self._known.get(bit)
+        if known is None:
+            worker = self._roster.worker(bit)
+            known = self._known[bit] = Candidate(
+                worker,
+                self._hits.part_of(worker.info.incarnation),
+                bool(bit & self.can_prefill),
+                bool(bit & self.can_decode),
+            )
+        return known
 
     def of(self, workers: Iterable[Incarnation]) -> int:
         """Bits of those of these workers that are candidates."""
@@ -97,29 +106,79 @@ class Candidates(Sequence[Candidate]):
                     found &= ~self.of(pair)
         return found | self.of([one.incarnation])
 
-    @property
-    def loading(self) -> int:
-        """Those whose tiers have more of the prompt than their pools."""
-        return self._hits.loading & self.everybody
-
     def by_saved_tokens(self, bits: int) -> "Iterator[Level]":
-        """These workers by `Candidate.saved_tokens`, the most first, those with none last."""
-        levels = self._hits.usable()
-        if loading := self.loading & bits:
-            # What loading costs is each one's own measurement.
-            saved = sorted((-self.of_bit(bit).saved_tokens, bit) for bit in bits_of(loading))
-            usable = ((tokens, mask & ~loading) for tokens, mask in levels)
-            levels = joined([usable, ((-less, bit) for less, bit in saved)])
-        for tokens, mask in levels:
-            if not tokens:  # whose tiers are too slow stand with those that have nothing
+        """These workers by `Candidate.saved_tokens`, the most first, those with none last.
+
+        Of at most `LOADERS_MAX` workers it is found out what loading saves, see `loaders`; the
+        others stand as if their tiers had nothing.
+        """
+        usable, loading = self._hits.usable(), self._loading(bits)
+        tokens, mask = next(usable, (0, 0))
+        reach, loaders = next(loading, (0, []))
+        asked = 0
+        priced: list[tuple[int, int]] = []
+        """Of those who were asked what they save, negative, and their bits; a heap."""
+        while bits:
+            most = max(tokens, -priced[0][0] if priced else 0)
+            if reach >= most and reach:  # somebody may be better by its tiers
+                for one in loaders:
+                    asked |= one
+                    heappush(priced, (-self.of_bit(one).saved_tokens, one))
+                reach, loaders = next(loading, (0, []))
+                continue
+            if not most:  # whose tiers are too slow stand with those that have nothing
                 break
+            found = 0
+            if tokens == most:
+                found = mask & ~asked
+                tokens, mask = next(usable, (0, 0))
+            while priced and -priced[0][0] == most:
+                found |= heappop(priced)[1]
+            if found := found & bits:
+                yield most, found
+                bits ^= found
+        if bits:
+            yield 0, bits
+
+    def loaders(self, bits: int, reach_min: int) -> Iterator[Candidate]:
+        """Of these workers at most `LOADERS_MAX` whose tiers have more than their pools.
+
+        Those who reach furthest, of these who have most in their pools, of these the least loaded.
+
+        Args:
+            bits: of the workers.
+            reach_min: tokens; who reaches less is not looked for.
+        """
+        for reach, found in self._loading(bits):
+            if reach < reach_min:
+                return
+            yield from map(self.of_bit, found)
+
+    def _loading(self, bits: int) -> Iterator[tuple[int, list[int]]]:
+        """Tokens that tiers reach, most first, and bits of `loaders`; some levels are of nobody."""
+        num_left = LOADERS_MAX
+        for reach, mask in self._hits.loading():
+            mask &= bits
+            all_asked = mask.bit_count() <= num_left
+            found = list(bits_of(mask) if all_asked else islice(self._by_price(mask), num_left))
+            num_left -= len(found)
+            yield reach, found
+            if not num_left:
+                return
+
+    def _by_price(self, bits: int) -> Iterator[int]:
+        """Workers of the same reach, as far as their prices can be told without asking each."""
+        for _, mask in self._hits.usable():
             if found := mask & bits:
-                yield tokens, found
+                yield from self._by_decode_load(found)
                 bits ^= found
                 if not bits:
                     return
-        if bits:
-            yield 0, bits
+        yield from self._by_decode_load(bits)
+
+    def _by_decode_load(self, bits: int) -> Iterator[int]:
+        for _, equal in self._roster.decode_loads.within(bits):
+            yield from (equal,) if is_single(equal) else self._roster.in_order(equal)
 
     def by_prefill_order(self, bits: int) -> Iterator[Candidate]:
         """These workers by `Candidate.prefill_order`."""

@@ -126,9 +126,6 @@ class _Others:
         self._first = first
         self._demand = demand
         self._all = candidates
-        self._seen: dict[object, Candidate] = {
-            one.incarnation: one for one in (first.prefill, first.decode)
-        }
         owners = candidates.everybody
         tokens, best = next(candidates.by_saved_tokens(owners), (0, 0))
         self._longest_tokens, self._owners = tokens, best
@@ -159,9 +156,9 @@ class _Others:
         if not fitting:
             return
         _, most = next(self._all.by_saved_tokens(fitting))
-        yield self._one(self._all.least_loaded(most))
-        yield self._one(self._all.least_loaded(fitting))
-        yield from map(self._one, self._all.shortest_queues(fitting, QUEUES_MAX))
+        yield self._all.least_loaded(most)
+        yield self._all.least_loaded(fitting)
+        yield from self._all.shortest_queues(fitting, QUEUES_MAX)
 
     def _pairs(self) -> Iterator[tuple[Candidate, Candidate]]:
         num_tokens = self._demand.num_tokens
@@ -171,14 +168,14 @@ class _Others:
         if not prefills or not decodes:
             return
         best = next(self._all.by_prefill_order(prefills))
-        for prefill in map(self._one, (best, *self._all.shortest_queues(prefills, QUEUES_MAX))):
+        for prefill in (best, *self._all.shortest_queues(prefills, QUEUES_MAX)):
             partners = decodes & self._all.partners(prefill, self._demand)
             partners &= ~self._all.of([prefill.incarnation])
             if not partners:
                 continue
-            yield prefill, self._one(self._all.first_to_decode(partners))
+            yield prefill, self._all.first_to_decode(partners)
             _, most = next(self._all.by_saved_tokens(partners))
-            yield prefill, self._one(self._all.least_loaded(most))
+            yield prefill, self._all.least_loaded(most)
 
     def _with_pull(self, plan: Plan) -> Iterator[Plan]:
         yield plan
@@ -187,13 +184,9 @@ class _Others:
         owners = self._owners & self._all.partners(plan.prefill, self._demand)
         if not owners:
             return
-        owner = self._one(self._all.least_loaded(owners))
+        owner = self._all.least_loaded(owners)
         if owner.found_tokens <= plan.prefill.found_tokens:
             return
         more = owner.found_tokens - plan.prefill.found_tokens
         why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
         yield replace(plan, pull=owner, reason=why)
-
-    def _one(self, candidate: Candidate) -> Candidate:
-        """The same object for the same worker: what it holds is found out once."""
-        return self._seen.setdefault(candidate.incarnation, candidate)

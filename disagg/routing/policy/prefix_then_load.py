@@ -5,7 +5,7 @@ from dataclasses import replace
 from disagg.routing.policy.candidates import Candidates
 from disagg.routing.policy.policy import misplaced
 from disagg.routing.policy.protocol import Candidate, Demand, Plan, PolicyOptions
-from disagg.routing.worker_bits import bits_of, is_single
+from disagg.routing.worker_bits import is_single
 
 
 class PrefixThenLoad:
@@ -51,16 +51,16 @@ class PrefixThenLoad:
 
     def _loading(self, demand: Demand, plan: Plan, candidates: Candidates) -> Plan | None:
         """A decode worker alone, which loads what the plan's prefill worker would compute."""
-        bits = candidates.loading & candidates.can_decode
-        if plan.local or not bits:
+        if plan.local:
             return None
         exclusions = demand.exclusions
-        bits &= candidates.with_role("decode")
+        bits = candidates.can_decode & candidates.with_role("decode")
         bits &= ~candidates.of(exclusions.workers | exclusions.decode)
+        saved_min = plan.prefill.saved_tokens + self._pull_tokens_min
         able = [
             c
-            for c in map(candidates.of_bit, bits_of(bits))
-            if c.saved_tokens - plan.prefill.saved_tokens >= self._pull_tokens_min
+            for c in candidates.loaders(bits, saved_min)
+            if c.saved_tokens >= saved_min
             and demand.num_tokens - c.found_tokens <= self._decode_prefill_tokens_max
         ]
         if not able:

@@ -250,5 +250,5 @@ def test_control_looking_at_every_boundary_is_found(monkeypatch: pytest.MonkeyPa
     def everybody(starts: Sequence[int], masks: Sequence[int], bits: int) -> tuple[Any, Any]:
         return list(starts), [mask & bits for mask in masks]
 
-    monkeypatch.setattr(boundaries_module, "_narrowed", everybody)
+    monkeypatch.setattr(boundaries_module, "narrowed", everybody)
     assert num_looked_at(0.05) > 120

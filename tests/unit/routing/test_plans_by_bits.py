@@ -197,7 +197,7 @@ def test_every_plan_is_the_same() -> None:
 BROKEN = [
     (Ranking, "lowest", lambda self, bits: bits),
     (FleetHits, "always_visible", lambda self: iter(())),
-    (FleetHits, "loading", 0),
+    (FleetHits, "loading", lambda self: iter(())),
     (Candidates, "partners", lambda self, one, demand: self.everybody),
     (Candidates, "handing_over", lambda self, num_tokens: self.everybody),
 ]

@@ -7,7 +7,11 @@ import pytest
 from disagg.messages.kv_events import TierCleared
 from disagg.messages.registration import TierInfo, WorkerInfo
 from disagg.messages.session import EndReason, WorkerStats
-from tests.unit.routing.builders import STATS, Router, request, worker
+from disagg.routing.policy import candidates
+from disagg.routing.policy.candidates import LOADERS_MAX
+from disagg.routing.policy.registry import POLICIES
+from disagg.routing.prefix_hits import PrefixHits
+from tests.unit.routing.builders import CONTRACT, STATS, Router, request, worker
 from tests.unit.routing.test_policy import planned
 
 TIERS = (TierInfo("host", 100), TierInfo("disk", 100))
@@ -123,3 +127,73 @@ def test_the_local_policy_goes_by_tiers_as_well() -> None:
     router = Router(worker("a"), worker("b", tiers=TIERS), policy="local")
     router.tier_holds(worker("b"), PROMPT)
     assert planned(router, LONG)[:2] == ("b", "b")
+
+
+MANY = [worker(f"t{number:02}", "prefill", tiers=TIERS) for number in range(40)]
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Who was asked what loading would read, as it comes."""
+    bits: list[int] = []
+    loads = PrefixHits._loads
+
+    def counted(hits: PrefixHits, bit: int, usable: int, reach: int) -> tuple[tuple[int, int], ...]:
+        bits.append(bit)
+        return loads(hits, bit, usable, reach)
+
+    monkeypatch.setattr(PrefixHits, "_loads", counted)
+    return bits
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_order_asks_a_few_of_many_who_load(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    bits = asked(monkeypatch)
+    router = Router(*MANY, worker("d", "decode"), policy=policy)
+    for info in MANY:
+        router.tier_holds(info, PROMPT)
+    planned(router, LONG)
+    assert 0 < len(set(bits)) <= LOADERS_MAX
+    assert len(bits) == len(set(bits)), "a worker was asked twice for one plan"
+
+
+def test_control_without_a_bound_all_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "LOADERS_MAX", 1000)
+    with pytest.raises(AssertionError):
+        test_one_order_asks_a_few_of_many_who_load(monkeypatch, "prefix_then_load")
+
+
+def test_of_many_who_load_those_are_asked_that_have_most_already() -> None:
+    router = Router(*MANY, worker("d", "decode"))
+    slow = measured(1000, 1000)
+    for number, info in enumerate(MANY):
+        router.tier_holds(info, PROMPT)
+        router.core.from_worker(0, info.incarnation, slow)
+        if number >= 30:
+            router.holds(info, PROMPT[: 4 * (number - 30)])
+    assert planned(router, LONG)[0] == "t39", "36 tokens in its pool and 4 more in its tiers"
+
+
+def test_of_many_equal_ones_those_are_asked_that_have_least_to_do() -> None:
+    router = Router(*MANY, worker("d", "decode"))
+    for info in MANY:
+        router.tier_holds(info, PROMPT)
+        idle = info in MANY[20:25]
+        stats = replace(STATS, num_waiting=0 if idle else 2, num_running=0 if idle else 3)
+        router.core.from_worker(0, info.incarnation, stats)
+    assert planned(router, LONG)[0] == "t20"
+
+
+def test_who_reaches_less_by_tiers_than_pools_have_comes_after_them() -> None:
+    """The prefix in a pool costs nothing; who has it cannot hand over, so the next one does."""
+    other = replace(CONTRACT, page_format="other")
+    best = worker("a", "prefill", contract=other)
+    router = Router(
+        best, worker("b", "prefill", tiers=TIERS), worker("c", "prefill"), worker("d", "decode"),
+        accept_unlike_workers=True, pull_tokens_min=100, decode_prefill_tokens_max=0,
+    )  # fmt: skip
+    router.holds(best, PROMPT[:40])
+    router.tier_holds(worker("b"), PROMPT[:36])
+    router.holds(worker("c"), PROMPT[:16])
+    assert planned(router, LONG)[:2] == ("b", "d")
