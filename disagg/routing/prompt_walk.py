@@ -1,15 +1,17 @@
 """A prompt's blocks looked up in a chain store: who holds them, run by run."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from functools import partial, reduce
+from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate
-from itertools import chain as joined
 from operator import and_, or_
 
 from disagg.routing.chain import Chain
 from disagg.routing.chain_store import ChainStore
 from disagg.routing.worker_bits import EVERYBODY
+
+_END = 1 << 62
+"""Behind all blocks."""
 
 
 class PromptWalk:
@@ -111,16 +113,33 @@ def _united(
     used = [runs for layer in layers if (runs := chain.layers[layer]) is not None]
     if not used:
         return [begin], [0]
-    pieces = [runs.between(begin, end) for runs in used]
-    starts = pieces[0][0]
-    if any(theirs != starts for theirs, _ in pieces):
-        starts = sorted(set(joined.from_iterable(theirs for theirs, _ in pieces)))
-    return starts, list(reduce(partial(map, or_), (_spread(*piece, starts) for piece in pieces)))
+    return reduce(_either, (runs.between(begin, end) for runs in used))
 
 
-def _spread(starts: list[int], masks: list[int], over: list[int]) -> Iterable[int]:
-    """The masks of runs at more starts than their own; the first one is the same."""
-    if starts == over:
-        return masks
-    number_after = accumulate(map(set(starts).__contains__, over))
-    return map([0, *masks].__getitem__, number_after)
+def _either(
+    one: tuple[list[int], list[int]], other: tuple[list[int], list[int]]
+) -> tuple[list[int], list[int]]:
+    """Who is in one of two series of runs over the same range, or in both."""
+    (starts, masks), (more_starts, more_masks) = one, other
+    if starts == more_starts:
+        return starts, list(map(or_, masks, more_masks))
+    merged: list[int] = []
+    united: list[int] = []
+    here = there = number = more_number = 0
+    start, more_start = starts[0], more_starts[0]
+    starts, more_starts = [*starts, _END], [*more_starts, _END]
+    while True:
+        first = start
+        if start <= more_start:
+            if start == _END:
+                return merged, united
+            here = masks[number]
+            number += 1
+            start = starts[number]
+        if more_start <= first:
+            first = more_start
+            there = more_masks[more_number]
+            more_number += 1
+            more_start = more_starts[more_number]
+        merged.append(first)
+        united.append(here | there)
