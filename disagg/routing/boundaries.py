@@ -79,6 +79,12 @@ class Leading:
         """The same for these workers alone, from one boundary down to behind another one."""
         return Leading(self._group, *narrowed(*self.between(low, end), bits), end)
 
+    def of_one(self, bit: int) -> "Leading":
+        """The same for one worker, up to the last block that it holds."""
+        number = bisect_left(self._masks, True, key=lambda mask: not mask & bit)
+        end = self._starts[number] if number < len(self._starts) else self.num_blocks
+        return Leading(self._group, [0], [bit], end)
+
 
 class Trailing:
     """Boundaries of a group of which a query needs the last blocks; asked for from the last down.
@@ -184,6 +190,13 @@ class Trailing:
         starts, masks = narrowed(*self._runs(self._firsts[low], end), bits)
         one._starts, one._masks = starts[::-1], masks[::-1]
         return one
+
+    def of_one(self, bit: int) -> "Trailing":
+        """The same for one worker."""
+        runs = self._runs
+        return Trailing(
+            self._group, lambda begin, end: narrowed(*runs(begin, end), bit), self.num_blocks
+        )
 
     def _worth(self, num_blocks: int, start: int) -> int:
         """The start of a run, or the last boundary of at most so many blocks that needs nothing."""

@@ -150,9 +150,9 @@ class Levels:
             number += len(some)
             yield from some
 
-    def most_of(self, bits: int) -> int:
-        """Longest prefix of any of these workers; looked for no further than to it."""
-        return next((tokens for tokens, mask in self if mask & bits), 0)
+    def found_of(self, bits: int) -> int:
+        """Longest prefix of any of these workers among the levels found so far; 0: none yet."""
+        return next((tokens for tokens, mask in self._known if mask & bits), 0)
 
     @cached_property
     def tokens(self) -> dict[int, int]:

@@ -84,20 +84,22 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         return PrefixHit(tokens, alone, reach, self._loads(bit, tokens, reach))
 
     def usable_by(self, worker: Incarnation) -> int:
-        """`PrefixHit.usable_tokens` of one worker, without looking at those that have less."""
-        return self.usable.most_of(self._bits[worker])
+        """`PrefixHit.usable_tokens` of one worker, without looking at others."""
+        return self._usable_of(self._bits[worker])
 
     def reached_by(self, worker: Incarnation) -> tuple[int, tuple[tuple[int, int], ...]]:
         """`PrefixHit.reach_tokens` and `PrefixHit.loads` of one worker, in the same way."""
         bit = self._bits[worker]
         if self.reached is None:
             return 0, ()
-        reach, tokens = self.reached.most_of(bit), self.usable.most_of(bit)
+        tokens, reach = self._usable_of(bit), self.reached.found_of(bit)
+        if not reach:
+            reach = self._alone(bit, self._numbers, self._places, self._num_tokens_max)
         return (reach, self._loads(bit, tokens, reach)) if reach > tokens else (0, ())
 
     def always_visible_by(self, worker: Incarnation) -> int:
         """Of one worker the longest prefix in its pool of all groups that see everything."""
-        return self.always_visible.most_of(self._bits[worker])
+        return self._alone(self._bits[worker], self._seeing, self._places[:1], self._num_tokens)
 
     @cached_property
     def usable(self) -> Levels:
@@ -117,8 +119,11 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
 
         Without such a group there are none.
         """
-        seeing = [n for n in self._numbers if sees_everything(self._groups[n])]
-        return self._agreed(seeing, self._places[:1], self._num_tokens)
+        return self._agreed(self._seeing, self._places[:1], self._num_tokens)
+
+    @cached_property
+    def _seeing(self) -> list[int]:
+        return [n for n in self._numbers if sees_everything(self._groups[n])]
 
     @cached_property
     def alone(self) -> tuple[Levels, ...]:
@@ -162,23 +167,43 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
 
     def _agreed(self, numbers: Sequence[int], places: Sequence[int], num_tokens: int) -> Levels:
         """Prefixes of at most so many tokens on which these groups agree."""
-        if not (numbers and num_tokens):
-            return Levels(iter(()))
+        return Levels(self._found(numbers, places, num_tokens, self._everybody))
+
+    def _usable_of(self, bit: int) -> int:
+        known = self.usable.found_of(bit)
+        return known or self._alone(bit, self._numbers, self._places[:1], self._num_tokens_max)
+
+    def _alone(
+        self, bit: int, numbers: Sequence[int], places: Sequence[int], num_tokens: int
+    ) -> int:
+        """Of one worker the longest prefix on which these groups agree."""
+        first = next(self._found(numbers, places, num_tokens, bit), [])
+        return first[0][0] if first else 0
+
+    def _found(
+        self, numbers: Sequence[int], places: Sequence[int], num_tokens: int, bits: int
+    ) -> Iterator[list[Level]]:
+        """See `levels`; of everybody, or of one worker."""
         parts: list[Boundaries] = []
         # Who needs most says best how far to look, and where not.
         for needed, number in sorted((self._first_needed(number), number) for number in numbers):
-            group = self._groups[number]
+            part: Leading | Trailing
             if needed:
+                group = self._groups[number]
                 walk, layers = self._walks[group.block_tokens], self._layers(number, places)
-                end = num_tokens // group.block_tokens
-                parts.append(Trailing(group, partial(walk.runs, layers), end))
+                part = Trailing(group, partial(walk.runs, layers), num_tokens // group.block_tokens)
             else:
-                parts.append(self._leading(number, places))
-            num_tokens = min(num_tokens, parts[-1].num_blocks * group.block_tokens)
+                part = self._leading(number, places)
+            if bits != self._everybody:
+                part = part.of_one(bits)
+            num_tokens = min(num_tokens, part.num_blocks * part.block_tokens)
             if not num_tokens:  # as of what nobody has served yet
-                return Levels(iter(()))
+                return iter(())
+            parts.append(part)
+        if not parts:
+            return iter(())
         step = lcm(*(part.block_tokens for part in parts))
-        return Levels(levels(parts, step, num_tokens, self._everybody))
+        return levels(parts, step, num_tokens, bits)
 
     def _leading(self, number: int, places: Sequence[int]) -> Leading:
         """A group's blocks from the first one on; looked for once, though several ask."""
