@@ -136,6 +136,7 @@ class Levels:
     def __init__(self, rest: Iterator[list[Level]]) -> None:
         self._rest = rest
         self._known: list[Level] = []
+        self._all_known = False
 
     def __iter__(self) -> Iterator[Level]:
         known, number = self._known, 0
@@ -145,14 +146,16 @@ class Levels:
             else:
                 some = next(self._rest, [])
                 if not some:
+                    self._all_known = True
                     return
                 known += some
             number += len(some)
             yield from some
 
-    def found_of(self, bits: int) -> int:
-        """Longest prefix of any of these workers among the levels found so far; 0: none yet."""
-        return next((tokens for tokens, mask in self._known if mask & bits), 0)
+    def known_of(self, bits: int) -> int | None:
+        """Longest prefix of any of these workers; None: it is not among the levels found so far."""
+        none = 0 if self._all_known else None
+        return next((tokens for tokens, mask in self._known if mask & bits), none)
 
     @cached_property
     def tokens(self) -> dict[int, int]:

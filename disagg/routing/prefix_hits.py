@@ -92,8 +92,8 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         bit = self._bits[worker]
         if self.reached is None:
             return 0, ()
-        tokens, reach = self._usable_of(bit), self.reached.found_of(bit)
-        if not reach:
+        tokens, reach = self._usable_of(bit), self.reached.known_of(bit)
+        if reach is None:
             reach = self._alone(bit, self._numbers, self._places, self._num_tokens_max)
         return (reach, self._loads(bit, tokens, reach)) if reach > tokens else (0, ())
 
@@ -170,8 +170,10 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
         return Levels(self._found(numbers, places, num_tokens, self._everybody))
 
     def _usable_of(self, bit: int) -> int:
-        known = self.usable.found_of(bit)
-        return known or self._alone(bit, self._numbers, self._places[:1], self._num_tokens_max)
+        known = self.usable.known_of(bit)
+        if known is not None:
+            return known
+        return self._alone(bit, self._numbers, self._places[:1], self._num_tokens_max)
 
     def _alone(
         self, bit: int, numbers: Sequence[int], places: Sequence[int], num_tokens: int

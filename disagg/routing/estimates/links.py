@@ -3,7 +3,11 @@
 from dataclasses import dataclass, field
 
 from disagg.messages.identity import Incarnation
-from disagg.routing.estimates.fading_mean import IDLE_HALF_LIFE_MS
+from disagg.routing.estimates.fading_mean import (
+    IDLE_HALF_LIFE_MS,
+    OUTLIER_TIMES,
+    USUAL_FIGURES,
+)
 from disagg.routing.estimates.least_squares import FadingFit
 from disagg.routing.estimates.place import LinkCost
 
@@ -12,6 +16,8 @@ ALL_READS_HALF_LIFE = 10_000.0
 """Of all pairs: what is usual, also after some minutes in which a network was slow."""
 BORROWED_READS = 4.0
 """A pair is as all are until it has done more than so many itself."""
+USUAL_MS_MIN = 1.0
+"""What is usual is no less: the times are whole milliseconds."""
 LINKS_MAX = 4096
 
 
@@ -28,6 +34,8 @@ class Links:
     def __init__(self) -> None:
         self._links: dict[tuple[Incarnation, Incarnation], _Link] = {}
         self._all = FadingFit(2, ALL_READS_HALF_LIFE)
+        self._usual: LinkCost | None = None
+        """By all of them but the last few; None: too few to tell what is an outlier."""
 
     def read(
         self, now_ms: int, owner: Incarnation, reader: Incarnation, num_bytes: int, read_ms: float
@@ -44,8 +52,14 @@ class Links:
             self._links[owner, reader] = _Link()
             return False
         link.faded_ms = now_ms
-        for fit in (link.fit, self._all):
-            fit.add_sample((1.0, num_bytes / (1 << 20)), read_ms)
+        features = (1.0, num_bytes / (1 << 20))
+        link.fit.add_sample(features, read_ms)
+        if self._usual is not None:
+            usual_ms = max(self._usual.ms(num_bytes), USUAL_MS_MIN)
+            read_ms = min(read_ms, OUTLIER_TIMES * usual_ms)
+        self._all.add_sample(features, read_ms)
+        if self._all.num_added % USUAL_FIGURES == 0:  # with each it would take as long as a message
+            self._usual = _cost(self._all.coefficients())
         return True
 
     def forget(self, worker: Incarnation) -> None:
@@ -56,11 +70,14 @@ class Links:
         """What a READ takes between two workers; None where nobody has measured one."""
         link = self._links.get((owner, reader))
         if link is None:
-            read_ms, mib_ms = self._all.coefficients()
-        else:
-            num_halved = (now_ms - link.faded_ms) // IDLE_HALF_LIFE_MS
-            if num_halved > 0:
-                link.faded_ms = now_ms
-                link.fit.fade(0.5 ** min(num_halved, 64))
-            read_ms, mib_ms = link.fit.coefficients(self._all, BORROWED_READS)
-        return None if read_ms is None or mib_ms is None else LinkCost(read_ms, mib_ms)
+            return _cost(self._all.coefficients())
+        num_halved = (now_ms - link.faded_ms) // IDLE_HALF_LIFE_MS
+        if num_halved > 0:
+            link.faded_ms = now_ms
+            link.fit.fade(0.5 ** min(num_halved, 64))
+        return _cost(link.fit.coefficients(self._all, BORROWED_READS))
+
+
+def _cost(found: tuple[float | None, ...]) -> LinkCost | None:
+    read_ms, mib_ms = found
+    return None if read_ms is None or mib_ms is None else LinkCost(read_ms, mib_ms)

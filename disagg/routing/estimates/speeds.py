@@ -19,6 +19,8 @@ from disagg.routing.worker import Worker
 
 STEPS_HALF_LIFE = 500.0
 FLEET_STEPS_HALF_LIFE = 100_000.0
+USUAL_MS = 4.0
+"""Of messages and commits: no less than this is an outlier, as many take no whole millisecond."""
 BORROWED_STEPS = 16.0
 """A worker is as all are until it has done more than so many itself."""
 _TOKENS, _CONTEXT = PAIRS.index((0, 1)), PAIRS.index((0, 2))
@@ -59,8 +61,8 @@ class Speeds:
         self._fleet: dict[str, FadingFit] = {}
         """By revision."""
         self._links = Links()
-        self._message_ms, self._commit_ms = FadingMean(), FadingMean()
-        self._pull_ms, self._reserve_ms = FadingMean(), FadingMean()
+        self._message_ms, self._commit_ms = FadingMean(USUAL_MS), FadingMean(USUAL_MS)
+        self._pull_ms, self._reserve_ms = FadingMean(USUAL_MS), FadingMean(USUAL_MS)
         self._answer_tokens = FadingMean()
         self._prompt_tokens, self._found_tokens = FadingMean(), FadingMean()
         self._arrivals = Arrivals()

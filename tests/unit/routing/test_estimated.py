@@ -64,7 +64,10 @@ def test_an_idle_machine_serves_alone_where_that_is_faster() -> None:
     assert roles(served(fleet(P, D, link_ms=500))) == {"d": Role.LOCAL}
 
 
-def test_a_network_that_was_slow_for_a_while_is_handed_over_by_again() -> None:
+@pytest.mark.parametrize(("num", "num_slow", "slow_ms"), [(9_000, 60, 1_000), (300, 30, 4_000)])
+def test_a_network_that_was_slow_for_a_while_is_handed_over_by_again(
+    num: int, num_slow: int, slow_ms: int
+) -> None:
     router = fleet(P, D)
     say(router, D, num_running=8)
     speeds, plan = router.core._fleet.speeds, Generation(RequestKey("w", 1), 0, P, D, "", 0, 9)
@@ -78,9 +81,9 @@ def test_a_network_that_was_slow_for_a_while_is_handed_over_by_again() -> None:
         router.core.cancel(router.now_ms, "r", "asked")
         return "p" in found
 
-    read(9_000, 3)
+    read(num, 3)
     assert is_handed_over()
-    read(60, 1_000)
+    read(num_slow, slow_ms)
     assert not is_handed_over()
     router.now_ms = 5_000
     assert not is_handed_over(), "control: a moment later"

@@ -29,6 +29,32 @@ def test_without_new_figures_it_comes_back_to_what_is_usual() -> None:
     assert mean.at(100 * IDLE_HALF_LIFE_MS) > 2 * usual, "it counts from there"
 
 
+def test_outliers_hardly_move_what_is_usual() -> None:
+    mean = FadingMean(usual_max=4.0)
+    for figure in [10.0] * 300 + [4000.0] * 30:
+        mean.add(0, figure)
+    assert mean.at(0) > 3500, "as it is now"
+    assert mean.at(100 * IDLE_HALF_LIFE_MS) < 15
+    for _ in range(5000):
+        mean.add(0, 4000.0)
+    assert mean.at(100 * IDLE_HALF_LIFE_MS) > 3500, "what stays is usual"
+
+
+def test_control_of_figures_with_nothing_usual_all_count() -> None:
+    mean = FadingMean()
+    for figure in [0.0] * 100 + [4000.0] * 100:
+        mean.add(0, figure)
+    assert mean.at(100 * IDLE_HALF_LIFE_MS) == pytest.approx(2000)
+
+
+def test_where_most_take_no_time_the_others_are_no_outliers() -> None:
+    mean = FadingMean(usual_max=4.0)
+    for _ in range(500):
+        for figure in (0.0, 0.0, 0.0, 3.0):
+            mean.add(0, figure)
+    assert mean.at(100 * IDLE_HALF_LIFE_MS) == pytest.approx(0.75, rel=0.1)
+
+
 def test_a_figure_below_0_is_none() -> None:
     mean = FadingMean()
     mean.add(0, -5.0)
