@@ -1,5 +1,6 @@
 """What operators see and change, on a port of its own; and a tenant its own records."""
 
+import asyncio
 import dataclasses
 from http import HTTPStatus
 from typing import Any
@@ -78,7 +79,11 @@ class AdminApp:
 
     async def _metrics_page(self, exchange: Exchange) -> None:
         content_type = b"text/plain; version=0.0.4; charset=utf-8"
-        await exchange.answer(HTTPStatus.OK, self._metrics.text(), content_type)
+        pieces: list[bytes] = []
+        for piece in self._metrics.pieces():
+            pieces.append(piece.encode())
+            await asyncio.sleep(0)  # streams go on
+        await exchange.answer(HTTPStatus.OK, b"".join(pieces), content_type)
 
     async def _workers(self, exchange: Exchange) -> None:
         now_ms = self._dispatcher.now_ms()

@@ -85,10 +85,12 @@ ALIASES = (
     Alias("vllm:kv_block_idle_before_evict_seconds", "disagg_cache_block_idle_seconds", WORKER),
     Alias("vllm:kv_block_reuse_gap_seconds", "disagg_cache_block_reuse_gap_seconds", WORKER),
 )  # fmt: skip
+WORKER_ALIASES = {alias.source: alias.name for alias in ALIASES if alias.labels is WORKER}
+"""Of the workers' metrics, which are no collectors': `WorkerMetrics` shows them by these names."""
 
 
 class VllmCollector:
-    """Shows the series of other collectors under vLLM's names."""
+    """Shows the series of the router's own collectors under vLLM's names."""
 
     def __init__(self, model_name: str, collectors: Sequence[Collects]) -> None:
         self._model_name = model_name

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from disagg.messages.identity import Incarnation, RequestKey
 from disagg.messages.session import (
@@ -56,8 +57,15 @@ def table() -> str:
     for alias in ALIASES:
         aliases.setdefault(alias.source, []).append(alias.name)
     rows = ["| series | type | labels | what | vLLM's names |", "|---|---|---|---|---|"]
-    found = sorted(metrics_with_everything().registry.collect(), key=lambda metric: metric.name)
-    own = (metric for metric in found if metric.name.startswith("disagg_"))
+    found = sorted(
+        text_string_to_metric_families(metrics_with_everything().text()),
+        key=lambda metric: metric.name,
+    )
+    own = (
+        metric
+        for metric in found
+        if metric.name.startswith("disagg_") and not metric.name.endswith("_created")
+    )
     rows += [_row(metric, aliases.get(metric.name, [])) for metric in own]
     return "\n".join([BEGIN, "", *rows, "", END])
 

@@ -9,6 +9,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from disagg import errors
 from tests.house.metrics_page import metrics_with_everything
@@ -25,7 +26,7 @@ DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
 def series() -> dict[str, set[str]]:
     """What a router exposes: the names of all samples, with their labels."""
     found: dict[str, set[str]] = {}
-    for metric in metrics_with_everything().registry.collect():
+    for metric in text_string_to_metric_families(metrics_with_everything().text()):
         for sample in metric.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found

@@ -3,6 +3,7 @@
 import asyncio
 
 from disagg.messages.session import RESIDENCY_BOUNDS_MS, PrefixCacheReset, ResidencyHistogram
+from disagg.router import metrics as metrics_module
 from disagg.router.metrics import Metrics
 from disagg.testing.scripted_worker import READY
 
@@ -70,6 +71,29 @@ async def test_a_router_that_stops_answers_who_waits(open_house):
     assert (await asked).status_code == 503
 
 
+async def turns_beside_a_page(house):
+    """Turns that others have while a page of the metrics of 300 workers is made and sent."""
+    counts = (1,) * (len(RESIDENCY_BOUNDS_MS) + 1)
+    seen = tuple(ResidencyHistogram(name, counts, 7_000) for name in ("idle", "lifetime"))
+    stats = type(READY)(*(0,) * 9, ready=True, residency=seen)
+    for number in range(300):
+        house.app.dispatcher.observers.metrics.worker_stats(f"w{number}", "both", stats)
+    asked = asyncio.create_task(house.admin.get("/metrics"))
+    turns = 0
+    while not asked.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert (await asked).text.count("disagg_cache_block_idle_seconds_count") == 300
+    return turns
+
+
+async def test_streams_go_on_while_metrics_of_many_workers_are_made(open_house, monkeypatch):
+    house = await open_house()
+    few_pieces = await turns_beside_a_page(house)
+    monkeypatch.setattr(metrics_module, "LINES_MAX", 10)
+    assert await turns_beside_a_page(house) > few_pieces + 1000, "a turn after each piece"
+
+
 async def test_times_in_the_cache_are_histograms_until_the_worker_leaves(open_house):
     counts = [0] * (len(RESIDENCY_BOUNDS_MS) + 1)
     counts[0], counts[-1] = 2, 1
@@ -80,8 +104,8 @@ async def test_times_in_the_cache_are_histograms_until_the_worker_leaves(open_ho
     metrics = (await house.admin.get("/metrics")).text
     line = "disagg_cache_block_idle_seconds"
     labels = 'model_name="tiny",role="both",worker="w1"'
-    assert f'{line}_bucket{{le="0.01",{labels}}} 2.0' in metrics
-    assert f'{line}_bucket{{le="+Inf",{labels}}} 3.0' in metrics
+    assert f'{line}_bucket{{{labels},le="0.01"}} 2\n' in metrics
+    assert f'{line}_bucket{{{labels},le="+Inf"}} 3\n' in metrics
     assert f"{line}_sum{{{labels}}} 7.0" in metrics
     shown = (await house.admin.get("/v1/disagg/workers")).json()["workers"][0]
     assert "residency" not in shown["stats"]
@@ -94,4 +118,4 @@ def test_a_histogram_of_an_unknown_name_is_left_out():
     metrics = Metrics("tiny")
     stats = type(READY)(*(0,) * 9, ready=True, residency=(ResidencyHistogram("mood", (), 0),))
     metrics.worker_stats("w", "both", stats)
-    assert b"mood" not in metrics.text()
+    assert "mood" not in metrics.text()

@@ -321,7 +321,7 @@ def test_tenants_that_come_and_go_are_a_bounded_number_of_labels():
     for number in range(TENANT_LABELS_MAX + 50):
         metrics.ended("x", f"t{number}")
         metrics.ended("x", "t0")
-    lines = [line for line in metrics.text().decode().splitlines() if "requests_total{" in line]
+    lines = [line for line in metrics.text().splitlines() if "requests_total{" in line]
     assert len(lines) == TENANT_LABELS_MAX + 1
     assert 'disagg_requests_total{model_name="tiny",outcome="x",tenant="(others)"} 50.0' in lines
     labels = 'model_name="tiny",outcome="x",tenant="t0"'

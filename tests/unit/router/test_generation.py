@@ -360,8 +360,8 @@ async def test_records_models_workers_and_metrics(house):
         'disagg_generation_tokens_total{model_name="tiny",tenant=""} 12.0',
         'disagg_time_to_first_token_seconds_count{model_name="tiny"} 1.0',
         "disagg_inter_token_latency_seconds_count",
-        'disagg_worker_num_blocks_free{model_name="tiny",role="both",worker="w1"} 100.0',
-        'disagg_worker_other_total{model_name="tiny",name="steps",role="both",worker="w1"} 3.0',
+        'disagg_worker_num_blocks_free{model_name="tiny",role="both",worker="w1"} 100',
+        'disagg_worker_other_total{model_name="tiny",role="both",worker="w1",name="steps"} 3',
         'disagg_routing_plans_total{kind="local",model_name="tiny"} 1.0',
         'disagg_requests_live{model_name="tiny"} 0.0',
     ):

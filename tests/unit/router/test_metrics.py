@@ -2,13 +2,14 @@
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from disagg.messages.session import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
 from disagg.router.core_metrics import LABELLED, PLAIN
-from disagg.router.metrics import Metrics
+from disagg.router.metrics import LINES_MAX, Metrics
 from disagg.router.vllm_metrics import ALIASES
 from disagg.router.worker_metrics import GAUGES, PREFIX, series_of
 from disagg.routing.measurements import FirstToken, PromptSources, RequestEnd
@@ -29,7 +30,7 @@ STATS = WorkerStats(
 def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     return {
         (sample.name, frozenset(sample.labels.items()) - {("model_name", "tiny")}): sample.value
-        for family in text_string_to_metric_families(metrics.text().decode())
+        for family in text_string_to_metric_families(metrics.text())
         for sample in family.samples
     }
 
@@ -107,10 +108,45 @@ def test_what_a_worker_reports_has_types_units_and_labels() -> None:
     assert not [name for name, labels in samples(metrics) if ("worker", "w") in labels]
 
 
+def test_a_page_is_made_in_pieces_of_bounded_size() -> None:
+    metrics = Metrics("tiny")
+    for number in range(500):
+        metrics.worker_stats(f"w{number}", "decode", STATS)
+    pieces = list(metrics.pieces())
+    assert max(piece.count("\n") for piece in pieces) <= LINES_MAX
+    assert sum(piece.count("\n") for piece in pieces) > 10 * LINES_MAX, "control: it is long"
+
+
+def test_what_waits_at_workers_and_at_the_router_is_one_metric_by_vllms_name() -> None:
+    metrics = metrics_with_everything()
+    names = [
+        family.name for family in text_string_to_metric_families(metrics.text()) if family.samples
+    ]
+    assert len(names) == len(set(names)), "all lines of a metric stand together"
+    found = [
+        dict(labels)["engine"]
+        for name, labels in samples(metrics)
+        if name == "vllm:num_requests_waiting"
+    ]
+    assert sorted(found) == ["router", "w"]
+
+
+def test_names_that_workers_make_up_break_no_line() -> None:
+    metrics = Metrics('ti"ny')
+    cause = 'a"b\\c\nd 1'
+    counters = ((f"parts_ended_{cause}", 3), ((f"odd {cause}", 4)))
+    metrics.worker_stats('w"1\n', "decode", replace(STATS, counters=counters))
+    assert value(
+        metrics, PREFIX + "parts_ended_total", reason=cause, role="decode", worker='w"1\n',
+        model_name='ti"ny',
+    ) == 3  # fmt: skip
+    assert 4 in samples(metrics).values()
+
+
 def test_what_counts_is_a_counter_and_what_is_now_a_gauge() -> None:
     families = {
         family.name: family.type
-        for family in text_string_to_metric_families(metrics_with_everything().text().decode())
+        for family in text_string_to_metric_families(metrics_with_everything().text())
     }
     assert families["disagg_worker_preemptions"] == "counter"
     assert families["vllm:prompt_tokens"] == "counter"

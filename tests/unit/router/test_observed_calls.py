@@ -168,9 +168,7 @@ async def test_a_client_that_leaves_is_counted_once(house):
     ) as answer:
         await anext(answer.aiter_lines())
     metrics = house.app.dispatcher.observers.metrics
-    await house.until(
-        lambda: not Counts(metrics.text().decode()).total("disagg_requests_live"), "its end"
-    )
+    await house.until(lambda: not Counts(metrics.text()).total("disagg_requests_live"), "its end")
     assert await outcomes(house) == {"cancelled": 1}
     found = await counts(house)
     assert found.by("vllm:request_success_total", "finished_reason") == {"abort": 1}
@@ -184,7 +182,7 @@ async def test_what_a_router_ends_that_stops_is_no_cancel_of_a_client(house):
     await worker.until(lambda: worker.submits, "the submit")
     await house.app.dispatcher.stop()
     assert (await call).status_code == 503
-    text = house.app.dispatcher.observers.metrics.text().decode()
+    text = house.app.dispatcher.observers.metrics.text()
     assert Counts(text).by("disagg_requests_total", "outcome") == {"router_stopping": 1}
 
 
