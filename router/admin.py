@@ -13,7 +13,7 @@ from disagg.router.dispatch import Dispatcher
 from disagg.router.drain_pages import DrainPages
 from disagg.router.explanation import considered_body, estimate_body
 from disagg.router.http_exchange import Exchange, Receive, Scope, Send
-from disagg.router.http_site import Page, RouteError, Site
+from disagg.router.http_site import NoRecordError, Page, Site
 from disagg.router.keys import KeyRing
 from disagg.router.live_pages import LivePages
 from disagg.router.metrics import Metrics
@@ -106,11 +106,11 @@ class AdminApp:
             return
         shown = clip(request_id)
         if await self._found(owner, f"{request_id}-0"):
-            raise RouteError(
+            raise NoRecordError(
                 f"request {shown!r} has several choices, each with a record of its own: "
                 f"{shown}-0, {shown}-1, …"
             )
-        raise RouteError(f"no request {shown!r} is known, or it was too long ago")
+        raise NoRecordError(f"no request {shown!r} is known, or it was too long ago")
 
     async def _found(self, owner: Caller, request_id: str) -> bytes:
         found = find_record(self._dispatcher, owner, request_id)

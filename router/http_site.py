@@ -30,6 +30,12 @@ class RouteError(RequestError):
     code: ClassVar[str] = "not_found"
 
 
+class NoRecordError(RouteError):
+    """The page is there, but no record of this request."""
+
+    code: ClassVar[str] = "request_not_found"
+
+
 class MethodError(RequestError):
     """The path exists, the method does not."""
 

@@ -38,7 +38,7 @@ class Overview:
         """For a caller, who learns of no other tenant's requests unless it may administer."""
         dispatcher, core = self._dispatcher, self._dispatcher.core
         now_ms = dispatcher.now_ms()
-        missing = Answer(None, "it was not there when workers were asked")
+        missing = Answer(None, "it has not been asked yet")
         return {
             "now_ms": now_ms,
             "router": {

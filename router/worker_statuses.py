@@ -11,6 +11,9 @@ from disagg.wire.v1 import worker_pb2
 
 LOOK_S = 0.5
 """So old an answer is given again: a worker is asked twice a second, however many look."""
+ASKED_MAX = 64
+"""At once, as each answer takes the router some tenths of a millisecond: a fleet of 1,000 is asked
+in 8 s, and does not take a third of its time while somebody looks at it."""
 TIMEOUT_S = 1.5
 """A worker that is busy with a step answers between two of them."""
 
@@ -24,7 +27,7 @@ class Answer:
 
 
 class WorkerStatuses:
-    """All workers' answers, which those who look at the same moment share.
+    """Workers' answers, which those who look at the same moment share.
 
     Args:
         sessions: to the workers there are.
@@ -32,22 +35,33 @@ class WorkerStatuses:
 
     def __init__(self, sessions: Callable[[], Sequence[WorkerSession]]) -> None:
         self._sessions = sessions
+        self._answers: dict[Incarnation, Answer] = {}
+        """The oldest first."""
         self._asked_s = 0.0
         self._look: asyncio.Task[Mapping[Incarnation, Answer]] | None = None
 
     async def look(self) -> Mapping[Incarnation, Answer]:
-        """Ask every worker at once; takes `TIMEOUT_S` where one does not answer."""
+        """Ask workers; takes `TIMEOUT_S` where one does not answer.
+
+        Of more than `ASKED_MAX` those who were asked longest ago; the others said it before.
+        """
         now_s = asyncio.get_running_loop().time()
         if self._look is None or (self._look.done() and now_s - self._asked_s >= LOOK_S):
             self._asked_s = now_s
-            self._look = asyncio.create_task(_ask(self._sessions()), name="statuses of workers")
+            self._look = asyncio.create_task(self._ask(), name="statuses of workers")
         # Who leaves must not take along what others wait for.
         return await asyncio.shield(self._look)
 
-
-async def _ask(sessions: Sequence[WorkerSession]) -> dict[Incarnation, Answer]:
-    answers = await asyncio.gather(*map(_answer, sessions))
-    return {one.info.incarnation: answer for one, answer in zip(sessions, answers, strict=True)}
+    async def _ask(self) -> Mapping[Incarnation, Answer]:
+        sessions = {one.info.incarnation: one for one in self._sessions()}
+        known = {who: answer for who, answer in self._answers.items() if who in sessions}
+        asked = [*(who for who in sessions if who not in known), *known][:ASKED_MAX]
+        answers = await asyncio.gather(*(_answer(sessions[who]) for who in asked))
+        for who, answer in zip(asked, answers, strict=True):
+            known.pop(who, None)
+            known[who] = answer
+        self._answers = known
+        return known
 
 
 async def _answer(session: WorkerSession) -> Answer:

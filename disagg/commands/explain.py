@@ -35,7 +35,7 @@ def explain(
         raise ConfigError("which request? Its id is empty", param="request_id")
     query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
     path = f"/v1/disagg/requests/{quote(request_id, safe='')}{query}"
-    record = call_router(url, path, timeout_s, scope="see this request", unknown=request_id)
+    record = call_router(url, path, timeout_s, scope="see this request", record=True)
     if as_json:
         print(json.dumps(explanation(record), indent=2))
         return

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from disagg.commands.router_client import call_router, reason_of
+from disagg.commands.router_client import call_router, told_of
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
@@ -178,7 +178,7 @@ class RunningFleet:
                         into.seen_s.append(time.perf_counter())
                         into.begun.set()
         except urllib.error.HTTPError as error:
-            raise RemoteFault(f"{where} answered {error.code}: {reason_of(error)}") from error
+            raise RemoteFault(f"{where} answered {error.code}: {told_of(error)[0]}") from error
         except (OSError, http.client.HTTPException) as error:
             raise RemoteFault(f"nobody answers at {where}: {error}") from error
         if len(into.seen_s) < 2:
@@ -191,7 +191,7 @@ class RunningFleet:
         for _ in range(RECORD_TRIES):
             try:
                 record = call_router(
-                    self.admin, path, ADMIN_S, scope="see this request", unknown=request_id
+                    self.admin, path, ADMIN_S, scope="see this request", record=True
                 )
             except RequestError:
                 record = {"generations": ()}

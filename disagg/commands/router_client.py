@@ -11,8 +11,8 @@ from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
 ANSWER_BYTES_MAX = 64 << 20
-NO_RECORD = ("no request ", "request ")
-"""So a router begins what it says of an id without a record; other servers say something else."""
+NO_RECORD = "request_not_found"
+"""The code of a router's error about an id without a record: 404 alone says any server."""
 
 
 def call_router(
@@ -22,7 +22,7 @@ def call_router(
     *,
     scope: str,
     put: Any = None,
-    unknown: str = "",
+    record: bool = False,
 ) -> dict[str, Any]:
     """Get JSON from a router, or put some there; with DISAGG_API_KEY, where there is one.
 
@@ -32,7 +32,7 @@ def call_router(
         timeout_s: until it has answered.
         scope: what the key must be good for, as an error says it.
         put: the body of a PUT; None: a GET.
-        unknown: the request that is asked for, which the router may not know.
+        record: a request's is asked for, which the router may not know.
 
     Raises:
         ConfigError: the URL is no http URL.
@@ -59,10 +59,10 @@ def call_router(
             why = f"{url} answered {error.code}: {KEY_VARIABLE} needs a key that may {scope}"
             raise RemoteFault(why) from error
         if error.code == 400 and put is not None:
-            raise RequestError(f"{router_url}: {reason_of(error)}") from error
+            raise RequestError(f"{router_url}: {told_of(error)[0]}") from error
         if error.code == 404:
-            said = reason_of(error) if unknown else ""
-            if unknown and said.startswith(NO_RECORD):
+            said, code = told_of(error)
+            if record and code == NO_RECORD:
                 raise RequestError(f"{router_url}: {said}") from error
             why = (
                 f"{url} answered 404: this is not the admin port of a router that has this page "
@@ -83,9 +83,10 @@ def call_router(
     return told
 
 
-def reason_of(error: urllib.error.HTTPError) -> str:
-    """What the router says of a request that it refuses."""
+def told_of(error: urllib.error.HTTPError) -> tuple[str, str]:
+    """What the router says of a request that it refuses, and the error's code."""
     try:
-        return str(json.loads(error.read(ANSWER_BYTES_MAX))["error"]["message"])
+        told = json.loads(error.read(ANSWER_BYTES_MAX))["error"]
+        return str(told["message"]), str(told["code"])
     except (OSError, ValueError, KeyError, TypeError):
-        return f"refused ({error.reason})"
+        return f"refused ({error.reason})", ""
