@@ -27,6 +27,7 @@ PART_BUCKETS = (0.001, *TTFT_BUCKETS)
 REQUEST_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 TRANSFER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 LINES_MAX = 1000
 """In one piece, which takes less than a millisecond."""
 TENANT_LABELS_MAX = 2 * TENANTS_MAX
@@ -114,6 +115,11 @@ class Metrics:
             TRANSFER_BUCKETS,
             "kind",
         )
+        self._lag = self._histogram(
+            "router_event_loop_lag_seconds",
+            "How late ten turns a second came: so long streams stood still.",
+            LAG_BUCKETS,
+        )
         self._task_failures = Counter(
             "disagg_router_task_failures",
             "Exceptions in the router's own tasks: tick, kv_events, session, kv_event_subscriber, "
@@ -194,6 +200,10 @@ class Metrics:
             kind = report.kind
             self._transfer_read.of(kind).observe(report.read_ms / 1000)
             self._transfer_exposed.of(kind).observe(report.exposed_ms / 1000)
+
+    def lagged(self, lag_s: float) -> None:
+        """A turn of the router's event loop came so late."""
+        self._lag.of().observe(max(0.0, lag_s))
 
     def task_failed(self, task: str) -> None:
         """Count an exception in one of the router's own tasks."""

@@ -44,6 +44,7 @@ def metrics_with_everything() -> Metrics:
     metrics.ended("stop", "")
     metrics.finished(1)
     metrics.choice_finished(RequestEnd(1, 1, 1.0, "both", 1.0))
+    metrics.lagged(0.1)
     metrics.task_failed("tick")
     key, owner = RequestKey("r", 1), Incarnation("w", "e")
     metrics.transfer(TransferReport(key, owner, (), 1, 1, 1, TransferKind.HANDOVER))

@@ -1,6 +1,7 @@
 """An exception in one of the router's own tasks: logged, counted, and then restarted or the end."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -46,6 +47,25 @@ async def test_a_failed_tick_is_counted_and_the_next_one_comes(open_house, monke
     assert await failures(house, "tick") == 3
     assert "tick failed, 3 in a row" in caplog.text
     assert not house.app.dispatcher.broken.is_set()
+
+
+async def num_late(house):
+    """Turns of the event loop that came more than 0.1 s late."""
+    counts = {}
+    for line in (await house.admin.get("/metrics")).text.splitlines():
+        if line.startswith("disagg_router_event_loop_lag_seconds") and "model_name" in line:
+            name, _, count = line.rpartition(" ")
+            counts[name.partition("seconds")[2]] = float(count)
+    in_time = [count for name, count in counts.items() if 'le="0.1"' in name]
+    return max(counts.values(), default=0) - sum(in_time)
+
+
+async def test_how_long_streams_stood_still_is_measured(house):
+    await asyncio.sleep(2 * ticker.TICK_S)
+    before = await num_late(house)
+    time.sleep(ticker.TICK_S + 0.15)  # noqa: ASYNC251 - what a router must not do
+    await asyncio.sleep(0.01)
+    assert await num_late(house) > before
 
 
 async def test_a_router_whose_ticks_never_succeed_ends(model_dir, monkeypatch):
