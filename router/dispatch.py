@@ -296,10 +296,10 @@ class Dispatcher:
 
     def _kv_batch(self, worker: Incarnation, epoch: str, batch: KVEventBatch | KVSnapshot) -> bool:
         if isinstance(batch, KVEventBatch):
-            return self.core.kv_events(worker, epoch, batch.first_seq, False, batch.events)
+            return self.core.kv_events(worker, epoch, batch.first_seq, None, batch.events)
         session = self.sessions.get(worker)
         events = session.events_of(batch) if session is not None else []
-        return self.core.kv_events(worker, epoch, batch.next_seq, True, events)
+        return self.core.kv_events(worker, epoch, batch.next_seq, batch.part, events)
 
     def _tick(self) -> None:
         self._do(self.core.tick(self.now_ms()))

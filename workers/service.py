@@ -134,7 +134,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if batch is None:
                 snapshot = events.snapshot()
                 sequence = snapshot.next_seq
-                yield kv_batch_to_wire(epoch, snapshot)
+                for part in snapshot.parts():
+                    yield kv_batch_to_wire(epoch, part)
             elif batch.events:
                 sequence = batch.next_seq
                 yield kv_batch_to_wire(epoch, batch)

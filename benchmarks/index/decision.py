@@ -81,7 +81,7 @@ def main() -> None:
                     stored = []
                 if length:
                     stored += [TierStored(0, number, values) for number in range(len(groups))]
-            assert core.kv_events(worker, "1", core.kv_sequence(worker), False, stored)
+            assert core.kv_events(worker, "1", core.kv_sequence(worker), None, stored)
     token_ids = tuple(range(num_blocks * block_tokens + 100))
     spent: list[float] = []
     for sample in range(order["samples"] + 1):

@@ -86,7 +86,7 @@ class Ours:
         worker = self._workers[event.worker]
         number = self._index.next_sequence(worker)
         start = time.process_time_ns()
-        self._index.apply(worker, number, False, events)
+        self._index.apply(worker, number, None, events)
         spent = time.process_time_ns() - start
         return sum(len(one.hashes) for one in events), spent
 

@@ -1,6 +1,8 @@
 """What entered and left a worker's prefix cache and its tiers: worker to router."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,23 @@ class KVEventBatch:
         return self.first_seq + len(self.events)
 
 
+class SnapshotPart(NamedTuple):
+    """Which part of a snapshot it is; the first one replaces all that was known before."""
+
+    number: int
+    num_parts: int
+
+    @property
+    def is_last(self) -> bool:
+        """Nothing is missing after it."""
+        return self.number == self.num_parts - 1
+
+
+WHOLE = SnapshotPart(0, 1)
+PART_HASHES_MAX = 4096
+"""Hashes in a part of a snapshot: who takes it in does nothing else for some milliseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVSnapshot:
     """Everything findable now; ``hashes[group]``; go on with events from ``next_seq``."""
@@ -94,3 +113,29 @@ class KVSnapshot:
     hashes: tuple[tuple[bytes, ...], ...]
     tiers: tuple[TierStored, ...] = ()
     """What tiers have, at most once per tier and group."""
+    part: SnapshotPart = WHOLE
+
+    def parts(self) -> "Iterator[KVSnapshot]":
+        """The same in parts of at most `PART_HASHES_MAX` hashes, at least one."""
+        num_hashes = sum(map(len, self.hashes)) + sum(len(one.hashes) for one in self.tiers)
+        if num_hashes <= PART_HASHES_MAX:
+            yield self
+            return
+        none: tuple[tuple[bytes, ...], ...] = ((),) * len(self.hashes)
+        pieces: list[tuple[tuple[tuple[bytes, ...], ...], tuple[TierStored, ...]]] = [
+            ((*none[:group], some, *none[group + 1 :]), ())
+            for group, hashes in enumerate(self.hashes)
+            for some in _pieces(hashes)
+        ]
+        pieces += [
+            (none, (TierStored(one.tier, one.group, some),))
+            for one in self.tiers
+            for some in _pieces(one.hashes)
+        ]
+        for number, (hashes_of, tiers) in enumerate(pieces):
+            yield KVSnapshot(self.next_seq, hashes_of, tiers, SnapshotPart(number, len(pieces)))
+
+
+def _pieces(hashes: tuple[bytes, ...]) -> Iterator[tuple[bytes, ...]]:
+    size = PART_HASHES_MAX
+    return (hashes[first : first + size] for first in range(0, len(hashes), size))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from disagg.errors import SupersededError, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import KVEvent
+from disagg.messages.kv_events import KVEvent, SnapshotPart
 from disagg.messages.outputs import StepOutputs
 from disagg.messages.registration import WorkerInfo
 from disagg.messages.router import WorkerMatch
@@ -263,7 +263,7 @@ class RouterCore:
         incarnation: Incarnation,
         epoch: str,
         first_sequence: int,
-        snapshot: bool,
+        snapshot: SnapshotPart | None,
         events: Sequence[KVEvent],
     ) -> bool:
         """Events from a worker's cache. False: a gap; reopen the stream at ``kv_sequence``."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import KVEvent
+from disagg.messages.kv_events import KVEvent, SnapshotPart
 from disagg.messages.registration import WIRE_MAX, WIRE_MIN, GroupInfo, WorkerInfo
 from disagg.messages.router import WorkerMatch
 from disagg.messages.session import WorkerStats
@@ -197,7 +197,7 @@ class Fleet:
         self,
         incarnation: Incarnation,
         first_sequence: int,
-        snapshot: bool,
+        snapshot: SnapshotPart | None,
         events: Sequence[KVEvent],
     ) -> bool:
         """Take a worker's cache events into its index; False when some before them are missing."""

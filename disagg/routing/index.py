@@ -11,6 +11,7 @@ from disagg.messages.kv_events import (
     BlocksRemoved,
     BlocksStored,
     KVEvent,
+    SnapshotPart,
     TierCleared,
     TierRemoved,
     TierStored,
@@ -33,6 +34,8 @@ class _Member:
     chains: dict[int, ChainNumbers]
     """Chains that may have blocks of it, by block size."""
     next_sequence: int = 0
+    num_parts: int = 0
+    """Of a snapshot, that have come; 0: none is on its way."""
 
 
 class PrefixIndex:
@@ -114,17 +117,26 @@ class PrefixIndex:
         return self._members[worker].next_sequence
 
     def apply(
-        self, worker: Incarnation, first_sequence: int, snapshot: bool, events: Sequence[KVEvent]
+        self,
+        worker: Incarnation,
+        first_sequence: int,
+        snapshot: SnapshotPart | None,
+        events: Sequence[KVEvent],
     ) -> bool:
         """Take events in; False, and nothing changed, if some before them are missing.
 
-        Events seen already are skipped. ``first_sequence`` numbers ``events[0]``, or the next
-        event when it is a snapshot.
+        Events seen already are skipped. ``first_sequence`` numbers ``events[0]``, or the event
+        after a snapshot, which is wanted again until its last part has come.
         """
         member = self._members[worker]
-        if snapshot:
-            self._clear(member, range(len(member.keys_max)))
-            member.next_sequence = first_sequence
+        if snapshot is not None:
+            if snapshot.number == 0:
+                self._clear(member, range(len(member.keys_max)))
+            elif snapshot.number != member.num_parts:
+                return False
+            member.num_parts = snapshot.number + 1
+            if snapshot.is_last:
+                member.num_parts, member.next_sequence = 0, first_sequence
         elif first_sequence > member.next_sequence:
             return False
         else:

@@ -186,7 +186,7 @@ class World:
         """See `Surroundings`."""
 
         def arrive() -> None:
-            if not self.router.kv_events(sender, sender.epoch, first, False, events):
+            if not self.router.kv_events(sender, sender.epoch, first, None, events):
                 raise InvariantViolation(f"{sender}: a gap before event {first}")
 
         self.time.after(self.plan.curves.hop_ms, arrive)

@@ -9,6 +9,7 @@ from disagg.messages.kv_events import (
     KVEvent,
     KVEventBatch,
     KVSnapshot,
+    SnapshotPart,
     TierCleared,
     TierRemoved,
     TierStored,
@@ -30,6 +31,8 @@ def kv_batch_to_wire(epoch: str, batch: KVEventBatch | KVSnapshot) -> kv_events_
         snapshot = kv_events_pb2.KvSnapshot(
             hashes=[join_hashes(group) for group in batch.hashes],
             tiers=map(_tier_blocks_to_wire, batch.tiers),
+            part=batch.part.number,
+            num_parts=batch.part.num_parts,
         )
         return kv_events_pb2.KvEventBatch(
             epoch=epoch, first_sequence=batch.next_seq, snapshot=snapshot
@@ -53,7 +56,10 @@ def kv_batch_from_wire(wire: kv_events_pb2.KvEventBatch) -> tuple[str, KVEventBa
             raise malformed(wire, "events", "accompany a snapshot")
         groups = tuple(cut_hashes(wire.snapshot, "hashes", g) for g in wire.snapshot.hashes)
         tiers = tuple(_tier_stored_from_wire(one) for one in wire.snapshot.tiers)
-        return wire.epoch, KVSnapshot(wire.first_sequence, groups, tiers)
+        part = SnapshotPart(wire.snapshot.part, wire.snapshot.num_parts or 1)
+        if part.number >= part.num_parts:
+            raise malformed(wire.snapshot, "part", f"is {part.number} of {part.num_parts}")
+        return wire.epoch, KVSnapshot(wire.first_sequence, groups, tiers, part)
     events = tuple(_event_from_wire(event) for event in wire.events)
     return wire.epoch, KVEventBatch(wire.first_sequence, events)
 

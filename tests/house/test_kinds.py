@@ -100,7 +100,7 @@ def test_events_and_the_routers_rule() -> None:
     index = PrefixIndex(groups, 4)
     worker = Incarnation("w", "1")
     index.add(worker, 100)
-    assert index.apply(worker, 0, False, batch.events)
+    assert index.apply(worker, 0, None, batch.events)
     for end in range(1, 34):
         found = index.match(end, request("s").hashes[: end // 4])[worker].usable_tokens
         assert found == kv.find_longest_cache_hit(request("s", end), end - 1).num_tokens

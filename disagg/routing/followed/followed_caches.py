@@ -187,7 +187,7 @@ class FollowedCache:
             events = self._names.held()
         if layout:
             index = self._indexes[layout]
-            index.apply(self._member, index.next_sequence(self._member), False, events)
+            index.apply(self._member, index.next_sequence(self._member), None, events)
 
     def _lose(self) -> None:
         self._num_losses += len(self._names) > 0

@@ -262,7 +262,7 @@ class Simulation:
                 worker.tick()
                 check_core(worker.core)
                 first, events = worker.kv_events()
-                self.router.kv_events(worker.me, worker.me.epoch, first, False, events)
+                self.router.kv_events(worker.me, worker.me.epoch, first, None, events)
 
     # --- time
 

@@ -174,6 +174,12 @@ class KvSnapshot(google.protobuf.message.Message):
 
     HASHES_FIELD_NUMBER: builtins.int
     TIERS_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    NUM_PARTS_FIELD_NUMBER: builtins.int
+    part: builtins.int
+    """the first one, 0, replaces everything known of this worker; others add"""
+    num_parts: builtins.int
+    """of one moment, behind each other; 0: this is all of it"""
     @property
     def hashes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """per group, 32 bytes each"""
@@ -185,8 +191,10 @@ class KvSnapshot(google.protobuf.message.Message):
         *,
         hashes: collections.abc.Iterable[builtins.bytes] | None = ...,
         tiers: collections.abc.Iterable[global___TierBlocks] | None = ...,
+        part: builtins.int = ...,
+        num_parts: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["hashes", b"hashes", "tiers", b"tiers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hashes", b"hashes", "num_parts", b"num_parts", "part", b"part", "tiers", b"tiers"]) -> None: ...
 
 global___KvSnapshot = KvSnapshot
 
@@ -203,7 +211,7 @@ class KvEventBatch(google.protobuf.message.Message):
     """of events[0]; of the next event when there are none"""
     @property
     def snapshot(self) -> global___KvSnapshot:
-        """replaces everything known of this worker; then there are no events"""
+        """or a part of one; then there are no events"""
 
     @property
     def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KvEvent]: ...

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
+from disagg.messages import kv_events
 from disagg.messages.kv_events import KVSnapshot
 from disagg.testing.scripted_worker import HASHER
 from disagg.wire.v1 import registration_pb2, router_pb2, sampling_pb2
@@ -181,6 +182,24 @@ async def test_match_follows_the_kv_events_over_gaps_and_snapshots(house, stub):
     await wait_match(stub, house, PROMPT, [8])
     assert await match(stub, PROMPT, salt="another tenant") == [0]
     assert await match(stub, [*PROMPT[:4], 99, *PROMPT[5:]]) == [4]
+
+
+async def test_a_snapshot_in_parts_is_taken_in_whole_or_asked_for_again(house, stub, monkeypatch):
+    monkeypatch.setattr(kv_events, "PART_HASHES_MAX", 1)
+    worker, longer = house.workers[0], [*PROMPT, 1]
+    parts = list(KVSnapshot(6, (tuple(chain(PROMPT)),)).parts())
+    assert len(parts) == 3
+    await worker.publish(*parts[:2])
+    await wait_match(stub, house, longer, [8])
+    worker.kv_first = 2
+    await worker.publish(stored(chain(PROMPT)[2:], first_sequence=6))
+    await worker.until(lambda: len(worker.kv_asked) > 1, "a new event stream")
+    assert worker.kv_asked[1] == 0, "not from 6 on: the last part is missing"
+    worker.kv_first = 3
+    await worker.publish(*parts)
+    await wait_match(stub, house, longer, [12])
+    await worker.publish(stored([b"n" * 32], first_sequence=6))
+    await house.until(lambda: house.app.dispatcher.core.kv_sequence(worker.incarnation) == 7, "7")
 
 
 async def wait_match(stub, house, tokens, expected):

@@ -154,7 +154,7 @@ class Router:
         stored = [BlocksStored(g, hashes_of(token_ids), None, 0, 4) for g in range(groups)]
         start = self.core.kv_sequence(who.incarnation)
         epoch = who.incarnation.epoch
-        assert self.core.kv_events(who.incarnation, epoch, start, False, stored)
+        assert self.core.kv_events(who.incarnation, epoch, start, None, stored)
 
     def tier_holds(
         self, who: WorkerInfo, token_ids: tuple[int, ...], *, tier: int = 0, groups: int = 2
@@ -163,7 +163,7 @@ class Router:
         stored = [TierStored(tier, g, hashes_of(token_ids)) for g in range(groups)]
         start = self.core.kv_sequence(who.incarnation)
         epoch = who.incarnation.epoch
-        assert self.core.kv_events(who.incarnation, epoch, start, False, stored)
+        assert self.core.kv_events(who.incarnation, epoch, start, None, stored)
 
     @property
     def submits(self) -> list[tuple[str, Submit]]:

@@ -297,11 +297,11 @@ def test_events_reach_the_look_up_and_a_gap_asks_for_more() -> None:
     assert (best.worker, best.usable_tokens, best.group_tokens) == (P.incarnation, 40, (40, 40))
     assert (none.worker, none.usable_tokens) == (D.incarnation, 0)
     events = [BlocksRemoved(1, hashes_of(PROMPT)[-1:])]
-    assert not router.core.kv_events(P.incarnation, "e1", 7, False, events)
+    assert not router.core.kv_events(P.incarnation, "e1", 7, None, events)
     assert router.core.kv_sequence(P.incarnation) == 2
     assert router.core.counters["kv_event_gaps", ""] == 1
-    assert not router.core.kv_events(P.incarnation, "other epoch", 2, False, events)
-    assert router.core.kv_events(P.incarnation, "e1", 2, False, events)
+    assert not router.core.kv_events(P.incarnation, "other epoch", 2, None, events)
+    assert router.core.kv_events(P.incarnation, "e1", 2, None, events)
     assert (
         router.core.match(router.core.assign("r"), len(PROMPT), hashes_of(PROMPT))[0].usable_tokens
         == 36
@@ -326,7 +326,7 @@ def test_layouts_that_differ_are_indexed_apart() -> None:
     router = Router(P, other, accept_unlike_workers=True)
     stored = [BlocksStored(0, hashes_of(PROMPT), None, 0, 4)]
     for info in (P, other):
-        assert router.core.kv_events(info.incarnation, "e1", 0, False, stored)
+        assert router.core.kv_events(info.incarnation, "e1", 0, None, stored)
     found = {
         m.worker.worker_id: m
         for m in router.core.match(router.core.assign("r"), len(PROMPT), hashes_of(PROMPT))

@@ -16,7 +16,14 @@ from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.kv.sequence import KVSequence
 from disagg.kv.shapes.layout import KVCacheGroup, KVCacheLayout
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import AllCleared, BlocksRemoved, BlocksStored, KVEvent
+from disagg.messages.kv_events import (
+    WHOLE,
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    SnapshotPart,
+)
 from disagg.messages.registration import GroupInfo
 from disagg.routing import prefix_hits
 from disagg.routing.index import PrefixIndex
@@ -118,7 +125,7 @@ def check_against_brute_force(seed: int) -> None:
             index.add(worker, 1000)
             held[worker] = set()
             continue
-        assert index.apply(worker, index.next_sequence(worker), False, (event,))
+        assert index.apply(worker, index.next_sequence(worker), None, (event,))
     found = index.match(num_tokens, hashes)
     for worker, keys in held.items():
         expected = brute_force(groups, keys, num_tokens, hashes, 4)
@@ -173,15 +180,15 @@ def test_an_evicted_window_block_shortens_the_usable_prefix_only() -> None:
     index.add(A, 100)
     hashes = tuple(chain(40))
     for number in range(2):
-        index.apply(A, number, False, [BlocksStored(number, hashes, None, 0, 4)])
+        index.apply(A, number, None, [BlocksStored(number, hashes, None, 0, 4)])
     assert index.match(41, hashes)[A].usable_tokens == 40
-    index.apply(A, 2, False, [BlocksRemoved(1, hashes[8:9])])
+    index.apply(A, 2, None, [BlocksRemoved(1, hashes[8:9])])
     hit = index.match(41, hashes)[A]
     assert (hit.usable_tokens, hit.group_tokens) == (32, (40, 32))
-    index.apply(A, 3, False, [BlocksRemoved(1, hashes[:6])])
+    index.apply(A, 3, None, [BlocksRemoved(1, hashes[:6])])
     # The window before 32 needs blocks 6 and 7 only; both are there.
     assert index.match(41, hashes)[A].usable_tokens == 32
-    index.apply(A, 4, False, [BlocksRemoved(1, hashes[6:7])])
+    index.apply(A, 4, None, [BlocksRemoved(1, hashes[6:7])])
     assert index.match(41, hashes)[A].usable_tokens == 0
 
 
@@ -189,7 +196,7 @@ def test_the_last_token_is_always_left_to_compute() -> None:
     index = PrefixIndex([group("full_attention")], 4)
     index.add(A, 100)
     hashes = tuple(chain(8))
-    index.apply(A, 0, False, [BlocksStored(0, hashes, None, 0, 4)])
+    index.apply(A, 0, None, [BlocksStored(0, hashes, None, 0, 4)])
     assert index.match(8, hashes)[A].usable_tokens == 4
     assert index.match(9, hashes)[A].usable_tokens == 8
 
@@ -199,21 +206,21 @@ def test_gaps_repeats_and_snapshots() -> None:
     index.add(A, 100)
     hashes = tuple(chain(16))
     events = [BlocksStored(0, (value,), None, 0, 4) for value in hashes]
-    assert index.apply(A, 0, False, events[:2])
-    assert not index.apply(A, 3, False, events[3:])
+    assert index.apply(A, 0, None, events[:2])
+    assert not index.apply(A, 3, None, events[3:])
     assert (index.next_sequence(A), index.num_entries(A)) == (2, 2)
-    assert index.apply(A, 1, False, events[1:3])  # the first was seen already
+    assert index.apply(A, 1, None, events[1:3])  # the first was seen already
     assert (index.next_sequence(A), index.num_entries(A)) == (3, 3)
-    assert index.apply(A, 50, True, [events[0]])
+    assert index.apply(A, 50, WHOLE, [events[0]])
     assert (index.next_sequence(A), index.num_entries(A)) == (50, 1)
-    assert index.apply(A, 50, False, [AllCleared()])
+    assert index.apply(A, 50, None, [AllCleared()])
     assert index.num_entries(A) == 0
 
 
 def test_a_worker_cannot_fill_the_index_beyond_its_pool() -> None:
     index = PrefixIndex([group("full_attention")], 4)
     index.add(A, 3)
-    index.apply(A, 0, False, [BlocksStored(0, tuple(chain(40)), None, 0, 4)])
+    index.apply(A, 0, None, [BlocksStored(0, tuple(chain(40)), None, 0, 4)])
     assert index.num_entries(A) == 3
 
 
@@ -224,7 +231,7 @@ def test_events_of_unknown_groups_and_blocks_are_harmless() -> None:
         BlocksStored(7, (b"x",), None, 0, 4),
         BlocksRemoved(0, (b"never stored",)),
     ]
-    assert index.apply(A, 0, False, odd)
+    assert index.apply(A, 0, None, odd)
     assert index.num_entries(A) == 0
 
 
@@ -234,7 +241,7 @@ def test_a_removed_worker_takes_its_blocks_along() -> None:
     index.add(B, 100)
     hashes = tuple(chain(16))
     for worker in (A, B):
-        index.apply(worker, 0, False, [BlocksStored(0, hashes, None, 0, 4)])
+        index.apply(worker, 0, None, [BlocksStored(0, hashes, None, 0, 4)])
     index.remove(A)
     assert list(index.match(17, hashes)) == [B]
     index.remove(B)
@@ -297,7 +304,7 @@ def follow_a_coordinator(specs: list[Spec], seed: int) -> int:
         compute(pool, request, hit)
         batch = pool.events.since(index.next_sequence(A))
         assert batch is not None
-        assert index.apply(A, batch.first_seq, False, batch.events)
+        assert index.apply(A, batch.first_seq, None, batch.events)
     return num_hits
 
 
@@ -313,3 +320,29 @@ def compute(pool: KVCacheCoordinator, request: KVSequence, found: CacheHit) -> N
         pool.publish(request.key, computed)
         pool.release_out_of_window(request.key, computed)
     pool.free(request.key)
+
+
+def test_a_snapshot_may_come_in_parts_and_counts_once_it_is_whole() -> None:
+    index, hashes = PrefixIndex([group("full_attention")], 4), chain(64)
+    index.add(A, 100)
+    old, parts = BlocksStored(0, (b"o" * 32,), None, 0, 4), [hashes[:5], hashes[5:11], hashes[11:]]
+    told = [BlocksStored(0, tuple(one), None, 0, 4) for one in parts]
+    assert index.apply(A, 0, None, [old])
+    for number, one in enumerate(told):
+        assert index.next_sequence(A) == 1, "until the last one the whole is wanted again"
+        assert index.apply(A, 50, SnapshotPart(number, 3), [one])
+    assert (index.next_sequence(A), index.num_entries(A)) == (50, 16), "what was before has gone"
+    assert index.match(65, hashes)[A].usable_tokens == 64
+
+
+def test_a_part_that_does_not_follow_the_last_one_is_refused() -> None:
+    index = PrefixIndex([group("full_attention")], 4)
+    index.add(A, 100)
+    told = [BlocksStored(0, (bytes([i]) * 32,), None, 0, 4) for i in range(4)]
+    assert index.apply(A, 9, SnapshotPart(0, 4), told[:1])
+    assert not index.apply(A, 9, SnapshotPart(2, 4), told[2:3])
+    assert (index.next_sequence(A), index.num_entries(A)) == (0, 1)
+    assert index.apply(A, 9, SnapshotPart(0, 2), told[1:2]), "another one from its beginning"
+    assert index.apply(A, 9, SnapshotPart(1, 2), told[2:3])
+    assert not index.apply(A, 9, SnapshotPart(3, 4), told[3:])
+    assert (index.next_sequence(A), index.num_entries(A)) == (9, 2)

@@ -31,14 +31,14 @@ def test_values_alike_cost_no_more_than_others(first_words: list[int]) -> None:
         chance.choice(first_words).to_bytes(8, "little") + chance.randbytes(24) for _ in range(NUM)
     ]
     others = [chance.randbytes(32) for _ in range(NUM)]
-    index.apply(OTHER, 0, False, stored(others))
-    index.apply(HARMFUL, 0, False, stored(alike))
+    index.apply(OTHER, 0, None, stored(others))
+    index.apply(HARMFUL, 0, None, stored(alike))
     table = index._stores[4]._table
     assert len(table._buckets._firsts) < 64
     assert usable_blocks(index, HARMFUL, alike) == usable_blocks(index, OTHER, others) == NUM
 
     gone = set(chance.sample(alike, NUM - 500))  # the rest close up
-    index.apply(HARMFUL, 1, False, [BlocksRemoved(0, tuple(gone))])
+    index.apply(HARMFUL, 1, None, [BlocksRemoved(0, tuple(gone))])
     assert index.num_entries(HARMFUL) == 500
     assert all(table.find(value) >= 0 for value in set(alike) - gone)
     index.remove(HARMFUL)

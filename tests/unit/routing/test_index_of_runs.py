@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from disagg.errors import InvariantViolation
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import (
+    WHOLE,
     AllCleared,
     BlocksRemoved,
     BlocksStored,
@@ -125,14 +126,15 @@ class IndexAgainstSets(RuleBasedStateMachine):
             for place in self.plain.places[worker]:
                 place.clear()
         self.plain.apply(worker, event)
-        assert self.index.apply(worker, self.index.next_sequence(worker), snapshot, [event])
+        number, part = self.index.next_sequence(worker), WHOLE if snapshot else None
+        assert self.index.apply(worker, number, part, [event])
 
     @rule(data=st.data(), place=st.integers(0, 2))
     def clear(self, data: st.DataObject, place: int) -> None:
         worker = data.draw(st.sampled_from(list(self.plain.places)))
         event = TierCleared(place - 1) if place else AllCleared()
         self.plain.apply(worker, event)
-        assert self.index.apply(worker, self.index.next_sequence(worker), False, [event])
+        assert self.index.apply(worker, self.index.next_sequence(worker), None, [event])
 
     @rule(
         prompt=st.sampled_from(PROMPTS), num=st.integers(1, PROMPT_BLOCKS), more=st.integers(0, 3)
@@ -251,9 +253,9 @@ def tell_other_blocks_between() -> int:
     for worker in (A, B):
         index.add(worker, 100)
     mine, other = PROMPTS[0][:4], PROMPTS[1][7:9]
-    index.apply(A, 0, False, [BlocksStored(0, tuple(mine), None, 0, 4)])
+    index.apply(A, 0, None, [BlocksStored(0, tuple(mine), None, 0, 4)])
     assert index.match(17, mine)[A].usable_tokens == 16
-    index.apply(B, 0, False, [BlocksStored(0, (mine[0], *other, mine[3]), None, 0, 4)])
+    index.apply(B, 0, None, [BlocksStored(0, (mine[0], *other, mine[3]), None, 0, 4)])
     return index.match(17, mine)[B].usable_tokens
 
 

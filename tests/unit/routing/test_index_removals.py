@@ -248,7 +248,7 @@ def come_and_go(seed: int, num_turns: int = 250) -> None:
                 continue
             case _:
                 held[worker].clear()
-        assert index.apply(worker, index.next_sequence(worker), False, events)
+        assert index.apply(worker, index.next_sequence(worker), None, events)
         if turn % 5 == 0:
             check(index, held, chance.choice(prompts), f"seed {seed}, turn {turn}")
     for worker in held:
@@ -312,14 +312,14 @@ def tell_another_end() -> int:
     index, worker = PrefixIndex(GROUPS[:1], 4), WORKERS[0]
     index.add(worker, 100)
     mine = [block_value(0, i) for i in range(4)]
-    index.apply(worker, 0, False, [BlocksStored(0, tuple(mine), None, 0, 4)])
+    index.apply(worker, 0, None, [BlocksStored(0, tuple(mine), None, 0, 4)])
     assert index.match(17, mine)[worker].usable_tokens == 16
     other = (block_value(1, 2), mine[3])
     events: list[KVEvent] = [
         BlocksRemoved(0, tuple(mine[2:])),
         BlocksStored(0, other, mine[1], 8, 4),
     ]
-    index.apply(worker, 1, False, events)
+    index.apply(worker, 1, None, events)
     return index.match(17, mine)[worker].usable_tokens
 
 

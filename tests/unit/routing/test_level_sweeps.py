@@ -54,7 +54,7 @@ def check(seed: int) -> None:
                 BlocksStored(number, blocks, None, 0, 4),
                 BlocksRemoved(number, tuple(gone)),
             ]
-            index.apply(worker, index.next_sequence(worker), False, events)
+            index.apply(worker, index.next_sequence(worker), None, events)
     found = index.match(4 * NUM_BLOCKS + 1, hashes)
     lengths = [tokens for tokens, _ in found.usable]
     assert lengths == sorted(set(lengths), reverse=True), f"seed {seed}: a length twice"
@@ -227,7 +227,7 @@ def num_looked_at(share_irregular: float) -> int:
         end = rng.randint(20, 400)
         last = tuple(hashes[end - 10 : end - int(rng.random() < share_irregular)])
         events: list[KVEvent] = [BlocksStored(0, tuple(hashes[:end]), None, 0, 4)]
-        index.apply(worker, 0, False, [*events, BlocksStored(1, last, None, 0, 4)])
+        index.apply(worker, 0, None, [*events, BlocksStored(1, last, None, 0, 4)])
     looked_at = 0
 
     def counted(self: Leading, num_blocks: int) -> tuple[int, int]:

@@ -78,7 +78,7 @@ class Case:
                 events.append(BlocksStored(group, hashes[-rng.choice((4, 20)) :], None, 0, 4))
                 if info.tiers:
                     events.append(TierStored(rng.randint(0, 1), group, hashes_of(prompt)))
-        self.fleet.kv_events(info.incarnation, 0, False, events)
+        self.fleet.kv_events(info.incarnation, 0, None, events)
         self.load(info.incarnation)
 
     def load(self, name: Incarnation) -> None:

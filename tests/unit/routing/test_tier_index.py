@@ -7,6 +7,7 @@ import pytest
 from disagg.kv.kinds.registry import KINDS as REGISTERED
 from disagg.kv.kinds.sliding_window import SlidingWindowSpec
 from disagg.messages.kv_events import (
+    WHOLE,
     AllCleared,
     BlocksRemoved,
     BlocksStored,
@@ -29,7 +30,7 @@ Keys = set[tuple[int, bytes]]
 
 
 def told(index: PrefixIndex, *events: KVEvent) -> None:
-    assert index.apply(A, index.next_sequence(A), False, events)
+    assert index.apply(A, index.next_sequence(A), None, events)
 
 
 def check_against_brute_force(seed: int) -> None:
@@ -183,7 +184,9 @@ def test_a_snapshot_replaces_what_was_known_of_tiers() -> None:
     index.add(A, 10, (10,))
     hashes = tuple(chain(16))
     told(index, TierStored(0, 0, hashes))
-    index.apply(A, 7, True, [BlocksStored(0, hashes[:1], None, 0, 4), TierStored(0, 0, hashes[:2])])
+    index.apply(
+        A, 7, WHOLE, [BlocksStored(0, hashes[:1], None, 0, 4), TierStored(0, 0, hashes[:2])]
+    )
     assert index.match(17, hashes)[A] == PrefixHit(4, (4,), 8, ((0, 1),))
 
 
@@ -193,7 +196,7 @@ def test_news_of_tiers_that_were_not_registered_change_nothing() -> None:
     index.add(B, 10)
     hashes = tuple(chain(16))
     told(index, TierStored(1, 0, hashes), TierStored(0, 1, hashes), TierCleared(3))
-    index.apply(B, 0, False, [TierStored(0, 0, hashes), TierRemoved(0, 0, hashes), TierCleared(0)])
+    index.apply(B, 0, None, [TierStored(0, 0, hashes), TierRemoved(0, 0, hashes), TierCleared(0)])
     assert index.num_entries(A) == index.num_entries(B) == 0
 
 

@@ -119,7 +119,7 @@ def test_what_tiers_forget_is_computed() -> None:
     router = pair()
     router.tier_holds(D, PROMPT)
     start = router.core.kv_sequence(D.incarnation)
-    assert router.core.kv_events(D.incarnation, "e1", start, False, [TierCleared(0)])
+    assert router.core.kv_events(D.incarnation, "e1", start, None, [TierCleared(0)])
     assert planned(router, LONG)[:2] == ("p", "d")
 
 

@@ -219,6 +219,7 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("BlocksStored.token_ids", stored, lambda w: w.events[0].stored.token_ids.append(1)),
     ("KvEventBatch.events", snapshot, lambda w: w.events.add()),
     ("KvSnapshot.hashes", snapshot, lambda w: w.snapshot.hashes.append(b"x")),
+    ("KvSnapshot.part", snapshot, lambda w: setattr(w.snapshot, "part", 1)),
     ("RegisterRequest.worker", registration, lambda w: w.ClearField("worker")),
     ("RegisterRequest.role", registration, lambda w: setattr(w, "role", "cook")),
     ("RegisterRequest.groups", registration, lambda w: w.ClearField("groups")),

@@ -16,6 +16,7 @@ from disagg.messages.kv_events import (
     KVEvent,
     KVEventBatch,
     KVSnapshot,
+    SnapshotPart,
     TierCleared,
     TierRemoved,
     TierStored,
@@ -338,11 +339,16 @@ def test_session_responses(kind: type) -> None:
     check()
 
 
+part = st.integers(1, 9).flatmap(
+    lambda num: st.integers(0, num - 1).map(lambda number: SnapshotPart(number, num))
+)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     name,
     st.builds(KVEventBatch, u64, tuples(st.one_of(*EVENTS.values())))
-    | st.builds(KVSnapshot, u64, tuples(tuples(digest)), tuples(tier_stored)),
+    | st.builds(KVSnapshot, u64, tuples(tuples(digest)), tuples(tier_stored), part),
 )
 def test_kv_events(epoch: str, batch: KVEventBatch | KVSnapshot) -> None:
     sent = kv_batch_to_wire(epoch, batch).SerializeToString()

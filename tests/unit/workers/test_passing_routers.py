@@ -3,7 +3,10 @@
 import asyncio
 from typing import Any
 
-from disagg.messages.kv_events import BlocksRemoved, KVSnapshot
+import pytest
+
+from disagg.messages import kv_events
+from disagg.messages.kv_events import BlocksRemoved, KVSnapshot, TierStored
 from disagg.messages.session import Claim
 from disagg.scheduling.core import WorkerCore
 from disagg.wire.kv_events_codec import kv_batch_from_wire
@@ -20,15 +23,17 @@ from tests.unit.workers.test_sessions import (
 )
 
 
-async def snapshot_of_a_long_log(core: WorkerCore) -> Any:
+async def snapshot_of_a_long_log(core: WorkerCore) -> list[Any]:
     while core.kv.events.since(0) is not None:  # what was first is dropped
         core.kv.events.append(BlocksRemoved(0, (b"long gone",)))
     async with serving(core) as (stub, _):
         call = stub.KvEvents(kv_events_pb2.KvEventsRequest(from_sequence=0))
         async with asyncio.timeout(TIMEOUT_S):
-            wire = await call.read()
+            parts: list[Any] = [kv_batch_from_wire(await call.read())[1]]
+            while not parts[-1].part.is_last:
+                parts.append(kv_batch_from_wire(await call.read())[1])
         call.cancel()
-        return kv_batch_from_wire(wire)[1]
+        return parts
 
 
 def test_a_router_that_comes_late_has_the_whole_picture() -> None:
@@ -36,10 +41,28 @@ def test_a_router_that_comes_late_has_the_whole_picture() -> None:
     serve(core, "a", range(16))
     cached = core.kv.pool.cache.values()
     assert any(cached)
-    snapshot = asyncio.run(snapshot_of_a_long_log(core))
+    (snapshot,) = asyncio.run(snapshot_of_a_long_log(core))
     assert isinstance(snapshot, KVSnapshot)
     assert snapshot.next_seq == core.kv.events.next_seq
     assert snapshot.hashes == tuple(hashes for hashes in cached if hashes)
+
+
+def test_a_large_picture_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a bounded size: whoever takes one in does nothing else meanwhile."""
+    monkeypatch.setattr(kv_events, "PART_HASHES_MAX", 2)
+    core = core_with()
+    serve(core, "a", range(16))
+    stored = TierStored(0, 0, tuple(bytes([number]) * 32 for number in range(5)))
+    core.kv.events.read_tiers = lambda: (stored,)
+    cached = [hashes for hashes in core.kv.pool.cache.values() if hashes]
+    parts = asyncio.run(snapshot_of_a_long_log(core))
+    assert [one.part.number for one in parts] == list(range(len(parts)))
+    sizes = [sum(map(len, one.hashes)) + sum(len(t.hashes) for t in one.tiers) for one in parts]
+    assert max(sizes) == 2
+    assert sum(sizes) == sum(map(len, cached)) + 5
+    for group, hashes in enumerate(cached):
+        assert tuple(h for one in parts for h in one.hashes[group]) == hashes
+    assert tuple(h for one in parts for t in one.tiers for h in t.hashes) == stored.hashes
 
 
 NUM_LIVES = 100

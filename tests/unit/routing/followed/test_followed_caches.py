@@ -129,7 +129,7 @@ class Served:
         batch = self.kv.events.since(self.next_event)
         assert batch is not None
         if batch.events:
-            assert self.index.apply(WORKER, batch.first_seq, False, batch.events)
+            assert self.index.apply(WORKER, batch.first_seq, None, batch.events)
             self.batches.append(self.shape.batch(0.0, batch.events))
         self.next_event = batch.next_seq
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disagg.messages.identity import Incarnation
-from disagg.messages.kv_events import TierStored
+from disagg.messages.kv_events import WHOLE, TierStored
 from disagg.routing.index import PrefixIndex
 from disagg.scheduling.tiers.copies import Copies, Copy, KeyedBlocks
 from disagg.scheduling.tiers.index import TierIndex
@@ -77,7 +77,7 @@ def check_index(config: SimulationConfig) -> int:
             batch = log.since(first)
             stored = batch.events if batch else log.snapshot().tiers
             at = first if batch else log.next_seq
-            world.router.kv_events(worker.me, worker.me.epoch, at, batch is None, stored)
+            world.router.kv_events(worker.me, worker.me.epoch, at, None if batch else WHOLE, stored)
             (index,) = fleet._indexes.values()
             tiers = [set(one) for one in worker.core.tiers.index._keys]
             known = index._members[worker.me].num_keys[1:]
