@@ -138,7 +138,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     yield kv_batch_to_wire(epoch, part)
             elif batch.events:
                 sequence = batch.next_seq
-                yield kv_batch_to_wire(epoch, batch)
+                for some in batch.parts():
+                    yield kv_batch_to_wire(epoch, some)
             if events.next_seq == sequence:
                 await changed.wait()
 

@@ -87,6 +87,17 @@ class KVEventBatch:
         """Number of the next event to request."""
         return self.first_seq + len(self.events)
 
+    def parts(self) -> "Iterator[KVEventBatch]":
+        """The same in batches of at most `PART_HASHES_MAX` hashes, or of one event."""
+        first, num_hashes = 0, 0
+        for number, event in enumerate(self.events):
+            num = 0 if isinstance(event, AllCleared | TierCleared) else len(event.hashes)
+            if number > first and num_hashes + num > PART_HASHES_MAX:
+                yield KVEventBatch(self.first_seq + first, self.events[first:number])
+                first, num_hashes = number, 0
+            num_hashes += num
+        yield KVEventBatch(self.first_seq + first, self.events[first:])
+
 
 class SnapshotPart(NamedTuple):
     """Which part of a snapshot it is; the first one replaces all that was known before."""
@@ -102,7 +113,7 @@ class SnapshotPart(NamedTuple):
 
 WHOLE = SnapshotPart(0, 1)
 PART_HASHES_MAX = 4096
-"""Hashes in a part of a snapshot: who takes it in does nothing else for some milliseconds."""
+"""Hashes that are sent at once: who takes them in does nothing else for a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,23 @@
 """Routers that come late, or come and go: what they learn, and what they leave at a worker."""
 
 import asyncio
+import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from disagg.messages import kv_events
-from disagg.messages.kv_events import BlocksRemoved, KVSnapshot, TierStored
+from disagg.messages.kv_events import (
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    KVEventBatch,
+    KVSnapshot,
+    TierCleared,
+    TierStored,
+)
 from disagg.messages.session import Claim
 from disagg.scheduling.core import WorkerCore
 from disagg.wire.kv_events_codec import kv_batch_from_wire
@@ -63,6 +74,39 @@ def test_a_large_picture_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     for group, hashes in enumerate(cached):
         assert tuple(h for one in parts for h in one.hashes[group]) == hashes
     assert tuple(h for one in parts for t in one.tiers for h in t.hashes) == stored.hashes
+
+
+async def batches_of(core: WorkerCore, num_events: int) -> list[KVEventBatch]:
+    async with serving(core) as (stub, _):
+        call = stub.KvEvents(kv_events_pb2.KvEventsRequest(from_sequence=0))
+        found: list[KVEventBatch] = []
+        async with asyncio.timeout(TIMEOUT_S):
+            while sum(len(one.events) for one in found) < num_events:
+                batch = kv_batch_from_wire(await call.read())[1]
+                assert isinstance(batch, KVEventBatch)
+                found.append(batch)
+        call.cancel()
+        return found
+
+
+def test_many_events_come_in_batches_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, chance = core_with(), random.Random(1)
+    told: list[KVEvent] = []
+    for number in range(60):
+        values = tuple(bytes([number, i]) * 16 for i in range(chance.choice((1, 3, 9))))
+        event = BlocksStored(0, values, None, 0, 4)
+        told.append(chance.choice((event, TierStored(0, 0, values), AllCleared(), TierCleared(0))))
+        core.kv.events.append(told[-1])
+    (whole,) = asyncio.run(batches_of(core, len(told)))
+    assert list(whole.events) == told, "control: they are few"
+    monkeypatch.setattr(kv_events, "PART_HASHES_MAX", 6)
+    found = asyncio.run(batches_of(core, len(told)))
+    assert [event for one in found for event in one.events] == told
+    for one, after in pairwise(found):
+        assert one.next_seq == after.first_seq
+        num_hashes = sum(len(getattr(event, "hashes", ())) for event in one.events)
+        assert num_hashes <= 6 or len(one.events) == 1
+    assert len(found) > 10
 
 
 NUM_LIVES = 100
