@@ -1,6 +1,8 @@
 """The `disagg` command: its subcommands and how it ends on a user's error."""
 
+import errno
 import inspect
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -26,6 +28,7 @@ from disagg.commands.top import top
 from disagg.errors import DisaggError
 
 USER_ERROR = 2
+STDOUT = 1
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -74,12 +77,24 @@ for each in (app, cache, certificates, keys, revisions):
 
 
 def main() -> None:
-    """Entry point: user errors become one clear text and exit code 2."""
+    """Entry point: user errors become one clear text and exit code 2, a full disk one and 1."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - closed by who called
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where it may fail: not when the interpreter ends
     except DisaggError as error:
         print(f"disagg: {error.message}", file=sys.stderr)
         sys.exit(USER_ERROR)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # what is left is lost
+        if error.errno == errno.ENOSPC:  # a reader that has left knows why
+            where = error.filename or "standard output"
+            print(f"disagg: {where}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.callback(invoke_without_command=True)

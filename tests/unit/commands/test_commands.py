@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 from typer.main import get_group
@@ -17,13 +18,16 @@ from disagg.commands.main import app
 ROOT = Path(__file__).parents[3]
 
 
-def disagg(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def disagg(
+    *arguments: str, cwd: Path, stdout: IO[str] | int = subprocess.PIPE, **environ: str
+) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("DISAGG_")}
     return subprocess.run(
         [sys.executable, "-m", "disagg.commands", *arguments],
         cwd=cwd,
         env={**kept, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=60,
     )
@@ -86,6 +90,30 @@ def test_a_users_error_is_one_text_and_exit_code_2(
     assert said in run.stderr
     assert "Traceback" not in run.stderr
     assert os.listdir(tmp_path) == ["keep"]
+
+
+@pytest.mark.parametrize("arguments", ["config", "--version", "--help"])
+def test_output_that_finds_no_room_is_told_in_one_line(arguments: str, tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        run = disagg(*arguments.split(), cwd=tmp_path, stdout=full)
+    assert (run.returncode, run.stderr) == (
+        1,
+        "disagg: standard output: No space left on device\n",
+    )
+
+
+def test_a_reader_that_leaves_and_no_output_at_all_are_no_traceback(tmp_path: Path) -> None:
+    for shell, code in (('"$@" | true; exit "${PIPESTATUS[0]}"', (0, 1)), ('"$@" >&-', (0,))):
+        command = [sys.executable, "-m", "disagg.commands", "config"]
+        run = subprocess.run(
+            ["bash", "-c", shell, "-", *command],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert run.returncode in code, (shell, run.stderr)
+        assert run.stderr == "", shell
 
 
 def test_config_tells_where_values_come_from(tmp_path: Path) -> None:
