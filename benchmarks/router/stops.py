@@ -1,0 +1,150 @@
+"""For how long all streams of a router stand still at once: ``python -m benchmarks.router.stops``.
+
+What a router does between two turns of its event loop, at 10, 100 and 1,000 workers: a page of
+metrics, in all and its longest piece, beside prometheus_client, which writes the same metrics at
+once; what a worker that has 65,536 blocks in each of two groups, and 500,000 in a tier, tells a
+router that comes late, in all, its longest part, and the same as one message. CPU milliseconds of
+the production objects in this process, the least of some rounds; sending is not among them. Target:
+the longest piece 5 times shorter than the whole at once. ``--quick``: up to 100 workers, no tier.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from benchmarks.transfer.figures import MS, figure
+from disagg.messages.identity import Incarnation
+from disagg.messages.kv_events import BlocksStored, KVSnapshot, TierStored
+from disagg.messages.registration import GroupInfo
+from disagg.messages.session import RESIDENCY_BOUNDS_MS, ResidencyHistogram, WorkerStats
+from disagg.router.metrics import Metrics
+from disagg.router.worker_metrics import COUNTERS, RESIDENCY
+from disagg.routing.index import PrefixIndex
+from disagg.wire.kv_events_codec import kv_batch_from_wire, kv_batch_to_wire
+from disagg.wire.v1 import kv_events_pb2
+
+ROUNDS = 3
+SHARE = 5.0
+POOL_BLOCKS, TIER_BLOCKS = 65_536, 500_000
+GROUPS = (GroupInfo("full_attention", 16, 0, 1, 64), GroupInfo("sliding_window", 16, 1024, 1, 64))
+
+
+class Same(Collector):
+    """The metrics of a page, for a registry."""
+
+    def __init__(self, page: str) -> None:
+        self._metrics = list(text_string_to_metric_families(page))
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics, for the registry that calls it."""
+        return self._metrics
+
+
+def took(steps: Iterator[object]) -> tuple[float, float]:
+    """Milliseconds of all steps, and of the longest one."""
+    each: list[float] = []
+    while True:
+        began_s = time.process_time()
+        if next(steps, None) is None:
+            return sum(each), max(each)
+        each.append((time.process_time() - began_s) * MS)
+
+
+def least(rounds: int, steps: Callable[[], Iterator[object]]) -> tuple[float, float]:
+    """The same of several rounds, each figure by itself."""
+    whole, longest = zip(*(took(steps()) for _ in range(rounds)), strict=True)
+    return min(whole), min(longest)
+
+
+def report(name: str, whole: float, longest: float, at_once: float, peer_name: str) -> bool:
+    """Print what something takes in all, and its longest stop."""
+    figure(
+        f"{name}, in all", [whole], [at_once], unit="ms of CPU", target=None,
+        peer_name=peer_name, note=f"least of {ROUNDS}",
+    )  # fmt: skip
+    return figure(
+        f"{name}, longest stop", [longest], [at_once], unit="ms of CPU", target=SHARE,
+        peer_name=peer_name, note=f"least of {ROUNDS}",
+    )  # fmt: skip
+
+
+def page(num_workers: int) -> bool:
+    """A page of metrics of so many workers."""
+    metrics = Metrics("m")
+    stats = WorkerStats(
+        *(1,) * 9,
+        ready=True,
+        counters=tuple((name, number) for number, name in enumerate(COUNTERS)),
+        residency=tuple(
+            ResidencyHistogram(name, (7,) * (len(RESIDENCY_BOUNDS_MS) + 1), 123)
+            for name in RESIDENCY
+        ),
+    )
+    for number in range(num_workers):
+        metrics.worker_stats(f"worker-{number}", "decode", stats)
+    registry = CollectorRegistry()
+    registry.register(Same(metrics.text()))
+    whole, longest = least(ROUNDS, metrics.pieces)
+    _, at_once = least(ROUNDS, lambda: _written(registry))
+    return report(
+        f"metrics of {num_workers} workers", whole, longest, at_once, "prometheus_client, at once"
+    )
+
+
+def _written(registry: CollectorRegistry) -> Iterator[object]:
+    yield generate_latest(registry)
+
+
+def snapshot(num_in_tier: int) -> bool:
+    """What a worker with a full pool, and so many blocks in a tier, has."""
+    pool, tier = prompts(POOL_BLOCKS), prompts(num_in_tier)
+    tiers = tuple(TierStored(0, group, tier) for group in range(2)) if tier else ()
+    told = KVSnapshot(1, (pool, pool), tiers)
+
+    def take_in(messages: Iterable[bytes]) -> Iterator[object]:
+        index, worker = PrefixIndex(GROUPS, 16), Incarnation("w", "e")
+        index.add(worker, 1 << 30, (1 << 30,))
+        for message in messages:
+            yield taken_in(index, worker, message)
+
+    parts = [kv_batch_to_wire("e", part).SerializeToString() for part in told.parts()]
+    whole, longest = least(ROUNDS, lambda: take_in(parts))
+    _, at_once = least(ROUNDS, lambda: take_in([kv_batch_to_wire("e", told).SerializeToString()]))
+    what = f"{POOL_BLOCKS:,} blocks in two groups"
+    if num_in_tier:
+        what += f", {num_in_tier:,} in a tier"
+    return report(what, whole, longest, at_once, "one message")
+
+
+def taken_in(index: PrefixIndex, worker: Incarnation, message: bytes) -> bool:
+    """Decode what came, and let the index have it."""
+    wire = kv_events_pb2.KvEventBatch.FromString(message)
+    _, batch = kv_batch_from_wire(wire)
+    assert isinstance(batch, KVSnapshot)
+    stored = [BlocksStored(group, hashes, None, 0, 16) for group, hashes in enumerate(batch.hashes)]
+    assert index.apply(worker, batch.next_seq, batch.part, [*stored, *batch.tiers])
+    return True
+
+
+def prompts(num_blocks: int) -> tuple[bytes, ...]:
+    """Chain values."""
+    return tuple(os.urandom(32) for _ in range(num_blocks))
+
+
+def main() -> int:
+    """Run all cases; 1 if a target was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="up to 100 workers, no tier")
+    quick = parser.parse_args().quick
+    reached = [page(num) for num in ((10, 100) if quick else (10, 100, 1_000))]
+    reached += [snapshot(num) for num in ((0,) if quick else (0, TIER_BLOCKS))]
+    return 0 if all(reached) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
