@@ -107,9 +107,9 @@ class PositionTable:
         Returns:
             How many were put in: perhaps fewer where one of them is there twice.
         """
-        self._coming_chains.add(first >> OFFSET_BITS)
         num = len(values)
         if num < _MANY:
+            self._coming_chains.add(first >> OFFSET_BITS)
             for position, value in enumerate(values, first):
                 if position > first and self.find(value) >= 0:
                     return position - first
@@ -119,6 +119,7 @@ class PositionTable:
                 return self.insert(values[: _MANY - 1], packed, first)
             num = self._first_known(values, packed)
             if num < _WAITING_MAX // 2:
+                self._coming_chains.add(first >> OFFSET_BITS)
                 self._coming.update(zip(values[:num], range(first, first + num), strict=True))
             else:
                 self._take_out()
