@@ -90,8 +90,7 @@ RESIDENCY = {
     "reuse_gap": "Of an observed block, between two times that its content was found.",
 }
 _TIER_NAME = re.compile(r"tier_(.+)_([^_]+)")
-_BOUNDS = [*(str(bound_ms / 1000) for bound_ms in RESIDENCY_BOUNDS_MS), "+Inf"]
-_BUCKETS = [f',le="{bound}"' for bound in _BOUNDS]
+_BUCKETS = [*(f',le="{bound_ms / 1000}"' for bound_ms in RESIDENCY_BOUNDS_MS), ',le="+Inf"']
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 NAMES_MAX = 4096
 """Of workers' counts, whose series are found out once."""

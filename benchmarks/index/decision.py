@@ -52,10 +52,14 @@ def fleet(
 def in_tier(what: str, event: Event, num_blocks: int, chance: random.Random) -> int:
     """Blocks of the prompt in a worker's tier: ``what`` says how many beside its pool's."""
     length = len(event.blocks)
-    few = num_blocks if event.worker < FEW else 0
-    more = chance.randint(length, num_blocks)
-    held = {"empty": 0, "same": length, "alone": length, "few": few, "more": more}
-    return {**held, "whole": num_blocks}[what]
+    return {
+        "empty": 0,
+        "same": length,
+        "alone": length,
+        "few": num_blocks if event.worker < FEW else 0,
+        "more": chance.randint(length, num_blocks),
+        "whole": num_blocks,
+    }[what]
 
 
 def main() -> None:

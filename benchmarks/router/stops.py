@@ -31,6 +31,7 @@ from disagg.wire.v1 import kv_events_pb2
 
 ROUNDS = 3
 SHARE = 5.0
+WORKER = Incarnation("w", "e")
 POOL_BLOCKS, TIER_BLOCKS = 65_536, 500_000
 GROUPS = (GroupInfo("full_attention", 16, 0, 1, 64), GroupInfo("sliding_window", 16, 1024, 1, 64))
 
@@ -56,9 +57,9 @@ def took(steps: Iterator[object]) -> tuple[float, float]:
         each.append((time.process_time() - began_s) * MS)
 
 
-def least(rounds: int, steps: Callable[[], Iterator[object]]) -> tuple[float, float]:
+def least(steps: Callable[[], Iterator[object]]) -> tuple[float, float]:
     """The same of several rounds, each figure by itself."""
-    whole, longest = zip(*(took(steps()) for _ in range(rounds)), strict=True)
+    whole, longest = zip(*(took(steps()) for _ in range(ROUNDS)), strict=True)
     return min(whole), min(longest)
 
 
@@ -90,8 +91,8 @@ def page(num_workers: int) -> bool:
         metrics.worker_stats(f"worker-{number}", "decode", stats)
     registry = CollectorRegistry()
     registry.register(Same(metrics.text()))
-    whole, longest = least(ROUNDS, metrics.pieces)
-    _, at_once = least(ROUNDS, lambda: _written(registry))
+    whole, longest = least(metrics.pieces)
+    _, at_once = least(lambda: _written(registry))
     return report(
         f"metrics of {num_workers} workers", whole, longest, at_once, "prometheus_client, at once"
     )
@@ -108,22 +109,20 @@ def snapshot(num_in_tier: int) -> bool:
     told = KVSnapshot(1, (pool, pool), tiers)
 
     def take_in(messages: Iterable[bytes]) -> Iterator[object]:
-        index, worker = PrefixIndex(GROUPS, 16), Incarnation("w", "e")
-        index.add(worker, 1 << 30, (1 << 30,))
+        index = new_index()
         for message in messages:
-            yield taken_in(index, worker, message)
+            yield taken_in(index, message)
 
     parts = [kv_batch_to_wire("e", part).SerializeToString() for part in told.parts()]
-    whole, longest = least(ROUNDS, lambda: take_in(parts))
-    _, at_once = least(ROUNDS, lambda: take_in([kv_batch_to_wire("e", told).SerializeToString()]))
+    whole, longest = least(lambda: take_in(parts))
+    _, at_once = least(lambda: take_in([kv_batch_to_wire("e", told).SerializeToString()]))
     lost: list[float] = []
     for _ in range(ROUNDS):
-        index, worker = PrefixIndex(GROUPS, 16), Incarnation("w", "e")
-        index.add(worker, 1 << 30, (1 << 30,))
+        index = new_index()
         for message in parts:
-            taken_in(index, worker, message)
+            taken_in(index, message)
         began_s = time.process_time()
-        index.remove(worker)
+        index.remove(WORKER)
         lost.append((time.process_time() - began_s) * MS)
     what = f"{POOL_BLOCKS:,} blocks in two groups"
     if num_in_tier:
@@ -135,13 +134,20 @@ def snapshot(num_in_tier: int) -> bool:
     return report(what, whole, longest, at_once, "one message")
 
 
-def taken_in(index: PrefixIndex, worker: Incarnation, message: bytes) -> bool:
+def new_index() -> PrefixIndex:
+    """Of one worker, of which nothing is known yet."""
+    index = PrefixIndex(GROUPS, 16)
+    index.add(WORKER, 1 << 30, (1 << 30,))
+    return index
+
+
+def taken_in(index: PrefixIndex, message: bytes) -> bool:
     """Decode what came, and let the index have it."""
     wire = kv_events_pb2.KvEventBatch.FromString(message)
     _, batch = kv_batch_from_wire(wire)
     assert isinstance(batch, KVSnapshot)
     stored = [BlocksStored(group, hashes, None, 0, 16) for group, hashes in enumerate(batch.hashes)]
-    assert index.apply(worker, batch.next_seq, batch.part, [*stored, *batch.tiers])
+    assert index.apply(WORKER, batch.next_seq, batch.part, [*stored, *batch.tiers])
     return True
 
 

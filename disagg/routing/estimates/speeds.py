@@ -20,7 +20,7 @@ from disagg.routing.worker import Worker
 STEPS_HALF_LIFE = 500.0
 FLEET_STEPS_HALF_LIFE = 100_000.0
 USUAL_MS = 4.0
-"""Of messages and commits: no less than this is an outlier, as many take no whole millisecond."""
+"""Of messages and commits less than this is no outlier: many take no whole millisecond."""
 BORROWED_STEPS = 16.0
 """A worker is as all are until it has done more than so many itself."""
 _TOKENS, _CONTEXT = PAIRS.index((0, 1)), PAIRS.index((0, 2))
