@@ -11,7 +11,8 @@ same and, *of ends only*, where the others hold what a query at each worker's en
 is all that the router does between a request of that length (*nothing*: of 100 tokens) and its
 submits; *tiers*: partly, and each worker has a tier: empty, with the same blocks as its pool, with
 more, with the whole prompt, that of three workers alone, or all that there is, as pools have lost
-it. ``--decisions`` measures these alone.
+it. *By estimated*: workers and links have been measured, so that plans are compared by their times.
+``--decisions`` measures these alone.
 ``--setup`` first creates the peer's environment.
 """
 
@@ -168,6 +169,11 @@ def decisions(*, quick: bool) -> bool:
             for lacking in (0.05, 0.2, 1.0):
                 irregular = {"groups": groups, "ends": True, "lacking": lacking}
                 reached &= decision(f"{lacking:.0%} lack their last block", order | irregular)
+        order |= {"policy": "estimated"}
+        for groups in ("full", *HYBRIDS):
+            for shape in SHAPES:
+                measured = {"groups": groups, "shape": shape}
+                reached &= decision(f"{shape}, by estimated", order | measured)
     return reached
 
 

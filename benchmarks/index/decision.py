@@ -6,7 +6,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
-from itertools import cycle
+from itertools import count, cycle
 
 from benchmarks.index.ours import groups_of, told, value
 from benchmarks.index.workload import Block, Event, holdings, prompt_blocks
@@ -15,17 +15,20 @@ from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEvent, TierStored
 from disagg.messages.registration import Contract, GroupInfo, TierInfo, WorkerInfo
 from disagg.messages.sampling import SamplingParams
-from disagg.messages.session import WorkerStats
+from disagg.messages.session import GroupTransfer, Role, Submit, TransferReport, WorkerStats
+from disagg.messages.step_times import StepShape
 from disagg.routing.actions import NewRequest, ToWorker
 from disagg.routing.core import RouterCore
+from disagg.scheduling.step_meter import StepMeter
 
 IDLE = WorkerStats(0, 0, 0, 1 << 20, 1 << 20, 0, 0, 0, 0, ready=True)
 FEW = 3
 ROLES = ("prefill", "decode", "both")
+MEASURED_STEPS = 64
 
 
 def fleet(
-    num_workers: int, groups: list[GroupInfo], tiers: tuple[TierInfo, ...]
+    num_workers: int, groups: list[GroupInfo], tiers: tuple[TierInfo, ...], policy: str
 ) -> tuple[RouterCore, list[Incarnation]]:
     """A router and its workers, all idle: the hardest case, as load chooses none of them."""
     block_tokens = groups[0].block_tokens
@@ -36,6 +39,7 @@ def fleet(
         request_timeout_ms=1000,
         records_max=16,
         worker_silent_ms=1 << 40,
+        policy=policy,
     )
     contract = Contract("m", "float32", (), "pages", 1024, block_tokens, "sha256", 1, 1)
     workers = [Incarnation(f"worker-{number}", "1") for number in range(num_workers)]
@@ -47,6 +51,51 @@ def fleet(
         core.session_up(0, name)
         core.from_worker(0, name, IDLE)
     return core, workers
+
+
+class Measured:
+    """Steps and READs of a fleet in which everything takes its time: what `estimated` goes by."""
+
+    def __init__(self) -> None:
+        self._meter = StepMeter(512)
+        self._num_steps = 0
+        for _ in range(MEASURED_STEPS):
+            self.stats()
+
+    def stats(self) -> WorkerStats:
+        """Of an idle worker that has made one step more since."""
+        self._num_steps += 1
+        size = self._num_steps % 5
+        if self._num_steps % 2:
+            shape = StepShape(64 * size, 16.0 * size, 0, 0.0)
+        else:
+            shape = StepShape(0, 0.0, 1 + size, 2.0 * size)
+        self._meter.add(shape, 10 + 0.1 * shape.num_prefill_tokens + shape.num_decodes)
+        return replace(IDLE, step_times=self._meter.times)
+
+    def reads(self, core: RouterCore) -> None:
+        """Hand-overs of short prompts, until enough is known to do without."""
+        for number in count(1):
+            name = f"measured-{number}"
+            request = NewRequest(
+                name, (1, 2, 3), (), b"", SamplingParams(5), "", revision=core.assign(name)
+            )
+            sent = [one for one in core.generate(0, request) if isinstance(one, ToWorker)]
+            who = {one.message.role: one for one in sent if isinstance(one.message, Submit)}
+            reader = who.get(Role.DECODE)
+            if reader is not None:
+                assert isinstance(reader.message, Submit)
+                num_bytes, read_ms = number << 20, 3 + number
+                group = GroupTransfer(0, "full_attention", 0, 1, "", 1, num_bytes, 0, 1, num_bytes)
+                report = TransferReport(
+                    reader.message.key, who[Role.PREFILL].worker, (group,), 1, read_ms, read_ms + 1
+                )
+                core.from_worker(0, reader.worker, report)
+            core.cancel(0, name, "measured")
+            for one in sent:
+                core.from_worker(0, one.worker, self.stats())
+            if reader is None:
+                return
 
 
 def in_tier(what: str, event: Event, num_blocks: int, chance: random.Random) -> int:
@@ -69,7 +118,13 @@ def main() -> None:
     block_tokens = order["block_tokens"]
     held_by_tiers = order.get("tiers")
     tiers = (TierInfo("host", 1 << 20),) if held_by_tiers else ()
-    core, workers = fleet(order["workers"], groups, tiers)
+    policy = order.get("policy", "prefix_then_load")
+    core, workers = fleet(order["workers"], groups, tiers, policy)
+    measured = Measured()
+    if policy == "estimated":
+        for one in workers:
+            core.from_worker(0, one, measured.stats())
+        measured.reads(core)
     ends, lacking, chance = order.get("ends", False), order.get("lacking", 0.0), random.Random(1)
     num_blocks = 0
     if order["shape"] != "nothing":
@@ -99,9 +154,13 @@ def main() -> None:
         spent.append((time.process_time_ns() - start) / 1e6)
         submits = [one for one in actions if isinstance(one, ToWorker)]
         assert submits, "a decision that submits nothing"
+        if policy == "estimated":
+            record = core.record(name)
+            assert record is not None and record.generations[0].considered, "nothing was weighed"
         core.cancel(0, name, "measured")
-        for one in submits:  # it is idle again
-            core.from_worker(0, one.worker, replace(IDLE))
+        for sent in submits:  # it is idle again
+            stats = measured.stats() if policy == "estimated" else replace(IDLE)
+            core.from_worker(0, sent.worker, stats)
     print(json.dumps({"ms": statistics.median(spent[1:]), "first_ms": spent[0]}))
 
 

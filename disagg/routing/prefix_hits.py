@@ -187,8 +187,9 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
     ) -> Iterator[list[Level]]:
         """See `levels`; of everybody, or of one worker."""
         parts: list[Boundaries] = []
-        # Who needs most says best how far to look, and where not.
-        for needed, number in sorted((self._first_needed(number), number) for number in numbers):
+        for needed, number in self._most_needed_first:
+            if number not in numbers:
+                continue
             part: Leading | Trailing
             if needed:
                 group = self._groups[number]
@@ -206,6 +207,11 @@ class PrefixHits(Mapping[Incarnation, PrefixHit]):
             return iter(())
         step = lcm(*(part.block_tokens for part in parts))
         return levels(parts, step, num_tokens, bits)
+
+    @cached_property
+    def _most_needed_first(self) -> list[tuple[int, int]]:
+        """First block needed and number of each group; who needs most says best how far to look."""
+        return sorted((self._first_needed(number), number) for number in self._numbers)
 
     def _leading(self, number: int, places: Sequence[int]) -> Leading:
         """A group's blocks from the first one on; looked for once, though several ask."""

@@ -146,10 +146,10 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
     if work.pull is not None:
         pull_ms = work.pull_ms + work.pull.link.ms(work.pull.num_bytes)
     held_ms = prefill.cost.prompt_ms(num_computed, num_before)
-    joined_ms = decode.step_ms(1, work.num_tokens) - decode.step_ms()
+    token_ms = decode.joined_ms(work.num_tokens)
     num_answer = work.num_answer_tokens
     others_ms = prefill.held_up(num_computed) * held_ms
-    others_ms += (decode.num_running + decode.num_coming) * num_answer * joined_ms
+    others_ms += (decode.num_running + decode.num_coming) * num_answer * (token_ms - decode.step_ms)
     others_ms += work.num_behind * queue_ms
     others_ms += _pushed_out_ms(work, prefill, decode) + _newcomers_ms(work, prefill, prefill_ms)
     handover_ms = 0.0
@@ -182,7 +182,7 @@ def estimate(work: Work, prefill: Place, decode: Place) -> Estimate:
         calm_tpot_ms=calm_ms + later_ms,
         stalled_tpot_ms=calm_ms + later_ms + decode.long_prompts.stall_ms / max(1, num_answer),
         stall_chance=decode.long_prompts.chance(num_answer * calm_ms),
-        stall_share=_share_of(pause_ms, decode.step_ms(1, work.num_tokens)),
+        stall_share=_share_of(pause_ms, token_ms),
     )
 
 

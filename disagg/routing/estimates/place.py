@@ -3,6 +3,7 @@
 from math import ceil, exp
 
 from disagg.messages.frozen import dataclass
+from disagg.messages.lazy import cached_property
 from disagg.messages.step_times import SCALE_TOKENS, StepShape
 from disagg.routing.estimates.answers import Answer, Steps, num_made_late
 
@@ -90,9 +91,12 @@ class LongPrompts:
 NO_LONG_PROMPTS = LongPrompts()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=False)
 class Place:
-    """A worker as far as times go: how fast it is and what it has to do already."""
+    """A worker as far as times go: how fast it is and what it has to do already.
+
+    Several plans ask the same of it, which is found out once.
+    """
 
     cost: StepCost
     num_running: int
@@ -118,28 +122,34 @@ class Place:
     long_prompts: LongPrompts = NO_LONG_PROMPTS
     """Those among the prompts that will come, in `prompt_share` as well."""
 
-    def step_ms(self, num_more: int = 0, more_tokens: float = 0) -> float:
-        """A decode step with so many sequences more, which have so many tokens together."""
-        context = (self.num_running * self.context_tokens + more_tokens) / SCALE_TOKENS
-        return self.cost.decode_step_ms(self.num_running + num_more, context)
+    @cached_property
+    def step_ms(self) -> float:
+        """A decode step as it is now."""
+        context = self.num_running * self.context_tokens
+        return self.cost.decode_step_ms(self.num_running, context / SCALE_TOKENS)
+
+    def joined_ms(self, num_tokens: float) -> float:
+        """A decode step with one sequence more, of so many tokens."""
+        context = self.num_running * self.context_tokens + num_tokens
+        return self.cost.decode_step_ms(self.num_running + 1, context / SCALE_TOKENS)
 
     def prefill_ms(self, num_tokens: float, num_before: float = 0) -> float:
         """Until tokens of a prompt are computed, beside what decodes there."""
         if num_tokens <= 0:
             return 0.0
         num_steps = ceil(num_tokens / self.step_tokens_max) if self.step_tokens_max else 1
-        return num_steps * self.step_ms() + self.cost.prompt_ms(num_tokens, num_before)
+        return num_steps * self.step_ms + self.cost.prompt_ms(num_tokens, num_before)
 
     def decode_ms(self, num_tokens: float) -> float:
         """Time per token of one sequence more, beside the prompts that come as they lately did."""
-        return self.step_ms(1, num_tokens) / self.left_share
+        return self.joined_ms(num_tokens) / self.left_share
 
     def calm_decode_ms(self, num_tokens: float) -> float:
         """The same if no long prompt comes."""
         short_share = max(0.0, self.prompt_share - self.long_prompts.share)
-        return self.step_ms(1, num_tokens) / (1 - min(short_share, PROMPT_SHARE_MAX))
+        return self.joined_ms(num_tokens) / (1 - min(short_share, PROMPT_SHARE_MAX))
 
-    @property
+    @cached_property
     def left_share(self) -> float:
         """Of its time beside prompts; never nothing."""
         return 1 - min(self.prompt_share, PROMPT_SHARE_MAX)
@@ -161,6 +171,8 @@ class Place:
             slo_tpot_ms: bound of those that have no own one; 0: none.
             mean_tokens: of an answer of which nothing else is known, as it is another router's.
         """
+        if not slo_tpot_ms and not self.answers:
+            return 0.0
         num = self.num_running + self.num_coming
         context = num * self.context_tokens
         queued_ms = self.queued_ms(self.num_queued_tokens)
@@ -174,7 +186,7 @@ class Place:
             Steps(after, queued_ms + held_ms, held_ms, self.drain_ms + held_ms),
         )
 
-    @property
+    @cached_property
     def queued_each(self) -> float:
         """Tokens of a queued prompt, on average."""
         return self.num_queued_tokens / max(1, self.num_queued)
@@ -200,16 +212,16 @@ class Place:
             num_tokens: to be computed of it.
         """
         if not self.num_queued_tokens:
-            return self.step_ms() / 2 if self.num_running else 0.0
+            return self.step_ms / 2 if self.num_running else 0.0
         before = self.tokens_before(num_tokens)
         num_steps = max(1.0, before / self.step_tokens_max) if self.step_tokens_max else 1.0
-        return self.queued_ms(before) + num_steps * self.step_ms()
+        return self.queued_ms(before) + num_steps * self.step_ms
 
-    @property
+    @cached_property
     def drain_ms(self) -> float:
         """Until everything is computed that is queued."""
         num_steps = self.num_queued_tokens / (self.step_tokens_max or self.num_queued_tokens or 1)
-        return self.queued_ms(self.num_queued_tokens) + num_steps * self.step_ms()
+        return self.queued_ms(self.num_queued_tokens) + num_steps * self.step_ms
 
     def queued_ms(self, num_tokens: float) -> float:
         """What so many of the queued tokens add to the steps that they are in."""
@@ -251,4 +263,4 @@ class Place:
         num_missing = self.num_requests + 1 - self.sequences_max if self.sequences_max else 0
         if num_missing <= 0:
             return 0.0
-        return num_missing * num_answer_tokens * self.step_ms() / self.sequences_max
+        return num_missing * num_answer_tokens * self.step_ms / self.sequences_max

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from disagg.messages.identity import Incarnation
+from disagg.messages.lazy import cached_property
 from disagg.messages.registration import WorkerInfo
-from disagg.routing.estimates.arrivals import NO_NEWCOMERS
+from disagg.routing.estimates.arrivals import Newcomers
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import Estimate, Move, Work, estimate
 from disagg.routing.estimates.kv_bytes import handover_bytes, pull_bytes, tokens_of
@@ -40,13 +42,11 @@ class Appraiser:
         self._slo_tpot_ms = slo_tpot_ms
         self._places: dict[Incarnation, Place | None] = {}
         self._queues: list[tuple[Incarnation, float]] = []
-        self._newcomers = NO_NEWCOMERS
 
     def think_of_newcomers(self, shortest: Iterable[Candidate]) -> None:
         """From now on plans cost those who come later; two with the shortest queues are enough."""
         places = ((one.incarnation, self._place(one)) for one in shortest)
         self._queues = [(who, place.drain_ms) for who, place in places if place is not None]
-        self._newcomers = self._speeds.newcomers(self._demand.slo.ttft_ms)
 
     def appraise(self, plan: Plan) -> Plan:
         """The same plan, whose workers may be anywhere, with its estimate."""
@@ -66,7 +66,7 @@ class Appraiser:
         return self._places[who]
 
     def _estimate(self, plan: Plan) -> Estimate | None:
-        demand, speeds = self._demand, self._speeds
+        demand = self._demand
         prefill = self._place(plan.prefill)
         decode = prefill if plan.local else self._place(plan.decode)
         if prefill is None or decode is None:
@@ -87,27 +87,39 @@ class Appraiser:
         if others_free_ms:  # or there is room for whoever comes
             compute_ms = prefill.prefill_ms(demand.num_tokens - num_found, num_found)
             newcomers_per_ms = self._newcomers.shorter_per_ms(compute_ms)
-        work = Work(
-            num_tokens=demand.num_tokens,
+        work = self._work_of_any(
             num_found=num_found,
-            num_answer_tokens=demand.num_answer_tokens,
-            spread_tokens=speeds.answer_tokens,
             load_ms=load_ms,
             pull=pull,
             handover=handover,
+            num_held=min(plan.prefill.found_tokens, num_found),
+            newcomers_per_ms=newcomers_per_ms,
+            others_free_ms=others_free_ms,
+            handed_tokens=tokens_of(plan.decode.info, handover.num_bytes) if handover else 0.0,
+        )
+        return estimate(work, prefill, decode)
+
+    @cached_property
+    def _work_of_any(self) -> partial[Work]:
+        """What is the same in every plan of the request."""
+        demand, speeds = self._demand, self._speeds
+        return partial(
+            Work,
+            num_tokens=demand.num_tokens,
+            num_answer_tokens=demand.num_answer_tokens,
+            spread_tokens=speeds.answer_tokens,
             reserve_ms=speeds.reserve_ms,
             message_ms=speeds.message_ms,
             pull_ms=speeds.pull_ms,
             commit_ms=speeds.commit_ms,
             num_behind=demand.num_behind,
-            num_held=min(plan.prefill.found_tokens, num_found),
             found_share=speeds.found_share,
-            newcomers_per_ms=newcomers_per_ms,
-            others_free_ms=others_free_ms,
             slo_tpot_ms=self._slo_tpot_ms,
-            handed_tokens=tokens_of(plan.decode.info, handover.num_bytes) if handover else 0.0,
         )
-        return estimate(work, prefill, decode)
+
+    @cached_property
+    def _newcomers(self) -> Newcomers:
+        return self._speeds.newcomers(self._demand.slo.ttft_ms)
 
     def _others_free_ms(self, prefill: Candidate) -> float:
         if not self._queues:

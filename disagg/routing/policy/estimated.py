@@ -189,4 +189,4 @@ class _Others:
             return
         more = owner.found_tokens - plan.prefill.found_tokens
         why = f"{plan.reason}; pulls {more} more tokens of the prefix from {owner.name}"
-        yield replace(plan, pull=owner, reason=why)
+        yield Plan(plan.prefill, plan.decode, why, owner)
