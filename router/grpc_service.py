@@ -99,7 +99,10 @@ class GrpcService(RouterServicer):
             self.take_in(request)
         except DisaggError as error:
             await _abort(context, error)
-        return registration_pb2.RegisterResponse(heartbeat_ms=self._options.heartbeat_ms)
+        pace = self._dispatcher.core.report_pace
+        return registration_pb2.RegisterResponse(
+            heartbeat_ms=pace.heartbeat_ms, stats_ms=pace.stats_ms
+        )
 
     def take_in(self, request: registration_pb2.RegisterRequest) -> None:
         """Take in a registration or heartbeat.

@@ -103,6 +103,7 @@ class Control:
         checksums: ComputesChecksums | None = None,
         *,
         on_drained: Callable[[], None] = lambda: None,
+        report_pace_ms: Callable[[], int] = lambda: 0,
         routers_max: int = ROUTERS_MAX,
     ) -> None:
         self.core = core
@@ -113,6 +114,7 @@ class Control:
         self._engine = EngineThreads(engine)
         self._transport = OwnTransport(transport)
         self._on_failed, self._on_drained = on_failed, on_drained
+        self._report_pace_ms = report_pace_ms
         self._trace = trace
         self._links: PeerLinks | None = None
         self._pace = StepPace(core.limits.max_step_tokens)
@@ -337,7 +339,7 @@ class Control:
         counts = {**self._pace.prefill_speed, **sums}
         stats = worker_stats(self.core, tier_counts, counts, self._pace.step_times)
         loaded = bool(self.core.sequences or self.core.leases.num_live)
-        self._sessions.report(self._now_ms(), stats, loaded=loaded)
+        self._sessions.report(self._now_ms(), stats, loaded=loaded, pace_ms=self._report_pace_ms())
         return []
 
     async def _tick_forever(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +28,33 @@ BACK_OFF_MAX = 8
 """A router that is away is tried again after up to so many heartbeats, but within
 `BACK_OFF_MAX_S`: it may be back at any moment."""
 BACK_OFF_MAX_S = 5.0
+ASKED_MS_MAX = 10_000
+"""What a router asks for is done up to here."""
+
+
+@dataclass(slots=True)
+class RouterAnswers:
+    """What routers said last when the worker registered, each by its address."""
+
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Why it has not registered it; "" where it has."""
+    paces: dict[str, registration_pb2.RegisterResponse] = field(default_factory=dict)
+    """How often it wants to hear from the worker."""
+
+    @property
+    def stats_ms(self) -> int:
+        """Between two stats, as the router wants it that wants fewest; 0: nobody cares."""
+        return min(ASKED_MS_MAX, max((one.stats_ms for one in self.paces.values()), default=0))
+
+    def heartbeat_ms(self, address: str) -> int:
+        """Between two registrations with a router; 0: it does not care."""
+        pace = self.paces.get(address)
+        return min(ASKED_MS_MAX, pace.heartbeat_ms) if pace is not None else 0
+
+    def forget(self, address: str) -> None:
+        """A router has gone."""
+        self.refusals.pop(address, None)
+        self.paces.pop(address, None)
 
 
 async def keep_registered_everywhere(
@@ -35,15 +63,13 @@ async def keep_registered_everywhere(
     heartbeat_ms: int,
     discovery_ms: int,
     connections: Connections,
-    answers: dict[str, str] | None = None,
+    answers: RouterAnswers,
 ) -> None:
     """Register with every router for ever, as they come and go, each time with what ``info`` says.
 
     One that is not found any more, as a replica that is about to end, is registered with until it
-    is gone: its requests are still served. What each of them answers is kept in ``answers``, see
-    `keep_registered`.
+    is gone: its requests are still served. What each of them answers is kept in ``answers``.
     """
-    answers = {} if answers is None else answers
     tasks: dict[str, asyncio.Task[None]] = {}
     try:
         while True:
@@ -53,7 +79,7 @@ async def keep_registered_everywhere(
             for address in discovery.found - tasks.keys():
                 finds = partial(discovery.finds, address)
                 registering = keep_registered(
-                    address, info, heartbeat_ms, connections, finds, answers
+                    address, info, heartbeat_ms, connections, answers, finds
                 )
                 tasks[address] = asyncio.create_task(registering, name=f"router {address}")
             await asyncio.sleep(discovery_ms / 1000)
@@ -68,15 +94,13 @@ async def keep_registered(
     info: Callable[[], WorkerInfo],
     heartbeat_ms: int,
     connections: Connections,
+    answers: RouterAnswers,
     is_found: Callable[[], bool] = lambda: True,
-    answers: dict[str, str] | None = None,
 ) -> None:
     """Register with one router until it is away and not found any more; log what changes.
 
-    Its last answer is kept in ``answers``, by its address: why it has not registered the worker;
-    "" where it has.
+    Its last answer is kept in ``answers``.
     """
-    answers = {} if answers is None else answers
     logged, num_failures = "", 0
     while True:
         certificate = connections.certificate
@@ -84,18 +108,21 @@ async def keep_registered(
             stub = cast("RouterAsyncStub", RouterStub(channel))
             # A channel keeps the certificate it was made with.
             while certificate is connections.certificate:
-                level, now = await _register(
+                level, now, pace = await _register(
                     stub, worker_info_to_wire(info()), secured=certificate is not None
                 )
-                num_failures = 0 if level == logging.INFO else num_failures + 1
-                answers[address] = now if num_failures else ""
+                num_failures = 0 if pace is not None else num_failures + 1
+                answers.refusals[address] = now if num_failures else ""
+                if pace is not None:
+                    answers.paces[address] = pace
                 if now != logged:
                     log.log(level, "router %s: %s", address, now)
                     logged = now
                 if num_failures and not is_found():
-                    del answers[address]
+                    answers.forget(address)
                     return
-                await asyncio.sleep(pause_s(heartbeat_ms / 1000, num_failures))
+                asked_ms = 0 if num_failures else answers.heartbeat_ms(address)
+                await asyncio.sleep(pause_s(max(heartbeat_ms, asked_ms) / 1000, num_failures))
 
 
 def pause_s(heartbeat_s: float, num_failures: int) -> float:
@@ -109,14 +136,14 @@ def pause_s(heartbeat_s: float, num_failures: int) -> float:
 
 async def _register(
     stub: "RouterAsyncStub", request: registration_pb2.RegisterRequest, *, secured: bool
-) -> tuple[int, str]:
-    """Register once; returns what to log, and at which level."""
+) -> tuple[int, str, registration_pb2.RegisterResponse | None]:
+    """Register once; returns what to log, at which level, and the answer if there is one."""
     try:
-        await stub.Register(request, timeout=REGISTER_TIMEOUT_S)
+        pace = await stub.Register(request, timeout=REGISTER_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         said = f"not registered: {error.code().name}: {error.details()}"
         if error.code() is grpc.StatusCode.ALREADY_EXISTS:
-            return logging.ERROR, said
+            return logging.ERROR, said, None
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             # Refused handshakes look like a router that is away.
             said += (
@@ -124,5 +151,5 @@ async def _register(
                 if secured
                 else " (if it runs: has it a certificate, and this worker none?)"
             )
-        return logging.WARNING, said
-    return logging.INFO, "registered"
+        return logging.WARNING, said, None
+    return logging.INFO, "registered", pace

@@ -70,17 +70,20 @@ class RouterSessions:
         for session in list(self._sessions.values()):
             session.send(message)
 
-    def report(self, now_ms: int, stats: WorkerStats, *, loaded: bool) -> None:
+    def report(self, now_ms: int, stats: WorkerStats, *, loaded: bool, pace_ms: int = 0) -> None:
         """Send stats to everybody who has not got the same before.
 
         Args:
             now_ms: the time.
             stats: as they are now.
             loaded: something goes on here: even the same ones are sent every `BEAT_MS`.
+            pace_ms: so long after the last ones others are sent, if they are not urgent.
         """
         for session in list(self._sessions.values()):
-            beats = loaded and now_ms - session.told_ms >= BEAT_MS
-            if session.told != stats or beats:
+            since_ms = now_ms - session.told_ms
+            changed = session.told != stats and since_ms >= pace_ms
+            beats = loaded and since_ms >= max(BEAT_MS, pace_ms)
+            if changed or beats or _is_urgent(session.told, stats):
                 session.told, session.told_ms = stats, now_ms
                 session.send(stats)
 
@@ -93,3 +96,8 @@ class RouterSessions:
         session = self._sessions.get(router)
         if session is not None:
             session.told = None
+
+
+def _is_urgent(told: WorkerStats | None, stats: WorkerStats) -> bool:
+    """Whether a router has to know now: it is waiting for stats, or may plan what is refused."""
+    return told is None or (told.ready, told.draining) != (stats.ready, stats.draining)

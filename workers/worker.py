@@ -42,7 +42,7 @@ from disagg.workers.peer_links import GrpcPeerLinks
 from disagg.workers.pool_region import PoolRegion
 from disagg.workers.ranked_checksums import start_checksums
 from disagg.workers.ranked_transport import RankedTransport
-from disagg.workers.registration import keep_registered_everywhere
+from disagg.workers.registration import RouterAnswers, keep_registered_everywhere
 from disagg.workers.request_trace import trace_of_worker
 from disagg.workers.router_discovery import RouterDiscovery, RoutersOfCluster
 from disagg.workers.service import WorkerService
@@ -109,7 +109,8 @@ class Worker:
         self.role = options.role
         self.control: Control | None = None
         self.routers_of_cluster: RoutersOfCluster | None = None
-        self.registrations: dict[str, str] = {}
+        self._answers = RouterAnswers()
+        self.registrations = self._answers.refusals
         self._engine_factory = engine_factory
         self._transport_factory = transport_factory
         self._failed_event = threading.Event()
@@ -207,6 +208,7 @@ class Worker:
             tier_copies,
             checksums,
             on_drained=self._stop.set,
+            report_pace_ms=lambda: self._answers.stats_ms,
             routers_max=options.routers_max,
         )
         server = self._connections.server(CHANNEL_OPTIONS)
@@ -242,7 +244,7 @@ class Worker:
             options.heartbeat_ms,
             options.discovery_ms,
             self._connections,
-            self.registrations,
+            self._answers,
         )
         tasks = [
             asyncio.create_task(registering, name="routers"),

@@ -156,7 +156,8 @@ def main() -> None:
         assert submits, "a decision that submits nothing"
         if policy == "estimated":
             record = core.record(name)
-            assert record is not None and record.generations[0].considered, "nothing was weighed"
+            assert record is not None
+            assert record.generations[0].considered, "nothing was weighed"
         core.cancel(0, name, "measured")
         for sent in submits:  # it is idle again
             stats = measured.stats() if policy == "estimated" else replace(IDLE)

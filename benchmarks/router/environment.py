@@ -33,7 +33,14 @@ def check_peers(names: Sequence[str]) -> None:
             sys.exit(f"{BIN / name} is missing: python -m benchmarks.router --setup")
 
 
-def start_ours(checkpoint: Path, grpc_port: int, log: Path, *, num_processes: int = 1) -> Program:
+def start_ours(
+    checkpoint: Path,
+    grpc_port: int,
+    log: Path,
+    *,
+    num_processes: int = 1,
+    worker_silent_ms: int = 600_000,  # workers here send no heartbeats
+) -> Program:
     """``disagg router`` with its defaults; workers register at the gRPC port."""
     port = free_port()
     settings = (
@@ -41,7 +48,7 @@ def start_ours(checkpoint: Path, grpc_port: int, log: Path, *, num_processes: in
         f"router.grpc_port={grpc_port}",
         "router.admin_port=0",
         f"model.name={MODEL}",
-        "router.worker_silent_ms=600000",  # scripted workers send no heartbeats
+        f"router.worker_silent_ms={worker_silent_ms}",
         f"router.processes={num_processes}",
     )
     given = [part for setting in settings for part in ("--set", setting)]

@@ -39,6 +39,7 @@ from disagg.routing.planner import Planner
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY, make_policy
 from disagg.routing.record import RequestRecord
+from disagg.routing.report_pace import ReportPace
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_lifecycle import RequestLifecycle
 from disagg.routing.revisions import (
@@ -151,6 +152,11 @@ class RouterCore:
     def fleet(self) -> tuple[WorkerView, ...]:
         """All workers known now, by id."""
         return tuple(self._fleet.views(self._live.num_by_worker()))
+
+    @property
+    def report_pace(self) -> ReportPace:
+        """How often each worker should report; to be said in answer to its registration."""
+        return self._fleet.report_pace
 
     @property
     def full_roles(self) -> frozenset[str]:

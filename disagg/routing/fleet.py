@@ -13,6 +13,7 @@ from disagg.messages.session import WorkerStats
 from disagg.routing.bad_pairs import BadPairs
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits
+from disagg.routing.report_pace import ReportPace, report_pace
 from disagg.routing.revisions import Revision, Revisions, RevisionView
 from disagg.routing.rooms import Rooms
 from disagg.routing.roster import Roster
@@ -68,12 +69,17 @@ class Fleet:
         self.speeds = Speeds()
         self.bad_pairs = BadPairs(silent_ms)
         self._silent_ms = silent_ms
-        busy_ms = silent_ms if silent_busy_ms is None else silent_busy_ms
-        self._silence = Silence(silent_ms, busy_ms)
+        self._silent_busy_ms = silent_ms if silent_busy_ms is None else silent_busy_ms
+        self._silence = Silence(silent_ms, self._silent_busy_ms)
         self._workers: dict[str, Worker] = {}
         self._indexes: dict[tuple[str, tuple[GroupInfo, ...]], PrefixIndex] = {}
         """By revision and layout."""
         self._lives = WorkerLives()
+
+    @property
+    def report_pace(self) -> ReportPace:
+        """How often each worker should report."""
+        return report_pace(len(self._workers), self._silent_ms, self._silent_busy_ms)
 
     def __contains__(self, incarnation: Incarnation) -> bool:
         return self._find(incarnation) is not None

@@ -283,15 +283,22 @@ global___RegisterRequest = RegisterRequest
 
 @typing.final
 class RegisterResponse(google.protobuf.message.Message):
+    """How often the router wants to hear from each of its workers; the more there are, the less often."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HEARTBEAT_MS_FIELD_NUMBER: builtins.int
+    STATS_MS_FIELD_NUMBER: builtins.int
     heartbeat_ms: builtins.int
+    """at least so long between two registrations"""
+    stats_ms: builtins.int
+    """the same between two stats of which none is urgent"""
     def __init__(
         self,
         *,
         heartbeat_ms: builtins.int = ...,
+        stats_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_ms", b"heartbeat_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_ms", b"heartbeat_ms", "stats_ms", b"stats_ms"]) -> None: ...
 
 global___RegisterResponse = RegisterResponse

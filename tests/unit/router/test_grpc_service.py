@@ -1,14 +1,17 @@
 """The router's gRPC service over plain gRPC."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from disagg.messages import kv_events
+from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVSnapshot
 from disagg.testing.scripted_worker import HASHER
+from disagg.wire.registration_codec import worker_info_to_wire
 from disagg.wire.v1 import registration_pb2, router_pb2, sampling_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from tests.unit.router.scripted_worker import BOUND_S, stored
@@ -144,6 +147,17 @@ async def test_a_malformed_registration_is_the_fault_of_who_sent_it(house, stub)
         await stub.Register(registration_pb2.RegisterRequest(address="127.0.0.1:1"))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "RegisterRequest." in (refused.value.details() or "")
+
+
+async def test_a_registration_is_answered_with_how_often_to_report(house, stub):
+    request = worker_info_to_wire(house.workers[0].info)
+    answer = await stub.Register(request)
+    assert (answer.heartbeat_ms, answer.stats_ms) == (5, 2), "of one worker"
+    for number in range(300):  # no session with any of them comes up
+        info = replace(house.workers[0].info, incarnation=Incarnation(f"more-{number}", "e"))
+        house.app.dispatcher.core.register(0, info)
+    answer = await stub.Register(request)
+    assert (answer.heartbeat_ms, answer.stats_ms) == (1_505, 602)
 
 
 async def test_a_cancelled_generate_is_cancelled_at_the_worker(house, stub):

@@ -9,7 +9,7 @@ import pytest
 
 from disagg.messages.session import WorkerIdClaimed
 from disagg.tls.connections import Connections
-from disagg.workers.registration import keep_registered
+from disagg.workers.registration import RouterAnswers, keep_registered
 
 NUM_TOKENS = 8
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": NUM_TOKENS, "temperature": 0}
@@ -63,7 +63,9 @@ async def test_the_newcomer_says_it_as_an_error(house, caplog, epoch):
     info = replace(holder, incarnation=holder.incarnation._replace(epoch=epoch))
     address = f"127.0.0.1:{house.app.grpc_port}"
     with caplog.at_level(logging.INFO, logger="disagg.workers.registration"):
-        trying = asyncio.create_task(keep_registered(address, lambda: info, 1, Connections("")))
+        answers = RouterAnswers()
+        registering = keep_registered(address, lambda: info, 1, Connections(""), answers)
+        trying = asyncio.create_task(registering)
         await house.until(lambda: caplog.records, "an answer")
         before = house.app.dispatcher.core.counters["registrations_refused", "worker_id_taken"]
         counters = house.app.dispatcher.core.counters

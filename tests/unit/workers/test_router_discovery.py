@@ -16,7 +16,13 @@ from disagg.tls.connections import Connections
 from disagg.wire.v1 import registration_pb2, router_pb2_grpc
 from disagg.workers import registration, router_discovery
 from disagg.workers.actor import why_unregistered
-from disagg.workers.registration import BACK_OFF_MAX_S, keep_registered_everywhere, pause_s
+from disagg.workers.registration import (
+    ASKED_MS_MAX,
+    BACK_OFF_MAX_S,
+    RouterAnswers,
+    keep_registered_everywhere,
+    pause_s,
+)
 from disagg.workers.router_discovery import RouterDiscovery
 
 NAME = "routers.test"
@@ -112,16 +118,17 @@ def test_a_worker_outside_a_cluster_finds_nobody_there(caplog: pytest.LogCapture
 
 
 class RouterService(router_pb2_grpc.RouterServicer):
-    """Counts registrations."""
+    """Counts registrations; asks for a pace."""
 
     def __init__(self) -> None:
         self.num_registered = 0
+        self.answer = registration_pb2.RegisterResponse(heartbeat_ms=10)
 
     async def Register(
         self, request: registration_pb2.RegisterRequest, context: object
     ) -> registration_pb2.RegisterResponse:
         self.num_registered += 1
-        return registration_pb2.RegisterResponse(heartbeat_ms=10)
+        return self.answer
 
     def Generate(self, request: object, context: object) -> Any:
         raise NotImplementedError
@@ -153,10 +160,11 @@ async def registered_as_routers_come_and_go(names: Names, logged: Callable[[], s
     async with router_at("127.0.0.2") as (first, port):
         names.addresses = ("127.0.0.2", "127.0.0.3")
         discovery = RouterDiscovery((f"dns:{NAME}:{port}",))
-        answers: dict[str, str] = {}
+        router_answers = RouterAnswers()
+        answers = router_answers.refusals
         assert why_unregistered(answers) == "it knows of no router"
         registering = keep_registered_everywhere(
-            discovery, lambda: INFO, 20, 20, Connections(""), answers
+            discovery, lambda: INFO, 20, 20, Connections(""), router_answers
         )
         task = asyncio.create_task(registering)
         await until(lambda: first.num_registered > 1, "registered, again and again")
@@ -186,6 +194,32 @@ def test_every_router_is_registered_with_as_they_come_and_go(
 ) -> None:
     monkeypatch.setattr(registration, "REGISTER_TIMEOUT_S", 1.0)
     asyncio.run(registered_as_routers_come_and_go(names, lambda: caplog.text))
+
+
+async def registered_as_often_as_asked(names: Names) -> None:
+    async with router_at("127.0.0.2") as (busy, port), router_at("127.0.0.3", port) as (idle, _):
+        names.addresses = ("127.0.0.2", "127.0.0.3")
+        busy.answer = registration_pb2.RegisterResponse(heartbeat_ms=60_000, stats_ms=700)
+        idle.answer = registration_pb2.RegisterResponse(stats_ms=300)
+        answers = RouterAnswers()
+        assert answers.stats_ms == 0, "nobody has asked yet"
+        discovery = RouterDiscovery((f"dns:{NAME}:{port}",))
+        registering = keep_registered_everywhere(
+            discovery, lambda: INFO, 20, 20, Connections(""), answers
+        )
+        task = asyncio.create_task(registering)
+        await until(lambda: idle.num_registered > 10, "who asks for nothing hears as ever")
+        assert busy.num_registered == 1
+        assert answers.stats_ms == 700, "who has most workers says how often"
+        idle.answer = registration_pb2.RegisterResponse(stats_ms=1 << 31)
+        await until(lambda: answers.stats_ms > 700, "another answer")
+        assert answers.stats_ms == ASKED_MS_MAX, "no router makes a worker fall silent"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_router_says_how_often_it_wants_to_hear(names: Names) -> None:
+    asyncio.run(registered_as_often_as_asked(names))
 
 
 def test_who_is_away_is_tried_less_and_less_often_up_to_a_bound() -> None:
