@@ -89,6 +89,7 @@ class Control:
 
     Attributes:
         core: the decisions; read-only for others.
+        report_pace_ms: so long after stats or KV events come the next ones at the earliest.
         changed: set, and replaced by a new one, after every event (KV event streams wait on it).
     """
 
@@ -114,7 +115,7 @@ class Control:
         self._engine = EngineThreads(engine)
         self._transport = OwnTransport(transport)
         self._on_failed, self._on_drained = on_failed, on_drained
-        self._report_pace_ms = report_pace_ms
+        self.report_pace_ms = report_pace_ms
         self._trace = trace
         self._links: PeerLinks | None = None
         self._pace = StepPace(core.limits.max_step_tokens)
@@ -339,7 +340,7 @@ class Control:
         counts = {**self._pace.prefill_speed, **sums}
         stats = worker_stats(self.core, tier_counts, counts, self._pace.step_times)
         loaded = bool(self.core.sequences or self.core.leases.num_live)
-        self._sessions.report(self._now_ms(), stats, loaded=loaded, pace_ms=self._report_pace_ms())
+        self._sessions.report(self._now_ms(), stats, loaded=loaded, pace_ms=self.report_pace_ms())
         return []
 
     async def _tick_forever(self) -> None:

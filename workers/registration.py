@@ -28,8 +28,9 @@ BACK_OFF_MAX = 8
 """A router that is away is tried again after up to so many heartbeats, but within
 `BACK_OFF_MAX_S`: it may be back at any moment."""
 BACK_OFF_MAX_S = 5.0
-ASKED_MS_MAX = 10_000
-"""What a router asks for is done up to here."""
+HEARTBEAT_MS_MAX = 10_000
+STATS_MS_MAX = 1_000
+"""What a router asks for is done up to here: other routers go by the same stats."""
 
 
 @dataclass(slots=True)
@@ -44,12 +45,12 @@ class RouterAnswers:
     @property
     def stats_ms(self) -> int:
         """Between two stats, as the router wants it that wants fewest; 0: nobody cares."""
-        return min(ASKED_MS_MAX, max((one.stats_ms for one in self.paces.values()), default=0))
+        return min(STATS_MS_MAX, max((one.stats_ms for one in self.paces.values()), default=0))
 
     def heartbeat_ms(self, address: str) -> int:
         """Between two registrations with a router; 0: it does not care."""
         pace = self.paces.get(address)
-        return min(ASKED_MS_MAX, pace.heartbeat_ms) if pace is not None else 0
+        return min(HEARTBEAT_MS_MAX, pace.heartbeat_ms) if pace is not None else 0
 
     def forget(self, address: str) -> None:
         """A router has gone."""

@@ -24,6 +24,7 @@ from disagg.wire.stats_codec import stats_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1 import kv_events_pb2, peer_pb2, session_pb2, worker_pb2, worker_pb2_grpc
 from disagg.workers.control import Control
+from disagg.workers.kv_event_stream import follow
 from disagg.workers.peer_links import GrpcPeerLinks
 
 log = logging.getLogger(__name__)
@@ -125,23 +126,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         request: kv_events_pb2.KvEventsRequest,
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> AsyncIterator[kv_events_pb2.KvEventBatch]:
-        """Events from a number on; a snapshot where the log does not reach back so far."""
-        events = self._control.core.kv.events
-        sequence, epoch = int(request.from_sequence), self._me.epoch
-        while True:
-            changed = self._control.changed
-            batch = events.since(sequence)
-            if batch is None:
-                snapshot = events.snapshot()
-                sequence = snapshot.next_seq
-                for part in snapshot.parts():
-                    yield kv_batch_to_wire(epoch, part)
-            elif batch.events:
-                sequence = batch.next_seq
-                for some in batch.parts():
-                    yield kv_batch_to_wire(epoch, some)
-            if events.next_seq == sequence:
-                await changed.wait()
+        """See `follow`."""
+        control = self._control
+        batches = follow(
+            control.core.kv.events,
+            int(request.from_sequence),
+            lambda: control.changed,
+            control.report_pace_ms,
+        )
+        async for batch in batches:
+            yield kv_batch_to_wire(self._me.epoch, batch)
 
     async def Peer(
         self,

@@ -1,8 +1,9 @@
 """What a fleet's reports take of a router: ``python -m benchmarks.router.fleet``.
 
 10 to 1,000 workers without engines register with ``disagg router``, each with a session of its own,
-and send stats as real ones do: idle ones say nothing new, busy ones have other stats whenever they
-are looked at, ten times a second. Nobody asks for anything: what it shows is how much of a core
+and send stats and KV events as real ones do: idle ones say nothing new, busy ones have other stats
+whenever they are looked at, ten times a second, and some of their blocks change with every step, 20
+times a second. Nobody asks for anything: what it shows is how much of a core
 (user and system, all threads) is left for requests. Beside it the same, where the router asks for
 no pace. Target: a fleet takes a quarter of a core. ``--quick``: up to 100 workers.
 """

@@ -17,7 +17,7 @@ class ReportPace:
     heartbeat_ms: int
     """At least so long between two registrations."""
     stats_ms: int
-    """And between two stats of which none is urgent."""
+    """And between two stats of which none is urgent, and between two batches of KV events."""
 
 
 def report_pace(num_workers: int, silent_ms: int, silent_busy_ms: int) -> ReportPace:

@@ -292,7 +292,7 @@ class RegisterResponse(google.protobuf.message.Message):
     heartbeat_ms: builtins.int
     """at least so long between two registrations"""
     stats_ms: builtins.int
-    """the same between two stats of which none is urgent"""
+    """the same between two stats of which none is urgent, and between two batches of KV events"""
     def __init__(
         self,
         *,

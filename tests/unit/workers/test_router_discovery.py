@@ -5,25 +5,30 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from disagg.messages.identity import Incarnation
 from disagg.messages.registration import Contract, GroupInfo, WorkerInfo
+from disagg.testing.scripted_worker import HASH_KEY
 from disagg.tls.connections import Connections
 from disagg.wire.v1 import registration_pb2, router_pb2_grpc
 from disagg.workers import registration, router_discovery
 from disagg.workers.actor import why_unregistered
+from disagg.workers.options import WorkerOptions
 from disagg.workers.registration import (
-    ASKED_MS_MAX,
     BACK_OFF_MAX_S,
+    STATS_MS_MAX,
     RouterAnswers,
     keep_registered_everywhere,
     pause_s,
 )
 from disagg.workers.router_discovery import RouterDiscovery
+from disagg.workers.worker import Worker
+from tests.unit.workers.engines.digest_engine import DigestEngine
+from tests.unit.workers.lone_worker import NoTransport
 
 NAME = "routers.test"
 BOUND_S = 60.0
@@ -213,13 +218,39 @@ async def registered_as_often_as_asked(names: Names) -> None:
         assert answers.stats_ms == 700, "who has most workers says how often"
         idle.answer = registration_pb2.RegisterResponse(stats_ms=1 << 31)
         await until(lambda: answers.stats_ms > 700, "another answer")
-        assert answers.stats_ms == ASKED_MS_MAX, "no router makes a worker fall silent"
+        assert answers.stats_ms == STATS_MS_MAX, "no router makes a worker fall silent"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_router_says_how_often_it_wants_to_hear(names: Names) -> None:
     asyncio.run(registered_as_often_as_asked(names))
+
+
+async def pace_of_a_workers_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with router_at("127.0.0.1") as (router, port):
+        router.answer = registration_pb2.RegisterResponse(stats_ms=700)
+        worker = Worker(
+            WorkerOptions(*("w", "both", "", "digest", (f"127.0.0.1:{port}",)), hash_key=HASH_KEY),
+            engine_factory=lambda _: DigestEngine(8),
+            transport_factory=lambda *_: cast(Any, NoTransport()),
+        )
+        await asyncio.to_thread(worker.start)
+        paces: list[int] = []
+        assert worker.control is not None
+        report = worker.control._sessions.report
+
+        def noted(*args: Any, pace_ms: int, **options: Any) -> None:
+            paces.append(pace_ms)
+            report(*args, pace_ms=pace_ms, **options)
+
+        monkeypatch.setattr(worker.control._sessions, "report", noted)
+        await until(lambda: 700 in paces, "reports at the router's pace")
+        assert await asyncio.to_thread(worker.stop)
+
+
+def test_a_worker_reports_at_its_routers_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(pace_of_a_workers_reports(monkeypatch))
 
 
 def test_who_is_away_is_tried_less_and_less_often_up_to_a_bound() -> None:
