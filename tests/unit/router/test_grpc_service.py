@@ -155,7 +155,7 @@ async def test_a_registration_is_answered_with_how_often_to_report(house, stub):
     assert (answer.heartbeat_ms, answer.stats_ms) == (5, 2), "of one worker"
     for number in range(300):  # no session with any of them comes up
         info = replace(house.workers[0].info, incarnation=Incarnation(f"more-{number}", "e"))
-        house.app.dispatcher.core.register(0, info)
+        house.app.dispatcher.core.register(house.app.dispatcher.now_ms(), info)
     answer = await stub.Register(request)
     assert (answer.heartbeat_ms, answer.stats_ms) == (1_505, 602)
 
