@@ -97,7 +97,6 @@ class RouterOptions:
     """A request that stands still for so long fails with 504."""
     records_max: int = 1024
     """Finished requests whose record stays readable."""
-    heartbeat_ms: int = 1_000
     worker_silent_ms: int = 10_000
     """A worker that sends nothing for so long is dropped."""
     worker_silent_busy_ms: int = 1_500

@@ -88,7 +88,6 @@ def router_options(settings: Settings) -> RouterOptions:
         chat_template=settings.model.chat_template,
         tool_call_parser=settings.model.tool_call_parser,
         reasoning_parser=settings.model.reasoning_parser,
-        heartbeat_ms=settings.cluster.heartbeat_ms,
         tls_directory=settings.cluster.tls_directory,
         allow_insecure=settings.cluster.allow_insecure,
         # Workers without a preferred role are there to do both.
