@@ -7,16 +7,14 @@ from disagg.routing.actions import Fail, NewRequest, RouterAction
 from disagg.routing.end_pace import EndPace
 from disagg.routing.fair_queue import FairQueue
 from disagg.routing.fleet import Fleet
-from disagg.routing.holds import Holds
 from disagg.routing.live_requests import LiveRequests
+from disagg.routing.looks import Looks
 from disagg.routing.planner import Planner
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_lifecycle import RequestLifecycle
 
 HEADS_MAX = 16
-"""Tenants whose first request is tried at one look; a plan costs up to a millisecond."""
-HELD_MAX = 2
-"""Of those that wait by choice behind such a one, who are tried besides, by turns."""
+"""Tenants whose first request is tried at one look; and how many may begin to wait by choice."""
 
 
 class Admission:
@@ -60,8 +58,7 @@ class Admission:
         self._queue = turns
         self._pace = pace
         self._waiting: dict[str, RoutedRequest] = {}
-        self._holds = Holds()
-        """Of those that wait, who did so by choice when it was looked at."""
+        self._looks = Looks()
         self._places_kept: dict[int, int] = {}
         """For requests that are still to come, by their group."""
         self._moved_ms = 0
@@ -102,6 +99,7 @@ class Admission:
                 self._places_kept[request.group] = request.num_following
         self._waiting[request.request_id] = routed
         self._queue.push(request.tenant, request.request_id, routed, request.priority)
+        self._looks.came()
         self.counters["requests", ""] += 1
         if routed.revision is not None:
             routed.revision.num_requests += 1
@@ -110,15 +108,16 @@ class Admission:
     def admit(self, now_ms: int) -> list[RouterAction]:
         """Start every waiting request whose turn it is and whose workers have room.
 
-        Where many had better wait, some are left to the next call: one comes with every report and
-        tick, and no token is delivered meanwhile.
+        Where many had better wait, or wait and are to be planned again, some are left to the next
+        call: one comes with every report and tick, and no token is delivered meanwhile.
         """
         actions: list[RouterAction] = []
-        held_max = len(self._holds) + HEADS_MAX
-        while self._waiting and len(self._holds) < held_max:
+        num_held = 0
+        while self._waiting and num_held < HEADS_MAX:
             done = self._admit_one(now_ms)
             if done is None:
                 break
+            num_held += not done
             actions += done
         return actions
 
@@ -180,55 +179,60 @@ class Admission:
     def _admit_one(self, now_ms: int) -> list[RouterAction] | None:
         """Start or fail a waiting request, or find that it rather waits; None: nothing is left."""
         ready = self._fleet.roster.ready
-        if ready and not ready & self._fleet.rooms.roomy:
-            return None  # no plan is worth making
-        for tenant, request in self._heads(now_ms):
-            self._fleet.speeds.waiting.drop(request.request_id)
-            try:
-                plan = self._planner.plan_in_turn(now_ms, request, len(self._waiting) - 1)
-            except DisaggError as error:
-                if isinstance(error, SloError):
-                    self.counters["requests_refused", "slo"] += 1
-                return [self._fail(now_ms, request, error)]
-            if plan is None:
-                continue
-            if plan.hold_ms:
-                if plan.estimate is not None:
-                    where = plan.prefill.incarnation
-                    self._fleet.speeds.waiting.put(where, request.request_id, plan.estimate)
-                if self._holds.add(now_ms, request, plan):
-                    return []  # it makes way for those behind it
-                continue
-            to_compute = max(1, request.stream.num_prompt_tokens - plan.found_tokens)
-            self._queue.take(tenant, to_compute, request.request_id)
-            self._forget(request)
-            self._moved_ms = now_ms
-            prefill = plan.prefill.incarnation
-            self._fleet.speeds.planned(now_ms, prefill, plan.estimate, request.slo.ttft_ms)
-            return self._lifecycle.begin(now_ms, request, plan)
+        if not ready:  # it fails
+            return self._look_at(now_ms, next(iter(self._waiting.values())))
+        able = ready & self._fleet.rooms.roomy
+        self._looks.see(able, ready & self._fleet.roster.idle)
+        if not able or not self._looks.wanted(now_ms):
+            return None
+        for request_id in self._looks.due(now_ms, self._heads()):
+            done = self._look_at(now_ms, self._waiting[request_id])
+            if done is not None:
+                return done
         return None
 
-    def _heads(self, now_ms: int) -> list[tuple[str, RoutedRequest]]:
+    def _look_at(self, now_ms: int, request: RoutedRequest) -> list[RouterAction] | None:
+        """Plan it; None where nothing comes of it, nothing where it has begun to wait by choice."""
+        self._fleet.speeds.waiting.drop(request.request_id)
+        try:
+            plan = self._planner.plan_in_turn(now_ms, request, len(self._waiting) - 1)
+        except DisaggError as error:
+            if isinstance(error, SloError):
+                self.counters["requests_refused", "slo"] += 1
+            return [self._fail(now_ms, request, error)]
+        if plan is None:
+            if self._looks.is_held(request.request_id):
+                self._queue.set_aside(request.tenant, request.request_id, is_aside=False)
+            self._looks.no_room(now_ms, request.request_id)
+            return None
+        prefill = plan.prefill.incarnation
+        if plan.hold_ms:
+            if plan.estimate is not None:
+                self._fleet.speeds.waiting.put(prefill, request.request_id, plan.estimate)
+            if not self._looks.hold(now_ms, request, plan):
+                return None
+            self._queue.set_aside(request.tenant, request.request_id)  # others go before it
+            return []
+        to_compute = max(1, request.stream.num_prompt_tokens - plan.found_tokens)
+        self._queue.take(request.tenant, to_compute, request.request_id)
+        self._forget(request)
+        self._moved_ms = now_ms
+        self._fleet.speeds.planned(now_ms, prefill, plan.estimate, request.slo.ttft_ms)
+        return self._lifecycle.begin(now_ms, request, plan)
+
+    def _heads(self) -> list[str]:
         """Whose turn it is: of each tenant's requests the first of each revision.
 
         Else those for a revision that is full would hold up those for another that has room. Nor
-        does one that waits by choice hold up those behind it: of such ones the first is looked at,
-        and a few of the others in turn, as its reason is not theirs.
+        does one that waits by choice hold up those behind it: of such ones the first is named too.
         """
-        if not self._holds and len(self._fleet.revisions) <= 1:
-            return self._queue.heads()[:HEADS_MAX]
-
-        def waits(one: RoutedRequest) -> bool:
-            return now_ms < one.held_until_ms
-
-        heads = self._queue.heads(lambda one: (one.revision, waits(one)))
+        num_revisions = len(self._fleet.revisions)
+        kind_of = (lambda one: one.revision) if num_revisions > 1 else None
+        found = self._queue.heads(kind_of, num_revisions)
+        heads = [request.request_id for _, request in found]
         if len(heads) > HEADS_MAX:
-            heads.sort(key=lambda head: waits(head[1]))
-        del heads[HEADS_MAX:]
-        heads = [head for head in heads if self._holds.is_due(now_ms, head[1].request_id)]
-        firsts = {request.request_id for _, request in heads}
-        more = map(self._waiting.__getitem__, self._holds.in_turn(now_ms, firsts, HELD_MAX))
-        return heads + [(one.tenant, one) for one in more]
+            heads.sort(key=self._looks.is_held)
+        return heads[:HEADS_MAX]
 
     def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:
         """Refuse the last ones of the longest queue, or the new request itself."""
@@ -256,7 +260,7 @@ class Admission:
 
     def _forget(self, request: RoutedRequest) -> None:
         del self._waiting[request.request_id]
-        self._holds.end(request.request_id)
+        self._looks.end(request.request_id)
         self._fleet.speeds.waiting.drop(request.request_id)
 
     def _fail(self, now_ms: int, request: RoutedRequest, error: DisaggError) -> Fail:

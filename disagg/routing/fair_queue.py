@@ -43,23 +43,52 @@ class _Tenant(Generic[_Item]):
     items: dict[str, tuple[_Turn, _Item]] = field(default_factory=dict)
     """By key."""
     turns: list[_Turn] = field(default_factory=list)
-    """Those of the items, sorted."""
+    """Those of the items that are not aside, sorted; bounded queues may be sorted as they grow."""
+    aside: list[_Turn] = field(default_factory=list)
+    """The others."""
 
     @property
-    def first(self) -> _Item:
-        """Who goes first of those that wait."""
-        return self.items[self.turns[0][-1]][1]
+    def first(self) -> _Turn:
+        """Who goes first of all that wait."""
+        if not self.aside:
+            return self.turns[0]
+        return min(self.turns[0], self.aside[0]) if self.turns else self.aside[0]
 
     def push(self, turn: _Turn, item: _Item) -> None:
-        """Let an item wait; bounded queues may be sorted as they grow."""
+        """Let an item wait."""
         insort(self.turns, turn)
         self.items[turn[-1]] = (turn, item)
 
     def pop(self, key: str) -> _Item:
         """Take an item that waits out."""
         turn, item = self.items.pop(key)
-        del self.turns[bisect_left(self.turns, turn)]
+        if not _remove(self.turns, turn):
+            _remove(self.aside, turn)
         return item
+
+    def set_aside(self, key: str, is_aside: bool) -> None:
+        """Put an item aside, or back in its place."""
+        turn, _ = self.items[key]
+        here, there = (self.turns, self.aside) if is_aside else (self.aside, self.turns)
+        if _remove(here, turn):
+            insort(there, turn)
+
+    def firsts(self, kind_of: Callable[[_Item], object] | None, num_kinds: int) -> list[_Item]:
+        """Of each kind the first item, and of those aside the first, who goes first first."""
+        if kind_of is None and not self.aside:
+            return [self.items[self.first[-1]][1]]
+        turns, kinds = self.aside[:1], set[object]()
+        if kind_of is None:
+            turns += self.turns[:1]
+        else:
+            for turn in self.turns:
+                kind = kind_of(self.items[turn[-1]][1])
+                if kind not in kinds:
+                    kinds.add(kind)
+                    turns.append(turn)
+                    if len(kinds) == num_kinds:
+                        break
+        return [self.items[key][1] for *_, key in sorted(turns)]
 
 
 class FairQueue(Generic[_Item]):
@@ -112,35 +141,35 @@ class FairQueue(Generic[_Item]):
             tenant.virtual = max(tenant.virtual, self._virtual)
         tenant.push((priority, self._num_arrived, key), item)
 
-    def heads(self, kind_of: Callable[[_Item], object] | None = None) -> list[tuple[str, _Item]]:
-        """The first item of each tenant that has any, who goes first first.
+    def set_aside(self, name: str, key: str, is_aside: bool = True) -> None:
+        """Let an item that waits hold up no other of its tenant, or again be one as the others."""
+        self._tenants[name].set_aside(key, is_aside)
+
+    def heads(
+        self, kind_of: Callable[[_Item], object] | None = None, num_kinds: int = 1
+    ) -> list[tuple[str, _Item]]:
+        """The first item of each tenant that has any, who goes first first, and the first aside.
 
         Args:
             kind_of: of a tenant's items the first of every kind: a kind that cannot go on does not
                 hold the others up.
+            num_kinds: there are no more.
         """
-        order = [
-            (tenant.virtual, tenant.turns[0][1], name)
+        order = sorted(
+            (tenant.virtual, tenant.first[1], name)
             for name, tenant in self._tenants.items()
             if tenant.items
+        )
+        return [
+            (name, item)
+            for *_, name in order
+            for item in self._tenants[name].firsts(kind_of, num_kinds)
         ]
-        order.sort()
-        if kind_of is None:
-            return [(name, self._tenants[name].first) for *_, name in order]
-        firsts: list[tuple[str, _Item]] = []
-        for *_, name in order:
-            tenant, kinds = self._tenants[name], set[object]()
-            for *_, key in tenant.turns:
-                item = tenant.items[key][1]
-                if (kind := kind_of(item)) not in kinds:
-                    kinds.add(kind)
-                    firsts.append((name, item))
-        return firsts
 
     def take(self, name: str, num_tokens: int, key: str | None = None) -> _Item:
         """Take a tenant's first item, or that of a key, out to be served; charge what is known."""
         tenant = self._tenants[name]
-        item = tenant.pop(tenant.turns[0][-1] if key is None else key)
+        item = tenant.pop(tenant.first[-1] if key is None else key)
         # Who is passed over because its workers are full keeps its place, and moves no clock back.
         self._virtual = max(self._virtual, tenant.virtual)
         self.charge(name, num_tokens)
@@ -161,7 +190,7 @@ class FairQueue(Generic[_Item]):
     def last(self, name: str) -> _Item:
         """Who goes last of a tenant's waiting items: the newest of the highest priority."""
         tenant = self._tenants[name]
-        return tenant.items[tenant.turns[-1][-1]][1]
+        return tenant.items[max(tenant.turns[-1:] + tenant.aside[-1:])[-1]][1]
 
     def longest(self) -> str | None:
         """The tenant with the most waiting items per weight; None where nothing waits."""
@@ -190,3 +219,11 @@ class FairQueue(Generic[_Item]):
         ]
         for name in idle:
             del self._tenants[name]
+
+
+def _remove(turns: list[_Turn], turn: _Turn) -> bool:
+    place = bisect_left(turns, turn)
+    if turns[place : place + 1] != [turn]:
+        return False
+    del turns[place]
+    return True

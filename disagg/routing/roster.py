@@ -28,6 +28,7 @@ class Roster:
     Attributes:
         bits: of the workers; indexes give and take them.
         ready: workers that take requests.
+        idle: workers that have no prompt to compute.
         prefill_queues: by `Worker.prefill_queue`.
         decode_loads: by `Worker.decode_load`, then the most free blocks.
         model_tokens: by ``max_model_tokens``.
@@ -37,6 +38,7 @@ class Roster:
     def __init__(self) -> None:
         self.bits = WorkerBits()
         self.ready = 0
+        self.idle = 0
         self.prefill_queues = Ranking[tuple[int, int]]()
         self.decode_loads = Ranking[tuple[int, int]]()
         self.model_tokens = Ranking[int]()
@@ -70,7 +72,9 @@ class Roster:
         """It has another load, or is ready or no more."""
         bit = self.bits.of_one(worker.info.incarnation)
         self.ready = self.ready | bit if worker.ready else self.ready & ~bit
-        self.prefill_queues.put(bit, worker.prefill_queue)
+        num_tokens, _ = queue = worker.prefill_queue
+        self.idle = self.idle & ~bit if num_tokens else self.idle | bit
+        self.prefill_queues.put(bit, queue)
         self.decode_loads.put(bit, (worker.decode_load, -worker.num_blocks_free))
 
     def remove(self, worker: Worker) -> None:
@@ -87,6 +91,7 @@ class Roster:
         for sizes in (self.model_tokens, self.handover_tokens):
             sizes.remove(bit)
         self.ready &= ~bit
+        self.idle &= ~bit
 
     def worker(self, bit: int) -> Worker:
         """The worker of a bit."""

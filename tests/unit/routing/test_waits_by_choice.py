@@ -7,7 +7,7 @@ import pytest
 
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.admission import HEADS_MAX
-from disagg.routing.holds import LOOK_MS_MAX, SEEN_MAX, Holds
+from disagg.routing.looks import LOOK_MS, SEEN_MAX, Looks
 from disagg.routing.planner import Planner
 from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
@@ -100,7 +100,7 @@ def test_a_long_line_is_not_looked_at_in_one_turn(plans: Mock) -> None:
         plans.reset_mock()
         router.did(router.core.tick(router.now_ms))
         assert plans.call_count <= 8 * HEADS_MAX
-    assert len(router.core._admission._holds) == 200, "all were looked at"
+    assert len(router.core._admission._looks._held) == 200, "all were looked at"
     queued(router, 0)
     assert went(router) == ["long-0"], "control: they go in their order, as far as there is room"
 
@@ -116,7 +116,7 @@ def test_who_waits_by_choice_is_planned_again_when_its_workers_have_moved(plans:
     assert plans.call_count == 0
     queued(router, 5)
     assert plans.call_count == 1, "control: a prompt is done"
-    router.now_ms += LOOK_MS_MAX
+    router.now_ms += LOOK_MS
     queued(router, 5)
     assert plans.call_count == 2, "others may be better by now"
 
@@ -128,8 +128,8 @@ def test_of_a_long_line_a_few_are_looked_at_with_each_report(
     queued(router, 6)
     for number in range(10 * SEEN_MAX):
         assert not ask(router, f"long-{number}", 401)
-    looks = create_autospec(Holds.is_due, side_effect=Holds.is_due)
-    monkeypatch.setattr(Holds, "is_due", looks)
+    looks = create_autospec(Looks._is_due, side_effect=Looks._is_due)
+    monkeypatch.setattr(Looks, "_is_due", looks)
     router.now_ms += 1
     queued(router, 6)
     assert 0 < looks.call_count <= HEADS_MAX + SEEN_MAX

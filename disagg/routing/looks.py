@@ -1,0 +1,206 @@
+"""Requests that wait: which of them are planned again, and when."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+
+from disagg.routing.policy.protocol import Plan
+from disagg.routing.request import RoutedRequest
+from disagg.routing.worker import Worker
+from disagg.routing.worker_bits import bits_of
+
+LOOK_MS = 50
+"""Also where nothing has changed, others may be better after so long, or may be had again; shorter
+than the work that a worker is left with while one waits for it."""
+
+LOOK_MS_EACH = 8
+"""Where many wait they are looked at so much more rarely, each."""
+
+LOOKS_PER_S, LOOKS_MAX = 250, 32
+"""Plans of those that were planned before, all together; and at once, if there were few lately."""
+
+HELD_MAX, SEEN_MAX = 2, 16
+"""Of those that wait by choice and are nobody's first: planned at one look, of so many."""
+
+Load = tuple[tuple[int, int], int, int]
+
+
+class _Budget:
+    """So many a second, and after a pause some at once."""
+
+    def __init__(self) -> None:
+        self._left = float(LOOKS_MAX)
+        self._at_ms = 0
+
+    def has(self, now_ms: int) -> bool:
+        """Whether one more may be."""
+        more = (now_ms - self._at_ms) * LOOKS_PER_S / 1000
+        self._left = min(float(LOOKS_MAX), self._left + more)
+        self._at_ms = now_ms
+        return self._left >= 1
+
+    def spend(self) -> None:
+        """One was; below nothing nobody is charged."""
+        self._left = max(0.0, self._left - 1)
+
+
+class _Gains:
+    """Workers that came to have something, by their bits, and when."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._have = 0
+        self._numbers: dict[int, int] = {}
+        """Of those that still have it; the last one last."""
+
+    @property
+    def last(self) -> int:
+        """Number of the last gain that still is one; 0 where there is none."""
+        return next(reversed(self._numbers.values()), 0)
+
+    def see(self, have: int) -> bool:
+        """Take note of who has it now; whether somebody has come to have it."""
+        gained, lost = have & ~self._have, self._have & ~have
+        self._have = have
+        for bit in bits_of(lost):
+            del self._numbers[bit]
+        for bit in bits_of(gained):
+            self.num += 1
+            self._numbers[bit] = self.num
+        return bool(gained)
+
+
+@dataclass(slots=True)
+class _Look:
+    look_ms: int
+    num_gains: int
+    """Until then, of room or of workers without a prompt."""
+    workers: tuple[Worker, ...]
+    """Behind which it waits by choice; none where it found no room."""
+    loads: tuple[Load, ...]
+    """Of those, when it was looked at last."""
+
+
+class Looks:
+    """Whose turn it is to be planned; a plan takes up to some milliseconds.
+
+    Who has not been looked at is planned at once. After that one that found no room is planned when
+    a worker has room that had none then; one that waits by choice when a worker has no prompt to
+    compute that had one, or when those that it would go to have begun with, or done, something
+    else; and both now and then. The very first of each kind is always planned when room, or a
+    worker without prompts, has come. All else shares a budget: of some hundred workers each reports
+    several times a second, and what waits would keep the router from everything else.
+    """
+
+    def __init__(self) -> None:
+        self._looks: dict[str, _Look] = {}
+        self._held: dict[str, None] = {}
+        """Who waits by choice, by whose turn it is among those that are nobody's first."""
+        self._roomy = _Gains()
+        self._idle = _Gains()
+        self._has_news = False
+        self._plans = _Budget()
+        self._sweeps = _Budget()
+
+    @property
+    def num_held(self) -> int:
+        """Of those that wait, who did so by choice when it was looked at."""
+        return len(self._held)
+
+    def is_held(self, request_id: str) -> bool:
+        """Whether a request waits by choice."""
+        return request_id in self._held
+
+    def see(self, roomy: int, idle: int) -> None:
+        """Take note of the ready workers that have room, and of those without a prompt, by bits."""
+        has_room, is_idle = self._roomy.see(roomy), self._idle.see(idle)
+        if has_room or (is_idle and self._held):
+            self._has_news = True
+
+    def came(self) -> None:
+        """A request has come; it may be somebody's first."""
+        self._has_news = True
+
+    def end(self, request_id: str) -> None:
+        """A request waits no more; others may be first now."""
+        self._looks.pop(request_id, None)
+        self._held.pop(request_id, None)
+        self._has_news = True
+
+    def no_room(self, now_ms: int, request_id: str) -> None:
+        """A request was planned, and there is no room for it, or none that is worth having."""
+        self._held.pop(request_id, None)
+        self._put(request_id, _Look(self._next_ms(now_ms), self._roomy.num, (), ()))
+
+    def hold(self, now_ms: int, request: RoutedRequest, plan: Plan) -> bool:
+        """A request was planned, and had better wait than go where this plan says.
+
+        Returns:
+            Whether it did not wait so before.
+        """
+        request.held_until_ms = now_ms + ceil(plan.hold_ms)
+        look_ms = min(self._next_ms(now_ms), request.held_until_ms)
+        workers = plan.prefill.worker, plan.decode.worker
+        self._put(request.request_id, _Look(look_ms, self._idle.num, workers, _loads(workers)))
+        is_new = request.request_id not in self._held
+        self._held[request.request_id] = None
+        return is_new
+
+    def wanted(self, now_ms: int) -> bool:
+        """Whether to see who is due: at once where something has come, else so often a second."""
+        if self._has_news:
+            return True
+        if not self._sweeps.has(now_ms):
+            return False
+        self._sweeps.spend()
+        return True
+
+    def due(self, now_ms: int, firsts: Iterable[str]) -> Iterator[str]:
+        """Who is to be planned, each one before the next is asked for.
+
+        Args:
+            now_ms: the time.
+            firsts: who would go first, by turns.
+        """
+        seen, free = set[str](), {False, True}
+        for one in firsts:
+            seen.add(one)
+            if self._is_due(now_ms, one, free):
+                yield one
+        num = 0
+        for one in list(islice(self._held, SEEN_MAX)):
+            self._held[one] = self._held.pop(one)  # the turn goes to others
+            if one not in seen and self._is_due(now_ms, one, free):
+                yield one
+                num += 1
+                if num == HELD_MAX:
+                    break
+        self._has_news = False
+
+    def _is_due(self, now_ms: int, request_id: str, free: set[bool]) -> bool:
+        """Whether it is to be planned; the first of each kind, still in ``free``, leaves that."""
+        look = self._looks.get(request_id)
+        if look is None:
+            return True
+        by_choice = bool(look.workers)
+        is_first = by_choice in free
+        free.discard(by_choice)
+        gains = self._idle if by_choice else self._roomy
+        if gains.last > look.num_gains:
+            return is_first or self._plans.has(now_ms)
+        if look.look_ms > now_ms and _loads(look.workers) == look.loads:
+            return False
+        return self._plans.has(now_ms)
+
+    def _put(self, request_id: str, look: _Look) -> None:
+        if request_id in self._looks:
+            self._plans.spend()
+        self._looks[request_id] = look
+
+    def _next_ms(self, now_ms: int) -> int:
+        return now_ms + max(LOOK_MS, LOOK_MS_EACH * len(self._looks))
+
+
+def _loads(workers: tuple[Worker, ...]) -> tuple[Load, ...]:
+    return tuple((one.prefill_queue, one.num_decoding, one.num_coming) for one in workers)
