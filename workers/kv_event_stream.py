@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from disagg.kv.event_log import KVEventLog
+from disagg.kv.event_log import WAITING_EVENTS_MAX, KVEventLog
 from disagg.messages.kv_events import KVEventBatch, KVSnapshot
 
 LOOK_S = 0.02
-EVENTS_MAX = 1024
-"""So many are not kept waiting, or the log would lose them before they are sent."""
 
 
 async def follow(
@@ -46,6 +44,6 @@ async def follow(
 
 
 async def _pause(events: KVEventLog, sequence: int, pause_s: float) -> None:
-    while pause_s > 0 and events.next_seq - sequence < EVENTS_MAX:
+    while pause_s > 0 and events.next_seq - sequence < WAITING_EVENTS_MAX:
         await asyncio.sleep(min(LOOK_S, pause_s))
         pause_s -= LOOK_S

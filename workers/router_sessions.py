@@ -2,15 +2,13 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.errors import CapacityError
 from disagg.messages.session import ToRouterMessage, WorkerStats, router_of
+from disagg.scheduling.told_stats import ToldStats
 
 log = logging.getLogger(__name__)
-
-BEAT_MS = 250
-"""A router that waits for something here hears at least so often, also while nothing changes."""
 
 Send = Callable[[ToRouterMessage], None]
 End = Callable[[str], None]
@@ -20,9 +18,7 @@ End = Callable[[str], None]
 class _Session:
     send: Send
     end: End
-    told: WorkerStats | None = None
-    """The last stats it got; None: it gets the next ones in any case."""
-    told_ms: int = 0
+    told: ToldStats = field(default_factory=ToldStats)
 
 
 class RouterSessions:
@@ -71,33 +67,13 @@ class RouterSessions:
             session.send(message)
 
     def report(self, now_ms: int, stats: WorkerStats, *, loaded: bool, pace_ms: int = 0) -> None:
-        """Send stats to everybody who has not got the same before.
-
-        Args:
-            now_ms: the time.
-            stats: as they are now.
-            loaded: something goes on here: even the same ones are sent every `BEAT_MS`.
-            pace_ms: so long after the last ones others are sent, if they are not urgent.
-        """
+        """Send stats to everybody who has to have them; see `ToldStats.is_due`."""
         for session in list(self._sessions.values()):
-            since_ms = now_ms - session.told_ms
-            changed = session.told != stats and since_ms >= pace_ms
-            beats = loaded and since_ms >= max(BEAT_MS, pace_ms)
-            if changed or beats or _is_urgent(session.told, stats):
-                session.told, session.told_ms = stats, now_ms
+            if session.told.is_due(now_ms, stats, loaded=loaded, pace_ms=pace_ms):
                 session.send(stats)
 
     def report_again(self, router: str) -> None:
-        """Let a router have the next stats even if they are the same.
-
-        It counts as load what it submitted since the last ones it got: a short request would count
-        for ever.
-        """
+        """Let a router have the next stats in any case; see `ToldStats.tell_again`."""
         session = self._sessions.get(router)
         if session is not None:
-            session.told = None
-
-
-def _is_urgent(told: WorkerStats | None, stats: WorkerStats) -> bool:
-    """Whether a router has to know now: it is waiting for stats, or may plan what is refused."""
-    return told is None or (told.ready, told.draining) != (stats.ready, stats.draining)
+            session.told.tell_again()

@@ -13,6 +13,9 @@ from disagg.messages.kv_events import (
     TierStored,
 )
 
+WAITING_EVENTS_MAX = 1024
+"""More are not kept waiting by who sends them now and then: the log would lose them first."""
+
 
 class KVEventLog:
     """Numbers events and keeps the newest ``events_max`` of them.

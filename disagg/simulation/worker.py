@@ -6,7 +6,7 @@ from typing import Protocol
 
 from disagg.errors import ExpiredError, InvariantViolation
 from disagg.kv.coordinator import KVCacheCoordinator
-from disagg.kv.event_log import KVEventLog
+from disagg.kv.event_log import WAITING_EVENTS_MAX, KVEventLog
 from disagg.kv.hashing import BlockHasher
 from disagg.kv.shapes.layout import LAYOUT_VERSION
 from disagg.messages.identity import Incarnation
@@ -18,7 +18,6 @@ from disagg.messages.session import (
     Submit,
     ToRouterMessage,
     ToWorkerMessage,
-    WorkerStats,
     receipt_of,
 )
 from disagg.scheduling.actions import Exit, ToRouter, WorkerAction
@@ -28,6 +27,7 @@ from disagg.scheduling.stats import check_core, group_infos, worker_stats
 from disagg.scheduling.step import Step, StepResult
 from disagg.scheduling.step_meter import shape_of
 from disagg.scheduling.step_pace import StepPace
+from disagg.scheduling.told_stats import ToldStats
 from disagg.simulation.fleet_plan import FleetPlan
 from disagg.simulation.host import Host
 from disagg.simulation.virtual_time import VirtualTime
@@ -36,8 +36,8 @@ from disagg.transfer.actions import PostRead, Send
 TICK_MS = 10.0
 SLOW_TICK_MS = 100.0
 """Where nobody waits for a retry: everything else that is due is far coarser."""
-STATS_MS, BEAT_MS = 100.0, 250.0
-"""Changed stats are sent at most so often; equal ones too that often, while something goes on."""
+STATS_MS = 100.0
+"""So often is looked whether the router has to have stats, as a worker's control does."""
 ANSWER_TOKEN = 1 << 31
 """Tokens of answers are none of a prompt."""
 
@@ -54,6 +54,10 @@ class Surroundings(Protocol):
 
     def number_of(self, request_id: str) -> int:
         """A number of a request, other for every request."""
+
+    @property
+    def report_pace_ms(self) -> int:
+        """What the router asks of workers; see `ReportPace.stats_ms`."""
 
     def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
         """Send on the worker's session."""
@@ -89,8 +93,9 @@ class SimulatedWorker:
         """Steps in flight and what each one takes; the first one runs."""
         self._pump_due_ms: float | None = None
         self._kv_sequence = 0
-        self._told: WorkerStats | None = None
-        self._told_ms = 0.0
+        self._told = ToldStats()
+        self._events_due = False
+        """It is known when the next ones are sent."""
         self._reports = self._ticks = False
         self.num_steps = 0
         self.busy_ms = 0.0
@@ -112,7 +117,7 @@ class SimulatedWorker:
     def on_router_message(self, message: ToWorkerMessage) -> None:
         """A submit or cancel arrived."""
         if isinstance(message, Submit):
-            self._told = None  # the router counts as load what it submitted since
+            self._told.tell_again()
             self._world.to_router(self._me, receipt_of(message))
         self._handle(self.core.on_router_message(self._time.clock_ms, message))
 
@@ -120,13 +125,13 @@ class SimulatedWorker:
         """Another worker's message arrived."""
         self._handle(self.core.on_peer_message(self._time.clock_ms, sender, message))
 
-    def report(self) -> None:
-        """Send stats, if they are new or it is time for some."""
+    def report(self) -> bool:
+        """Send stats if the router has to have them; whether it knows how things are now."""
         stats = worker_stats(self.core, {}, self._pace.prefill_speed, self._pace.step_times)
-        beats = self.is_busy and self._time.now_ms - self._told_ms >= BEAT_MS
-        if beats or stats != self._told:
-            self._told, self._told_ms = stats, self._time.now_ms
+        pace_ms = self._world.report_pace_ms
+        if self._told.is_due(self._time.now_ms, stats, loaded=self.is_busy, pace_ms=pace_ms):
             self._world.to_router(self._me, stats)
+        return self._told.knows(stats)
 
     def check(self) -> None:
         """Verify the core's invariants: every block of the pool is looked at.
@@ -168,7 +173,8 @@ class SimulatedWorker:
     def _handle(self, actions: Iterable[WorkerAction]) -> None:
         self._perform(actions)
         self._pump()
-        if self._events.next_seq != self._kv_sequence:
+        num_events = self._events.next_seq - self._kv_sequence
+        if num_events and (not self._events_due or num_events >= WAITING_EVENTS_MAX):
             self._send_events()
         if self.is_busy:
             self._keep_awake()
@@ -254,6 +260,15 @@ class SimulatedWorker:
         assert batch is not None, "read after every event"
         self._kv_sequence = batch.next_seq
         self._world.kv_events(self._me, batch.first_seq, batch.events)
+        pace_ms = self._world.report_pace_ms
+        if pace_ms and not self._events_due:
+            self._events_due = True
+            self._time.after(pace_ms, self._send_waiting_events)
+
+    def _send_waiting_events(self) -> None:
+        self._events_due = False
+        if self._events.next_seq != self._kv_sequence:
+            self._send_events()
 
     # --- as long as something goes on
 
@@ -270,8 +285,8 @@ class SimulatedWorker:
         return TICK_MS if self.core.prefill_side.backing_off else SLOW_TICK_MS
 
     def _report_again(self) -> None:
-        self.report()
-        self._reports = self.is_busy
+        knows = self.report()
+        self._reports = self.is_busy or not knows
         if self._reports:
             self._time.after(STATS_MS, self._report_again)
 

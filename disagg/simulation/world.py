@@ -170,6 +170,11 @@ class World:
         """See `Surroundings`."""
         return int(request_id)
 
+    @property
+    def report_pace_ms(self) -> int:
+        """See `Surroundings`."""
+        return self.router.report_pace.stats_ms
+
     def to_router(self, sender: Incarnation, message: ToRouterMessage) -> None:
         """See `Surroundings`."""
         self.time.after(

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from disagg.messages.session import ToRouterMessage, WorkerStats
-from disagg.workers.router_sessions import BEAT_MS, RouterSessions
+from disagg.scheduling.told_stats import BEAT_MS
+from disagg.workers.router_sessions import RouterSessions
 
 STATS = WorkerStats(0, 1, 0, 100, 90, 0, 0, 0, 0, ready=True)
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from disagg.kv.event_log import KVEventLog
+from disagg.kv.event_log import WAITING_EVENTS_MAX, KVEventLog
 from disagg.messages.kv_events import BlocksStored, KVEventBatch, KVSnapshot
-from disagg.workers.kv_event_stream import EVENTS_MAX, follow
+from disagg.workers.kv_event_stream import follow
 
 BOUND_S = 30.0
 LONG_MS = 600_000
@@ -43,8 +43,8 @@ async def few_wait_many_do_not() -> None:
     stream = worker.follow(LONG_MS)
     worker.stores()
     assert await batch_of(stream, 1) == 0, "the first one goes at once"
-    after = asyncio.ensure_future(batch_of(stream, EVENTS_MAX))
-    for _ in range(EVENTS_MAX - 1):
+    after = asyncio.ensure_future(batch_of(stream, WAITING_EVENTS_MAX))
+    for _ in range(WAITING_EVENTS_MAX - 1):
         worker.stores()
         await asyncio.sleep(0)
     assert not after.done(), "they wait for each other"
