@@ -1,6 +1,6 @@
 """The workers of the fleet: which of them are alive and ready, and how loaded they are."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,7 @@ from disagg.messages.session import WorkerStats
 from disagg.routing.bad_pairs import BadPairs
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits
+from disagg.routing.generation import Generation
 from disagg.routing.report_pace import ReportPace, report_pace
 from disagg.routing.revisions import Revision, Revisions, RevisionView
 from disagg.routing.rooms import Rooms
@@ -176,6 +177,9 @@ class Fleet:
         worker = self._find(incarnation)
         if worker is not None:
             worker.stats = stats
+            worker.own_tokens_told = sum(
+                load.num_prefill_tokens for load in stats.loads if load.router == self.rooms.router
+            )
             worker.planned_requests = worker.planned_tokens = 0
             worker.planned_prompts = worker.planned_decodes = 0
             self.speeds.stats(now_ms, worker, stats)
@@ -198,6 +202,14 @@ class Fleet:
             worker.planned_prompts += num_tokens > 0
             worker.planned_decodes += decodes
             self.roster.loaded(worker)
+
+    def count(self, request_id: str, generation: Generation) -> None:
+        """A request has begun there, was planned anew, or its prompt is computed."""
+        self._own(self.rooms.count(request_id, generation))
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended; unknown ones are ignored."""
+        self._own(self.rooms.forget(request_id))
 
     def kv_events(
         self,
@@ -324,6 +336,14 @@ class Fleet:
     def _find(self, incarnation: Incarnation) -> Worker | None:
         worker = self._workers.get(incarnation.worker_id)
         return worker if worker is not None and worker.info.incarnation == incarnation else None
+
+    def _own(self, changed: Iterable[Incarnation]) -> None:
+        for incarnation in changed:
+            worker = self._find(incarnation)
+            tokens = self.rooms.prefill_tokens(incarnation)
+            if worker is not None and worker.own_tokens != tokens:
+                worker.own_tokens = tokens
+                self.roster.loaded(worker)
 
     def _check(self, info: WorkerInfo) -> None:
         if info.role not in ROLES:

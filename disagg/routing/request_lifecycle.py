@@ -139,7 +139,7 @@ class RequestLifecycle:
         request.delivered(now_ms, num)
         if is_first:  # its prompt is computed
             self._live.has_freed = True
-            self._fleet.rooms.count(request.request_id, request.current)
+            self._fleet.count(request.request_id, request.current)
         self._turns.charge(request.tenant, num)
         self.counters["tokens", ""] += num
         actions: list[RouterAction] = [delivery]
@@ -249,7 +249,7 @@ class RequestLifecycle:
     def _begin(self, now_ms: int, request: RoutedRequest, plan: Plan) -> list[RouterAction]:
         self._last_generation += 1
         submits = request.start(now_ms, self._last_generation, plan)
-        self._fleet.rooms.count(request.request_id, request.current)
+        self._fleet.count(request.request_id, request.current)
         self._fleet.speeds.answers.begin(request.current.decode.incarnation, request)
         actions = [*request.claims(self._fleet.keeper_of), *submits]
         local = request.current.local

@@ -40,12 +40,13 @@ class Rooms:
         waiting_max: requests at a worker beyond those that it runs at once.
 
     Attributes:
+        router: its id.
         roomy: bits of the workers where a request would not wait long, whichever part of it.
     """
 
     def __init__(self, router: str, prefill_tokens_max: int, waiting_max: int) -> None:
         self.roomy = 0
-        self._router = router
+        self.router = router
         self._prefill_tokens_max = prefill_tokens_max
         self._waiting_max = waiting_max
         self._bounds: dict[Incarnation, _Bounds] = {}
@@ -71,26 +72,35 @@ class Rooms:
         """A worker has left; what requests have there goes on to count, for it may come back."""
         self.roomy &= ~self._bounds.pop(worker).bit
 
-    def count(self, request_id: str, generation: Generation) -> None:
-        """A request has begun there, was planned anew, or its prompt is computed."""
+    def prefill_tokens(self, worker: Incarnation) -> int:
+        """That this router's requests have to prefill there, as far as it knows."""
+        return self._prefill_tokens[worker]
+
+    def count(self, request_id: str, generation: Generation) -> tuple[Incarnation, ...]:
+        """A request has begun there, was planned anew, or its prompt is computed.
+
+        Returns:
+            Workers of which something may be counted that was not before.
+        """
         decode, prefill = generation.decode.incarnation, generation.prefill.incarnation
         tokens = generation.num_tokens_to_prefill
         before = self._counted.get(request_id)
+        changed: tuple[Incarnation, ...] = (prefill,)
         if before is not None and before[:2] == (decode, prefill):
             self._prefill_tokens[prefill] += tokens - before[2]
-            self._look((prefill,))
         else:
-            self.forget(request_id)
+            changed = (*self.forget(request_id), decode, prefill)
             self._num_requests[decode] += 1
             self._prefill_tokens[prefill] += tokens
-            self._look((decode, prefill))
+        self._look(changed)
         self._counted[request_id] = decode, prefill, tokens
+        return changed
 
-    def forget(self, request_id: str) -> None:
-        """A request has ended; unknown ones are ignored."""
+    def forget(self, request_id: str) -> tuple[Incarnation, ...]:
+        """A request has ended; unknown ones are ignored. Returns as `count` does."""
         counted = self._counted.pop(request_id, None)
         if counted is None:
-            return
+            return ()
         decode, prefill, tokens = counted
         self._num_requests[decode] -= 1
         self._prefill_tokens[prefill] -= tokens
@@ -98,6 +108,7 @@ class Rooms:
         for counts, worker in ((self._num_requests, decode), (self._prefill_tokens, prefill)):
             if not counts[worker]:
                 del counts[worker]
+        return decode, prefill
 
     def _look(self, workers: Iterable[Incarnation]) -> None:
         for worker in workers:
@@ -111,7 +122,7 @@ class Rooms:
     def _own_part(self, most: int, loads: Sequence[RouterLoad], numbers: Sequence[int]) -> int:
         """What this router may have of a bound; ``numbers`` are what each of the loads has."""
         by_router = {load.router: number for load, number in zip(loads, numbers, strict=True)}
-        own = by_router.get(self._router, 0)
-        num_using = 1 + sum(n > 0 for router, n in by_router.items() if router != self._router)
+        own = by_router.get(self.router, 0)
+        num_using = 1 + sum(n > 0 for router, n in by_router.items() if router != self.router)
         free = most - sum(by_router.values())
         return max(1, most // num_using, own + free // num_using)

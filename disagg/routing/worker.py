@@ -30,6 +30,10 @@ class Worker:
     """Those of them with such tokens."""
     planned_decodes: int = 0
     """Those of them that it will decode."""
+    own_tokens: int = 0
+    """That this router's requests have to prefill there, as far as it knows."""
+    own_tokens_told: int = 0
+    """The same by its last stats."""
     told_ms: int | None = None
     """When it was last told that another process claims its id."""
     pulse: Pulse = field(default_factory=Pulse)
@@ -43,11 +47,17 @@ class Worker:
 
     @property
     def prefill_queue(self) -> tuple[int, int]:
-        """Tokens to prefill, then requests, before a new one."""
+        """Tokens to prefill, then requests, before a new one.
+
+        Stats may be a second old: what is this router's own is known better, as its prompts end.
+        """
         stats = self.stats
-        tokens = stats.num_prefill_tokens_queued if stats else 0
-        waiting = stats.num_waiting if stats else 0
-        return tokens + self.planned_tokens, waiting + self.planned_requests
+        if stats is None:
+            return self.planned_tokens, self.planned_requests
+        told = stats.num_prefill_tokens_queued
+        others = max(0, told - self.own_tokens_told)
+        tokens = min(told + self.planned_tokens, others + self.own_tokens)
+        return tokens, stats.num_waiting + self.planned_requests
 
     @property
     def num_prompts_queued(self) -> int:

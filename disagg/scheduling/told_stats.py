@@ -5,9 +5,6 @@ from disagg.messages.session import WorkerStats
 BEAT_MS = 250
 """A router that waits for something at a worker hears at least so often, also without a change."""
 
-LONG_QUEUE_TOKENS = 2048
-"""So much to prefill keeps other prompts away, some of which may wait until nothing is left."""
-
 
 class ToldStats:
     """Of one router."""
@@ -48,11 +45,5 @@ class ToldStats:
 
 
 def _is_urgent(told: WorkerStats | None, stats: WorkerStats) -> bool:
-    """Whether a router has to know now: it waits for these, may plan what is refused, or nothing.
-
-    Nothing, where it thinks of a worker that has nothing to prefill as one with a long queue.
-    """
-    if told is None or (told.ready, told.draining) != (stats.ready, stats.draining):
-        return True
-    idle = not stats.num_prefill_tokens_queued
-    return idle and told.num_prefill_tokens_queued >= LONG_QUEUE_TOKENS
+    """Whether a router has to know now: it is waiting for stats, or may plan what is refused."""
+    return told is None or (told.ready, told.draining) != (stats.ready, stats.draining)

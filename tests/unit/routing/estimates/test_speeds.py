@@ -124,7 +124,7 @@ def test_a_place_counts_what_waits_and_what_was_planned_since() -> None:
     speeds.stats(0, p, stats(prefills()))
     speeds.stats(0, d, stats(decodes()))
     d.stats = stats(None, num_running=3, num_waiting=1, num_prefill_tokens_queued=40)
-    d.planned_tokens, d.planned_requests = 60, 2
+    d.planned_tokens, d.planned_requests, d.own_tokens = 60, 2, 60
     place = speeds.place(d)
     assert place is not None
     assert (place.num_running, place.num_queued_tokens, place.num_queued) == (3, 100, 3)
@@ -144,6 +144,7 @@ def test_a_place_counts_decodes_and_prompts_where_its_worker_tells_them_apart() 
         loads=(RouterLoad("here", 4, 40), RouterLoad("there", 3, 0)),
     )
     d.planned_tokens, d.planned_requests, d.planned_prompts, d.planned_decodes = 60, 2, 1, 2
+    d.own_tokens = 60
     place = speeds.place(d)
     assert place is not None
     assert (place.num_running, place.num_coming, place.num_queued) == (3, 7 - 3 + 2, 2 + 1)
