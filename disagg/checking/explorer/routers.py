@@ -16,6 +16,7 @@ from disagg.messages.session import WorkerStats
 from disagg.routing.actions import NewRequest, RouterAction
 from disagg.routing.core import RouterCore
 from disagg.routing.estimates.speeds import Speeds
+from disagg.routing.looks import Looks
 from disagg.routing.revisions import HashExtend
 
 _CONTRACT = Contract("model", "float32", ("full",), "pages", 2, 1, "scheme", 1, 1)
@@ -129,6 +130,7 @@ def _make_canonical(core: RouterCore) -> None:
     live._pace._ends_ms.clear()
     if not len(core._admission):  # whose turn it was
         live.has_freed = False
+        core._admission._looks = Looks()
         core._lifecycle._turns._tenants.clear()
         core._lifecycle._turns._virtual = core._lifecycle._turns._num_arrived = 0
     for request in live:

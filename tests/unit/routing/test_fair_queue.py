@@ -200,3 +200,34 @@ def test_a_bad_weight_is_refused(bad: str) -> None:
         parse_weights([bad])
     with pytest.raises(ConfigError, match="twice"):
         parse_weights(["a=1", "a=2"])
+
+
+def test_who_is_aside_holds_nobody_up_and_comes_back_in_its_place() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(4):
+        queue.push("a", str(number), number)
+    queue.push("b", "b", 9)
+    queue.set_aside("a", "0")
+    queue.set_aside("a", "1")
+    assert queue.heads() == [("a", 0), ("a", 2), ("b", 9)], "of those aside the first is named too"
+    assert queue.take("a", 0, "2") == 2
+    assert queue.heads() == [("a", 0), ("a", 3), ("b", 9)]
+    queue.set_aside("a", "0", is_aside=False)
+    assert queue.heads() == [("a", 0), ("a", 1), ("b", 9)]
+    assert queue.last("a") == 3
+    assert queue.remove("a", "1") == 1
+    assert queue.remove("a", "3") == 3
+    queue.set_aside("a", "0")
+    assert queue.heads() == [("a", 0), ("b", 9)]
+    assert queue.last("a") == queue.take("a", 0) == 0
+    assert queue.heads() == [("b", 9)]
+
+
+def test_of_each_kind_one_is_named_and_of_those_aside_one() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(9):
+        queue.push("a", str(number), number)
+    for number in (0, 1, 4):
+        queue.set_aside("a", str(number))
+    heads = queue.heads(lambda one: one % 3, 3)
+    assert [item for _, item in heads] == [0, 2, 3, 7]

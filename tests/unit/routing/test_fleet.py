@@ -8,7 +8,7 @@ from disagg.errors import ConfigError, RemoteFault, WorkerIdTakenError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import BlocksRemoved, BlocksStored
 from disagg.messages.registration import Contract, WorkerInfo
-from disagg.messages.session import EndReason, PeerAddress, WorkerIdClaimed
+from disagg.messages.session import EndReason, PeerAddress, Role, RouterLoad, WorkerIdClaimed
 from disagg.routing import bad_pairs, fleet, worker_lives
 from disagg.routing.actions import Connect, RefuseRegistration, RouterAction, ToWorker
 from tests.unit.routing.builders import (
@@ -368,3 +368,28 @@ def test_the_view_counts_what_runs_and_what_is_planned() -> None:
     assert (decode.num_live, decode.planned_requests, decode.planned_tokens) == (1, 1, 0)
     router.core.from_worker(0, P.incarnation, STATS)
     assert router.core.fleet[1].planned_tokens == 0
+
+
+def test_of_its_own_prompts_a_router_need_not_wait_for_stats() -> None:
+    """Stats of a large fleet are up to a second old; those of others are known by nothing else."""
+    router = Router(P, worker("p2", "prefill"), D, router_id="me")
+
+    def say(name: str, num_tokens: int, *loads: RouterLoad) -> None:
+        stats = replace(STATS, num_prefill_tokens_queued=num_tokens, loads=loads)
+        router.core.from_worker(router.now_ms, worker(name).incarnation, stats)
+
+    def goes_to(name: str) -> str:
+        router.generate(request(name, num_tokens=10))
+        found = [who for who, submit in router.submits if submit.role is Role.PREFILL]
+        return found[0]
+
+    assert goes_to("first") == "p"
+    submit = next(submit for who, submit in router.submits if who == "p")
+    say("p", 40, RouterLoad("me", 1, 10), RouterLoad("other", 3, 30))
+    say("p2", 35, RouterLoad("other", 3, 35))
+    assert goes_to("second") == "p2", "it has less to do"
+    say("p2", 35, RouterLoad("other", 3, 35))
+    router.tokens(P, submit, 10, 1)
+    assert goes_to("third") == "p", "30 tokens are left there"
+    say("p", 40, RouterLoad("other", 4, 40))
+    assert goes_to("fourth") == "p2", "control: of others' prompts it knows what stats say"

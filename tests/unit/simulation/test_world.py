@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from disagg.errors import ExpiredError, InvariantViolation
+from disagg.messages.identity import Incarnation
+from disagg.messages.session import ToRouterMessage, WorkerStats
 from disagg.routing.estimates.place import LinkCost
 from disagg.routing.policy.registry import POLICIES
 from disagg.simulation import world as simulated_world
@@ -288,3 +291,24 @@ def test_reads_that_end_after_their_requests_are_waited_for() -> None:
     world = World(with_curves(fleet(), link=LinkCost(1.0, 4e5)))
     world.run([TraceRequest(0, 1_024, 2, (0, 1))])
     assert not any(worker.reads for worker in world.workers)
+
+
+@pytest.mark.parametrize(("num_pairs", "least_ms"), [(1, 100), (100, 400)])
+def test_workers_of_a_large_fleet_report_as_rarely_as_real_ones(
+    num_pairs: int, least_ms: float
+) -> None:
+    world = World(fleet(num_pairs, num_pairs))
+    told: dict[Incarnation, list[float]] = {}
+    send = world.to_router
+
+    def note(sender: Incarnation, message: ToRouterMessage) -> None:
+        if isinstance(message, WorkerStats) and world.time.now_ms > 1_000:
+            told.setdefault(sender, []).append(world.time.now_ms)
+        send(sender, message)
+
+    world.to_router = note  # type: ignore[method-assign]
+    world.run([TraceRequest(0, 4_000, 100, tuple(range(8)))])
+    # The first ones follow a submit, and are urgent.
+    gaps = [b - a for times in told.values() for a, b in pairwise(times[1:])]
+    assert gaps
+    assert least_ms <= min(gaps) < 2 * least_ms, "control: nor more rarely"
