@@ -1,7 +1,6 @@
 """The workers of the fleet: which of them are alive and ready, and how loaded they are."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from disagg.errors import ConfigError
@@ -14,6 +13,7 @@ from disagg.routing.bad_pairs import BadPairs
 from disagg.routing.estimates.speeds import Speeds
 from disagg.routing.fleet_hits import FleetHits
 from disagg.routing.generation import Generation
+from disagg.routing.keepers import Keepers
 from disagg.routing.report_pace import ReportPace, report_pace
 from disagg.routing.revisions import Revision, Revisions, RevisionView
 from disagg.routing.rooms import Rooms
@@ -55,6 +55,7 @@ class Fleet:
         roster: the same workers as bits, for plans.
         speeds: what was measured of the workers and of the links between them.
         bad_pairs: of workers, told of transfers that failed.
+        keepers: of names that routers claim, all connected workers.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Fleet:
         self.roster = Roster()
         self.speeds = Speeds()
         self.bad_pairs = BadPairs(silent_ms)
+        self.keepers = Keepers()
         self._silent_ms = silent_ms
         self._silent_busy_ms = silent_ms if silent_busy_ms is None else silent_busy_ms
         self._silence = Silence(silent_ms, self._silent_busy_ms)
@@ -148,6 +150,7 @@ class Fleet:
         worker = self._workers.pop(incarnation.worker_id)
         self.rooms.remove(incarnation)
         self.roster.remove(worker)
+        self.keepers.remove(incarnation)
         self.speeds.forget(incarnation)
         worker.index.remove(incarnation)
         self.revisions.remove(worker.info)
@@ -159,6 +162,8 @@ class Fleet:
         """The worker's session is open; it takes requests once its stats have ``ready`` set."""
         worker = self._find(incarnation)
         if worker is not None:
+            if not worker.connected:
+                self.keepers.add(incarnation)
             worker.connected = True
             self._silence.heard(now_ms, worker)
             self.roster.loaded(worker)
@@ -323,11 +328,6 @@ class Fleet:
         able = able or self.roster.ready
         return {one.name for one in self.revisions if able & self.roster.in_revision(one.name)}
 
-    def keeper_of(self, name: bytes) -> Incarnation | None:
-        """The connected worker that keeps a name: the same for all routers with these workers."""
-        connected = [one.info.incarnation for one in self._workers.values() if one.connected]
-        return min(connected, key=lambda one: _weight(name, one), default=None)
-
     def views(self, num_live: dict[Incarnation, int] | None = None) -> Iterator[WorkerView]:
         """Views of all workers at this moment, sorted by id."""
         for _, worker in sorted(self._workers.items()):
@@ -358,8 +358,3 @@ class Fleet:
                 param="contract",
             )
         self.revisions.check(info)
-
-
-def _weight(name: bytes, worker: Incarnation) -> bytes:
-    """Rendezvous hashing: whoever asks gets the same, and a worker's loss moves its names only."""
-    return blake2b(name + worker.worker_id.encode(), digest_size=8).digest()

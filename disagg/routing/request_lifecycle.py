@@ -251,7 +251,7 @@ class RequestLifecycle:
         submits = request.start(now_ms, self._last_generation, plan)
         self._fleet.count(request.request_id, request.current)
         self._fleet.speeds.answers.begin(request.current.decode.incarnation, request)
-        actions = [*request.claims(self._fleet.keeper_of), *submits]
+        actions = [*request.claims(self._fleet.keepers.of), *submits]
         local = request.current.local
         if not plan.takes_over:
             to_compute = len(request.stream.tokens) - plan.found_tokens

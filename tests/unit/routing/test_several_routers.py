@@ -57,7 +57,7 @@ def test_a_name_is_claimed_where_it_is_served_before_that_and_at_one_worker_of_a
         assert {name for name, _ in router.submits} <= set(where)
         first = [type(action.message) for action in router.actions if isinstance(action, ToWorker)]
         assert first[: len(where)] == [Claim] * len(where), "before the submits"
-        keeper = router.core._fleet.keeper_of(NAME)
+        keeper = router.core._fleet.keepers.of(NAME)
         assert keeper is not None
         keepers.append(keeper)
         assert keeper.worker_id in where
