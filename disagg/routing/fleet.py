@@ -130,6 +130,7 @@ class Fleet:
         tiers = [tier.num_blocks for tier in info.tiers]
         index.add(info.incarnation, info.num_blocks, tiers)
         worker = self._workers[info.incarnation.worker_id] = Worker(info, index, now_ms)
+        worker.own_tokens = self.rooms.prefill_tokens(info.incarnation)  # it may be back
         worker.pulse = self._silence.pulse(now_ms, info.incarnation)
         self.roster.add(worker)
         self.rooms.put(self.roster.bits.of_one(info.incarnation), worker)

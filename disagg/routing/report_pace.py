@@ -2,9 +2,9 @@
 
 from disagg.messages.frozen import dataclass
 
-HEARTBEATS_PER_S = 200
+HEARTBEATS_PER_S = 100
 """Of all workers. Each is a call of its own, of some 0.5 ms of the router's process."""
-STATS_PER_S = 500
+STATS_PER_S = 250
 """Of all busy workers, and as many batches of KV events; most of the 0.3 ms is carrying one."""
 STATS_MS_MAX = 1_000
 """Plans go by loads that are no older, whatever the fleet's size."""

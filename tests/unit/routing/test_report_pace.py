@@ -8,14 +8,14 @@ from tests.unit.routing.builders import Router, worker
 SILENT_MS, BUSY_MS = 10_000, 1_500
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 10, 50])
+@pytest.mark.parametrize("num_workers", [1, 2, 10, 25])
 def test_few_workers_report_as_often_as_they_would(num_workers: int) -> None:
     pace = report_pace(num_workers, SILENT_MS, BUSY_MS)
     assert pace.heartbeat_ms <= 1_000, "a heartbeat's default"
     assert pace.stats_ms <= 100, "so often stats are looked at"
 
 
-@pytest.mark.parametrize("num_workers", [50, 200, 500])
+@pytest.mark.parametrize("num_workers", [50, 200, 250])
 def test_all_together_report_no_more_than_so_often(num_workers: int) -> None:
     pace = report_pace(num_workers, SILENT_MS, BUSY_MS)
     assert 1000 * num_workers / pace.heartbeat_ms <= HEARTBEATS_PER_S
