@@ -33,16 +33,15 @@ class _Budget:
         self._left = float(LOOKS_MAX)
         self._at_ms = 0
 
-    def has(self, now_ms: int) -> bool:
-        """Whether one more may be."""
+    def spend(self, now_ms: int) -> bool:
+        """Whether one more may be, which then was."""
         more = (now_ms - self._at_ms) * LOOKS_PER_S / 1000
         self._left = min(float(LOOKS_MAX), self._left + more)
         self._at_ms = now_ms
-        return self._left >= 1
-
-    def spend(self) -> None:
-        """One was; below nothing nobody is charged."""
-        self._left = max(0.0, self._left - 1)
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class _Gains:
@@ -131,7 +130,7 @@ class Looks:
     def no_room(self, now_ms: int, request_id: str) -> None:
         """A request was planned, and there is no room for it, or none that is worth having."""
         self._held.pop(request_id, None)
-        self._put(request_id, _Look(self._next_ms(now_ms), self._roomy.num, (), ()))
+        self._looks[request_id] = _Look(self._next_ms(now_ms), self._roomy.num, (), ())
 
     def hold(self, now_ms: int, request: RoutedRequest, plan: Plan) -> bool:
         """A request was planned, and had better wait than go where this plan says.
@@ -142,19 +141,15 @@ class Looks:
         request.held_until_ms = now_ms + ceil(plan.hold_ms)
         look_ms = min(self._next_ms(now_ms), request.held_until_ms)
         workers = plan.prefill.worker, plan.decode.worker
-        self._put(request.request_id, _Look(look_ms, self._idle.num, workers, _loads(workers)))
+        look = _Look(look_ms, self._idle.num, workers, _loads(workers))
+        self._looks[request.request_id] = look
         is_new = request.request_id not in self._held
         self._held[request.request_id] = None
         return is_new
 
     def wanted(self, now_ms: int) -> bool:
         """Whether to see who is due: at once where something has come, else so often a second."""
-        if self._has_news:
-            return True
-        if not self._sweeps.has(now_ms):
-            return False
-        self._sweeps.spend()
-        return True
+        return self._has_news or self._sweeps.spend(now_ms)
 
     def due(self, now_ms: int, firsts: Iterable[str]) -> Iterator[str]:
         """Who is to be planned, each one before the next is asked for.
@@ -188,15 +183,10 @@ class Looks:
         free.discard(by_choice)
         gains = self._idle if by_choice else self._roomy
         if gains.last > look.num_gains:
-            return is_first or self._plans.has(now_ms)
+            return is_first or self._plans.spend(now_ms)
         if look.look_ms > now_ms and _loads(look.workers) == look.loads:
             return False
-        return self._plans.has(now_ms)
-
-    def _put(self, request_id: str, look: _Look) -> None:
-        if request_id in self._looks:
-            self._plans.spend()
-        self._looks[request_id] = look
+        return self._plans.spend(now_ms)
 
     def _next_ms(self, now_ms: int) -> int:
         return now_ms + max(LOOK_MS, LOOK_MS_EACH * len(self._looks))

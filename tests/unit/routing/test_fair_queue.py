@@ -18,7 +18,9 @@ PROMPT_MAX, OUTPUT_MAX, SLOTS = 50, 40, 3
 class ByArrival(FairQueue[int]):
     """Control: a queue that serves who came first, whoever it is."""
 
-    def heads(self, kind_of: Callable[[int], object] | None = None) -> list[tuple[str, int]]:
+    def heads(
+        self, kind_of: Callable[[int], object] | None = None, num_kinds: int = 1
+    ) -> list[tuple[str, int]]:
         return sorted(super().heads(), key=lambda head: head[1])
 
 

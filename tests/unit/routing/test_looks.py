@@ -1,11 +1,11 @@
 """However many workers report, those that wait are planned so often a second; none is forgotten."""
 
+from collections import Counter
 from dataclasses import replace
 from unittest.mock import Mock, create_autospec
 
 import pytest
 
-from disagg.messages.session import WorkerStats
 from disagg.routing.admission import HEADS_MAX
 from disagg.routing.looks import LOOK_MS, LOOKS_MAX, LOOKS_PER_S, Looks
 from disagg.routing.planner import Planner
@@ -32,8 +32,8 @@ def crowded() -> Fleet:
     return fleet
 
 
-def report(fleet: Fleet, name: str, **changes: int) -> None:
-    stats: WorkerStats = replace(STATS, num_running=1, **changes)
+def report(fleet: Fleet, name: str, num_blocks_free: int = 50) -> None:
+    stats = replace(STATS, num_running=1, num_blocks_free=num_blocks_free)
     fleet.did(fleet.core.from_worker(fleet.now_ms, fleet.infos[name].incarnation, stats))
 
 
@@ -102,3 +102,18 @@ def test_a_worker_that_joins_is_used_at_once() -> None:
     fleet.did(fleet.core.session_up(fleet.now_ms, new.incarnation))
     report(fleet, "new")
     assert "r0" in fleet.order
+
+
+def test_whoever_is_first_does_not_use_up_what_the_others_share() -> None:
+    """Its revision has no room, and room comes and goes for another one's a thousand times."""
+    looks = Looks()
+    for name in ("first", "other"):
+        looks.no_room(0, name)
+    times: Counter[str] = Counter()
+    for now_ms in range(1, 1001):
+        looks.see(now_ms % 2, 0)
+        for name in looks.due(now_ms, ("first", "other")):
+            times[name] += 1
+            looks.no_room(now_ms, name)
+    assert times["first"] >= 500
+    assert 200 <= times["other"] <= LOOKS_PER_S + LOOKS_MAX
