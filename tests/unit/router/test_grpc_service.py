@@ -152,12 +152,12 @@ async def test_a_malformed_registration_is_the_fault_of_who_sent_it(house, stub)
 async def test_a_registration_is_answered_with_how_often_to_report(house, stub):
     request = worker_info_to_wire(house.workers[0].info)
     answer = await stub.Register(request)
-    assert (answer.heartbeat_ms, answer.stats_ms) == (5, 2), "of one worker"
+    assert (answer.heartbeat_ms, answer.stats_ms) == (10, 4), "of one worker"
     for number in range(300):  # no session with any of them comes up
         info = replace(house.workers[0].info, incarnation=Incarnation(f"more-{number}", "e"))
         house.app.dispatcher.core.register(house.app.dispatcher.now_ms(), info)
     answer = await stub.Register(request)
-    assert (answer.heartbeat_ms, answer.stats_ms) == (1_505, 602)
+    assert (answer.heartbeat_ms, answer.stats_ms) == (3_010, 1_000)
 
 
 async def test_a_cancelled_generate_is_cancelled_at_the_worker(house, stub):
