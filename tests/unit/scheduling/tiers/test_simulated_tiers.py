@@ -151,10 +151,10 @@ def test_of_two_tiers_both_are_used_and_what_is_lost_is_counted() -> None:
 LENDING = replace(
     CALM,
     roles=("both", "both", "both"),
-    num_requests=60,
+    num_requests=120,
     num_blocks=60,
     num_kills=3,
-    wild_pulls_per_mille=600,
+    wild_pulls_per_mille=900,
     tiers=(replace(HOST, losses_per_mille=30),),
 )
 
