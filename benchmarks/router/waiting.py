@@ -9,7 +9,6 @@ is shown by `benchmarks.router.fleet`. Target: a quarter of a core. ``--quick``:
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections import Counter
@@ -19,13 +18,12 @@ from itertools import count
 from benchmarks.index.decision import IDLE, Measured, fleet
 from benchmarks.index.ours import groups_of, value
 from benchmarks.index.workload import Block
-from benchmarks.transfer.figures import load
+from benchmarks.router.fleet import print_share
 from disagg.messages.identity import Incarnation
 from disagg.messages.sampling import SamplingParams
 from disagg.messages.session import Role, RouterLoad, Submit, WorkerStats
 from disagg.routing.actions import NewRequest, ToWorker
 
-SHARE_MAX = 0.25
 PROMPT_TOKENS, BLOCK_TOKENS = 8192, 16
 NUM_WAITING = 200
 OWN_PACE_MS = 100
@@ -121,20 +119,8 @@ def main() -> int:
                 num_waiting = crowd.core.num_waiting
                 crowd.nothing_waits()
                 peer = statistics.median(crowd.share() for _ in range(ROUNDS))
-                line = {
-                    "name": f"{num_waiting} wait, {num_tenants} tenants, {num_workers} workers, "
-                    f"{policy}",
-                    "ours": round(ours, 4),
-                    "peer": round(peer, 4),
-                    "unit": "cores",
-                    "ratio": round(SHARE_MAX / ours, 2),
-                    "target": 1.0,
-                    "ok": ours <= SHARE_MAX,
-                    "peer_name": "nothing waits",
-                    "note": f"ratio: a quarter of a core / ours; {load()}",
-                }
-                print(json.dumps(line), flush=True)
-                reached &= ours <= SHARE_MAX
+                name = f"{num_waiting} wait, {num_tenants} tenants, {num_workers} workers, {policy}"
+                reached &= print_share(name, ours, peer, "nothing waits")
     return 0 if reached else 1
 
 

@@ -257,7 +257,7 @@ class SimulatedWorker:
 
     def _send_events(self) -> None:
         batch = self._events.since(self._kv_sequence)
-        assert batch is not None, "read after every event"
+        assert batch is not None, "few wait"
         self._kv_sequence = batch.next_seq
         self._world.kv_events(self._me, batch.first_seq, batch.events)
         pace_ms = self._world.report_pace_ms
