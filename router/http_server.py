@@ -13,6 +13,11 @@ from disagg.router.http_connection import protocol_of
 from disagg.router.options import RouterOptions
 
 STOP_TIMEOUT_S = 5
+WAITING_CONNECTIONS_MAX = 2048
+"""That the kernel keeps until they are accepted."""
+ACCEPTS_AT_ONCE = 64
+"""In a turn of the event loop; asyncio asks as often, and logs it each time, where no file is left.
+"""
 TURNS_TO_BEGIN = 10
 """Of the event loop: asyncio takes three from the accept of a connection to its beginning."""
 
@@ -33,6 +38,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             lifespan="off",
             ws="none",
+            backlog=ACCEPTS_AT_ONCE,
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
@@ -43,6 +49,8 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and log when connections are accepted."""
         await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(WAITING_CONNECTIONS_MAX)
         self.is_up.set()
 
     async def stop_listening(self) -> None:

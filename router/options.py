@@ -12,6 +12,8 @@ from disagg.tls.addresses import is_loopback
 
 POLICY_NAMES: tuple[str, ...] = tuple(sorted(POLICIES))
 """What `router.policy` may be set to."""
+FILES_BESIDE = 1024
+"""Open ones that a router needs besides its clients' connections, most of them workers'."""
 
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")

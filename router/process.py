@@ -1,21 +1,26 @@
 """The router as a process: its log, its signals, its exit code."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
+from dataclasses import replace
+from typing import Any
 
 from disagg.errors import ConfigError
 from disagg.router.app import RouterApp
 from disagg.router.inherited import Inherited
-from disagg.router.options import RouterOptions
+from disagg.router.options import FILES_BESIDE, RouterOptions
 from disagg.router.tokenizer_loading import do_without_torch
 from disagg.telemetry.garbage_collector import spare_garbage_collector
 from disagg.telemetry.log_format import configure_logging
+from disagg.telemetry.open_files import allow_files
 
 logger = logging.getLogger(__name__)
 
 FORCED_EXIT_CODE = 130
+NO_FILES_LOG_S = 10.0
 
 
 def run(options: RouterOptions, inherited: Inherited | None = None) -> int:
@@ -30,7 +35,7 @@ def run(options: RouterOptions, inherited: Inherited | None = None) -> int:
     log_as(options)
     do_without_torch()
     try:
-        return asyncio.run(serve(RouterApp(options), inherited))
+        return asyncio.run(serve(RouterApp(with_files(options)), inherited))
     except ConfigError as error:
         logger.error("%s: %s", error.param, error.message)
         return 2
@@ -42,6 +47,39 @@ def log_as(options: RouterOptions) -> None:
         options.log_format, "%(asctime)s %(levelname)s %(name)s: %(message)s", {"role": "router"}
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+class LoopErrors:
+    """Logs what the event loop catches; what asyncio says of each accept without a file, seldom."""
+
+    def __init__(self) -> None:
+        self._again_s = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """See `asyncio.loop.set_exception_handler`."""
+        error, now_s = context.get("exception"), loop.time()
+        if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+            loop.default_exception_handler(context)
+        elif now_s >= self._again_s:
+            self._again_s = now_s + NO_FILES_LOG_S
+            logger.error("connections wait for a free file (ulimit -Hn): %s", error.strerror)
+
+
+def with_files(options: RouterOptions) -> RouterOptions:
+    """Options by which a client too many is told so, as a file too many is said to nobody."""
+    num_files, num_connections = allow_files(), options.connections_max
+    num_left = max(num_files - FILES_BESIDE, num_files // 2)
+    if num_left >= num_connections:
+        return options
+    logger.warning(
+        "%d files may be open (ulimit -Hn), so %d connections of clients are taken and not "
+        "limits.connections_max, %d: allow %d files",
+        num_files,
+        num_left,
+        num_connections,
+        num_connections + FILES_BESIDE,
+    )
+    return replace(options, connections_max=num_left)
 
 
 async def serve(app: RouterApp, inherited: Inherited | None = None) -> int:
@@ -64,6 +102,7 @@ async def serve(app: RouterApp, inherited: Inherited | None = None) -> int:
         stop.set()
 
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(LoopErrors())
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     await app.start(inherited)

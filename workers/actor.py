@@ -12,6 +12,7 @@ from disagg.errors import ConfigError
 from disagg.messages.identity import Incarnation
 from disagg.telemetry.garbage_collector import spare_garbage_collector
 from disagg.telemetry.log_format import configure_logging
+from disagg.telemetry.open_files import allow_files
 from disagg.workers.options import WorkerOptions
 from disagg.workers.router_discovery import RoutersOfCluster
 from disagg.workers.signals import drain_on_signals
@@ -88,6 +89,7 @@ class WorkerActor:
             f"%(asctime)s %(levelname)s {options.worker_id} %(name)s: %(message)s",
             {"worker_id": options.worker_id, "role": options.role},
         )
+        allow_files()  # several for each worker that it exchanges KV with
         if options.host == NODE_HOST:
             import ray  # reads its environment when imported, which has to be complete by then
 

@@ -19,10 +19,9 @@ from disagg.commands.setup_findings import look_at_setup
 from disagg.commands.transfer_findings import Ports, measure_pairs
 from disagg.config import Settings
 from disagg.errors import ConfigError
+from disagg.router.options import FILES_BESIDE
 
 PIPE_COLUMNS = 160
-FILES_BESIDE = 1024
-"""Files that a router needs besides connections."""
 STYLES = {Level.OK: "green", Level.NOTE: "dim", Level.WARNING: "yellow", Level.FAULT: "bold red"}
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from disagg.commands.finding import Finding, fault, note, ok, warning
+from disagg.telemetry.open_files import UNLIMITED, files_within
 
 PYTHON_MIN = (3, 11)
 SHM_BYTES_MIN = 1 << 30
 PROBE_TIMEOUT_S = 120.0
 INFINIBAND = Path("/sys/class/infiniband")
-UNLIMITED = resource.RLIM_INFINITY
 
 
 def look_at_machine(files_min: int) -> Iterator[Finding]:
@@ -135,13 +135,13 @@ def look_at_shared_memory(place: Path) -> Finding:
 
 
 def look_at_files(limits: tuple[int, int], files_min: int) -> Finding:
-    """Whether as many files may be open as the router takes connections."""
-    soft, hard = limits
-    seen = f"{'unlimited' if soft == UNLIMITED else soft} may be open (ulimit -n)"
-    if soft != UNLIMITED and soft < files_min:
+    """Whether as many files may be open as the router takes connections; it asks for them."""
+    num_files = files_within(*limits)
+    seen = f"{num_files} may be open (ulimit -Hn)"
+    if num_files < files_min:
         advice = (
-            f"allow {files_min}: ulimit -n {files_min} (the most allowed here is {hard}), "
-            "LimitNOFILE= or the container's ulimits; or lower limits.connections_max"
+            f"allow {files_min}: LimitNOFILE=, the container's ulimits or limits.conf; else the "
+            "router takes fewer connections than limits.connections_max"
         )
         return warning("file descriptors", f"{seen}, {files_min} may be needed", advice)
     return ok("file descriptors", seen)

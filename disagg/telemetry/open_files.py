@@ -1,0 +1,26 @@
+"""How many files and connections a process may have open."""
+
+import resource
+
+UNLIMITED = resource.RLIM_INFINITY
+FILES_MAX = 1 << 16
+"""Nobody here needs more, and some programs that are started close every one that could be open."""
+
+
+def allow_files() -> int:
+    """Let this process have as many files open as it may: most systems begin with 1,024.
+
+    Returns:
+        How many it may have.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_files = files_within(soft, hard)
+    if soft != UNLIMITED and soft < num_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, hard))
+    return num_files
+
+
+def files_within(soft: int, hard: int) -> int:
+    """How many `allow_files` gets by these limits of the system."""
+    asked = FILES_MAX if hard == UNLIMITED else min(FILES_MAX, hard)
+    return asked if soft == UNLIMITED else max(soft, asked)

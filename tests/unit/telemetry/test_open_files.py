@@ -1,0 +1,62 @@
+"""How many files a process allows itself."""
+
+import subprocess
+import sys
+
+import pytest
+
+from disagg.telemetry.open_files import FILES_MAX, UNLIMITED, files_within
+
+PROGRAM = """
+import resource
+from disagg.telemetry.open_files import allow_files
+print({call}, *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+WORKER = """
+import os, resource
+from disagg.workers.actor import WorkerActor
+from disagg.workers.options import WorkerOptions
+
+class Fresh:
+    role, routers_of_cluster = "both", None
+    def __init__(self, options): print(*resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
+    def start(self): pass
+    def wait_failed(self, timeout_s=None): return False
+
+WorkerActor(WorkerOptions("w", "both", "", "m", ()), "__main__:Fresh")
+os._exit(0)
+"""
+LIMITED = ("sh", "-c", 'ulimit -Sn 100; ulimit -Hn 200; exec "$@"', "sh", sys.executable, "-c")
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_files"),
+    [
+        ((1024, 4096), 4096),
+        ((4096, 4096), 4096),
+        ((1024, 1 << 30), FILES_MAX),
+        ((1024, UNLIMITED), FILES_MAX),
+        ((1 << 20, 1 << 20), 1 << 20),  # nothing is given up
+        ((UNLIMITED, UNLIMITED), FILES_MAX),
+    ],
+)
+def test_as_many_as_the_system_allows(limits: tuple[int, int], num_files: int) -> None:
+    assert files_within(*limits) == num_files
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("allow_files()", "200 200 200"),
+        ("None", "None 100 200"),  # control: who does not ask has what it began with
+    ],
+)
+def test_a_process_asks_for_them(call: str, said: str) -> None:
+    command = [*LIMITED, PROGRAM.format(call=call)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == said
+
+
+def test_a_worker_has_them_before_it_connects_to_anybody() -> None:
+    done = subprocess.run([*LIMITED, WORKER], capture_output=True, text=True)
+    assert done.stdout.strip() == "200 200", done.stderr
