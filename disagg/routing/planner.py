@@ -81,7 +81,7 @@ class Planner:
     def check(self, request: RoutedRequest) -> None:
         """Raise what `plan` raises where nobody could serve the request, now or in its turn."""
         revision, ready = self._settle(request)
-        if not ready & self._fleet.roster.model_tokens.at_least(request.stream.end):
+        if not ready & self._fleet.roster.model_tokens.at_least(request.stream.room_tokens):
             error = self._nobody_can(request, revision)
             error.request_id = request.request_id
             raise error
@@ -96,7 +96,7 @@ class Planner:
             ready = self._fleet.ready_in(revision)
             if ready or request.stream.has_begun:
                 return revision, ready
-        able = self._fleet.ready_revisions(request.stream.end)
+        able = self._fleet.ready_revisions(request.stream.room_tokens)
         revision = self._fleet.revisions.assign(request.request_id, able)
         request.assign(revision)
         return revision, self._fleet.ready_in(revision)
@@ -169,7 +169,7 @@ class Planner:
         )
 
     def _candidates(self, request: RoutedRequest, revision: Revision, ready: int) -> Candidates:
-        num_tokens, end = len(request.stream.tokens), request.stream.end
+        num_tokens, room_tokens = len(request.stream.tokens), request.stream.room_tokens
         # Who computes log-probabilities of the prompt takes nothing of it from a cache.
         hashes = () if request.stream.scores.num_wanted is not None else request.hashes
         roster, rejected = self._fleet.roster, request.outgrown_tokens
@@ -178,7 +178,7 @@ class Planner:
             self._fleet.match(revision, num_tokens, hashes),
             ready,
             can_prefill=ready & roster.model_tokens.at_least(max(num_tokens, rejected) + 1),
-            can_decode=ready & roster.model_tokens.at_least(max(end, rejected + 1)),
+            can_decode=ready & roster.model_tokens.at_least(max(room_tokens, rejected + 1)),
             speeds=self._fleet.speeds,
         )
 
@@ -192,7 +192,7 @@ class Planner:
         if request.outgrown_tokens:
             return ContextLengthError(f"no larger worker is ready: {request.current.cause}")
         return ContextLengthError(
-            f"prompt and max_tokens need {request.stream.end} tokens, the largest worker that is "
+            f"prompt and max_tokens need {request.stream.room_tokens} tokens, the largest worker that is "
             f"ready serves {largest}",
             param="max_tokens",
         )

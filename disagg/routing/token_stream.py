@@ -29,6 +29,8 @@ class TokenStream:
         tokens: prompt and accepted tokens; only appended to.
         num_prompt_tokens: of the client's prompt.
         end: position that is never exceeded.
+        room_tokens: that a worker needs room for: up to the end, and one more than the prompt, also
+            of a request that wants no token.
         scores: log-probabilities of the prompt.
     """
 
@@ -43,6 +45,7 @@ class TokenStream:
         self.tokens: Sequence[int] = prompt  # copied with the first token: a plan need not wait
         self.num_prompt_tokens = len(prompt)
         self.end = len(prompt) + max_tokens
+        self.room_tokens = max(self.end, len(prompt) + 1)
         self._request_id = request_id
         self._with_logprobs = with_logprobs
         self._ahead: dict[int, _Sampled] = {}

@@ -12,6 +12,7 @@ from disagg.errors import CapacityError, ContextLengthError, ExpiredError, Remot
 from disagg.messages.outputs import FinishReason
 from disagg.messages.session import EndReason, Submit
 from disagg.routing.actions import Fail, RouterAction
+from disagg.routing.policy.registry import POLICIES
 from tests.unit.routing.builders import Router, request, worker
 
 NARROW = {"requests_max": 1000, "worker_waiting_max": 0, "replans_max": 0}
@@ -352,3 +353,19 @@ def test_whatever_comes_rooms_are_kept_and_used_and_each_tenant_goes_by_arrival(
     for tenant in "abc":
         mine = [int(name[1:]) for name in fleet.order if tenants[name] == tenant]
         assert mine == sorted(mine)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_who_wants_no_token_waits_where_its_prompt_has_room_for_one(policy: str) -> None:
+    """A router whose queue no plan could be made of served nobody any more, and ended."""
+    big = worker("big", max_model_tokens=1000, max_sequences=1)
+    small = worker("small", max_model_tokens=50, max_sequences=9)
+    router = Router(big, small, policy=policy, worker_waiting_max=0, requests_max=9)
+    router.generate(request("long", 60, 30))
+    scored = request("scored", 50, 0)
+    router.generate(replace(scored, sampling=replace(scored.sampling, num_prompt_logprobs=0)))
+    assert router.core.num_waiting == 1
+    router.generate(request("other", 5, 5, tenant="other"))
+    sent = [(name, submit.key.request_id) for name, submit in router.submits]
+    assert ("small", "other") in sent
+    assert ("small", "scored") not in sent
