@@ -13,8 +13,8 @@ from disagg.routing.planner import Planner
 from disagg.routing.request import RoutedRequest
 from disagg.routing.request_lifecycle import RequestLifecycle
 
-HEADS_MAX = 16
-"""Tenants whose first request is tried at one look; and how many may begin to wait by choice."""
+HOLDS_MAX = 16
+"""Requests that begin to wait by choice at one look."""
 
 
 class Admission:
@@ -59,6 +59,8 @@ class Admission:
         self._pace = pace
         self._waiting: dict[str, RoutedRequest] = {}
         self._looks = Looks()
+        self._kinds: object = None
+        """What tells the kinds of requests; see `_kind_of`."""
         self._places_kept: dict[int, int] = {}
         """For requests that are still to come, by their group."""
         self._moved_ms = 0
@@ -98,7 +100,8 @@ class Admission:
             if request.num_following:
                 self._places_kept[request.group] = request.num_following
         self._waiting[request.request_id] = routed
-        self._queue.push(request.tenant, request.request_id, routed, request.priority)
+        kind = self._kind_of(routed)
+        self._queue.push(request.tenant, request.request_id, routed, request.priority, kind)
         self._looks.came()
         self.counters["requests", ""] += 1
         if routed.revision is not None:
@@ -113,7 +116,7 @@ class Admission:
         """
         actions: list[RouterAction] = []
         num_held = 0
-        while self._waiting and num_held < HEADS_MAX:
+        while self._waiting and num_held < HOLDS_MAX:
             done = self._admit_one(now_ms)
             if done is None:
                 break
@@ -185,7 +188,9 @@ class Admission:
         self._looks.see(able, ready & self._fleet.roster.idle)
         if not able or not self._looks.wanted(now_ms):
             return None
-        for request_id in self._looks.due(now_ms, self._heads()):
+        self._sort()
+        firsts = [request.request_id for _, request in self._queue.heads()]
+        for request_id in self._looks.due(now_ms, firsts):
             done = self._look_at(now_ms, self._waiting[request_id])
             if done is not None:
                 return done
@@ -194,12 +199,15 @@ class Admission:
     def _look_at(self, now_ms: int, request: RoutedRequest) -> list[RouterAction] | None:
         """Plan it; None where nothing comes of it, nothing where it has begun to wait by choice."""
         self._fleet.speeds.waiting.drop(request.request_id)
+        revision = request.revision
         try:
             plan = self._planner.plan_in_turn(now_ms, request, len(self._waiting) - 1)
         except DisaggError as error:
             if isinstance(error, SloError):
                 self.counters["requests_refused", "slo"] += 1
             return [self._fail(now_ms, request, error)]
+        if request.revision is not revision:
+            self._kinds = None
         if plan is None:
             if self._looks.is_held(request.request_id):
                 self._queue.set_aside(request.tenant, request.request_id, is_aside=False)
@@ -220,19 +228,25 @@ class Admission:
         self._fleet.speeds.planned(now_ms, prefill, plan.estimate, request.slo.ttft_ms)
         return self._lifecycle.begin(now_ms, request, plan)
 
-    def _heads(self) -> list[str]:
-        """Whose turn it is: of each tenant's requests the first of each revision.
+    def _sort(self) -> None:
+        """Tell the kinds of requests anew, if workers or revisions have come or gone by them."""
+        sizes = self._fleet.roster.model_tokens.keys, self._fleet.roster.handover_tokens.keys
+        kinds = sizes, self._fleet.ready_revisions()
+        if kinds != self._kinds:
+            self._kinds = kinds
+            self._queue.sort(self._kind_of)
 
-        Else those for a revision that is full would hold up those for another that has room. Nor
-        does one that waits by choice hold up those behind it: of such ones the first is named too.
+    def _kind_of(self, request: RoutedRequest) -> object:
+        """Equal for requests that the same workers could serve, as far as limits go.
+
+        Else one for a revision, or for the only large worker, that is full would hold up those of
+        its tenant for which there is room.
         """
-        num_revisions = len(self._fleet.revisions)
-        kind_of = (lambda one: one.revision) if num_revisions > 1 else None
-        found = self._queue.heads(kind_of, num_revisions)
-        heads = [request.request_id for _, request in found]
-        if len(heads) > HEADS_MAX:
-            heads.sort(key=self._looks.is_held)
-        return heads[:HEADS_MAX]
+        revision, roster, stream = request.revision, self._fleet.roster, request.stream
+        if revision is not None and not self._fleet.ready_in(revision):
+            revision = None  # it moves to another one
+        size = roster.model_tokens.lowest_from(stream.room_tokens)
+        return revision, size, roster.handover_tokens.lowest_from(stream.num_prompt_tokens)
 
     def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:
         """Refuse the last ones of the longest queue, or the new request itself."""

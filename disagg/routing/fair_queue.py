@@ -37,58 +37,79 @@ def parse_weights(given: Sequence[str]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
+class _Waiting(Generic[_Item]):
+    turn: _Turn
+    kind: object
+    item: _Item
+
+
+@dataclass(slots=True)
 class _Tenant(Generic[_Item]):
     virtual: float
     """Tokens served per weight; a tenant that comes back starts at the queue's virtual time."""
-    items: dict[str, tuple[_Turn, _Item]] = field(default_factory=dict)
+    items: dict[str, _Waiting[_Item]] = field(default_factory=dict)
     """By key."""
-    turns: list[_Turn] = field(default_factory=list)
-    """Those of the items that are not aside, sorted; bounded queues may be sorted as they grow."""
+    turns: dict[object, list[_Turn]] = field(default_factory=dict)
+    """By kind those of the items that are not aside, sorted; none is empty."""
     aside: list[_Turn] = field(default_factory=list)
-    """The others."""
+    """The others, sorted."""
 
     @property
     def first(self) -> _Turn:
         """Who goes first of all that wait."""
-        if not self.aside:
-            return self.turns[0]
-        return min(self.turns[0], self.aside[0]) if self.turns else self.aside[0]
+        return min(self._heads())
 
-    def push(self, turn: _Turn, item: _Item) -> None:
+    @property
+    def last(self) -> _Item:
+        """Who goes last of all that wait."""
+        *_, key = max([turns[-1] for turns in self.turns.values()] + self.aside[-1:])
+        return self.items[key].item
+
+    def push(self, one: _Waiting[_Item]) -> None:
         """Let an item wait."""
-        insort(self.turns, turn)
-        self.items[turn[-1]] = (turn, item)
+        self.items[one.turn[-1]] = one
+        self._put(one)
 
     def pop(self, key: str) -> _Item:
         """Take an item that waits out."""
-        turn, item = self.items.pop(key)
-        if not _remove(self.turns, turn):
-            _remove(self.aside, turn)
-        return item
+        one = self.items.pop(key)
+        if not _remove(self.aside, one.turn):
+            self._take(one)
+        return one.item
 
     def set_aside(self, key: str, is_aside: bool) -> None:
         """Put an item aside, or back in its place."""
-        turn, _ = self.items[key]
-        here, there = (self.turns, self.aside) if is_aside else (self.aside, self.turns)
-        if _remove(here, turn):
-            insort(there, turn)
+        one = self.items[key]
+        if _remove(self.aside, one.turn):
+            self._put(one)
+        if is_aside:
+            self._take(one)
+            insort(self.aside, one.turn)
 
-    def firsts(self, kind_of: Callable[[_Item], object] | None, num_kinds: int) -> list[_Item]:
+    def sort(self, kind_of: Callable[[_Item], object]) -> None:
+        """Tell the kinds of all items anew."""
+        self.turns = {}
+        aside = {key for *_, key in self.aside}
+        for key, one in self.items.items():
+            one.kind = kind_of(one.item)
+            if key not in aside:
+                self._put(one)
+
+    def firsts(self) -> list[_Item]:
         """Of each kind the first item, and of those aside the first, who goes first first."""
-        if kind_of is None and not self.aside:
-            return [self.items[self.first[-1]][1]]
-        turns, kinds = self.aside[:1], set[object]()
-        if kind_of is None:
-            turns += self.turns[:1]
-        else:
-            for turn in self.turns:
-                kind = kind_of(self.items[turn[-1]][1])
-                if kind not in kinds:
-                    kinds.add(kind)
-                    turns.append(turn)
-                    if len(kinds) == num_kinds:
-                        break
-        return [self.items[key][1] for *_, key in sorted(turns)]
+        return [self.items[key].item for *_, key in sorted(self._heads())]
+
+    def _heads(self) -> list[_Turn]:
+        return [turns[0] for turns in self.turns.values()] + self.aside[:1]
+
+    def _put(self, one: _Waiting[_Item]) -> None:
+        insort(self.turns.setdefault(one.kind, []), one.turn)
+
+    def _take(self, one: _Waiting[_Item]) -> None:
+        turns = self.turns[one.kind]
+        _remove(turns, one.turn)
+        if not turns:
+            del self.turns[one.kind]
 
 
 class FairQueue(Generic[_Item]):
@@ -117,8 +138,8 @@ class FairQueue(Generic[_Item]):
 
     def __iter__(self) -> Iterator[_Item]:
         for tenant in self._tenants.values():
-            for _, item in tenant.items.values():
-                yield item
+            for one in tenant.items.values():
+                yield one.item
 
     def num_waiting(self, name: str) -> int:
         """Items of one tenant that wait."""
@@ -130,8 +151,18 @@ class FairQueue(Generic[_Item]):
         tenant = self._tenants.get(name)
         return self._virtual if tenant is None else tenant.virtual
 
-    def push(self, name: str, key: str, item: _Item, priority: int = 0) -> None:
-        """Let an item wait behind its tenant's others up to this priority; keys are unique."""
+    def push(
+        self, name: str, key: str, item: _Item, priority: int = 0, kind: object = None
+    ) -> None:
+        """Let an item wait behind its tenant's others up to this priority.
+
+        Args:
+            name: of the tenant.
+            key: of the item, unique.
+            item: what waits.
+            priority: the lowest goes first.
+            kind: of the item: one kind that cannot go on does not hold others up.
+        """
         self._num_arrived += 1
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -139,32 +170,28 @@ class FairQueue(Generic[_Item]):
             tenant = self._tenants[name] = _Tenant(self._virtual)
         elif not tenant.items:
             tenant.virtual = max(tenant.virtual, self._virtual)
-        tenant.push((priority, self._num_arrived, key), item)
+        tenant.push(_Waiting((priority, self._num_arrived, key), kind, item))
+
+    def sort(self, kind_of: Callable[[_Item], object]) -> None:
+        """Tell the kinds of all that wait anew."""
+        for tenant in self._tenants.values():
+            tenant.sort(kind_of)
 
     def set_aside(self, name: str, key: str, is_aside: bool = True) -> None:
         """Let an item that waits hold up no other of its tenant, or again be one as the others."""
         self._tenants[name].set_aside(key, is_aside)
 
-    def heads(
-        self, kind_of: Callable[[_Item], object] | None = None, num_kinds: int = 1
-    ) -> list[tuple[str, _Item]]:
-        """The first item of each tenant that has any, who goes first first, and the first aside.
+    def heads(self) -> list[tuple[str, _Item]]:
+        """Of each tenant the first item of every kind, and the first of those that are aside.
 
-        Args:
-            kind_of: of a tenant's items the first of every kind: a kind that cannot go on does not
-                hold the others up.
-            num_kinds: there are no more.
+        Who goes first is first, tenant by tenant.
         """
         order = sorted(
             (tenant.virtual, tenant.first[1], name)
             for name, tenant in self._tenants.items()
             if tenant.items
         )
-        return [
-            (name, item)
-            for *_, name in order
-            for item in self._tenants[name].firsts(kind_of, num_kinds)
-        ]
+        return [(name, item) for *_, name in order for item in self._tenants[name].firsts()]
 
     def take(self, name: str, num_tokens: int, key: str | None = None) -> _Item:
         """Take a tenant's first item, or that of a key, out to be served; charge what is known."""
@@ -189,8 +216,7 @@ class FairQueue(Generic[_Item]):
 
     def last(self, name: str) -> _Item:
         """Who goes last of a tenant's waiting items: the newest of the highest priority."""
-        tenant = self._tenants[name]
-        return tenant.items[max(tenant.turns[-1:] + tenant.aside[-1:])[-1]][1]
+        return self._tenants[name].last
 
     def longest(self) -> str | None:
         """The tenant with the most waiting items per weight; None where nothing waits."""

@@ -1,6 +1,6 @@
 """Requests that wait: which of them are planned again, and when."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -18,7 +18,11 @@ LOOK_MS_EACH = 8
 """Where many wait they are looked at so much more rarely, each."""
 
 LOOKS_PER_S, LOOKS_MAX = 250, 32
-"""Plans of those that were planned before, all together; and at once, if there were few lately."""
+"""Plans that come to nothing, of those that were planned before; and at once, if there were few
+lately."""
+
+FIRSTS_MAX = 16
+"""Of those whose turn it is: planned at one look; others are left to the next one."""
 
 HELD_MAX, SEEN_MAX = 2, 16
 """Of those that wait by choice and are nobody's first: planned at one look, of so many."""
@@ -33,15 +37,21 @@ class _Budget:
         self._left = float(LOOKS_MAX)
         self._at_ms = 0
 
-    def spend(self, now_ms: int) -> bool:
-        """Whether one more may be, which then was."""
+    def has(self, now_ms: int) -> bool:
+        """Whether one more may be."""
         more = (now_ms - self._at_ms) * LOOKS_PER_S / 1000
         self._left = min(float(LOOKS_MAX), self._left + more)
         self._at_ms = now_ms
-        if self._left < 1:
-            return False
+        return self._left >= 1
+
+    @property
+    def is_low(self) -> bool:
+        """Whether nobody should take more of it than others."""
+        return self._left < LOOKS_MAX / 2
+
+    def spend(self) -> None:
+        """One was."""
         self._left -= 1
-        return True
 
 
 class _Gains:
@@ -72,7 +82,9 @@ class _Gains:
 
 @dataclass(slots=True)
 class _Look:
+    at_ms: int
     look_ms: int
+    """When to look again, whatever comes."""
     num_gains: int
     """Until then, of room or of workers without a prompt."""
     workers: tuple[Worker, ...]
@@ -87,9 +99,13 @@ class Looks:
     Who has not been looked at is planned at once. After that one that found no room is planned when
     a worker has room that had none then; one that waits by choice when a worker has no prompt to
     compute that had one, or when those that it would go to have begun with, or done, something
-    else; and both now and then. The very first of each kind is always planned when room, or a
-    worker without prompts, has come. All else shares a budget: of some hundred workers each reports
-    several times a second, and what waits would keep the router from everything else.
+    else; and both now and then.
+
+    Plans that come to nothing have a budget, as of some hundred workers each reports several times
+    a second, and what waits would keep the router from everything else. Each of those that are due
+    has its part of it, however much comes for the ones before it; the very first of those that wait
+    for room, and the first of those that wait by choice, have a budget each for themselves, for
+    when room, or a worker without prompts, has come.
     """
 
     def __init__(self) -> None:
@@ -99,8 +115,9 @@ class Looks:
         self._roomy = _Gains()
         self._idle = _Gains()
         self._has_news = False
-        self._plans = _Budget()
-        self._sweeps = _Budget()
+        self._plans, self._sweeps = _Budget(), _Budget()
+        self._firsts = {False: _Budget(), True: _Budget()}
+        """By whether they wait by choice."""
 
     @property
     def num_held(self) -> int:
@@ -130,7 +147,7 @@ class Looks:
     def no_room(self, now_ms: int, request_id: str) -> None:
         """A request was planned, and there is no room for it, or none that is worth having."""
         self._held.pop(request_id, None)
-        self._looks[request_id] = _Look(self._next_ms(now_ms), self._roomy.num, (), ())
+        self._looks[request_id] = _Look(now_ms, self._next_ms(now_ms), self._roomy.num, (), ())
 
     def hold(self, now_ms: int, request: RoutedRequest, plan: Plan) -> bool:
         """A request was planned, and had better wait than go where this plan says.
@@ -141,7 +158,7 @@ class Looks:
         request.held_until_ms = now_ms + ceil(plan.hold_ms)
         look_ms = min(self._next_ms(now_ms), request.held_until_ms)
         workers = plan.prefill.worker, plan.decode.worker
-        look = _Look(look_ms, self._idle.num, workers, _loads(workers))
+        look = _Look(now_ms, look_ms, self._idle.num, workers, _loads(workers))
         self._looks[request.request_id] = look
         is_new = request.request_id not in self._held
         self._held[request.request_id] = None
@@ -149,44 +166,64 @@ class Looks:
 
     def wanted(self, now_ms: int) -> bool:
         """Whether to see who is due: at once where something has come, else so often a second."""
-        return self._has_news or self._sweeps.spend(now_ms)
+        if self._has_news:
+            return True
+        if not self._sweeps.has(now_ms):
+            return False
+        self._sweeps.spend()
+        return True
 
-    def due(self, now_ms: int, firsts: Iterable[str]) -> Iterator[str]:
-        """Who is to be planned, each one before the next is asked for.
+    def due(self, now_ms: int, firsts: Sequence[str]) -> Iterator[str]:
+        """Who is to be planned; the next one is asked for where nothing came of that.
 
         Args:
             now_ms: the time.
             firsts: who would go first, by turns.
         """
-        seen, free = set[str](), {False, True}
+        num_sharing = len(firsts) + min(len(self._held), SEEN_MAX)
+        each_ms = 1000 * num_sharing // LOOKS_PER_S
+        free, num = {False, True}, 0
         for one in firsts:
-            seen.add(one)
-            if self._is_due(now_ms, one, free):
-                yield one
-        num = 0
+            budget = self._budget_of(now_ms, one, each_ms, free)
+            if budget is None:
+                continue
+            if num == FIRSTS_MAX:
+                return  # there still is news
+            yield one
+            budget.spend()
+            num += 1
+        seen, num = set(firsts), 0
         for one in list(islice(self._held, SEEN_MAX)):
             self._held[one] = self._held.pop(one)  # the turn goes to others
-            if one not in seen and self._is_due(now_ms, one, free):
+            budget = None if one in seen else self._budget_of(now_ms, one, each_ms, free)
+            if budget is not None:
                 yield one
+                budget.spend()
                 num += 1
                 if num == HELD_MAX:
                     break
         self._has_news = False
 
-    def _is_due(self, now_ms: int, request_id: str, free: set[bool]) -> bool:
-        """Whether it is to be planned; the first of each kind, still in ``free``, leaves that."""
+    def _budget_of(
+        self, now_ms: int, request_id: str, each_ms: int, free: set[bool]
+    ) -> _Budget | None:
+        """Of what to plan it, where it is due; the first of each sort, in ``free``, leaves that."""
         look = self._looks.get(request_id)
         if look is None:
-            return True
+            return _Budget()  # at once, and for nothing
         by_choice = bool(look.workers)
         is_first = by_choice in free
         free.discard(by_choice)
-        gains = self._idle if by_choice else self._roomy
-        if gains.last > look.num_gains:
-            return is_first or self._plans.spend(now_ms)
-        if look.look_ms > now_ms and _loads(look.workers) == look.loads:
-            return False
-        return self._plans.spend(now_ms)
+        has_come = (self._idle if by_choice else self._roomy).last > look.num_gains
+        if has_come and is_first and self._firsts[by_choice].has(now_ms):
+            return self._firsts[by_choice]
+        if not self._plans.has(now_ms):
+            return None
+        if look.look_ms <= now_ms:
+            return self._plans
+        if self._plans.is_low and now_ms < look.at_ms + each_ms:
+            return None  # it has had its part
+        return self._plans if has_come or _loads(look.workers) != look.loads else None
 
     def _next_ms(self, now_ms: int) -> int:
         return now_ms + max(LOOK_MS, LOOK_MS_EACH * len(self._looks))

@@ -192,8 +192,8 @@ class Planner:
         if request.outgrown_tokens:
             return ContextLengthError(f"no larger worker is ready: {request.current.cause}")
         return ContextLengthError(
-            f"prompt and max_tokens need {request.stream.room_tokens} tokens, the largest worker that is "
-            f"ready serves {largest}",
+            f"prompt and max_tokens need {request.stream.room_tokens} tokens, the largest worker "
+            f"that is ready serves {largest}",
             param="max_tokens",
         )
 

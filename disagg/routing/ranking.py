@@ -57,6 +57,15 @@ class Ranking(Generic[Key]):
                 return found
         return 0
 
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """All that workers have, lowest first."""
+        return tuple(self._keys)
+
+    def lowest_from(self, key: Key) -> Key | None:
+        """The lowest key that is not below this one; None where there is none."""
+        return next(iter(self._keys[bisect_left(self._keys, key) :]), None)
+
     def at_least(self, key: Key) -> int:
         """Workers with this key or a higher one."""
         found = 0

@@ -1,7 +1,6 @@
 """Fair queueing in tokens: bounds that hold for every script; a queue by arrival breaks them."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -18,9 +17,7 @@ PROMPT_MAX, OUTPUT_MAX, SLOTS = 50, 40, 3
 class ByArrival(FairQueue[int]):
     """Control: a queue that serves who came first, whoever it is."""
 
-    def heads(
-        self, kind_of: Callable[[int], object] | None = None, num_kinds: int = 1
-    ) -> list[tuple[str, int]]:
+    def heads(self) -> list[tuple[str, int]]:
         return sorted(super().heads(), key=lambda head: head[1])
 
 
@@ -228,8 +225,12 @@ def test_who_is_aside_holds_nobody_up_and_comes_back_in_its_place() -> None:
 def test_of_each_kind_one_is_named_and_of_those_aside_one() -> None:
     queue: FairQueue[int] = FairQueue()
     for number in range(9):
-        queue.push("a", str(number), number)
+        queue.push("a", str(number), number, kind=number % 3)
     for number in (0, 1, 4):
         queue.set_aside("a", str(number))
-    heads = queue.heads(lambda one: one % 3, 3)
-    assert [item for _, item in heads] == [0, 2, 3, 7]
+    assert [item for _, item in queue.heads()] == [0, 2, 3, 7]
+    queue.sort(lambda one: one % 2)
+    assert [item for _, item in queue.heads()] == [0, 2, 3]
+    assert queue.last("a") == 8
+    queue.set_aside("a", "1", is_aside=False)
+    assert [item for _, item in queue.heads()] == [0, 1, 2]

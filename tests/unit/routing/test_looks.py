@@ -2,17 +2,17 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from unittest.mock import Mock, create_autospec
 
 import pytest
 
-from disagg.routing.admission import HEADS_MAX
-from disagg.routing.looks import LOOK_MS, LOOKS_MAX, LOOKS_PER_S, Looks
+from disagg.routing.looks import FIRSTS_MAX, LOOK_MS, LOOKS_MAX, LOOKS_PER_S, Looks
 from disagg.routing.planner import Planner
-from tests.unit.routing.builders import STATS, worker
+from tests.unit.routing.builders import STATS, Router, request, worker
 from tests.unit.routing.test_admission import Fleet
 
-NUM_TENANTS = 3 * HEADS_MAX
+NUM_TENANTS = 3 * FIRSTS_MAX
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_reports_of_a_large_fleet_leave_the_router_its_time(plans: Mock) -> None
 
 def test_who_is_first_goes_when_room_comes_however_many_reports_there_were() -> None:
     fleet = crowded()
-    for number in range(LOOKS_MAX + HEADS_MAX + 5):
+    for number in range(LOOKS_MAX + FIRSTS_MAX + 5):
         fleet.now_ms += LOOK_MS if number % 8 == 0 else 0
         report(fleet, "w1", num_blocks_free=number % 7)
     fleet.core._admission._looks._plans._left = 0.0
@@ -72,17 +72,17 @@ def test_all_are_served_in_their_turn_as_room_comes(plans: Mock) -> None:
         assert len(fleet.order) == served + 1, "each prompt that is computed lets the next in"
     assert fleet.order == ["first", *(f"r{n}" for n in range(NUM_TENANTS))]
     # One goes, and whose turn it is next is looked at for the first time.
-    assert plans.call_count <= 2 * NUM_TENANTS + HEADS_MAX
+    assert plans.call_count <= 2 * NUM_TENANTS + FIRSTS_MAX
 
 
 def test_control_without_a_budget_each_report_costs_a_plan_per_tenant(
     plans: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Looks, "_is_due", lambda *_: True)
+    monkeypatch.setattr(Looks, "_budget_of", lambda *_: Mock())
     fleet = crowded()
     plans.reset_mock()
     reports(fleet, num=20, every_ms=2)
-    assert plans.call_count == 20 * HEADS_MAX
+    assert plans.call_count == 20 * FIRSTS_MAX
 
 
 def test_what_has_changed_otherwise_is_found_a_moment_later() -> None:
@@ -115,5 +115,59 @@ def test_whoever_is_first_does_not_use_up_what_the_others_share() -> None:
         for name in looks.due(now_ms, ("first", "other")):
             times[name] += 1
             looks.no_room(now_ms, name)
-    assert times["first"] >= 500
-    assert 200 <= times["other"] <= LOOKS_PER_S + LOOKS_MAX
+    assert LOOKS_PER_S <= times["first"] <= 2 * (LOOKS_PER_S + LOOKS_MAX)
+    assert LOOKS_PER_S / 2 - 1 <= times["other"] <= LOOKS_PER_S + LOOKS_MAX
+
+
+@pytest.mark.parametrize("changes_per_s", [10, 20, 60, 100])
+def test_each_has_its_part_of_the_budget_however_much_comes(changes_per_s: int) -> None:
+    """Those before the last one took all of it, and its worker stayed idle."""
+    looks, names = Looks(), [f"r{number}" for number in range(FIRSTS_MAX)]
+    for name in names:
+        looks.no_room(0, name)
+    seen_ms = {name: [0] for name in names}
+    for now_ms in range(1, 10_000):
+        looks.see(now_ms * changes_per_s // 500 % 2, 0)
+        if looks.wanted(now_ms):
+            for name in looks.due(now_ms, names):
+                seen_ms[name] = [*seen_ms[name], now_ms]
+                looks.no_room(now_ms, name)
+    gaps_ms = [b - a for times in seen_ms.values() for a, b in pairwise([*times, 10_000])]
+    assert max(gaps_ms) <= 4 * 1000 * FIRSTS_MAX / LOOKS_PER_S
+    assert sum(map(len, seen_ms.values())) <= 10 * 2 * (LOOKS_PER_S + LOOKS_MAX)
+
+
+@pytest.mark.parametrize("num_tenants", [FIRSTS_MAX - 1, FIRSTS_MAX, 3 * FIRSTS_MAX])
+def test_however_many_wait_for_the_large_worker_others_go_where_there_is_room(
+    num_tenants: int,
+) -> None:
+    large, small = worker("large", max_sequences=1), worker("small", max_model_tokens=40)
+    router = Router(large, small, worker_waiting_max=0, requests_max=999)
+    router.generate(request("first", 60, 30))
+    for number in range(num_tenants):
+        router.generate(request(f"r{number}", 60, tenant=f"t{number:02}"))
+    router.generate(request("late", 10, tenant="zz"))
+    for now_ms in range(5):
+        if router.submits:
+            break
+        router.did(router.core.from_worker(now_ms, small.incarnation, STATS))
+    assert [submit.key.request_id for _, submit in router.submits] == ["late"]
+
+
+def test_within_a_tenant_what_waits_for_the_large_worker_holds_up_only_its_like() -> None:
+    large = worker("large", max_sequences=1)
+    small = worker("small", max_model_tokens=40, max_sequences=2)
+    router = Router(large, small, worker_waiting_max=0, requests_max=999)
+    for name, num_tokens in (("first", 60), ("long", 60), ("longer", 61)):
+        router.generate(request(name, num_tokens, 30))
+    for name in ("short", "next"):
+        router.generate(request(name, 10))
+        assert [submit.key.request_id for _, submit in router.submits] == [name]
+    router.generate(request("last", 10))
+    assert not router.submits
+    assert router.core.num_waiting == 3
+    router.did(router.core.cancel(0, "short", "left"))
+    assert [submit.key.request_id for _, submit in router.submits] == ["last"]
+    router.did(router.core.register(0, replace(small, max_model_tokens=1000)))
+    router.did(router.core.cancel(0, "next", "left"))
+    assert [submit.key.request_id for _, submit in router.submits] == ["long"], "limits changed"

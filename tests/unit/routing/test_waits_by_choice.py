@@ -6,8 +6,7 @@ from unittest.mock import Mock, create_autospec
 import pytest
 
 from disagg.messages.registration import WorkerInfo
-from disagg.routing.admission import HEADS_MAX
-from disagg.routing.looks import LOOK_MS, SEEN_MAX, Looks
+from disagg.routing.looks import FIRSTS_MAX, LOOK_MS, SEEN_MAX, Looks
 from disagg.routing.planner import Planner
 from disagg.routing.slo import Slo
 from tests.unit.routing.builders import Router, request, worker
@@ -43,7 +42,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return counted
 
 
-@pytest.mark.parametrize("num_tenants", [HEADS_MAX - 1, HEADS_MAX, 2 * HEADS_MAX])
+@pytest.mark.parametrize("num_tenants", [FIRSTS_MAX - 1, FIRSTS_MAX, 2 * FIRSTS_MAX])
 def test_tenants_who_wait_by_choice_do_not_hold_others_up(num_tenants: int) -> None:
     router = fleet(ALONE, requests_max=100)
     queued(router, 3)
@@ -94,12 +93,12 @@ def test_a_long_line_is_not_looked_at_in_one_turn(plans: Mock) -> None:
     say(router, ALONE, num_prefill_tokens_queued=3 * EACH, num_prompts_queued=3)
     plans.reset_mock()
     router.core.cancel(router.now_ms, "first", "it makes room, but all had better wait")
-    assert HEADS_MAX <= plans.call_count <= 8 * HEADS_MAX
+    assert FIRSTS_MAX <= plans.call_count <= 8 * FIRSTS_MAX
     assert router.core.num_waiting == 200
-    for _ in range(200 // HEADS_MAX + 1):
+    for _ in range(200 // FIRSTS_MAX + 1):
         plans.reset_mock()
         router.did(router.core.tick(router.now_ms))
-        assert plans.call_count <= 8 * HEADS_MAX
+        assert plans.call_count <= 8 * FIRSTS_MAX
     assert len(router.core._admission._looks._held) == 200, "all were looked at"
     queued(router, 0)
     assert went(router) == ["long-0"], "control: they go in their order, as far as there is room"
@@ -128,11 +127,11 @@ def test_of_a_long_line_a_few_are_looked_at_with_each_report(
     queued(router, 6)
     for number in range(10 * SEEN_MAX):
         assert not ask(router, f"long-{number}", 401)
-    looks = create_autospec(Looks._is_due, side_effect=Looks._is_due)
-    monkeypatch.setattr(Looks, "_is_due", looks)
+    looks = create_autospec(Looks._budget_of, side_effect=Looks._budget_of)
+    monkeypatch.setattr(Looks, "_budget_of", looks)
     router.now_ms += 1
     queued(router, 6)
-    assert 0 < looks.call_count <= HEADS_MAX + SEEN_MAX
+    assert 0 < looks.call_count <= FIRSTS_MAX + SEEN_MAX
     seen = {one.args[2] for one in looks.call_args_list}
     queued(router, 6)
     assert {one.args[2] for one in looks.call_args_list} > seen, "then others"
