@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock, create_autospec
 
 import pytest
@@ -121,17 +123,29 @@ def test_whoever_is_first_does_not_use_up_what_the_others_share() -> None:
 
 @pytest.mark.parametrize("changes_per_s", [10, 20, 60, 100])
 def test_each_has_its_part_of_the_budget_however_much_comes(changes_per_s: int) -> None:
-    """Those before the last one took all of it, and its worker stayed idle."""
+    """Those before the last one took all of it, while the worker that this one wants was idle."""
     looks, names = Looks(), [f"r{number}" for number in range(FIRSTS_MAX)]
-    for name in names:
-        looks.no_room(0, name)
+    busy: Any = SimpleNamespace(prefill_queue=(0, 1), num_decoding=0, num_coming=0)
+    plan: Any = SimpleNamespace(
+        prefill=SimpleNamespace(worker=busy), decode=SimpleNamespace(worker=busy), hold_ms=1e6
+    )
     seen_ms = {name: [0] for name in names}
-    for now_ms in range(1, 10_000):
-        looks.see(now_ms * changes_per_s // 500 % 2, 0)
+
+    def look(now_ms: int, name: str) -> None:
+        seen_ms[name].append(now_ms)
+        if name == names[-1]:
+            looks.no_room(now_ms, name)
+        else:
+            looks.hold(now_ms, cast(Any, SimpleNamespace(request_id=name)), plan)
+
+    for name in names:
+        look(0, name)
+    for now_ms in range(1, 10_000, 2):
+        busy.prefill_queue = (now_ms * changes_per_s // 1000, 1)
+        looks.see(1, 0)
         if looks.wanted(now_ms):
             for name in looks.due(now_ms, names):
-                seen_ms[name] = [*seen_ms[name], now_ms]
-                looks.no_room(now_ms, name)
+                look(now_ms, name)
     gaps_ms = [b - a for times in seen_ms.values() for a, b in pairwise([*times, 10_000])]
     assert max(gaps_ms) <= 4 * 1000 * FIRSTS_MAX / LOOKS_PER_S
     assert sum(map(len, seen_ms.values())) <= 10 * 2 * (LOOKS_PER_S + LOOKS_MAX)
@@ -168,6 +182,14 @@ def test_within_a_tenant_what_waits_for_the_large_worker_holds_up_only_its_like(
     assert router.core.num_waiting == 3
     router.did(router.core.cancel(0, "short", "left"))
     assert [submit.key.request_id for _, submit in router.submits] == ["last"]
-    router.did(router.core.register(0, replace(small, max_model_tokens=1000)))
-    router.did(router.core.cancel(0, "next", "left"))
-    assert [submit.key.request_id for _, submit in router.submits] == ["long"], "limits changed"
+
+
+def test_what_is_alike_is_told_anew_when_other_workers_come() -> None:
+    router = Router(worker("large", max_sequences=1), worker_waiting_max=0)
+    for name, num_tokens in (("first", 60), ("long", 60), ("short", 10)):
+        router.generate(request(name, num_tokens, 30))
+    small = worker("small", max_model_tokens=40)
+    router.did(router.core.register(0, small))
+    router.did(router.core.session_up(0, small.incarnation))
+    router.did(router.core.from_worker(0, small.incarnation, STATS))
+    assert [submit.key.request_id for _, submit in router.submits] == ["short"]
