@@ -21,6 +21,9 @@ LOOKS_PER_S, LOOKS_MAX = 250, 32
 """Plans that come to nothing, of those that were planned before; and at once, if there were few
 lately."""
 
+SWEEPS_PER_S = 100
+"""Without news, to see whether somebody is due: to look at a hundred takes some 0.1 ms."""
+
 FIRSTS_MAX = 16
 """Of those whose turn it is: planned at one look; others are left to the next one."""
 
@@ -33,13 +36,14 @@ Load = tuple[tuple[int, int], int, int]
 class _Budget:
     """So many a second, and after a pause some at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_s: int = LOOKS_PER_S) -> None:
+        self._per_s = per_s
         self._left = float(LOOKS_MAX)
         self._at_ms = 0
 
     def has(self, now_ms: int) -> bool:
         """Whether one more may be."""
-        more = (now_ms - self._at_ms) * LOOKS_PER_S / 1000
+        more = (now_ms - self._at_ms) * self._per_s / 1000
         self._left = min(float(LOOKS_MAX), self._left + more)
         self._at_ms = now_ms
         return self._left >= 1
@@ -115,7 +119,7 @@ class Looks:
         self._roomy = _Gains()
         self._idle = _Gains()
         self._has_news = False
-        self._plans, self._sweeps = _Budget(), _Budget()
+        self._plans, self._sweeps = _Budget(), _Budget(SWEEPS_PER_S)
         self._firsts = {False: _Budget(), True: _Budget()}
         """By whether they wait by choice."""
 
