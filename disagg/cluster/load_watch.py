@@ -12,6 +12,7 @@ from pathlib import Path
 
 from disagg.cluster.autoscaling import AutoscaleOptions, Autoscaling, Wait
 from disagg.cluster.counts import Counts
+from disagg.cluster.http_calls import call
 from disagg.config import Settings, reachable_host
 from disagg.errors import ConfigError
 
@@ -73,6 +74,7 @@ class LoadWatch:
                     OSError,
                     http.client.HTTPException,
                     ValueError,
+                    RecursionError,
                     KeyError,
                     TypeError,
                 ) as error:
@@ -85,8 +87,7 @@ class LoadWatch:
     def _ask(self, url: str) -> dict[str, list[Wait]]:
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         asked = urllib.request.Request(url.rstrip("/") + _PATH, headers=headers)
-        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:
-            told = json.loads(answer.read(_ANSWER_BYTES_MAX))
+        told = json.loads(call(asked, _TIMEOUT_S, _ANSWER_BYTES_MAX))
         now_ms = _now_ms()
         found: dict[str, list[Wait]] = {}
         for one in told["waits"]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from disagg.cluster.http_calls import open_call
 from disagg.commands.router_client import call_router, told_of
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
@@ -172,7 +173,7 @@ class RunningFleet:
         request = urllib.request.Request(where, json.dumps(asked).encode(), headers)
         into.asked_s = time.perf_counter()
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            with open_call(request, ANSWER_S) as answer:
                 for line in answer:
                     if line.startswith(b"data: {") and _has_token(line):
                         into.seen_s.append(time.perf_counter())
@@ -181,6 +182,8 @@ class RunningFleet:
             raise RemoteFault(f"{where} answered {error.code}: {told_of(error)[0]}") from error
         except (OSError, http.client.HTTPException) as error:
             raise RemoteFault(f"nobody answers at {where}: {error}") from error
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            raise RemoteFault(f"{where} did not answer as a router does: {error!r}") from error
         if len(into.seen_s) < 2:
             raise RemoteFault(f"{where} answered without tokens")
         return request_id

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from disagg.cluster.http_calls import call
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
@@ -52,8 +53,7 @@ def call_router(
     method = "GET" if put is None else "PUT"
     try:
         asked = urllib.request.Request(url, body, headers, method=method)
-        with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
-            told = json.loads(answer.read(ANSWER_BYTES_MAX))
+        told = json.loads(call(asked, timeout_s, ANSWER_BYTES_MAX))
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             why = f"{url} answered {error.code}: {KEY_VARIABLE} needs a key that may {scope}"
@@ -76,7 +76,7 @@ def call_router(
     except OSError as error:  # URLError and time-outs among them
         reason = getattr(error, "reason", error)
         raise RemoteFault(f"no router answers at {url}: {reason}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
     if not isinstance(told, dict):
         raise RemoteFault(f"{url} did not answer as a router does: no object")
@@ -88,5 +88,5 @@ def told_of(error: urllib.error.HTTPError) -> tuple[str, str]:
     try:
         told = json.loads(error.read(ANSWER_BYTES_MAX))["error"]
         return str(told["message"]), str(told["code"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return f"refused ({error.reason})", ""

@@ -1,5 +1,6 @@
 """Real hand-overs between every pair of workers, each measured by who read it."""
 
+import http.client
 import json
 import os
 import random
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from disagg.cluster.http_calls import call
 from disagg.commands.finding import Finding, fault, note, ok, warning
-from disagg.commands.router_client import call_router
+from disagg.commands.router_client import ANSWER_BYTES_MAX, call_router
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import RemoteFault
 
@@ -140,11 +142,10 @@ def _hand_over(ports: Ports, model: str, num_words: int) -> dict[str, Any]:
     url = ports.http_url.rstrip("/") + "/v1/completions"
     request = urllib.request.Request(url, json.dumps(asked).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=ports.timeout_s) as answer:
-            answer.read()
+        call(request, ports.timeout_s, ANSWER_BYTES_MAX)
     except urllib.error.HTTPError as error:
         raise RemoteFault(f"{url} answered {error.code} {error.reason}") from error
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise RemoteFault(f"nobody answers at {url}: {getattr(error, 'reason', error)}") from error
     path = f"/v1/disagg/requests/{quote(request_id, safe='')}"
     return call_router(ports.admin_url, path, ports.timeout_s, scope="observe")

@@ -1,0 +1,64 @@
+"""HTTP calls that may carry an API key: to the address that was given, and nowhere else."""
+
+import threading
+import urllib.request
+from concurrent.futures import Future
+from http.client import HTTPMessage
+from typing import IO, Any
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Else urllib would send the key wherever an answer says."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        raise HTTPError(
+            req.full_url, code, f"sends on to {newurl}, which is not asked", headers, fp
+        )
+
+
+_opener = urllib.request.build_opener(ProxyHandler({}), _NoRedirects)
+
+
+def open_call(request: Request, timeout_s: float) -> Any:
+    """An answer's stream, as `urllib.request.urlopen` opens it; proxies and redirects are ignored.
+
+    Args:
+        request: with the key, where there is one.
+        timeout_s: for each wait for bytes.
+
+    Raises:
+        OSError: nobody answers; an `HTTPError`: not with 200.
+    """
+    return _opener.open(request, timeout=timeout_s)
+
+
+def call(request: Request, timeout_s: float, answer_bytes_max: int) -> bytes:
+    """The body of an answer, cut at a size.
+
+    Args:
+        request: likewise.
+        timeout_s: until all of it is there.
+        answer_bytes_max: more is left out.
+
+    Raises:
+        OSError: likewise, or it is not there in time.
+    """
+    body: Future[bytes] = Future()
+
+    def read() -> None:
+        try:
+            with open_call(request, timeout_s) as answer:
+                body.set_result(answer.read(answer_bytes_max))
+        except BaseException as error:  # raised where the body is waited for
+            body.set_exception(error)
+
+    # On a thread, as a socket's bound begins anew with every byte that comes.
+    threading.Thread(target=read, name="HTTP call", daemon=True).start()
+    try:
+        return body.result(timeout_s)
+    except TimeoutError:
+        raise TimeoutError(f"no whole answer within {timeout_s:g} s") from None

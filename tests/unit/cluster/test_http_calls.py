@@ -1,0 +1,119 @@
+"""Calls with a key: to the address that was given alone, and bounded as a whole."""
+
+import importlib
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+from urllib.request import Request
+
+import pytest
+
+from disagg.cluster import http_calls
+from disagg.commands.fleet_requests import RunningFleet
+from disagg.commands.router_client import call_router
+from disagg.commands.transfer_findings import Ports, _hand_over
+from disagg.errors import RemoteFault
+
+TIMEOUT_S = 30.0
+KEY = "secret"
+
+
+class _Server(BaseHTTPRequestHandler):
+    heard: ClassVar[list[tuple[int, str]]] = []
+    moved_to: ClassVar[str] = ""
+    body: ClassVar[bytes] = b"{}"
+    slow: ClassVar[bool] = False
+
+    def do_GET(self) -> None:  # the library's name
+        port = self.connection.getsockname()[1]
+        self.heard.append((port, self.headers.get("Authorization", "")))
+        self.send_response(302 if self.moved_to else 200)
+        self.send_header("Location", self.moved_to)
+        self.end_headers()
+        try:
+            for number in range(len(self.body)):
+                self.wfile.write(self.body[number : number + 1] if self.slow else self.body)
+                if not self.slow:
+                    break
+                time.sleep(0.05)
+        except OSError:
+            pass  # nobody waits for the rest
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the screen."""
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """Starts servers of that kind, each with a port of its own."""
+    monkeypatch.setattr(_Server, "heard", [])
+    monkeypatch.setenv("DISAGG_API_KEY", KEY)
+    servers: list[ThreadingHTTPServer] = []
+
+    def start() -> str:
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), _Server))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+CALLS: dict[str, Callable[[str], object]] = {
+    "router": lambda url: call_router(url, "/x", TIMEOUT_S, scope="observe"),
+    "fleet": lambda url: RunningFleet(url, "m").ask_at_once([[1]]),
+    "transfer": lambda url: _hand_over(Ports(url, url, TIMEOUT_S), "m", 1),
+}
+
+
+@pytest.mark.parametrize("by", CALLS)
+def test_a_key_follows_no_redirect(
+    serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    url, other = serve(), serve()
+    monkeypatch.setattr(_Server, "moved_to", f"{other}/here")
+    with pytest.raises(RemoteFault, match=f"answered 302.*{other}/here"):
+        CALLS[by](url)
+    assert _Server.heard == [(port_of(url), f"Bearer {KEY}")]
+
+
+def test_a_key_goes_to_no_proxy(serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, url = serve(), serve()
+    monkeypatch.setenv("http_proxy", proxy)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    importlib.reload(http_calls)  # urllib reads the environment when an opener is made
+    asked = Request(url, headers={"Authorization": f"Bearer {KEY}"})
+    assert http_calls.call(asked, TIMEOUT_S, 1_000) == b"{}"
+    assert _Server.heard == [(port_of(url), f"Bearer {KEY}")]
+    urllib.request.build_opener().open(Request("http://elsewhere.invalid")).close()
+    assert [port for port, _ in _Server.heard][1:] == [port_of(proxy)], "control"
+
+
+@pytest.mark.parametrize("by", ["router", "fleet"])
+def test_json_that_is_too_deep_is_none(
+    serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(_Server, "body", b'data: {"a":' * (by == "fleet") + b"[" * 100_000)
+    with pytest.raises(RemoteFault, match="did not answer as a router does"):
+        CALLS[by](serve())
+
+
+def test_an_answer_that_comes_byte_by_byte_is_bounded(
+    serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Server, "body", b"{" + b" " * 200 + b"}")
+    monkeypatch.setattr(_Server, "slow", True)
+    with pytest.raises(TimeoutError, match=r"no whole answer within 0\.5 s"):
+        http_calls.call(Request(serve()), 0.5, 1_000)
