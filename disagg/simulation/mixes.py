@@ -1,6 +1,7 @@
 """Traces made by rate and mix: what users ask, in five kinds."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ REQUESTS_MAX = 2_000_000
 TURN_PAUSE_MS = 15_000
 """Mean time between an answer's begin and its reader's next turn."""
 TURNS_MEAN = 4
+BEFORE_S = 4 * TURNS_MEAN * TURN_PAUSE_MS / 1000
+"""For so long before a trace conversations begin: 98 % of those that go on when it begins."""
 SYSTEM_PROMPTS, REPOSITORIES = 8, 16
 
 
@@ -102,11 +105,12 @@ def _shared_code(make: _Maker, per_second: float, lasts_ms: float) -> Iterator[T
 
 def _multi_turn(make: _Maker, per_second: float, lasts_ms: float) -> Iterator[TraceRequest]:
     """Conversations, each turn of which repeats all before it; some began before the trace."""
-    before_ms = 2 * TURNS_MEAN * TURN_PAUSE_MS
+    before_ms = BEFORE_S * 1000
+    goes_on = math.log(TURNS_MEAN / (TURNS_MEAN - 1))  # so that whole turns have that mean
     found: list[TraceRequest] = []
     for begin_ms in make.arrivals(per_second / TURNS_MEAN, lasts_ms + before_ms):
         at_ms, known, num_known = begin_ms - before_ms, make.fresh(1), TRACE_BLOCK
-        num_turns = min(1 + int(make.chance.expovariate(1 / (TURNS_MEAN - 1))), 5 * TURNS_MEAN)
+        num_turns = min(1 + int(make.chance.expovariate(goes_on)), 10 * TURNS_MEAN)
         for _ in range(num_turns):
             num_new = num_known - len(known) * TRACE_BLOCK + make.long_tailed(200, 0.9)
             one = make.request(at_ms, known, num_new, make.answer(250))

@@ -124,6 +124,13 @@ def test_a_mix_by_its_rate_and_seed(mix: str) -> None:
         assert len(one.hash_ids) == -(-one.num_prompt // TRACE_BLOCK)
 
 
+@pytest.mark.parametrize("mix", ["multi-turn", "shifting"])
+def test_conversations_come_at_the_rate_that_is_asked(mix: str) -> None:
+    """In the mean of some traces, as one has 300 conversations of 1 to 40 turns."""
+    num = sum(len(make_trace(mix, 20, 60, LENGTHS, seed)) for seed in range(40))
+    assert num == pytest.approx(40 * 20 * 60, rel=0.03)
+
+
 def shared_share(mix: str) -> float:
     """Of the blocks of prompts those that an earlier one had."""
     seen: set[int] = set()
