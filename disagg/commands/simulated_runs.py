@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 
 from disagg.commands.signals import exit_on_signals, interrupt_on_signals
@@ -117,8 +118,10 @@ class _Pace:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")  # in one piece, beside other processes'
-    sys.stderr.flush()
+    """Tell the progress where somebody can hear it; no figures are lost where nobody can."""
+    with suppress(OSError, ValueError, AttributeError):  # full; closed; None, as without any
+        sys.stderr.write(f"{text}\n")  # in one piece, beside other processes'
+        sys.stderr.flush()
 
 
 def _end_with_parent() -> None:

@@ -101,7 +101,7 @@ def plot(found: Sequence[Figures], path: Path, name: str) -> None:
         axes.plot(points, [best[rate].goodput for rate in points], marker="o", label=policy)
     axes.set_xlabel("requests per second")
     axes.set_ylabel("goodput: requests per second within both SLOs")
-    axes.set_title(name, fontsize="medium")
+    axes.set_title(name, fontsize="medium", parse_math=False)  # else by its dollar signs
     axes.legend()
     axes.grid(visible=True, alpha=0.3)
     axes.set_ylim(bottom=0)

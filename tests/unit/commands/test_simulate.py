@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from disagg.commands.simulation_view import plot
 from disagg.simulation.curves_file import curves_to_json
+from disagg.simulation.figures import Slos, summarise
+from disagg.simulation.prompts import TraceRequest
+from disagg.simulation.world import Outcome
 from tests.unit.simulation.fleets import curves
 
 ROOT = Path(__file__).parents[3]
@@ -160,6 +164,19 @@ def test_a_trace_may_begin_with_a_byte_order_mark(measured: str, tmp_path: Path)
     trace.write_bytes(b"\xef\xbb\xbf" + json.dumps(line).encode() + b"\r\n")
     run = simulate("--curves", measured, "--trace", str(trace), "--policy", "local", "--quiet")
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_name_with_dollar_signs_is_a_title(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = summarise(
+        [Outcome(TraceRequest(0, 1, 1, (0,)), 1, 1, 1)],
+        Slos(9, 9),
+        policy="local",
+        workers=(1, 1, 0),
+        lasts_s=1,
+    )
+    plot([found], tmp_path / "plot.svg", "model of $x^ and $y")
+    assert "model of $x^ and $y" in (tmp_path / "plot.svg").read_text()
 
 
 def test_figures_are_shown_where_the_plot_fails(measured: str, tmp_path: Path) -> None:
