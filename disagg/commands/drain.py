@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from disagg.commands.router_client import call_router
+from disagg.commands.router_client import as_router, call_router
 from disagg.errors import RemoteFault
 
 PATH, WORKERS = "/v1/disagg/drain", "/v1/disagg/workers"
@@ -46,11 +46,13 @@ def drain(
     """
     body = {"name": name, "timeout_ms": deadline_ms, "undo": undo}
     told = call_router(url, PATH, TIMEOUT_S, scope="administer", put=body)
-    names = ", ".join(worker["worker_id"] for worker in told["workers"])
+    with as_router(url):
+        names = ", ".join(worker["worker_id"] for worker in told["workers"])
+        ends = told["ends"]
     if undo:
         print(f"{names} take work again" if "," in names else f"{names} takes work again")
         return
-    after = "end then" if told["ends"] else "stay then, without work"
+    after = "end then" if ends else "stay then, without work"
     print(f"draining {names}, within {deadline_ms / 1000:g} s; they {after}", flush=True)
     if wait and not _wait(url, told, deadline_ms / 1000 + GRACE_S):
         raise typer.Exit(1)
@@ -60,7 +62,8 @@ def _wait(url: str, told: dict[str, Any], bound_s: float) -> bool:
     """Show how far it is until nothing goes on; False when that took too long."""
     until_s, shown = time.monotonic() + bound_s, dict[str, str]()
     while True:
-        known = call_router(url, WORKERS, TIMEOUT_S, scope="observe")["workers"]
+        with as_router(url):
+            known = call_router(url, WORKERS, TIMEOUT_S, scope="observe")["workers"]
         left = {}
         for worker in told["workers"]:
             state = state_of(worker, known, ends=told["ends"])

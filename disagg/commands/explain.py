@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.commands.router_client import call_router
+from disagg.commands.router_client import as_router, call_router
 from disagg.commands.status import DEFAULT_URL, PIPE_COLUMNS, TIMEOUT_S, Timeout, Url
 from disagg.errors import ConfigError
 
@@ -36,11 +36,13 @@ def explain(
     query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
     path = f"/v1/disagg/requests/{quote(request_id, safe='')}{query}"
     record = call_router(url, path, timeout_s, scope="see this request", record=True)
+    with as_router(url):
+        shown = json.dumps(explanation(record), indent=2) if as_json else draw(record)
     if as_json:
-        print(json.dumps(explanation(record), indent=2))
+        print(shown)
         return
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    Console(width=width, highlight=False).print(draw(record))
+    Console(width=width, highlight=False).print(shown)
 
 
 def explanation(record: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from disagg.cluster.http_calls import open_call
-from disagg.commands.router_client import call_router, told_of
+from disagg.commands.router_client import as_router, call_router, told_of
 from disagg.config.sources import KEY_VARIABLE
 from disagg.errors import ConfigError, RemoteFault, RequestError
 
@@ -94,12 +94,13 @@ class RunningFleet:
 
     def _busy(self) -> list[str]:
         path = "/v1/disagg/workers"
-        workers = call_router(self.admin, path, ADMIN_S, scope="see the workers")["workers"]
-        return [
-            one["info"]["incarnation"]["worker_id"]
-            for one in workers
-            if (one["stats"] or {}).get("num_running") or (one["stats"] or {}).get("num_waiting")
-        ]
+        told = call_router(self.admin, path, ADMIN_S, scope="see the workers")
+        with as_router(self.admin):
+            return [
+                one["info"]["incarnation"]["worker_id"]
+                for one in told["workers"]
+                if any((one["stats"] or {}).get(name) for name in ("num_running", "num_waiting"))
+            ]
 
     def ask_at_once(self, prompts: Sequence[Sequence[int]], beside: int = 0) -> list[Asked]:
         """Ask requests together for `ANSWER_TOKENS` tokens each.
@@ -198,8 +199,9 @@ class RunningFleet:
                 )
             except RequestError:
                 record = {"generations": ()}
-            if record["generations"] and (times := record["generations"][-1]["prefill_times"]):
-                return float(times["compute_ms"]), int(record["cached_tokens"])
+            with as_router(self.admin):
+                if record["generations"] and (times := record["generations"][-1]["prefill_times"]):
+                    return float(times["compute_ms"]), int(record["cached_tokens"])
             time.sleep(RECORD_WAIT_S)
         raise RemoteFault(f"{self.admin} does not say what {request_id} took")
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import grpc
 
-from disagg.commands.router_client import call_router
-from disagg.errors import RemoteFault
+from disagg.commands.router_client import as_router, call_router
 from disagg.tls.connections import client_channel
 from disagg.wire.v1 import identity_pb2, worker_pb2, worker_pb2_grpc
 
@@ -40,10 +39,8 @@ def find_workers(router_url: str, timeout_s: float) -> list[WorkerAddress]:
         RemoteFault: no router answers there in time, or something else does.
     """
     told = call_router(router_url, WORKERS_PATH, timeout_s, scope="observe")
-    try:
+    with as_router(router_url):
         workers = [_address(view["info"]) for view in told["workers"]]
-    except (KeyError, TypeError) as error:
-        raise RemoteFault(f"{router_url} did not answer as a router does: {error!r}") from error
     return sorted(workers, key=lambda worker: worker.worker_id)
 
 

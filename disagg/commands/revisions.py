@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from disagg.commands.router_client import call_router
-from disagg.errors import RemoteFault
+from disagg.commands.router_client import as_router, call_router
 from disagg.routing.revisions import parse_revision_weights
 
 PATH = "/v1/disagg/revisions"
@@ -82,10 +81,8 @@ def _show(told: dict[str, dict[str, Any]], *, as_json: bool) -> None:
         return
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
     for url, one in told.items():
-        try:
+        with as_router(url):
             table = draw(one["revisions"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
         if len(told) > 1:
             console.print(Text(url, style="bold"))
         console.print(table)

@@ -5,6 +5,8 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from disagg.cluster.http_calls import call
@@ -81,6 +83,19 @@ def call_router(
     if not isinstance(told, dict):
         raise RemoteFault(f"{url} did not answer as a router does: no object")
     return told
+
+
+@contextmanager
+def as_router(url: str) -> Iterator[None]:
+    """Read an answer within this: what no router says is an error that names who answered.
+
+    Raises:
+        RemoteFault: a field is missing, or is something else.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteFault(f"{url} did not answer as a router does: {error!r}") from error
 
 
 def told_of(error: urllib.error.HTTPError) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -30,8 +31,11 @@ def fetch(router_url: str, timeout_s: float) -> Body:
     told = call_router(router_url, PATH, timeout_s, scope="observe")
     try:
         Overview.model_validate(told, extra="ignore")  # a newer router says more
-    except ValueError as error:
-        raise RemoteFault(f"{router_url} did not answer as a router does: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        why = f"{router_url} did not answer as a router does: {where}: {first['msg']}"
+        raise RemoteFault(why) from error
     return told
 
 
