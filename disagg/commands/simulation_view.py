@@ -33,6 +33,7 @@ def _rows(found: Sequence[Figures]) -> Table:
     percents = "/".join(map(str, PERCENTS))
     for name in (
         "workers",
+        "asked /s",
         "rate /s",
         "goodput /s",
         "kept",
@@ -47,6 +48,7 @@ def _rows(found: Sequence[Figures]) -> Table:
         shown.add_row(
             one.policy,
             roles_name(one.num_prefill, one.num_decode, one.num_both),
+            f"{one.asked_rate:.4g}",
             f"{one.rate:.4g}",
             f"{one.goodput:.4g}",
             f"{one.kept_share:.1%}",
@@ -89,14 +91,14 @@ def plot(found: Sequence[Figures], path: Path, name: str) -> None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    rates = sorted({one.rate for one in found})
-    axes.plot(rates, rates, color="0.7", linestyle="--", label="all requests")
+    came = dict(sorted((one.asked_rate, one.rate) for one in found))
+    axes.plot(list(came), list(came.values()), color="0.7", linestyle="--", label="all requests")
     for policy in dict.fromkeys(one.policy for one in found):
         best: dict[float, Figures] = {}
         for one in found:
-            known = best.get(one.rate)
+            known = best.get(one.asked_rate)
             if one.policy == policy and (known is None or one.goodput > known.goodput):
-                best[one.rate] = one
+                best[one.asked_rate] = one
         points = sorted(best)
         axes.plot(points, [best[rate].goodput for rate in points], marker="o", label=policy)
     axes.set_xlabel("requests per second")

@@ -76,17 +76,18 @@ class Comparison:
             self.slos,
             policy=plan.router.policy,
             workers=(plan.num_prefill, plan.num_decode, plan.num_both),
+            asked_rate=run.rate,
             lasts_s=lasts_s,
         )
 
 
 def best_ratio(figures: Sequence[Figures]) -> dict[tuple[str, float], Figures]:
-    """By policy and rate the fleet with the most goodput; of equal ones that of the least TTFT."""
+    """By policy and asked rate the fleet of the most goodput; of equal ones that of least TTFT."""
     best: dict[tuple[str, float], Figures] = {}
     for one in figures:
-        known = best.get((one.policy, one.rate))
+        known = best.get((one.policy, one.asked_rate))
         if known is None or _merit(one) > _merit(known):
-            best[one.policy, one.rate] = one
+            best[one.policy, one.asked_rate] = one
     return best
 
 

@@ -35,7 +35,8 @@ class Figures:
         num_prefill: workers by role.
         num_decode: likewise.
         num_both: likewise.
-        rate: requests per second that came.
+        asked_rate: requests per second that were asked for.
+        rate: that came, which chance and whole requests make another one.
         num_requests: that came.
         ttft_ms: percentiles by `PERCENTS`; None where no request had a first token.
         tpot_ms: likewise.
@@ -51,6 +52,7 @@ class Figures:
     num_prefill: int
     num_decode: int
     num_both: int
+    asked_rate: float
     rate: float
     num_requests: int
     ttft_ms: tuple[float, ...] | None
@@ -83,6 +85,7 @@ def summarise(
     *,
     policy: str,
     workers: tuple[int, int, int],
+    asked_rate: float,
     lasts_s: float,
 ) -> Figures:
     """Sum a run up.
@@ -92,6 +95,7 @@ def summarise(
         slos: that count.
         policy: of the router.
         workers: by role: prefill, decode, both.
+        asked_rate: requests per second.
         lasts_s: for so long requests came.
     """
     num_kept = sum(map(slos.kept_by, outcomes))
@@ -105,6 +109,7 @@ def summarise(
         num_prefill=prefill,
         num_decode=decode,
         num_both=both,
+        asked_rate=asked_rate,
         rate=len(outcomes) / lasts_s,
         num_requests=len(outcomes),
         ttft_ms=_percentiles(first),

@@ -65,7 +65,7 @@ def test_rates_policies_ratios_and_a_plot(measured: str, tmp_path: Path) -> None
         like = [
             each["goodput"]
             for each in answer["runs"]
-            if (each["policy"], each["rate"]) == (one["policy"], one["rate"])
+            if (each["policy"], each["asked_rate"]) == (one["policy"], one["asked_rate"])
         ]
         assert one["goodput"] == max(like)
 
@@ -83,8 +83,8 @@ def test_a_trace_and_the_table_for_people(measured: str, tmp_path: Path) -> None
     )
     assert (run.returncode, run.stderr) == (0, "")
     (row,) = [line.split() for line in run.stdout.splitlines()[1:]]
-    assert row[:4] == ["prefix_then_load", "1P1D", "2", "2"]  # 500 ms apart
-    assert row[4] == "100.0%"
+    assert row[:5] == ["prefix_then_load", "1P1D", "2", "2", "2"]  # 500 ms apart
+    assert row[5] == "100.0%"
     assert "61%" in row  # five of six found 512 of 700 tokens
 
 
@@ -173,6 +173,7 @@ def test_a_name_with_dollar_signs_is_a_title(tmp_path: Path) -> None:
         Slos(9, 9),
         policy="local",
         workers=(1, 1, 0),
+        asked_rate=2,
         lasts_s=1,
     )
     plot([found], tmp_path / "plot.svg", "model of $x^ and $y")

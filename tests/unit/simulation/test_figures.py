@@ -30,7 +30,9 @@ def test_goodput_counts_what_keeps_both() -> None:
         outcome(50, error="expired"),  # not whole
         outcome(None, error="capacity_exceeded"),
     ]
-    found = summarise(outcomes, Slos(100, 50), policy="local", workers=(1, 2, 0), lasts_s=2.0)
+    found = summarise(
+        outcomes, Slos(100, 50), policy="local", workers=(1, 2, 0), asked_rate=2, lasts_s=2.0
+    )
     assert (found.goodput, found.kept_share, found.rate) == (0.5, 0.2, 2.5)
     assert found.errors == {"capacity_exceeded": 1, "expired": 1}
     assert found.ttft_ms == (50, 500, 500)
@@ -46,6 +48,7 @@ def test_who_was_handed_over_and_had_no_token_was_planned_too() -> None:
         Slos(100, 50),
         policy="p",
         workers=(1, 1, 0),
+        asked_rate=2,
         lasts_s=1,
     )
     assert found.handed_over_share == 0.5
@@ -53,7 +56,12 @@ def test_who_was_handed_over_and_had_no_token_was_planned_too() -> None:
 
 def test_nothing_came() -> None:
     found = summarise(
-        [outcome(None, error="x")], Slos(1, 1), policy="p", workers=(1, 1, 0), lasts_s=1
+        [outcome(None, error="x")],
+        Slos(1, 1),
+        policy="p",
+        workers=(1, 1, 0),
+        asked_rate=2,
+        lasts_s=1,
     )
     assert (found.ttft_ms, found.tpot_ms, found.goodput) == (None, None, 0)
 
@@ -99,6 +107,16 @@ def test_the_best_ratio_follows_the_load() -> None:
         (one,) = best_ratio(figures).values()
         best[name] = one.num_prefill
     assert best["prompts"] > best["answers"]
+
+
+def test_rates_that_bring_equally_many_requests_stay_apart() -> None:
+    trace = [TraceRequest(0, 60, 4, (0,))]
+    comparison = Comparison([fleet()], [1.0, 1.1], lambda rate: (trace, 1.0), Slos(2_000, 50), 0)
+    best = best_ratio([comparison.figures(run) for run in comparison.runs])
+    assert [(rate, one.as_json()["asked_rate"], one.rate) for (_, rate), one in best.items()] == [
+        (1.0, 1.0, 1.0),
+        (1.1, 1.1, 1.0),
+    ]
 
 
 def test_all_policies_get_the_same_requests() -> None:
