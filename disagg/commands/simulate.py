@@ -22,9 +22,9 @@ from disagg.simulation.curves import Curves
 from disagg.simulation.curves_file import curves_from_json
 from disagg.simulation.figures import Slos
 from disagg.simulation.fleet_plan import FleetPlan, RouterPlan
-from disagg.simulation.mixes import MIXES, Lengths, make_trace
+from disagg.simulation.mixes import MIXES, Lengths, check_mix, make_trace
 from disagg.simulation.prompts import TraceRequest, at_rate, own_rate
-from disagg.simulation.trace_file import read_trace
+from disagg.simulation.trace_file import check_rate, read_trace
 from disagg.workers.cache_policy import cache_policy
 from disagg.workers.limits import worker_limits
 from disagg.workers.options import WorkerOptions
@@ -287,7 +287,13 @@ class _Load:
             raise ConfigError(f"--rate: numbers are wanted, not {text!r}", param="rate") from None
         if any(not 0 < one <= 1_000_000 for one in found):
             raise ConfigError("--rate: above 0, at most 1,000,000", param="rate")
-        return list(dict.fromkeys(found))
+        found = list(dict.fromkeys(found))
+        for one in found:  # not when its turn comes, after the runs of others
+            if self._mix:
+                check_mix(self._mix, one, self._seconds, self._lengths, self._seed)
+            else:
+                check_rate(self._requests, one)
+        return found
 
     def at(self, rate: float) -> tuple[list[TraceRequest], float]:
         """The requests at a rate, and for how many seconds they come."""

@@ -10,11 +10,15 @@ from disagg.errors import ConfigError
 from disagg.simulation.prompts import TRACE_BLOCK, TraceRequest
 
 REQUESTS_MAX = 2_000_000
+TOKENS_MIN = 3
+"""Of a model: prompt and answer have one each, and together less than the model takes."""
 TURN_PAUSE_MS = 15_000
 """Mean time between an answer's begin and its reader's next turn."""
 TURNS_MEAN = 4
 BEFORE_S = 4 * TURNS_MEAN * TURN_PAUSE_MS / 1000
 """For so long before a trace conversations begin: 98 % of those that go on when it begins."""
+MAYBE_EMPTY = 1_000
+"""Expected requests, above which some come for sure."""
 SYSTEM_PROMPTS, REPOSITORIES = 8, 16
 
 
@@ -141,10 +145,8 @@ _CALM: dict[str, Callable[[_Maker, float, float], Iterator[TraceRequest]]] = {
 MIXES = {**_CALM, "shifting": _shifting}
 
 
-def make_trace(
-    mix: str, per_second: float, lasts_s: float, lengths: Lengths, seed: int
-) -> list[TraceRequest]:
-    """A trace by mix and rate; the same seed brings the same.
+def check_mix(mix: str, per_second: float, lasts_s: float, lengths: Lengths, seed: int) -> None:
+    """Refuse what `make_trace` would, without making long traces.
 
     Args:
         mix: a name in `MIXES`.
@@ -154,13 +156,44 @@ def make_trace(
         seed: of everything that is drawn.
 
     Raises:
-        ConfigError: no mix has the name, or the trace would be too long or empty.
+        ConfigError: no mix has the name, prompts have no room, or the trace would be too long or
+            empty.
     """
     if mix not in MIXES:
         raise ConfigError(f"no mix is named {mix!r}; known: {', '.join(MIXES)}", param="mix")
-    if per_second * lasts_s > REQUESTS_MAX:
-        raise ConfigError(f"more than {REQUESTS_MAX:,} requests", param="rate")
-    found = list(MIXES[mix](_Maker(lengths, seed), per_second, lasts_s * 1000))
-    if not found:
-        raise ConfigError(f"no request comes within {lasts_s:g} s", param="rate")
-    return found
+    if lengths.tokens_max < TOKENS_MIN:
+        raise ConfigError(
+            f"scheduling.max_model_tokens: {TOKENS_MIN} at least for the requests of a mix",
+            param="scheduling.max_model_tokens",
+        )
+    # Conversations that begin before the trace are made, too.
+    before_s = BEFORE_S if mix in ("multi-turn", "shifting") else 0
+    if per_second * (lasts_s + before_s) > REQUESTS_MAX:
+        raise ConfigError(f"{per_second:g}/s: more than {REQUESTS_MAX:,} requests", param="rate")
+    if per_second * lasts_s < MAYBE_EMPTY and not _made(mix, per_second, lasts_s, lengths, seed):
+        raise ConfigError(f"{per_second:g}/s: no request comes within {lasts_s:g} s", param="rate")
+
+
+def make_trace(
+    mix: str, per_second: float, lasts_s: float, lengths: Lengths, seed: int
+) -> list[TraceRequest]:
+    """A trace by mix and rate; the same seed brings the same.
+
+    Args:
+        mix: as of `check_mix`, as the others.
+        per_second: likewise.
+        lasts_s: likewise.
+        lengths: likewise.
+        seed: likewise.
+
+    Raises:
+        ConfigError: as of `check_mix`.
+    """
+    check_mix(mix, per_second, lasts_s, lengths, seed)
+    return _made(mix, per_second, lasts_s, lengths, seed)
+
+
+def _made(
+    mix: str, per_second: float, lasts_s: float, lengths: Lengths, seed: int
+) -> list[TraceRequest]:
+    return list(MIXES[mix](_Maker(lengths, seed), per_second, lasts_s * 1000))

@@ -1,7 +1,7 @@
 """Traces as Mooncake publishes them: a JSON object per line."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from disagg.errors import ConfigError
@@ -41,6 +41,25 @@ def read_trace(lines: Iterable[str], name: str = "trace") -> list[TraceRequest]:
     if not found:
         raise ConfigError(f"{name}: no request", param="trace")
     return sorted(found, key=lambda one: one.at_ms)
+
+
+def check_rate(requests: Sequence[TraceRequest], per_second: float) -> None:
+    """Refuse a rate to which a trace cannot be stretched.
+
+    Raises:
+        ConfigError: its requests come all at one moment, or would come for too long.
+    """
+    if 1000 * len(requests) / per_second > MS_MAX:
+        raise ConfigError(
+            f"{per_second:g}/s: {len(requests):,} requests would come for more than "
+            f"{MS_MAX // 86_400_000} days",
+            param="rate",
+        )
+    if len(requests) > 1 and requests[0].at_ms == requests[-1].at_ms:
+        raise ConfigError(
+            "timestamp: all requests of the trace come at one moment, which no rate stretches",
+            param="rate",
+        )
 
 
 def write_trace(requests: Iterable[TraceRequest]) -> Iterable[str]:

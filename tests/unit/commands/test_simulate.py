@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from disagg.commands.simulate import _Load
 from disagg.commands.simulation_view import plot
+from disagg.errors import ConfigError
 from disagg.simulation.curves_file import curves_to_json
 from disagg.simulation.figures import Slos, summarise
+from disagg.simulation.mixes import Lengths
 from disagg.simulation.prompts import TraceRequest
 from disagg.simulation.world import Outcome
 from tests.unit.simulation.fleets import curves
@@ -101,6 +104,7 @@ def test_progress_goes_to_the_other_stream(measured: str) -> None:
         (("--rate", "1"), "give either --trace or --mix"),
         (("--mix", "short-chat", "--rate", "1,x"), "--rate: numbers are wanted"),
         (("--mix", "short-chat", "--rate", "0"), "--rate: above 0"),
+        (("--trace", "once.jsonl", "--rate", "1"), "timestamp: all requests of the trace"),
         (("--mix", "short-chat", "--rate", "1", "--policy", "best"), "no policy is named 'best'"),
         (("--trace", "bad.jsonl"), "bad.jsonl, line 1: timestamp: "),
         (("--trace", "missing.jsonl"), "missing.jsonl"),
@@ -119,6 +123,8 @@ def test_mistakes_end_with_one_line(
     measured: str, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"timestamp": null}\n')
+    line = {"timestamp": 5, "input_length": 9, "output_length": 2, "hash_ids": [0]}
+    (tmp_path / "once.jsonl").write_text(2 * f"{json.dumps(line)}\n")
     (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b"{}\n"))
     (tmp_path / "folder.svg").mkdir()
     files = (".jsonl", ".pdf", ".svg")
@@ -127,6 +133,19 @@ def test_mistakes_end_with_one_line(
     assert run.returncode == 2, run.stdout
     assert said in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ("1,900000", "900000/s: more than 2,000,000 requests"),
+        ("1,1e-9", "1e-09/s: no request comes within 60 s"),
+    ],
+)
+def test_all_rates_are_looked_at_before_the_first_run(rates: str, said: str) -> None:
+    load = _Load(None, "short-chat", 60, Lengths(8_192), 0)
+    with pytest.raises(ConfigError, match=said):
+        load.rates(rates)
 
 
 def simulated(measured: str, *arguments: str) -> dict[str, Any]:

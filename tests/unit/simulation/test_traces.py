@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from disagg.errors import ConfigError
-from disagg.simulation.mixes import MIXES, Lengths, make_trace
+from disagg.simulation.mixes import MIXES, Lengths, check_mix, make_trace
 from disagg.simulation.prompts import TRACE_BLOCK, Prompts, TraceRequest, at_rate, own_rate
-from disagg.simulation.trace_file import read_trace, write_trace
+from disagg.simulation.trace_file import check_rate, read_trace, write_trace
 
 GOOD = {"timestamp": 7, "input_length": 600, "output_length": 3, "hash_ids": [4, 9]}
 LENGTHS = Lengths(8_192, 0.2)
@@ -146,6 +146,29 @@ def test_mixes_differ_in_what_they_share() -> None:
     assert shared_share("long-documents") == 0
     assert shared_share("shared-code") > 0.6
     assert 0.2 < shared_share("multi-turn") < 0.9
+
+
+@pytest.mark.parametrize("mix", ["multi-turn", "shifting"])
+def test_conversations_from_before_count_too(mix: str) -> None:
+    with pytest.raises(ConfigError, match="more than 2,000,000 requests"):
+        check_mix(mix, 100_000, 0.1, LENGTHS, 0)
+    check_mix("short-chat", 100_000, 0.1, LENGTHS, 0)
+
+
+def test_a_mix_for_the_smallest_model() -> None:
+    assert min(one.num_prompt for one in make_trace("shifting", 4, 20, Lengths(3), 0)) == 1
+    with pytest.raises(ConfigError, match=r"scheduling\.max_model_tokens: 3 at least"):
+        make_trace("shifting", 4, 20, Lengths(2), 0)
+
+
+def test_rates_that_a_trace_cannot_have() -> None:
+    trace = [TraceRequest(at_ms, 1, 1, (0,)) for at_ms in (5, 5, 6)]
+    check_rate(trace, 1e-7)
+    with pytest.raises(ConfigError, match=r"^9e-08/s: 3 requests .* more than 366 days"):
+        check_rate(trace, 9e-8)
+    check_rate(trace[:1], 1)
+    with pytest.raises(ConfigError, match="timestamp: all requests"):
+        check_rate(trace[:2], 1)
 
 
 def test_bad_mixes() -> None:
