@@ -1,6 +1,7 @@
 """HTTP calls that may carry an API key: to the address that was given, and nowhere else."""
 
 import threading
+import time
 import urllib.request
 from concurrent.futures import Future
 from http.client import HTTPMessage
@@ -52,7 +53,7 @@ def call(request: Request, timeout_s: float, answer_bytes_max: int) -> bytes:
     def read() -> None:
         try:
             with open_call(request, timeout_s) as answer:
-                body.set_result(answer.read(answer_bytes_max))
+                body.set_result(_read(answer, answer_bytes_max, time.monotonic() + timeout_s))
         except BaseException as error:  # raised where the body is waited for
             body.set_exception(error)
 
@@ -62,3 +63,13 @@ def call(request: Request, timeout_s: float, answer_bytes_max: int) -> bytes:
         return body.result(timeout_s)
     except TimeoutError:
         raise TimeoutError(f"no whole answer within {timeout_s:g} s") from None
+
+
+def _read(answer: Any, num_left: int, ends_s: float) -> bytes:
+    """Of an answer so much; nobody waits for what comes later, byte by byte."""
+    found = bytearray()
+    while num_left > len(found) and (some := answer.read1(num_left - len(found))):
+        found += some
+        if time.monotonic() > ends_s:
+            raise TimeoutError
+    return bytes(found)
