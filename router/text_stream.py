@@ -111,9 +111,8 @@ class TextReader:
 
     def _matched(self, delta: Deliver) -> Piece:
         finish, tokens = delta.finish_reason.value, delta.token_ids
-        last_is_shown = delta.finish_reason is not FinishReason.STOP or (
-            bool(tokens) and tokens[-1] not in self._stop_ids
-        )
+        is_stop = delta.finish_reason is FinishReason.STOP
+        last_is_shown = not (is_stop and tokens and tokens[-1] in self._stop_ids)
         text, used = "", len(tokens)
         for index, token_id in enumerate(islice(tokens, used - (not last_is_shown))):
             self._num_tokens += 1
