@@ -248,6 +248,7 @@ class RouterApp:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await answers.all_closed()
+                await _until(lambda: not self._http_server.has_unread)
 
     async def stop(self) -> None:
         """Accept nothing more, cancel what lives here and at the workers, close; idempotent."""

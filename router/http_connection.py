@@ -15,7 +15,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from disagg.errors import CapacityError, DisaggError
+from disagg.errors import CapacityError, DisaggError, StoppingError
 from disagg.router.http_cycle import Cycle, ServerState
 from disagg.router.http_exchange import CONNECTION, HeadTooLargeError
 from disagg.router.http_head import check_head, check_line, no_http, path_of
@@ -33,6 +33,8 @@ REST_OF_EMPTY_LINES = re.compile(rb"[\r\n]+")
 """Of those that began in the packet before."""
 WAITING_MAX = 16
 """Requests that one connection sends before those ahead of them are answered."""
+STOP_GRACE_S = 1.0
+"""Until who does not take the last of an answer is cut off, once the server ends."""
 
 
 class TooManyConnectionsError(CapacityError):
@@ -268,6 +270,17 @@ def protocol_of(options: RouterOptions, state: ServerState) -> type[HttpToolsPro
                 self._idle_since_s = self.loop.time()
             else:
                 self._end_with(self._fault)
+
+        def shutdown(self) -> None:
+            """Answer what has not come whole, and wait for nobody who does not read."""
+            if self.cycle is not None and self.cycle.more_body:
+                self._refuse(StoppingError())
+            self.loop.call_later(STOP_GRACE_S, self._cut_if_unread)
+            super().shutdown()
+
+        def _cut_if_unread(self) -> None:
+            if self.flow.write_paused:
+                self.transport.abort()
 
         # --- who sends nothing
 

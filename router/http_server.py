@@ -70,6 +70,11 @@ class HttpServer(uvicorn.Server):
         """Connections of clients."""
         return len(self.server_state.connections)
 
+    @property
+    def has_unread(self) -> bool:
+        """A client has not taken all of what was written to it."""
+        return any(one.flow.write_paused for one in self.server_state.connections)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install no signal handlers: the process has its own."""
