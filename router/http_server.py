@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from disagg.errors import ConfigError
 from disagg.router.http_connection import protocol_of
@@ -73,7 +74,10 @@ class HttpServer(uvicorn.Server):
     @property
     def has_unread(self) -> bool:
         """A client has not taken all of what was written to it."""
-        return any(one.flow.write_paused for one in self.server_state.connections)
+        return any(
+            isinstance(one, HttpToolsProtocol) and one.flow.write_paused
+            for one in self.server_state.connections
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -26,7 +26,8 @@ NO_FILES_LOG_S = 10.0
 def run(options: RouterOptions, inherited: Inherited | None = None) -> int:
     """Run a router until SIGINT or SIGTERM, then drain it; a second signal ends it at once.
 
-    SIGHUP, where it has inherited its sockets, says that another router is to take its place.
+    SIGHUP, where it has inherited its sockets, says that another router is to take its place; else
+    it begins the drain, unless it was ignored before.
 
     Returns:
         The process's exit code: 0 after a clean stop, 1 when it could not go on, 2 when it could
@@ -105,6 +106,9 @@ async def serve(app: RouterApp, inherited: Inherited | None = None) -> int:
     loop.set_exception_handler(LoopErrors())
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    # By nohup it is ignored. Who closes a terminal may send it twice, and means no haste.
+    if inherited is None and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, stop.set)
     await app.start(inherited)
     spare_garbage_collector()
     if inherited is not None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +16,8 @@ import pytest
 from tests.checkpoints import make_checkpoint
 
 BOUND_S = 60
+NUM_PAGES = 16
+"""As many as may wait on a connection: more than buffers hold."""
 MAIN = """
 import gc, sys
 from disagg.router.options import RouterOptions
@@ -36,9 +38,9 @@ def model_dir(tmp_path_factory):
 def start(model_dir):
     started = []
 
-    def build(directory=model_dir, port=0):
+    def build(directory=model_dir, port=0, before=()):
         process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, str(directory), str(port)],
+            [*before, sys.executable, "-c", MAIN, str(directory), str(port)],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -61,29 +63,21 @@ def read_port(process) -> int:
     raise AssertionError("the router ended before it served")
 
 
-def half_a_request(port) -> socket.socket:
-    """A client whose body never comes: something a clean stop has to wait for.
+def wait_draining(process) -> None:
+    assert any("draining: " in line for line in process.stderr)
 
-    The router has its head, and waits for the body, when this returns.
-    """
-    client = socket.create_connection(("127.0.0.1", port), timeout=BOUND_S)
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    client.sendall(f"{head}content-length: 50\r\nexpect: 100-continue\r\n\r\n".encode())
-    assert client.recv(1000).startswith(b"HTTP/1.1 100 ")
+
+def reads_nothing(port) -> socket.socket:
+    """A client that asks for large pages and takes none: something a clean stop has to wait for."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.sendall(NUM_PAGES * b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert client.recv(9) == b"HTTP/1.1 "
     return client
 
 
-def wait_refused(port) -> None:
-    end = time.monotonic() + BOUND_S
-    while time.monotonic() < end:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except ConnectionRefusedError:
-            return
-    raise AssertionError("still accepts connections")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_signal_stops_cleanly(start, number):
     process = start()
     port = read_port(process)
@@ -101,12 +95,27 @@ def test_one_signal_stops_cleanly(start, number):
 def test_a_second_signal_does_not_wait(start):
     process = start()
     port = read_port(process)
-    with half_a_request(port):
+    with reads_nothing(port):
         process.send_signal(signal.SIGTERM)
-        wait_refused(port)
-        assert process.poll() is None  # the stop is in progress
+        wait_draining(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=BOUND_S) == 130  # a stop that waited would end with 0
+
+
+def test_a_closed_terminal_may_say_it_twice_or_nohup_keep_it(start):
+    process = start()
+    with reads_nothing(read_port(process)) as client:
+        process.send_signal(signal.SIGHUP)
+        wait_draining(process)
+        process.send_signal(signal.SIGHUP)
+        client.close()
+        assert process.wait(timeout=BOUND_S) == 0
+    process = start(before=["nohup"])
+    port = read_port(process)
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(urllib.error.HTTPError) as unready:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=BOUND_S)
+    assert json.load(unready.value)["status"] != "stopping"
 
 
 def test_a_router_that_cannot_start_says_why(start, tmp_path):
