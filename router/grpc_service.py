@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -22,7 +21,7 @@ from disagg.router.observed_call import ObservedCall
 from disagg.router.open_streams import OpenStreams
 from disagg.router.openai.completion_request import COMPLETION_MAX_TOKENS
 from disagg.router.options import RouterOptions
-from disagg.router.registrations import check_tokenizer
+from disagg.router.registrations import Refusals, check_tokenizer
 from disagg.router.request_preparation import Preparation
 from disagg.router.text_stream import TextReader, next_piece
 from disagg.router.tokenizer import Tokenizer
@@ -33,8 +32,6 @@ from disagg.wire.router_codec import cache_match_to_wire, match_to_wire
 from disagg.wire.sampling_codec import top_to_wire
 from disagg.wire.v1 import registration_pb2, router_pb2
 from disagg.wire.v1.router_pb2_grpc import RouterServicer
-
-logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -87,7 +84,7 @@ class GrpcService(RouterServicer):
         self._streams = streams
         self._followed = followed
         self._tell_siblings = tell_siblings
-        self._last_refusal = ""
+        self._refusals = Refusals()
 
     async def Register(
         self, request: registration_pb2.RegisterRequest, context: Context
@@ -116,11 +113,9 @@ class GrpcService(RouterServicer):
             check_tokenizer(info, self._tokenizer.digest)
             self._dispatcher.register(info)
         except DisaggError as error:
-            refusal = f"registration of {request.worker.worker_id[:128]}: {error.message}"
-            if refusal != self._last_refusal:  # a worker that is refused tries again and again
-                logger.warning("%s", refusal)
-                self._last_refusal = refusal
+            self._refusals.refused(request.worker.worker_id, error.message)
             raise
+        self._refusals.taken_in(info.incarnation.worker_id)
 
     async def Generate(  # type: ignore[override]  # the writing style: a write can be bounded
         self, request: router_pb2.GenerateRequest, context: Context

@@ -1,5 +1,6 @@
 """What every decoder checks; each failure is a `ProtocolError` that names ``Message.field``."""
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TypeVar
@@ -9,6 +10,8 @@ from google.protobuf.message import Message
 from disagg.errors import ProtocolError
 
 HASH_BYTES = 32
+LINE_CHARS_MAX = 1000
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -31,6 +34,20 @@ def require_text(parent: Message, *fields: str) -> None:
     for field in fields:
         if not getattr(parent, field):
             raise malformed(parent, field, "is empty")
+
+
+def require_line(parent: Message, field: str, chars_max: int) -> None:
+    """Raise unless a string field, which is logged, is short and without control characters."""
+    text: str = getattr(parent, field)
+    if len(text) > chars_max:
+        raise malformed(parent, field, f"has {len(text)} characters, more than {chars_max}")
+    if _CONTROLS.search(text):
+        raise malformed(parent, field, f"has control characters: {text!r}")
+
+
+def to_line(text: str) -> str:
+    """The beginning of a text that is only told further, without line breaks."""
+    return " ".join(text[:LINE_CHARS_MAX].splitlines())
 
 
 def enum_value(kind: type[E], parent: Message, field: str) -> E:

@@ -37,6 +37,7 @@ from disagg.wire.checks import (
     require_set,
     require_text,
     split_hashes,
+    to_line,
 )
 from disagg.wire.identity_codec import (
     incarnation_from_wire,
@@ -208,7 +209,7 @@ def session_response_from_wire(
             ended = response.part_ended
             reason = enum_value(EndReason, ended, "reason")
             key = key_from_wire(ended, router=router)
-            return PartEnded(key, reason, ended.message, ended.num_kept_tokens)
+            return PartEnded(key, reason, to_line(ended.message), ended.num_kept_tokens)
         case "progress":
             progress = response.progress
             key = key_from_wire(progress, router=router)

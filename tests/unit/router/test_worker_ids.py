@@ -8,6 +8,8 @@ import grpc
 import pytest
 
 from disagg.messages.session import WorkerIdClaimed
+from disagg.router.registrations import Refusals
+from disagg.routing.fleet import WORKERS_MAX
 from disagg.tls.connections import Connections
 from disagg.workers.registration import RouterAnswers, keep_registered
 
@@ -77,3 +79,34 @@ async def test_the_newcomer_says_it_as_an_error(house, caplog, epoch):
     (said,) = [one for one in caplog.records if one.name == "disagg.workers.registration"]
     assert said.levelno == (logging.INFO if epoch == "e1" else logging.ERROR)
     assert ("ALREADY_EXISTS" in said.getMessage()) is (epoch != "e1")
+
+
+def refusals_in(caplog):
+    return [line for line in caplog.messages if line.startswith("registration of")]
+
+
+async def test_workers_that_are_refused_by_turns_are_logged_once_each(house, caplog):
+    """And again when one has been taken in meanwhile."""
+    for _ in range(3):
+        for worker_id in ("w2", "w3"):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await house.add(worker_id, revision="no name")
+    assert [line.split(":")[0] for line in refusals_in(caplog)] == [
+        "registration of 'w2'",
+        "registration of 'w3'",
+    ]
+    await house.add("w2")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await house.add("w2", revision="no name")
+    assert len(refusals_in(caplog)) == 3
+
+
+def test_refusals_are_bounded_and_a_new_cause_is_news(caplog):
+    refusals = Refusals()
+    for number in range(WORKERS_MAX + 1):
+        refusals.refused(f"w{number}", "no room")
+    refusals.refused("w1", "no room")
+    assert len(refusals_in(caplog)) == WORKERS_MAX + 1
+    refusals.refused("w1", "another model")
+    refusals.refused("w0", "no room")  # forgotten
+    assert len(refusals_in(caplog)) == WORKERS_MAX + 3

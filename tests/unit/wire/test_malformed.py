@@ -221,6 +221,10 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("KvSnapshot.hashes", snapshot, lambda w: w.snapshot.hashes.append(b"x")),
     ("KvSnapshot.part", snapshot, lambda w: setattr(w.snapshot, "part", 1)),
     ("RegisterRequest.worker", registration, lambda w: w.ClearField("worker")),
+    ("Incarnation.worker_id", registration, lambda w: setattr(w.worker, "worker_id", 129 * "w")),
+    ("Incarnation.worker_id", registration, lambda w: setattr(w.worker, "worker_id", "w\nx")),
+    ("Incarnation.epoch", registration, lambda w: setattr(w.worker, "epoch", "e\x1b[2J")),
+    ("RegisterRequest.address", registration, lambda w: setattr(w, "address", 301 * "h")),
     ("RegisterRequest.role", registration, lambda w: setattr(w, "role", "cook")),
     ("RegisterRequest.groups", registration, lambda w: w.ClearField("groups")),
     ("RegisterRequest.model", registration, lambda w: w.ClearField("model")),
@@ -315,3 +319,11 @@ def test_an_unknown_kind_of_message_is_refused() -> None:
     wire.ClearField("hello")
     with pytest.raises(ProtocolError, match=r"PeerEnvelope\.message"):
         peer_from_wire(wire)
+
+
+def test_what_a_worker_says_of_an_end_is_short_and_one_line() -> None:
+    said = PartEnded(KEY, EndReason.STEP_FAILED, "out of\nmemory" + 2000 * "!")
+    heard = session_response_from_wire(session_response_to_wire(said))
+    assert isinstance(heard, PartEnded)
+    assert heard.message.startswith("out of memory!")
+    assert len(heard.message) == 1000

@@ -54,8 +54,9 @@ number = st.floats(allow_nan=False)  # NaN != NaN; -inf is a real logprob
 finite = st.floats(allow_nan=False, allow_infinity=False)
 above_0 = st.floats(0, exclude_min=True, allow_infinity=False)
 share = st.floats(0, 1, exclude_min=True)
-text = st.text(max_size=8)
-name = st.text(min_size=1, max_size=8)
+line_of = st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"))
+text = st.text(line_of, max_size=8)
+name = st.text(line_of, min_size=1, max_size=8)
 digest = st.binary(min_size=32, max_size=32)
 
 
