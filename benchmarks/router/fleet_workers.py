@@ -37,6 +37,7 @@ from disagg.wire.session_batches import MESSAGES_MAX, batched, take
 from disagg.wire.session_codec import session_request_from_wire, session_response_to_wire
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from disagg.workers.channel import CHANNEL_OPTIONS
 from disagg.workers.control import STATS_S
 from disagg.workers.kv_event_stream import follow
 from disagg.workers.registration import RouterAnswers, keep_registered
@@ -162,7 +163,7 @@ async def main(
     tasks: list[Awaitable[object]] = []
     for number in range(first, first + num_workers):
         worker = FleetWorker(paced=paced)
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         add_WorkerServicer_to_server(FleetServicer(worker), server)
         await server.start()

@@ -31,6 +31,7 @@ from disagg.wire.session_codec import session_request_from_wire, session_respons
 from disagg.wire.stream_hello import SessionOpen
 from disagg.wire.v1.router_pb2_grpc import RouterStub
 from disagg.wire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from disagg.workers.channel import CHANNEL_OPTIONS
 
 BLOCK_TOKENS = 16
 MAX_MODEL_TOKENS = 131_072
@@ -170,7 +171,7 @@ async def main(router_address: str, step_s: float) -> None:
     servers, registering = [], []
     for role in ("prefill", "decode"):
         worker = InstantWorker(role, step_s)
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         add_WorkerServicer_to_server(worker, server)
         await server.start()
