@@ -15,9 +15,8 @@ from disagg.wire.checks import malformed, require_line, require_set, require_tex
 from disagg.wire.identity_codec import incarnation_from_wire, incarnation_to_wire
 from disagg.wire.v1 import registration_pb2
 
-WORKER_ID_CHARS_MAX = 128
-ADDRESS_CHARS_MAX = 300
-"""Host names have up to 253."""
+WORKER_ID_CHARS_MAX = ADDRESS_CHARS_MAX = 300
+"""Host names have up to 253, and ids may be made of them."""
 
 
 def contract_to_wire(contract: Contract) -> registration_pb2.Contract:
