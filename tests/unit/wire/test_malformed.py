@@ -221,7 +221,7 @@ CASES: list[tuple[str, Callable[[], Message], Callable[[Any], object]]] = [
     ("KvSnapshot.hashes", snapshot, lambda w: w.snapshot.hashes.append(b"x")),
     ("KvSnapshot.part", snapshot, lambda w: setattr(w.snapshot, "part", 1)),
     ("RegisterRequest.worker", registration, lambda w: w.ClearField("worker")),
-    ("Incarnation.worker_id", registration, lambda w: setattr(w.worker, "worker_id", 129 * "w")),
+    ("Incarnation.worker_id", registration, lambda w: setattr(w.worker, "worker_id", 301 * "w")),
     ("Incarnation.worker_id", registration, lambda w: setattr(w.worker, "worker_id", "w\nx")),
     ("Incarnation.epoch", registration, lambda w: setattr(w.worker, "epoch", "e\x1b[2J")),
     ("RegisterRequest.address", registration, lambda w: setattr(w, "address", 301 * "h")),
