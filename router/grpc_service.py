@@ -113,9 +113,9 @@ class GrpcService(RouterServicer):
             check_tokenizer(info, self._tokenizer.digest)
             self._dispatcher.register(info)
         except DisaggError as error:
-            self._refusals.refused(request.worker.worker_id, error.message)
+            self._refusals.refused(request.worker.worker_id, request.worker.epoch, error.message)
             raise
-        self._refusals.taken_in(info.incarnation.worker_id)
+        self._refusals.taken_in(info.incarnation.worker_id, info.incarnation.epoch)
 
     async def Generate(  # type: ignore[override]  # the writing style: a write can be bounded
         self, request: router_pb2.GenerateRequest, context: Context

@@ -7,7 +7,7 @@ from disagg.errors import ConfigError
 from disagg.messages.registration import WorkerInfo
 from disagg.routing.fleet import WORKERS_MAX
 from disagg.routing.worker_view import WorkerView
-from disagg.wire.registration_codec import WORKER_ID_CHARS_MAX
+from disagg.wire.registration_codec import NAME_CHARS_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +48,20 @@ def warn_of_strangers(info: WorkerInfo, fleet: Iterable[WorkerView]) -> None:
 
 
 class Refusals:
-    """Logs why registrations are refused: once a worker and cause, as it tries again and again."""
+    """Logs why registrations are refused: once a process and cause, as it tries again and again."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}  # hashes: a contract has any length
+        self._last: dict[tuple[str, str], int] = {}  # hashes: a contract has any length
 
-    def refused(self, worker_id: str, why: str) -> None:
+    def refused(self, worker_id: str, epoch: str, why: str) -> None:
         """A worker was told so, as maybe before."""
-        worker_id, cause = worker_id[:WORKER_ID_CHARS_MAX], hash(why)
-        if self._last.pop(worker_id, None) != cause:
-            logger.warning("registration of %r: %s", worker_id, why)
-        self._last[worker_id] = cause
+        worker, cause = (worker_id[:NAME_CHARS_MAX], epoch[:NAME_CHARS_MAX]), hash(why)
+        if self._last.pop(worker, None) != cause:
+            logger.warning("registration of %r: %s", worker[0], why)
+        self._last[worker] = cause
         if len(self._last) > WORKERS_MAX:
             del self._last[next(iter(self._last))]
 
-    def taken_in(self, worker_id: str) -> None:
-        """The next time it is refused it is news."""
-        self._last.pop(worker_id, None)
+    def taken_in(self, worker_id: str, epoch: str) -> None:
+        """The next time it is refused it is news; another process of that id still is none."""
+        self._last.pop((worker_id, epoch), None)

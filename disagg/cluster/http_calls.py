@@ -1,5 +1,6 @@
 """HTTP calls that may carry an API key: to the address that was given, and nowhere else."""
 
+import io
 import threading
 import time
 import urllib.request
@@ -49,11 +50,11 @@ def call(request: Request, timeout_s: float, answer_bytes_max: int) -> bytes:
         OSError: likewise, or it is not there in time.
     """
     body: Future[bytes] = Future()
+    ends_s = time.monotonic() + timeout_s
 
     def read() -> None:
         try:
-            with open_call(request, timeout_s) as answer:
-                body.set_result(_read(answer, answer_bytes_max, time.monotonic() + timeout_s))
+            body.set_result(_whole(request, timeout_s, answer_bytes_max, ends_s))
         except BaseException as error:  # raised where the body is waited for
             body.set_exception(error)
 
@@ -63,6 +64,16 @@ def call(request: Request, timeout_s: float, answer_bytes_max: int) -> bytes:
         return body.result(timeout_s)
     except TimeoutError:
         raise TimeoutError(f"no whole answer within {timeout_s:g} s") from None
+
+
+def _whole(request: Request, timeout_s: float, num_bytes_max: int, ends_s: float) -> bytes:
+    """An answer's body; that of an error is read too, into the `HTTPError`."""
+    try:
+        with open_call(request, timeout_s) as answer:
+            return _read(answer, num_bytes_max, ends_s)
+    except HTTPError as error:
+        said = io.BytesIO(_read(error, num_bytes_max, ends_s))
+        raise HTTPError(error.url, error.code, error.reason, error.headers, said) from None
 
 
 def _read(answer: Any, num_left: int, ends_s: float) -> bytes:

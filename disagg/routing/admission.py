@@ -101,8 +101,8 @@ class Admission:
                 self._places_kept[request.group] = request.num_following
         self._waiting[request.request_id] = routed
         kind = self._kind_of(routed)
-        self._queue.push(request.tenant, request.request_id, routed, request.priority, kind)
-        self._looks.came()
+        if self._queue.push(request.tenant, request.request_id, routed, request.priority, kind):
+            self._looks.came()
         self.counters["requests", ""] += 1
         if routed.revision is not None:
             routed.revision.num_requests += 1
@@ -223,7 +223,7 @@ class Admission:
             return []
         to_compute = max(1, request.stream.num_prompt_tokens - plan.found_tokens)
         self._queue.take(request.tenant, to_compute, request.request_id)
-        self._forget(request)
+        self._forget(request, was_first=True)
         self._moved_ms = now_ms
         self._fleet.speeds.planned(now_ms, prefill, plan.estimate, request.slo.ttft_ms)
         return self._lifecycle.begin(now_ms, request, plan)
@@ -245,8 +245,13 @@ class Admission:
         revision, roster, stream = request.revision, self._fleet.roster, request.stream
         if revision is not None and not self._fleet.ready_in(revision):
             revision = None  # it moves to another one
-        size = roster.model_tokens.lowest_from(stream.room_tokens)
-        return revision, size, roster.handover_tokens.lowest_from(stream.num_prompt_tokens)
+        num_tokens = stream.num_prompt_tokens
+        return (
+            revision,
+            roster.model_tokens.lowest_from(num_tokens + 1),  # to compute its prompt
+            roster.model_tokens.lowest_from(stream.room_tokens),  # to decode it
+            roster.handover_tokens.lowest_from(num_tokens),
+        )
 
     def _make_places(self, now_ms: int, request: NewRequest, num: int) -> list[RouterAction]:
         """Refuse the last ones of the longest queue, or the new request itself."""
@@ -269,12 +274,13 @@ class Admission:
         )
 
     def _leave(self, request: RoutedRequest) -> None:
+        was_first = self._queue.is_first(request.tenant, request.request_id)
         self._queue.remove(request.tenant, request.request_id)
-        self._forget(request)
+        self._forget(request, was_first=was_first)
 
-    def _forget(self, request: RoutedRequest) -> None:
+    def _forget(self, request: RoutedRequest, *, was_first: bool) -> None:
         del self._waiting[request.request_id]
-        self._looks.end(request.request_id)
+        self._looks.end(request.request_id, was_first=was_first)
         self._fleet.speeds.waiting.drop(request.request_id)
 
     def _fail(self, now_ms: int, request: RoutedRequest, error: DisaggError) -> Fail:

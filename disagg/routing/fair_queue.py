@@ -95,6 +95,11 @@ class _Tenant(Generic[_Item]):
             if key not in aside:
                 self._put(one)
 
+    def is_first(self, key: str) -> bool:
+        """Whether an item that waits is the first of its kind, or of those aside."""
+        one = self.items[key]
+        return one.turn in (*self.turns.get(one.kind, ())[:1], *self.aside[:1])
+
     def firsts(self) -> list[_Item]:
         """Of each kind the first item, and of those aside the first, who goes first first."""
         return [self.items[key].item for *_, key in sorted(self._heads())]
@@ -153,7 +158,7 @@ class FairQueue(Generic[_Item]):
 
     def push(
         self, name: str, key: str, item: _Item, priority: int = 0, kind: object = None
-    ) -> None:
+    ) -> bool:
         """Let an item wait behind its tenant's others up to this priority.
 
         Args:
@@ -162,6 +167,9 @@ class FairQueue(Generic[_Item]):
             item: what waits.
             priority: the lowest goes first.
             kind: of the item: one kind that cannot go on does not hold others up.
+
+        Returns:
+            Whether it is the first of its kind.
         """
         self._num_arrived += 1
         tenant = self._tenants.get(name)
@@ -171,6 +179,11 @@ class FairQueue(Generic[_Item]):
         elif not tenant.items:
             tenant.virtual = max(tenant.virtual, self._virtual)
         tenant.push(_Waiting((priority, self._num_arrived, key), kind, item))
+        return tenant.is_first(key)
+
+    def is_first(self, name: str, key: str) -> bool:
+        """Whether an item that waits is the first of its kind, or of those aside."""
+        return self._tenants[name].is_first(key)
 
     def sort(self, kind_of: Callable[[_Item], object]) -> None:
         """Tell the kinds of all that wait anew."""

@@ -17,7 +17,7 @@ TURN_PAUSE_MS = 15_000
 TURNS_MEAN = 4
 BEFORE_S = 4 * TURNS_MEAN * TURN_PAUSE_MS / 1000
 """For so long before a trace conversations begin: 98 % of those that go on when it begins."""
-MAYBE_EMPTY = 1_000
+MAYBE_EMPTY = 50
 """Expected requests, above which some come for sure."""
 SYSTEM_PROMPTS, REPOSITORIES = 8, 16
 
@@ -146,7 +146,16 @@ MIXES = {**_CALM, "shifting": _shifting}
 
 
 def check_mix(mix: str, per_second: float, lasts_s: float, lengths: Lengths, seed: int) -> None:
-    """Refuse what `make_trace` would, without making long traces.
+    """Refuse what `make_trace` would, without making long traces; arguments and errors as there."""
+    _check(mix, per_second, lasts_s, lengths)
+    if per_second * lasts_s < MAYBE_EMPTY:
+        make_trace(mix, per_second, lasts_s, lengths, seed)
+
+
+def make_trace(
+    mix: str, per_second: float, lasts_s: float, lengths: Lengths, seed: int
+) -> list[TraceRequest]:
+    """A trace by mix and rate; the same seed brings the same.
 
     Args:
         mix: a name in `MIXES`.
@@ -159,6 +168,14 @@ def check_mix(mix: str, per_second: float, lasts_s: float, lengths: Lengths, see
         ConfigError: no mix has the name, prompts have no room, or the trace would be too long or
             empty.
     """
+    _check(mix, per_second, lasts_s, lengths)
+    found = list(MIXES[mix](_Maker(lengths, seed), per_second, lasts_s * 1000))
+    if not found:
+        raise ConfigError(f"{per_second:g}/s: no request comes within {lasts_s:g} s", param="rate")
+    return found
+
+
+def _check(mix: str, per_second: float, lasts_s: float, lengths: Lengths) -> None:
     if mix not in MIXES:
         raise ConfigError(f"no mix is named {mix!r}; known: {', '.join(MIXES)}", param="mix")
     if lengths.tokens_max < TOKENS_MIN:
@@ -170,30 +187,3 @@ def check_mix(mix: str, per_second: float, lasts_s: float, lengths: Lengths, see
     before_s = BEFORE_S if mix in ("multi-turn", "shifting") else 0
     if per_second * (lasts_s + before_s) > REQUESTS_MAX:
         raise ConfigError(f"{per_second:g}/s: more than {REQUESTS_MAX:,} requests", param="rate")
-    if per_second * lasts_s < MAYBE_EMPTY and not _made(mix, per_second, lasts_s, lengths, seed):
-        raise ConfigError(f"{per_second:g}/s: no request comes within {lasts_s:g} s", param="rate")
-
-
-def make_trace(
-    mix: str, per_second: float, lasts_s: float, lengths: Lengths, seed: int
-) -> list[TraceRequest]:
-    """A trace by mix and rate; the same seed brings the same.
-
-    Args:
-        mix: as of `check_mix`, as the others.
-        per_second: likewise.
-        lasts_s: likewise.
-        lengths: likewise.
-        seed: likewise.
-
-    Raises:
-        ConfigError: as of `check_mix`.
-    """
-    check_mix(mix, per_second, lasts_s, lengths, seed)
-    return _made(mix, per_second, lasts_s, lengths, seed)
-
-
-def _made(
-    mix: str, per_second: float, lasts_s: float, lengths: Lengths, seed: int
-) -> list[TraceRequest]:
-    return list(MIXES[mix](_Maker(lengths, seed), per_second, lasts_s * 1000))

@@ -46,8 +46,8 @@ def require_line(parent: Message, field: str, chars_max: int) -> None:
 
 
 def to_line(text: str) -> str:
-    """The beginning of a text that is only told further, without line breaks."""
-    return " ".join(text[:LINE_CHARS_MAX].splitlines())
+    """The beginning of a text that is only told further, without control characters."""
+    return _CONTROLS.sub(" ", text[:LINE_CHARS_MAX])
 
 
 def enum_value(kind: type[E], parent: Message, field: str) -> E:

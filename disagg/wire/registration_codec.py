@@ -15,8 +15,8 @@ from disagg.wire.checks import malformed, require_line, require_set, require_tex
 from disagg.wire.identity_codec import incarnation_from_wire, incarnation_to_wire
 from disagg.wire.v1 import registration_pb2
 
-WORKER_ID_CHARS_MAX = ADDRESS_CHARS_MAX = 300
-"""Host names have up to 253, and ids may be made of them."""
+NAME_CHARS_MAX = 300
+"""Of ids, epochs and addresses: host names have up to 253, and ids may be made of them."""
 
 
 def contract_to_wire(contract: Contract) -> registration_pb2.Contract:
@@ -163,9 +163,9 @@ def worker_info_to_wire(info: WorkerInfo) -> registration_pb2.RegisterRequest:
 def worker_info_from_wire(wire: registration_pb2.RegisterRequest) -> WorkerInfo:
     """Decode a registration."""
     require_text(wire, "address", "model")
-    require_line(wire, "address", ADDRESS_CHARS_MAX)
+    require_line(wire, "address", NAME_CHARS_MAX)
     for field in ("worker_id", "epoch"):
-        require_line(wire.worker, field, WORKER_ID_CHARS_MAX)
+        require_line(wire.worker, field, NAME_CHARS_MAX)
     if wire.role not in ("prefill", "decode", "both"):
         raise malformed(wire, "role", f"is {wire.role!r}, not one of prefill, decode, both")
     if not wire.groups:

@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
+from urllib.error import HTTPError
 from urllib.request import Request
 
 import pytest
@@ -26,11 +27,12 @@ class _Server(BaseHTTPRequestHandler):
     moved_to: ClassVar[str] = ""
     body: ClassVar[bytes] = b"{}"
     slow: ClassVar[bool] = False
+    status: ClassVar[int] = 200
 
     def do_GET(self) -> None:  # the library's name
         port = self.connection.getsockname()[1]
         self.heard.append((port, self.headers.get("Authorization", "")))
-        self.send_response(302 if self.moved_to else 200)
+        self.send_response(302 if self.moved_to else self.status)
         self.send_header("Location", self.moved_to)
         self.end_headers()
         try:
@@ -110,10 +112,22 @@ def test_json_that_is_too_deep_is_none(
         CALLS[by](serve())
 
 
+@pytest.mark.parametrize("status", [200, 404])
 def test_an_answer_that_comes_byte_by_byte_is_bounded(
-    serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
+    monkeypatch.setattr(_Server, "status", status)
     monkeypatch.setattr(_Server, "body", b"{" + b" " * 200 + b"}")
     monkeypatch.setattr(_Server, "slow", True)
     with pytest.raises(TimeoutError, match=r"no whole answer within 0\.5 s"):
         http_calls.call(Request(serve()), 0.5, 1_000)
+
+
+def test_what_an_error_says_is_read(
+    serve: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Server, "status", 404)
+    monkeypatch.setattr(_Server, "body", b"no such page")
+    with pytest.raises(HTTPError, match="404") as caught:
+        http_calls.call(Request(serve()), TIMEOUT_S, 1_000)
+    assert caught.value.read() == b"no such page"

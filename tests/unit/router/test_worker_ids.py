@@ -104,9 +104,18 @@ async def test_workers_that_are_refused_by_turns_are_logged_once_each(house, cap
 def test_refusals_are_bounded_and_a_new_cause_is_news(caplog):
     refusals = Refusals()
     for number in range(WORKERS_MAX + 1):
-        refusals.refused(f"w{number}", "no room")
-    refusals.refused("w1", "no room")
+        refusals.refused(f"w{number}", "e1", "no room")
+    refusals.refused("w1", "e1", "no room")
     assert len(refusals_in(caplog)) == WORKERS_MAX + 1
-    refusals.refused("w1", "another model")
-    refusals.refused("w0", "no room")  # forgotten
+    refusals.refused("w1", "e1", "another model")
+    refusals.refused("w0", "e1", "no room")  # forgotten
     assert len(refusals_in(caplog)) == WORKERS_MAX + 3
+
+
+def test_who_claims_an_id_that_another_one_has_is_logged_once(caplog):
+    """The holder registers between its tries."""
+    refusals = Refusals()
+    for _ in range(4):
+        refusals.taken_in("w1", "e1")
+        refusals.refused("w1", "e2", "it is the worker of epoch e1")
+    assert len(refusals_in(caplog)) == 1

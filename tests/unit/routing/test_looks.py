@@ -193,3 +193,31 @@ def test_what_is_alike_is_told_anew_when_other_workers_come() -> None:
     router.did(router.core.session_up(0, small.incarnation))
     router.did(router.core.from_worker(0, small.incarnation, STATS))
     assert [submit.key.request_id for _, submit in router.submits] == ["short"]
+
+
+def test_who_computes_prompts_may_be_smaller_than_who_decodes() -> None:
+    small, large = worker("ps", "prefill", max_model_tokens=40), worker("pl", "prefill")
+    decode = worker("d", "decode")
+    router = Router(small, large, decode, worker_prefill_tokens_max=5, requests_max=99)
+    router.generate(request("first", 60, 30))
+    router.generate(request("long", 60, 30))
+    assert router.core.num_waiting == 1
+    router.generate(request("short", 10, 80))
+    assert ("ps", "short") in [(name, sub.key.request_id) for name, sub in router.submits]
+
+
+def test_who_comes_or_goes_behind_others_is_no_news(plans: Mock) -> None:
+    """With a thousand that wait a look at all firsts takes up to a millisecond."""
+    fleet = crowded()
+    looks = fleet.core._admission._looks
+    report(fleet, "w1")
+    assert not looks._has_news
+    for number in range(50):
+        fleet.ask(f"more{number}", tenant="t3")
+        assert not looks._has_news
+    fleet.core.cancel(fleet.now_ms, "more7", "left")
+    assert not looks._has_news
+    fleet.core.cancel(fleet.now_ms, "r3", "left")
+    assert looks._has_news, "control: another one is first"
+    fleet.ask("new", tenant="another")
+    assert "more0" in looks._looks
