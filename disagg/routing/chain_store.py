@@ -10,7 +10,8 @@ DEAD_BLOCKS_MAX = 8
 """So many blocks inside a chain, and an eighth of it, may be there that nobody holds any more."""
 
 _PIECE_BLOCKS_MAX = 8
-"""So few new blocks that follow nothing known do not make a chain of their own."""
+"""So few new blocks that do not go on at the end of a chain do not make one of their own: chains
+are as many as there are prompts with ends of their own, and cost hundreds of bytes each."""
 
 
 class ChainNumbers(set[int]):
@@ -37,7 +38,7 @@ class ChainStore:
         self._free: list[int] = []
         self._table = PositionTable(self.chains)
         self._pile = -1
-        """Number of the chain for pieces that follow nothing known."""
+        """Number of the chain for pieces."""
 
     def __len__(self) -> int:
         """Blocks that somebody holds."""
@@ -66,7 +67,8 @@ class ChainStore:
             bit: who.
             values: of the blocks, in any order; others than sha256 values are left out.
             parent: value before the first block; None where nothing is before it, or it is unknown.
-            num_max: no more new ones than this: the first ones.
+            num_max: no more new ones than this: the first ones; none where there are all the chains
+                that positions have numbers for.
             numbers: takes in the numbers of the chains on which they are.
         """
         if set(map(len, values)) != {VALUE_BYTES}:
@@ -78,6 +80,8 @@ class ChainStore:
             position = self._table.find(values[i])
             if position < 0:
                 position, num = self._append(before, values[i : i + min(room, AT_ONCE_MAX)])
+                if not num:
+                    break
                 chain = self._chain(position)
             else:
                 chain = self._chain(position)
@@ -149,14 +153,16 @@ class ChainStore:
             values: of the new blocks; perhaps of known ones after some of them, or the same again.
 
         Returns:
-            The first one's position and their number.
+            The first one's position and their number; no number: there are too many chains.
         """
         if before >= 0 and self._is_open(before >> OFFSET_BITS, before & _OFFSETS):
             number = before >> OFFSET_BITS
-        elif before < 0 and len(values) < _PIECE_BLOCKS_MAX:
+        elif len(values) < _PIECE_BLOCKS_MAX:
             number = self._pile_number()
         else:
             number = self._new_chain()
+        if number < 0:
+            return -1, 0
         chain = self.chains[number]
         assert chain is not None
         begin, values = len(chain), values[: BLOCKS_MAX - len(chain)]
@@ -178,11 +184,13 @@ class ChainStore:
         return self._pile
 
     def _new_chain(self) -> int:
+        """Its number; -1: there are too many."""
         if self._free:
             number = self._free.pop()
             self.chains[number] = Chain(self._num_layers)
             return number
-        assert len(self.chains) < CHAINS_MAX
+        if len(self.chains) >= CHAINS_MAX:
+            return -1
         self.chains.append(Chain(self._num_layers))
         return len(self.chains) - 1
 

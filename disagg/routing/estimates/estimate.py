@@ -1,5 +1,7 @@
 """What a plan is expected to take, from plain numbers: a pure function."""
 
+from math import isfinite
+
 from disagg.messages.frozen import dataclass
 from disagg.routing.estimates.place import LinkCost, Place
 from disagg.routing.slo import missed
@@ -119,6 +121,12 @@ class Estimate:
         return calm + self.stall_chance * (stalled - calm)
 
     @property
+    def is_finite(self) -> bool:
+        """Whether all figures are: what a worker tells of its steps may be as large as may be."""
+        waits_ms = self.own_ms + self.drain_ms + self.others_ms
+        return isfinite(waits_ms + self.num_made_late + self.calm_tpot_ms + self.stalled_tpot_ms)
+
+    @property
     def own_ms(self) -> float:
         """Until its answer is there, as far as it is looked ahead."""
         return self.ttft_ms + self.num_answer_tokens * self.mean_tpot_ms
@@ -224,4 +232,4 @@ def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:
     """
     before_ms = min(prefill.drain_ms, work.others_free_ms)
     after_ms = min(prefill.drain_ms + prefill_ms, work.others_free_ms)
-    return work.newcomers_per_ms * (after_ms**2 - before_ms**2) / prefill.left_share
+    return work.newcomers_per_ms * (after_ms - before_ms) * (after_ms + before_ms) / prefill.left_share

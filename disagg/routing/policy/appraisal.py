@@ -97,7 +97,8 @@ class Appraiser:
             others_free_ms=others_free_ms,
             handed_tokens=tokens_of(plan.decode.info, handover.num_bytes) if handover else 0.0,
         )
-        return estimate(work, prefill, decode)
+        found = estimate(work, prefill, decode)
+        return found if found.is_finite else None
 
     @cached_property
     def _work_of_any(self) -> partial[Work]:

@@ -337,3 +337,26 @@ def test_keys_of_the_warm_up_are_real() -> None:
     (generation,) = router.record("r").generations
     assert generation.estimate is None
     assert transfer(RequestKey("r", 1), P.incarnation, 1, 1).kind is TransferKind.HANDOVER
+
+
+@pytest.mark.parametrize(
+    ("policy", "slo", "timed", "load"),
+    [
+        ("estimated", Slo(), tuple(1e160 * one for one in ALL_STEPS.timed), {}),
+        (
+            "prefix_then_load",
+            Slo(500, 0, True),
+            (1e305,) * len(ALL_STEPS.timed),
+            {"num_running": 10**6, "num_decoding": 10**6, "num_prefill_tokens_queued": 10**9},
+        ),
+    ],
+)
+def test_what_a_worker_says_of_its_steps_may_be_as_large_as_may_be(
+    policy: str, slo: Slo, timed: tuple[float, ...], load: dict[str, int]
+) -> None:
+    """A plan that could not be made kept all that waited, and with it the router."""
+    router = Router(policy=policy)
+    router.join(ALONE, stats(replace(ALL_STEPS, timed=timed), **load))
+    ask(router, "r", 401, slo)
+    assert not router.core.num_waiting
+    router.did(router.core.tick(100))

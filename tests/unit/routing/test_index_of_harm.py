@@ -55,3 +55,34 @@ def stored(values: list[bytes]) -> list[KVEvent]:
 def usable_blocks(index: PrefixIndex, worker: Incarnation, values: list[bytes]) -> int:
     """Of a prompt with these values and one more token."""
     return index.match(4 * len(values) + 1, values)[worker].usable_tokens // 4
+
+
+def test_short_branches_make_no_chains_of_their_own() -> None:
+    """Else a million of them, a hundred workers', are all the chains there may be."""
+    index, chance = PrefixIndex([group("full_attention")], 4), random.Random(1)
+    index.add(OTHER, 100 * NUM)
+    shared = [chance.randbytes(32) for _ in range(20)]
+    index.apply(OTHER, 0, None, stored(shared))
+    tails = [[chance.randbytes(32) for _ in range(3)] for _ in range(NUM)]
+    events: list[KVEvent] = [BlocksStored(0, tuple(one), shared[-1], 0, 4) for one in tails]
+    index.apply(OTHER, 1, None, events)
+    assert len(index._stores[4].chains) < 5
+    assert usable_blocks(index, OTHER, [*shared, *tails[7]]) == 23
+
+
+def test_beyond_all_chains_nothing_more_is_kept_and_nothing_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("disagg.routing.chain_store.CHAINS_MAX", 4)
+    index, chance = PrefixIndex([group("full_attention")], 4), random.Random(1)
+    index.add(OTHER, NUM)
+    prompts = [[chance.randbytes(32) for _ in range(20)] for _ in range(9)]
+    for number, one in enumerate(prompts):
+        index.apply(OTHER, number, None, stored(one))
+    assert [usable_blocks(index, OTHER, one) for one in prompts] == [20] * 3 + [0] * 6
+    assert index.num_entries(OTHER) == 60
+    removed: list[KVEvent] = [BlocksRemoved(0, tuple(one)) for one in prompts]
+    index.apply(OTHER, 9, None, removed)
+    assert index.num_entries(OTHER) == index.num_blocks == 0
+    index.apply(OTHER, 18, None, stored(prompts[8]))
+    assert usable_blocks(index, OTHER, prompts[8]) == 20
