@@ -117,6 +117,16 @@ class Roster:
                 found |= bits
         return found
 
+    def with_partners(self, bits: int, others: int) -> int:
+        """Of some workers those that can read what one of the others has, by their contracts."""
+        if len(self._contracts) <= 1:
+            return bits
+        found = 0
+        for contract, theirs in self._contracts.items():
+            if theirs & bits and self.exchanging(contract) & others:
+                found |= theirs & bits
+        return found
+
     def in_order(self, bits: int) -> Iterator[int]:
         """The bits of these workers one by one, by id."""
         return (bit for _, bit in self._by_id if bit & bits)

@@ -232,4 +232,6 @@ def _newcomers_ms(work: Work, prefill: Place, prefill_ms: float) -> float:
     """
     before_ms = min(prefill.drain_ms, work.others_free_ms)
     after_ms = min(prefill.drain_ms + prefill_ms, work.others_free_ms)
-    return work.newcomers_per_ms * (after_ms - before_ms) * (after_ms + before_ms) / prefill.left_share
+    return (
+        work.newcomers_per_ms * (after_ms - before_ms) * (after_ms + before_ms) / prefill.left_share
+    )

@@ -1,5 +1,6 @@
 """What was measured of workers and links, fitted; the router's only memory of speed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disagg.messages.identity import Incarnation
@@ -9,7 +10,7 @@ from disagg.routing.estimates.answers import Answers
 from disagg.routing.estimates.arrivals import Arrivals, Newcomers
 from disagg.routing.estimates.by_worker import ByWorker
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
-from disagg.routing.estimates.fading_mean import IDLE_HALF_LIFE_MS, FadingMean
+from disagg.routing.estimates.fading_mean import IDLE_HALF_LIFE_MS, OUTLIER_TIMES, FadingMean
 from disagg.routing.estimates.least_squares import FadingFit
 from disagg.routing.estimates.links import Links
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
@@ -23,6 +24,12 @@ USUAL_MS = 4.0
 """Of messages and commits less than this is no outlier: many take no whole millisecond."""
 BORROWED_STEPS = 16.0
 """A worker is as all are until it has done more than so many itself."""
+WEIGHT_MIN = 0.01
+"""Steps of which less is left fade no more; a step may have taken a thousand times as long as most.
+"""
+USUAL_STEPS = 500
+"""From so many on it is known what is usual."""
+_FEATURES = tuple(PAIRS.index((0, feature)) for feature in range(NUM_FEATURES))
 _TOKENS, _CONTEXT = PAIRS.index((0, 1)), PAIRS.index((0, 2))
 _DECODES = PAIRS.index((3, 3))
 _DECODES_CONTEXT = PAIRS.index((3, 4))
@@ -40,7 +47,7 @@ class _Measured:
 
     def idle(self, now_ms: int) -> None:
         """There were no new steps; those of which little is left stay as they are."""
-        if now_ms - self.faded_ms >= IDLE_HALF_LIFE_MS and self.fit.weight >= 1:
+        if now_ms - self.faded_ms >= IDLE_HALF_LIFE_MS and self.fit.weight >= WEIGHT_MIN:
             self.faded_ms = now_ms
             self.fit.fade(0.5)
 
@@ -91,8 +98,8 @@ class Speeds:
         fleet = self._fleet.get(revision)
         if fleet is None:
             fleet = self._fleet[revision] = FadingFit(NUM_FEATURES, FLEET_STEPS_HALF_LIFE)
-        for fit in (known.fit, fleet):
-            fit.add(new.num_steps, new.products, new.timed)
+        known.fit.add(new.num_steps, new.products, new.timed)
+        fleet.add(new.num_steps, new.products, _as_usual(fleet, new))
         products = new.products
         self._shares.computed(now_ms, worker.info, products[_TOKENS], products[_CONTEXT])
 
@@ -246,3 +253,13 @@ class Speeds:
             ),
             answers=self.answers.at(self._now_ms, worker.info.incarnation, self.answer_tokens),
         )
+
+
+def _as_usual(fit: FadingFit, new: StepTimes) -> Sequence[float]:
+    """Times of steps as far as they count for all: one that hung says nothing of other workers."""
+    if fit.num_added < USUAL_STEPS:
+        return new.timed
+    costs = fit.coefficients()
+    usual_ms = sum((costs[i] or 0.0) * new.products[at] for i, at in enumerate(_FEATURES))
+    share = OUTLIER_TIMES * usual_ms / new.timed[0] if new.timed[0] else 1.0
+    return tuple(share * one for one in new.timed) if 0 < share < 1 else new.timed

@@ -100,11 +100,15 @@ class Candidates(Sequence[Candidate]):
     def partners(self, one: Candidate, demand: Demand) -> int:
         """Between whom and this worker KV may move, by contracts and by what failed; itself too."""
         found = self._roster.exchanging(one.info.contract) & self.everybody
-        for pairs in (demand.exclusions.pairs, demand.bad_pairs):
-            for pair in pairs:
-                if one.incarnation in pair:
-                    found &= ~self.of(pair)
+        found &= ~self.of(demand.bad_pairs.others(one.incarnation))
+        for pair in demand.exclusions.pairs:
+            if one.incarnation in pair:
+                found &= ~self.of(pair)
         return found | self.of([one.incarnation])
+
+    def with_partners(self, bits: int, others: int) -> int:
+        """Of these workers those that can exchange KV with one of the others, by contracts."""
+        return self._roster.with_partners(bits, others)
 
     def by_saved_tokens(self, bits: int) -> "Iterator[Level]":
         """These workers by `Candidate.saved_tokens`, the most first, those with none last.

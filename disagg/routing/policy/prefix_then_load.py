@@ -97,7 +97,7 @@ def _choose(demand: Demand, candidates: Candidates) -> Plan:
     roomy = decodes & ~full
     if not roomy:
         return _best_local(candidates, fitting, full, "no other decode worker has room")
-    for prefill in candidates.by_prefill_order(prefills):
+    for prefill in candidates.by_prefill_order(candidates.with_partners(prefills, roomy)):
         if partners := roomy & candidates.partners(prefill, demand):
             return _paired(prefill, candidates.first_to_decode(partners))
     why = "no two workers can hand over to each other now"

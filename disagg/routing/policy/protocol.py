@@ -6,6 +6,7 @@ from disagg.messages.frozen import dataclass
 from disagg.messages.identity import Incarnation
 from disagg.messages.lazy import cached_property
 from disagg.messages.registration import WorkerInfo
+from disagg.routing.bad_pairs import NONE_RESTS, RestingPairs
 from disagg.routing.estimates.considered import Considered
 from disagg.routing.estimates.estimate import ANSWER_TOKENS, Estimate
 from disagg.routing.exclusions import Exclusions
@@ -155,7 +156,7 @@ class Demand:
     num_tokens_max: int
     """Tokens at its end, ``max_tokens`` reached."""
     exclusions: Exclusions
-    bad_pairs: frozenset[frozenset[Incarnation]] = frozenset()
+    bad_pairs: RestingPairs = NONE_RESTS
     """Pairs of workers that rest, for all requests, after a failed transfer."""
     slo: Slo = NO_SLO
     waited_ms: int = 0

@@ -13,7 +13,7 @@ from disagg.messages.session import (
     TransferKind,
     TransferReport,
 )
-from disagg.messages.step_times import StepTimes
+from disagg.messages.step_times import NUM_FEATURES, PAIRS, StepShape, StepTimes
 from disagg.routing.estimates.estimate import Estimate, Work, estimate
 from disagg.routing.estimates.fading_mean import IDLE_HALF_LIFE_MS
 from disagg.routing.estimates.place import LinkCost, Place, StepCost
@@ -84,6 +84,8 @@ def test_who_was_slow_and_has_done_nothing_since_is_tried_again() -> None:
     average = speeds.step_cost(known(worker("new", "prefill")))
     assert average is not None
     assert later[-1] == pytest.approx(average.prompt_ms(200), rel=0.1)
+    for number in range(12, 24):
+        costs(number * IDLE_HALF_LIFE_MS)
     assert costs(10**9) == costs(2 * 10**9), "what little is left stays"
     again = prefills(slower=10)
     again = replace(again, num_steps=2 * again.num_steps)
@@ -93,6 +95,38 @@ def test_who_was_slow_and_has_done_nothing_since_is_tried_again() -> None:
     cost = speeds.step_cost(slow)
     assert cost is not None
     assert cost.prompt_ms(200) > 3 * usual, "if it is slow still, its next steps say so"
+
+
+def test_a_step_that_hung_is_forgotten_and_says_nothing_of_others() -> None:
+    """One of ten minutes was believed for hours where nothing was asked any more."""
+    speeds, hung, other = Speeds(), known(worker("hung", "both")), known(worker("other", "both"))
+
+    def times(num: int, hang_ms: float = 0.0) -> StepTimes:
+        """So often the same steps, the last one hanging."""
+        one = measured.ALL_STEPS
+        timed = [num * t for t in one.timed]
+        for feature, at in enumerate(PAIRS.index((0, i)) for i in range(NUM_FEATURES)):
+            timed[feature] += hang_ms * one.products[at] / one.num_steps
+        products = tuple(num * p for p in one.products)
+        return replace(one, num_steps=num * one.num_steps, products=products, timed=tuple(timed))
+
+    def prompt_ms(who: Worker) -> float:
+        cost = speeds.step_cost(who)
+        assert cost is not None
+        return cost.shape_ms(StepShape(200, 0.0, 8, 8.0))
+
+    num = 1_000
+    for who in (hung, other):
+        speeds.stats(0, who, stats(times(num)))
+    usual_ms = prompt_ms(other)
+    speeds.stats(1, hung, stats(times(num + 1, hang_ms=600_000.0)))
+    assert prompt_ms(hung) > 10 * usual_ms, "control: it is seen"
+    for number in range(1, 40):
+        now_ms = number * IDLE_HALF_LIFE_MS
+        speeds.stats(now_ms, hung, stats(times(num + 1, hang_ms=600_000.0)))
+        speeds.stats(now_ms, other, stats(times(num + number)))
+    assert prompt_ms(other) == pytest.approx(usual_ms, rel=0.2)
+    assert prompt_ms(hung) < 2 * usual_ms
 
 
 def test_the_same_report_counts_once_and_a_new_life_begins_anew() -> None:
