@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def start(model_dir):
             [*before, sys.executable, "-c", MAIN, str(directory), str(port)],
             stderr=subprocess.PIPE,
             text=True,
+            # Tests may be run by nohup, which all children inherit.
+            preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
         )
         started.append(process)
         return process
