@@ -17,9 +17,6 @@ class RestingPairs:
             for worker in pair:
                 self._others.setdefault(worker, set()).update(pair - {worker})
 
-    def __contains__(self, pair: frozenset[Incarnation]) -> bool:
-        return any(not pair.isdisjoint(self.others(worker)) for worker in pair)
-
     def others(self, worker: Incarnation) -> AbstractSet[Incarnation]:
         """With whom a worker exchanges nothing now."""
         return self._others.get(worker, set())

@@ -62,13 +62,14 @@ class ChainStore:
     ) -> int:
         """Somebody has these blocks now; returns how many of them were new there.
 
+        Once there are all the chains that positions have numbers for, no others are kept.
+
         Args:
             layer: where they have them.
             bit: who.
             values: of the blocks, in any order; others than sha256 values are left out.
             parent: value before the first block; None where nothing is before it, or it is unknown.
-            num_max: no more new ones than this: the first ones; none where there are all the chains
-                that positions have numbers for.
+            num_max: no more new ones than this: the first ones.
             numbers: takes in the numbers of the chains on which they are.
         """
         if set(map(len, values)) != {VALUE_BYTES}:

@@ -22,6 +22,7 @@ NUM_CLIENTS = 100
 LINES_MAX = 20
 """asyncio alone writes nine for each connection that it cannot accept, at each try."""
 RETRIES_S = 3.0
+"""As asyncio tries again every second: the log has to stay short for some of them."""
 ANSWER_S = 10.0
 """Half of what a router keeps an idle connection for: then others would have its file."""
 HEALTH = b"GET /health HTTP/1.1\r\nhost: here\r\n\r\n"

@@ -145,6 +145,8 @@ def may_pair(demand: Demand, one: Candidate, other: Candidate) -> bool:
     pair = frozenset((one.incarnation, other.incarnation))
     if len(pair) == 1:
         return True
-    if pair in demand.exclusions.pairs or pair in demand.bad_pairs:
+    if pair in demand.exclusions.pairs:
+        return False
+    if one.incarnation in demand.bad_pairs.others(other.incarnation):
         return False
     return not one.info.contract.mismatches(other.info.contract)
