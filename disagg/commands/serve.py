@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
-from rich.console import Console
 
 from disagg.cluster.processes import end_with_parent
 from disagg.commands.arguments import (
@@ -87,19 +87,18 @@ def serve(
 def _serve_alone(settings: Settings) -> None:
     from disagg.cluster.local import LocalCluster  # Ray takes a second to import
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    cluster = LocalCluster(settings, lambda line: console.print(line, markup=False))
+    cluster = LocalCluster(settings, _say)
     interrupt_on_signals()
     try:
         cluster.start()
         served = router_options(cluster.settings).model_name
-        console.print(f"metrics and records are on {cluster.admin_url}", markup=False)
-        console.print(f"serving {served} on {cluster.url}/v1 (Ctrl-C stops)", markup=False)
+        _say(f"metrics and records are on {cluster.admin_url}")
+        _say(f"serving {served} on {cluster.url}/v1 (Ctrl-C stops)")
         try:
             while True:
                 cluster.poll()
         except KeyboardInterrupt:
-            console.print("stopping")
+            _say("stopping")
     except KeyboardInterrupt:
         pass  # while it started, which has reported it
     finally:
@@ -109,16 +108,22 @@ def _serve_alone(settings: Settings) -> None:
         raise typer.Exit(1)
 
 
+def _say(line: str) -> None:
+    """To standard error; a fleet does not end because nobody reads that any more."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
 def _keep(settings: Settings, read: Callable[[], Settings]) -> None:
     """Keep router and supervisor running; see `serve`."""
     from disagg.cluster.keep import Keeper
 
     asked = threading.Event()
-    signal.signal(signal.SIGHUP, lambda number, frame: asked.set())
     _log_to_stderr(settings.telemetry.log_format)
     log = logging.getLogger("disagg")
     keeper = Keeper(settings, log.info)
     interrupt_on_signals()
+    signal.signal(signal.SIGHUP, lambda number, frame: asked.set())
     try:
         keeper.start()
         while True:

@@ -1,4 +1,8 @@
-"""How a command ends: Ctrl-C and SIGTERM while it imports, while it runs, and while it stops."""
+"""How a command ends: Ctrl-C and SIGTERM while it imports, while it runs, and while it stops.
+
+Who closes the terminal of one that runs says the same by SIGHUP, maybe more than once; nohup has it
+ignored.
+"""
 
 import os
 import signal
@@ -28,17 +32,18 @@ def raise_on_signals() -> None:
 
 
 def interrupt_on_signals() -> None:
-    """SIGTERM and SIGINT both end the main thread's wait, wherever it is; the error says which."""
+    """SIGTERM, SIGINT and SIGHUP end the main thread's wait; the error says which."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signum)
 
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
+    _on_hangup(interrupt)
 
 
 def hurry_on_signals(hurry: Callable[[], None]) -> None:
-    """SIGINT and SIGTERM while it stops: nothing is waited for that could be.
+    """SIGINT and SIGTERM while it stops: nothing is waited for that could be. SIGHUP: no haste.
 
     Stopping itself is bounded and must not be cut short, or processes would stay behind.
     """
@@ -48,3 +53,9 @@ def hurry_on_signals(hurry: Callable[[], None]) -> None:
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
+    _on_hangup(lambda signum, frame: None)
+
+
+def _on_hangup(handler: Callable[[int, FrameType | None], None]) -> None:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, handler)

@@ -1,4 +1,4 @@
-"""What ends a command before it has begun, and while Ray starts."""
+"""What ends a command before it has begun, while Ray starts, and while it runs."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from types import FrameType
 import pytest
 
 from disagg.cluster.ray_cluster import _own_signals
+from disagg.commands.signals import hurry_on_signals, interrupt_on_signals
 
 IMPORTING = """
 import importlib.abc, sys, threading
@@ -94,3 +95,59 @@ def test_other_ends_stay_what_they_are_and_the_handler_is_ours_again() -> None:
         start(lambda: sys.exit(3))
     start(lambda: None)
     assert signal.getsignal(signal.SIGTERM) is ours
+
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = {one: signal.signal(one, signal.SIG_DFL) for one in ENDING}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", ENDING)
+def test_each_of_them_ends_what_runs_and_says_which(number: signal.Signals) -> None:
+    interrupt_on_signals()
+    with pytest.raises(KeyboardInterrupt) as raised:
+        os.kill(os.getpid(), number)
+    assert raised.value.args == (number,)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_while_it_stops_the_end_of_the_terminal_is_no_haste() -> None:
+    hurried: list[None] = []
+    hurry_on_signals(lambda: hurried.append(None))
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not hurried
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert hurried
+
+
+@pytest.mark.usefixtures("handlers")
+def test_under_nohup_it_runs_on() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupt_on_signals()
+    hurry_on_signals(lambda: None)
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+SAYING = """
+import sys
+from disagg.commands.serve import _say
+{say}("to nobody\\n")
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize(("say", "goes_on"), [("_say", b"goes on\n"), ("sys.stderr.write", b"")])
+def test_what_a_fleet_says_may_go_unread(say: str, goes_on: bytes) -> None:
+    read, unread = os.pipe()
+    os.close(read)
+    program = [sys.executable, "-c", SAYING.format(say=say)]
+    with open(unread, "wb") as stderr:
+        done = subprocess.run(program, stdout=subprocess.PIPE, stderr=stderr, timeout=120)
+    assert done.stdout == goes_on
