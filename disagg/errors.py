@@ -16,10 +16,12 @@
     ├── ExpiredError          a bound on waiting was reached (504)
     │   └── ChargeLostError       another supervisor has taken over
     ├── CancelledError        the client went away (499)
+    ├── PlanError             planning the request failed by a bug, the others go on (500)
     └── ConfigError           settings, checkpoint or contract unusable (start-up)
         └── WorkerIdTakenError    another process lives under this worker id
 
-``InvariantViolation`` stands outside the tree: it is a bug of ours and never caught.
+``InvariantViolation`` stands outside the tree: it is a bug of ours and never caught, but where a
+request is planned: nothing has changed by then.
 """
 
 from typing import ClassVar
@@ -146,6 +148,10 @@ class CancelledError(DisaggError):
     http_status = 499
     grpc_status = "CANCELLED"
     code = "cancelled"
+
+
+class PlanError(DisaggError):
+    """A bug of ours, or of a policy, while one request was planned; its cause says which."""
 
 
 class ConfigError(DisaggError):

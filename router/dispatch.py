@@ -12,7 +12,7 @@ from disagg.errors import DuplicateRequestError, StoppingError
 from disagg.messages.identity import Incarnation
 from disagg.messages.kv_events import KVEventBatch, KVSnapshot
 from disagg.messages.registration import WorkerInfo
-from disagg.messages.session import ToRouterMessage, TransferReport, WorkerStats
+from disagg.messages.session import Submit, ToRouterMessage, TransferReport, WorkerStats
 from disagg.router.client_requests import ClientRequests
 from disagg.router.client_stream import STOP_STRING, ClientStream, Unread
 from disagg.router.metrics import Metrics
@@ -20,6 +20,7 @@ from disagg.router.new_core import new_core
 from disagg.router.observed_call import CANCELLED, STOP, ObservedCall, ObservedChoice, Observers
 from disagg.router.open_answers import OpenAnswers
 from disagg.router.options import RouterOptions
+from disagg.router.plan_bugs import PlanBugs
 from disagg.router.registrations import warn_of_strangers
 from disagg.router.request_spans import RequestSpans
 from disagg.router.revision_metrics import RevisionCollector
@@ -69,12 +70,13 @@ class Dispatcher:
         spans: RequestSpans,
     ) -> None:
         self.router_id = new_router_id(options.name)
-        self.core = new_core(options, self.router_id)
+        self.broken = asyncio.Event()
+        self._plan_bugs = PlanBugs(metrics, self.broken.set)
+        self.core = new_core(options, self.router_id, self._plan_bugs.failed)
         metrics.show_core(self.core.counters, lambda: self.core.num_waiting)
         self.observers = Observers(metrics, spans, log_requests=options.log_requests)
         metrics.registry.register(RevisionCollector(self.core.revision_views))
         self.draining = self.stopping = False
-        self.broken = asyncio.Event()
         self.roles = WantedRoles(self.core, options.roles_wanted)
         self._metrics = metrics
         self._wall_offset_ms = int((time.time() - time.monotonic()) * 1000)
@@ -237,6 +239,8 @@ class Dispatcher:
                 case Deliver():
                     self._live.deliver(action)
                 case ToWorker(worker, message):
+                    if isinstance(message, Submit):
+                        self._plan_bugs.planned()
                     if (session := self.sessions.get(worker)) is not None:
                         session.send(self._live.traced(message))
                 case Fail(request_id, error):

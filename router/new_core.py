@@ -4,12 +4,18 @@ from disagg.router.fleet_hasher import FleetHasher
 from disagg.router.options import RouterOptions
 from disagg.routing.core import RouterCore
 from disagg.routing.fair_queue import parse_weights
+from disagg.routing.planner import OnBug
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.revisions import parse_revision_weights
 
 
-def new_core(options: RouterOptions, router_id: str) -> RouterCore:
+def new_core(options: RouterOptions, router_id: str, on_plan_bug: OnBug) -> RouterCore:
     """Build the core of a router's life, which begins without workers.
+
+    Args:
+        options: of the router.
+        router_id: of this life.
+        on_plan_bug: told of a request whose planning failed by a bug, and how.
 
     Raises:
         ConfigError: an option is wrong, by name.
@@ -40,4 +46,5 @@ def new_core(options: RouterOptions, router_id: str) -> RouterCore:
         worker_waiting_max=options.worker_waiting_max,
         tenant_weights=parse_weights(options.tenant_weights),
         router_id=router_id,
+        on_plan_bug=on_plan_bug,
     )

@@ -35,7 +35,7 @@ from disagg.routing.end_pace import EndPace
 from disagg.routing.fair_queue import FairQueue
 from disagg.routing.fleet import Fleet
 from disagg.routing.live_requests import LiveRequests
-from disagg.routing.planner import Planner
+from disagg.routing.planner import OnBug, Planner
 from disagg.routing.policy.protocol import PolicyOptions
 from disagg.routing.policy.registry import DEFAULT_POLICY, make_policy
 from disagg.routing.record import RequestRecord
@@ -86,6 +86,7 @@ class RouterCore:
             it is not given more; what has no room anywhere waits here, where tenants take turns.
         worker_waiting_max: requests at a worker beyond those that it runs at once; then likewise.
         tenant_weights: a tenant's part of the tokens where requests wait; 1 where there is none.
+        on_plan_bug: see `Planner`.
 
     Raises:
         ConfigError: no policy has that name.
@@ -112,6 +113,7 @@ class RouterCore:
         worker_waiting_max: int = WORKER_WAITING_MAX,
         tenant_weights: Mapping[str, float] | None = None,
         router_id: str = "",
+        on_plan_bug: OnBug | None = None,
     ) -> None:
         self.counters: Counter[tuple[str, str]] = Counter()
         self._revisions = Revisions(
@@ -121,7 +123,7 @@ class RouterCore:
         self._fleet = Fleet(worker_silent_ms, self._revisions, rooms, worker_silent_busy_ms)
         self._resets = CacheResets(self.counters, router_id)
         rule = make_policy(policy, policy_options)
-        planner = Planner(self._fleet, rule, self._resets, policy_options.slo_tpot_ms)
+        planner = Planner(self._fleet, rule, self._resets, policy_options.slo_tpot_ms, on_plan_bug)
         turns: FairQueue[RoutedRequest] = FairQueue(tenant_weights)
         pace = EndPace()
         self._live = LiveRequests(self._fleet, pace, self.counters, records_max)

@@ -1,9 +1,18 @@
 """From a request and the fleet to a plan: who can serve it at all, then the policy's choice."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
 
-from disagg.errors import ContextLengthError, InvariantViolation, RemoteFault, SloError
+from disagg.errors import (
+    ContextLengthError,
+    DisaggError,
+    InvariantViolation,
+    PlanError,
+    RemoteFault,
+    SloError,
+)
 from disagg.routing.cache_reset import CacheResets
 from disagg.routing.end_pace import RETRY_AFTER_MAX_S
 from disagg.routing.fleet import Fleet
@@ -13,6 +22,9 @@ from disagg.routing.policy.policy import Policy
 from disagg.routing.policy.protocol import Demand, Plan
 from disagg.routing.request import RoutedRequest
 from disagg.routing.revisions import Revision
+
+OnBug = Callable[[str, Exception], None]
+"""Takes a request's id and what was raised."""
 
 
 class Planner:
@@ -27,15 +39,23 @@ class Planner:
         resets: of the prefix caches; nobody pulls a prefix of a worker that may have missed the
             last one, and no lease from before it is taken over.
         slo_tpot_ms: what everybody's time per token should stay below, for estimates; 0: any.
+        on_bug: told of what is raised while a request is planned and is no `DisaggError`; None: it
+            is raised on, as tests and explorers want it.
     """
 
     def __init__(
-        self, fleet: Fleet, policy: Policy, resets: CacheResets, slo_tpot_ms: float = 0.0
+        self,
+        fleet: Fleet,
+        policy: Policy,
+        resets: CacheResets,
+        slo_tpot_ms: float = 0.0,
+        on_bug: OnBug | None = None,
     ) -> None:
         self._fleet = fleet
         self._policy = policy
         self._slo_tpot_ms = slo_tpot_ms
         self._resets = resets
+        self._on_bug = on_bug
 
     def plan(self, now_ms: int, request: RoutedRequest) -> Plan:
         """Choose the workers of the request's next generation.
@@ -43,10 +63,11 @@ class Planner:
         Raises:
             RemoteFault: no worker is ready.
             ContextLengthError: no ready worker holds the request up to its end.
-            DisaggError: the policy refuses it.
+            DisaggError: the policy refuses it, or fails by a bug.
         """
-        revision, ready = self._settle(request)
-        return self._plan(self._demand(now_ms, request), self._able(request, revision, ready))
+        with self._this_one_alone(request):
+            revision, ready = self._settle(request)
+            return self._plan(self._demand(now_ms, request), self._able(request, revision, ready))
 
     def plan_in_turn(self, now_ms: int, request: RoutedRequest, num_behind: int = 0) -> Plan | None:
         """The same for a request that can wait; None while there is no room for it.
@@ -58,25 +79,26 @@ class Planner:
             SloError: no plan keeps the SLO of a request that is to be shed then.
             DisaggError: as `plan` does.
         """
-        revision, ready = self._settle(request)
-        demand = self._demand(now_ms, request, num_behind)
-        candidates = self._able(request, revision, ready)
-        plan = self._plan(demand, candidates)
-        _shed(request, demand, plan)
-        roomy = self._fleet.rooms.roomy
-        chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
-        if chosen & ~roomy:
-            with_room = candidates.only(roomy)
-            if not with_room.can_decode:
-                return None
-            other = self._plan(demand, with_room)
-            if self._policy.waits(plan, other):
-                return None
-            plan = other
-        if request.held_until_ms and not plan.hold_ms:
-            why = f"{plan.reason}; waited by choice, {demand.waited_ms} ms"
-            plan = replace(plan, reason=why)
-        return plan
+        with self._this_one_alone(request):
+            revision, ready = self._settle(request)
+            demand = self._demand(now_ms, request, num_behind)
+            candidates = self._able(request, revision, ready)
+            plan = self._plan(demand, candidates)
+            _shed(request, demand, plan)
+            roomy = self._fleet.rooms.roomy
+            chosen = candidates.of((plan.prefill.incarnation, plan.decode.incarnation))
+            if chosen & ~roomy:
+                with_room = candidates.only(roomy)
+                if not with_room.can_decode:
+                    return None
+                other = self._plan(demand, with_room)
+                if self._policy.waits(plan, other):
+                    return None
+                plan = other
+            if request.held_until_ms and not plan.hold_ms:
+                why = f"{plan.reason}; waited by choice, {demand.waited_ms} ms"
+                plan = replace(plan, reason=why)
+            return plan
 
     def check(self, request: RoutedRequest) -> None:
         """Raise what `plan` raises where nobody could serve the request, now or in its turn."""
@@ -107,6 +129,23 @@ class Planner:
         if not candidates.can_decode:
             raise self._nobody_can(request, revision)
         return candidates
+
+    @contextmanager
+    def _this_one_alone(self, request: RoutedRequest) -> Iterator[None]:
+        """A bug in the plan of one request is that one's alone: nothing has changed for others.
+
+        A request that waits is planned with every report: raised on, it would end the session of
+        each worker, and at last the router.
+        """
+        try:
+            yield
+        except DisaggError:
+            raise
+        except Exception as error:
+            if self._on_bug is None:
+                raise
+            self._on_bug(request.request_id, error)
+            raise PlanError("planning it failed, the router's log says how") from error
 
     def _plan(self, demand: Demand, candidates: Candidates) -> Plan:
         plan = self._policy.plan(demand, candidates)
